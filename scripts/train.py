@@ -1,0 +1,15 @@
+"""Train: python scripts/train.py [group=option …] [key=value …] [+key=value] [~key]
+
+python scripts/train.py model=mlp trainer.max_epochs=5
+python scripts/train.py data=mnist trainer=ddp trainer.devices=8
+python scripts/train.py callback=[default,ema] optimizer=sgd optimizer.lr=0.05
+python scripts/train.py resume=runs/…
+python scripts/train.py reproduce=runs/…
+"""
+
+from pathlib import Path
+
+from boltcutter.cli import main
+
+if __name__ == "__main__":
+    main(Path(__file__).parents[1] / "configs", "boltcutter.train", __doc__ or "")

@@ -1,0 +1,220 @@
+"""From words to the parts of a training: composed, checked, made, and seen to go together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from boltcutter import build, run
+from boltcutter.config import ConfigError, hint, merge
+from boltcutter.quiet import quiet
+
+METRICS_FILE = "boltcutter.logger.csv.CSV"
+
+
+@dataclass
+class Config:
+    """The top level of ``configs/train.yaml``.
+
+    Args:
+        data: What is trained on.
+        model: What is trained.
+        task: Loss, metrics and optimizer around the model.
+        trainer: On which devices, how long, how precisely.
+        name: Runs of one name share a folder.
+        choices: Which option of each group was picked.
+        optimizer: Finished by the task with the parameters.
+        scheduler: Finished by the task with the optimizer.
+        callback: By name, so that an experiment can change or drop one.
+        logger: By name, likewise; metrics.csv is written whatever they are.
+        seed: Of weights, split, order and augmentation.
+        runs: Where the folders of runs are made.
+        folder: Of this run.
+        test: Whether to measure the best checkpoint on the test split at the end.
+        report: Whether to write report.html at the end.
+        resume: Folder of the run that goes on.
+        reproduce: Folder of the run that is made again.
+    """
+
+    data: L.LightningDataModule
+    model: nn.Module
+    task: L.LightningModule
+    trainer: L.Trainer
+    name: str
+    choices: dict[str, str]
+    optimizer: Callable[..., Any] | None = None
+    scheduler: Callable[..., Any] | None = None
+    callback: dict[str, Callback | None] | None = None
+    logger: dict[str, Logger | None] | None = None
+    seed: int = 0
+    runs: Path = Path("runs")
+    folder: Path | None = None
+    test: bool = True
+    report: bool = True
+    resume: Path | None = None
+    reproduce: Path | None = None
+
+
+@dataclass
+class Parts:
+    """All that a training is made of."""
+
+    trainer: L.Trainer
+    data: L.LightningDataModule
+    task: L.LightningModule
+
+
+def read(configs: Path, words: list[str]) -> DictConfig:
+    """The configuration that the words mean, every value checked.
+
+    Raises:
+        ConfigError: There are mistakes, a line for each.
+    """
+    return check_cfg(run.read_words(configs, words))
+
+
+def check_cfg(cfg: DictConfig) -> DictConfig:
+    """Ask the data what only it can tell, then check every value.
+
+    Raises:
+        ConfigError: There are mistakes, a line for each.
+    """
+    unknown = [key for key in ("shape", "outputs") if key in (cfg.data or {}) and cfg.data[key] is None]
+    if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_alone):
+        for key, value in build.build(cfg.data, "data").sizes().items():
+            cfg.data[key] = value
+    named = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the name is given when the run begins
+    if mistakes := build.check(named, Config):
+        raise ConfigError("\n".join(mistakes))
+    return cfg
+
+
+def main(configs: Path, words: list[str]) -> None:
+    """Look for mistakes, all that can be found without training, and say ok.
+
+    Raises:
+        ConfigError: There are some, a line for each.
+    """
+    quiet()
+    cfg = read(configs, words)
+    cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / "check")
+    assemble(cfg)
+    print("ok")
+
+
+def describe_words(configs: Path, words: list[str], prefix: str) -> Iterator[str]:
+    """What can be set below ``prefix``, a line for each key."""
+    return build.describe(run.read_words(configs, words), Config, prefix)
+
+
+def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool = True) -> Parts:
+    """Make trainer, data and task, and see that they go together.
+
+    Args:
+        cfg: Checked.
+        watchers: Callbacks besides those of the configuration.
+        logs: Whether callbacks and loggers of the configuration take part.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    check_devices(cfg.trainer)
+    callbacks = {k: v for k, v in build.build(cfg.callback or {}, "callback").items() if v is not None} if logs else {}
+    loggers = [v for v in build.build(cfg.logger or {}, "logger").values() if v is not None] if logs else []
+    if logs:
+        loggers.append(build.build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"}))
+    trainer = build.build(
+        cfg.trainer,
+        "trainer",
+        callbacks=[*callbacks.values(), *watchers],
+        logger=loggers,
+        default_root_dir=str(cfg.folder),
+        **({} if logs else {"enable_checkpointing": False, "enable_progress_bar": False}),
+    )
+    data = build.build(cfg.data, "data")
+    check_batch(trainer, data)
+    task = build.build(cfg.task, "task")
+    check_kinds(cfg, task, data)
+    check_monitors(task, callbacks)
+    return Parts(trainer, data, task)
+
+
+def check_devices(trainer: DictConfig) -> None:
+    """See that the machine has the devices that are asked for.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    accelerator, devices = str(trainer.get("accelerator", "auto")), trainer.get("devices", "auto")
+    gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
+    wanted = devices if isinstance(devices, int) else len(devices) if OmegaConf.is_list(devices) else 0
+    if accelerator in ("cuda", "gpu") and (gpus == 0 or wanted > gpus):
+        have = f"{gpus} CUDA devices" if gpus else "no CUDA device"
+        remedy = f"trainer.devices={gpus}" if gpus else "trainer.accelerator=cpu"
+        raise ConfigError(
+            f"trainer.accelerator={accelerator}, trainer.devices={devices}: this machine has {have}; try {remedy}"
+        )
+    if accelerator == "auto" and gpus and wanted > gpus:
+        raise ConfigError(
+            f"trainer.devices={devices}: this machine has {gpus} CUDA devices; try trainer.devices={gpus}"
+        )
+    if accelerator == "auto" and not gpus and wanted > max(1, cores, torch.accelerator.device_count()):
+        raise ConfigError(
+            f"trainer.devices={devices}: this machine has no GPU and {cores} processor cores; "
+            f"try trainer.devices=1, or trainer.accelerator=cpu to start {wanted} processes all the same"
+        )
+
+
+def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
+    """See that the batch divides over the ranks that share the data.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    ranks = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+    size = getattr(data, "batch_size", None)
+    if size and size % ranks:
+        raise ConfigError(f"data.batch_size={size} does not divide over {ranks} ranks; try {size + -size % ranks}")
+
+
+def check_kinds(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataModule) -> None:
+    """See that the task wants what the data has: classes or numbers.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    wants, has = getattr(task, "kind", None), getattr(data, "kind", None)
+    if wants and has and wants != has:
+        fitting = {"classes": "classification", "numbers": "regression"}[has]
+        picked = cfg.choices
+        raise ConfigError(f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting}")
+
+
+def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:
+    """See that every metric which is watched is logged, as far as the task tells what it logs.
+
+    Raises:
+        ConfigError: One never is, and a training would end without a checkpoint.
+    """
+    logged = getattr(task, "logged", None)
+    if logged is None:
+        return
+    watched = {f"callback.{name}.monitor": getattr(callback, "monitor", None) for name, callback in callbacks.items()}
+    for path, metric in (watched | {"task.monitor": getattr(task, "monitor", None)}).items():
+        if metric is not None and metric not in logged:
+            listed = ", ".join(sorted(logged))
+            raise ConfigError(f"{path}={metric} is never logged{hint(metric, logged)} (there are: {listed})")
+
+
+def _data_alone(data: L.LightningDataModule, seed: int) -> None:
+    """What a configuration of nothing but data is checked against."""

@@ -1,0 +1,310 @@
+"""Make objects from configuration, and find its mistakes before anything is made.
+
+A mapping with a ``_target_`` stands for a call of that class or function with the other keys as
+arguments; ``_partial_: true`` leaves the call to be finished later (optimizers, schedulers, metrics).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from unittest.mock import Mock
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from boltcutter.config import REFERENCE, ConfigError, hint, one_line
+
+SPECIAL = ("_target_", "_partial_")
+UNKNOWN = object()
+# Classes that hand their **kwargs on, and to what: a misspelt keyword would pass every signature check.
+HANDS_ON = {
+    "lightning.pytorch.strategies.ddp.DDPStrategy": "torch.nn.parallel.DistributedDataParallel",
+    "lightning.pytorch.strategies.fsdp.FSDPStrategy": "torch.distributed.fsdp.FullyShardedDataParallel",
+    "lightning.pytorch.loggers.wandb.WandbLogger": "wandb.init",
+    "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": "torch.utils.tensorboard.SummaryWriter",
+}
+
+
+def build(node: Any, path: str = "", **extra: Any) -> Any:
+    """Make what ``node`` stands for.
+
+    Args:
+        node: Part of a configuration.
+        path: Where it stands, for error texts.
+        extra: Arguments known only now.
+
+    Raises:
+        ConfigError: A value was refused by what it was given to.
+    """
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    if isinstance(node, list):
+        return [build(value, f"{path}.{index}") for index, value in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    if "_target_" not in node:
+        return {key: build(value, f"{path}.{key}") for key, value in node.items()} | extra
+    target = locate(node["_target_"])
+    known = parameters(target)
+    arguments = {k: _typed(v, known.get(k), f"{path}.{k}") for k, v in node.items() if k not in SPECIAL} | extra
+    if node.get("_partial_"):
+        return partial(target, **arguments)
+    try:
+        return target(**arguments)
+    except Exception as error:
+        # Lightning's own ValueError is none; whatever else a constructor raises is a fault in the code, not in a value.
+        if (
+            not isinstance(error, ValueError | OSError | ImportError)
+            and type(error).__name__ != "MisconfigurationException"
+        ):
+            raise
+        where, text = path.lstrip("."), one_line(error)
+        raise ConfigError(text if text.startswith(where.partition(".")[0] + ".") else f"{where}: {text}") from error
+
+
+def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
+    """One line for each mistake in ``cfg``, whose top-level keys are the arguments of ``root``."""
+    try:
+        resolved = OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        return [_say_unresolved(error)]
+    return list(_check_call(resolved, OmegaConf.to_container(cfg), root, ""))
+
+
+@cache
+def locate(path: str) -> Callable[..., Any]:
+    """The class or function that a dotted path names."""
+    module, names = str(path), list[str]()
+    while True:
+        try:
+            found = importlib.import_module(module)
+            break
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise ConfigError(
+                    f"{path} needs {error.name}, which is not installed; pip install {error.name}"
+                ) from None
+            module, _, last = module.rpartition(".")
+            names.insert(0, last)
+            if not module:
+                raise ConfigError(f"{path}: no module named {last}; give the full dotted path of a class") from None
+        except ValueError:
+            raise ConfigError(f"{path!r} is not the dotted path of a class") from None
+    for name in names:
+        if not hasattr(found, name):
+            raise ConfigError(f"{found.__name__} has no {name}{hint(name, dir(found))}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise ConfigError(f"{path} cannot be called; give the full dotted path of a class")
+    return found
+
+
+@cache
+def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """A call's arguments, their annotations read as types (``Any`` where they cannot be)."""
+    try:
+        found = dict(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return {}
+    call = target.__init__ if inspect.isclass(target) else target
+    try:
+        hints = get_type_hints(inspect.unwrap(call))
+    except Exception:  # whatever a foreign module's annotations raise when read
+        hints = {n: p.annotation for n, p in found.items() if not isinstance(p.annotation, str)}
+    typed = {n: p.replace(annotation=hints.get(n, Any)) for n, p in found.items()}
+    base = _keyword_base(target, typed)
+    if base is not None:
+        typed = {n: p for n, p in typed.items() if p.kind is not p.VAR_KEYWORD}
+        return typed | {n: p for n, p in parameters(base).items() if n not in typed}
+    handed_on = HANDS_ON.get(f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}")
+    if handed_on:
+        open_end = {n for n, p in typed.items() if p.kind is p.VAR_KEYWORD}
+        wrapped = {n: p.replace(default=None) for n, p in parameters(locate(handed_on)).items() if n != "module"}
+        typed = wrapped | {n: p for n, p in typed.items() if n not in open_end}
+    return typed
+
+
+def _keyword_base(target: Callable[..., Any], known: dict[str, inspect.Parameter]) -> type | None:
+    """The base class that a class of this project gives its ``**keywords`` to: the project's own custom."""
+    own = getattr(target, "__module__", "").partition(".")[0] == __name__.partition(".")[0]
+    if own and inspect.isclass(target) and any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        return next((base for base in target.__mro__[1:] if "__init__" in vars(base) and base is not object), None)
+    return None
+
+
+def _check(value: Any, raw: Any, path: str) -> Iterator[str]:
+    if isinstance(raw, str) and REFERENCE.fullmatch(raw):
+        return  # told where it is written
+    if isinstance(value, list):
+        value, raw = dict(enumerate(value)), dict(enumerate(raw))
+    if isinstance(value, dict):
+        if "_target_" not in value:
+            for key, inner in value.items():
+                yield from _check(inner, raw[key], f"{path}.{key}")
+            return
+        try:
+            target = locate(value["_target_"])
+        except ConfigError as error:
+            yield f"{path}._target_: {error}"
+            return
+        yield from _check_call(value, raw, target, path)
+
+
+def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[str]:
+    known, dot = parameters(target), path and f"{path}."
+    name = getattr(target, "__qualname__", str(target))
+    anything = not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
+    named = {n: p for n, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    for key, value in node.items():
+        if key in SPECIAL:
+            continue
+        if value == "???":
+            yield f"{dot}{key}: not set; say {dot}{key}=…"
+        elif key in named:
+            problems = list(_check(value, raw[key], f"{dot}{key}"))
+            if not problems and not fits(value, named[key].annotation):
+                wanted = named[key].annotation
+                near = hint(str(value), _choices(wanted))
+                problems = [f"{dot}{key}={_say(value)}: expected {type_name(wanted)}{near}"]
+            yield from problems
+        elif anything:
+            yield from _check(value, raw[key], f"{dot}{key}")
+        else:
+            near = hint(key, named) or f"; --describe {path or 'trainer'} lists what it takes"
+            yield f"{dot}{key}: {name} takes no such argument{near}"
+    if not node.get("_partial_"):
+        for n, p in named.items():
+            if p.default is p.empty and n not in node:
+                yield f"{dot}{n}: missing; {name} needs it ({type_name(p.annotation)})"
+
+
+def fits(value: Any, wanted: Any) -> bool:
+    """Whether ``value``, once built, can be given where ``wanted`` is the annotation."""
+    stand_in = _stand_in(value)
+    if stand_in is UNKNOWN:
+        return True
+    if isinstance(value, bool) and wanted in (int, float, int | None, float | None):
+        return False  # pydantic would read true as 1
+    try:
+        _adapter(wanted).validate_python(stand_in)
+    except ValidationError:
+        return False
+    except Exception:  # an annotation that pydantic cannot read: the call itself will tell
+        return True
+    return True
+
+
+def _stand_in(value: Any) -> Any:
+    """``value`` with a mock of the right class wherever an object will be built."""
+    if isinstance(value, list):
+        items = [_stand_in(v) for v in value]
+        return UNKNOWN if any(item is UNKNOWN for item in items) else items
+    if not isinstance(value, dict):
+        return value
+    if "_target_" not in value:
+        filled = {k: _stand_in(v) for k, v in value.items()}
+        return UNKNOWN if any(item is UNKNOWN for item in filled.values()) else filled
+    target = locate(value["_target_"])
+    if value.get("_partial_"):
+        return partial(target)
+    made = target if inspect.isclass(target) else getattr(target, "__annotations__", {}).get("return")
+    if isinstance(made, str):
+        try:
+            made = get_type_hints(target).get("return")
+        except Exception:  # whatever a foreign module's annotations raise when read
+            return UNKNOWN
+    return Mock(spec=made) if inspect.isclass(made) else UNKNOWN
+
+
+def _typed(value: Any, parameter: inspect.Parameter | None, path: str) -> Any:
+    """Build ``value``; plain data becomes what the annotation asks for: a Path, a tuple, a float."""
+    made = build(value, path)
+    if parameter is None or made is None or _has_target(value):
+        return made
+    try:
+        typed = _adapter(parameter.annotation).validate_python(made)
+    except (ValidationError, PydanticUserError):
+        return made
+    return made if isinstance(typed, Iterator) else typed
+
+
+def _adapter(wanted: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(wanted, config=ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True))
+
+
+def _has_target(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (isinstance(value, dict) and "_target_" in value) or any(map(_has_target, inner))
+
+
+def _say(value: Any) -> str:
+    return str(value["_target_"]) if isinstance(value, dict) and "_target_" in value else repr(value)
+
+
+def _say_unresolved(error: OmegaConfBaseException) -> str:
+    """OmegaConf's several lines on an interpolation as one: where, what, and that it is not there."""
+    where = getattr(error, "full_key", None)
+    text = str(error.msg if getattr(error, "msg", None) else error).split("\n")[0]
+    return f"{where}: {text}" if where else text
+
+
+def _choices(wanted: Any) -> list[Any]:
+    """The values of every Literal inside an annotation."""
+    inner = get_args(wanted)
+    return list(inner) if get_origin(wanted) is Literal else [c for a in inner for c in _choices(a)]
+
+
+def type_name(wanted: Any) -> str:
+    """An annotation, as a person would write it."""
+    if get_origin(wanted) in (Union, types.UnionType):
+        return " | ".join(type_name(a) for a in get_args(wanted))
+    if get_origin(wanted) is Literal:
+        return " | ".join(map(repr, get_args(wanted)))
+    if wanted is type(None):
+        return "null"
+    if inspect.isclass(wanted) and not get_args(wanted):
+        return wanted.__qualname__
+    return re.sub(r"\b(\w+\.)+(?=\w)", "", str(wanted))
+
+
+def describe(cfg: DictConfig, root: Callable[..., Any], prefix: str = "") -> Iterator[str]:
+    """A line for every key below ``prefix`` that can be set: its value, type and documentation."""
+    resolved = OmegaConf.to_container(cfg, resolve=True)
+    for line, key in _describe(resolved, root, ""):
+        if not prefix or key == prefix or key.startswith(f"{prefix}."):
+            yield line
+
+
+def _describe(node: Any, target: Callable[..., Any], path: str) -> Iterator[tuple[str, str]]:
+    texts = _argument_texts(target)
+    for n, p in parameters(target).items():
+        later = node.get("_partial_") and p.default is p.empty and n not in node
+        if later or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+            continue
+        value = node.get(n, "" if p.default is p.empty else p.default)
+        is_call = isinstance(value, dict) and "_target_" in value
+        shown = f"{value['_target_']}(…)" if is_call else value
+        yield f"{path}{n} = {shown}  [{type_name(p.annotation)}]  {texts.get(n, '')}".rstrip(), f"{path}{n}"
+        for key, inner in [("", value)] if is_call or not isinstance(value, dict) else value.items():
+            if isinstance(inner, dict) and "_target_" in inner:
+                yield from _describe(inner, locate(inner["_target_"]), ".".join(filter(None, (path + n, key))) + ".")
+
+
+def _argument_texts(target: Callable[..., Any]) -> dict[str, str]:
+    """The ``Args:`` section of a docstring in Google's style."""
+    sources = (
+        [target, *(f for c in target.__mro__ for f in (vars(c).get("__init__"), c))]
+        if inspect.isclass(target)
+        else [target]
+    )
+    text = "\n".join(inspect.getdoc(source) or "" for source in sources)
+    found = re.findall(r"^ {4}(\w+)(?: \([^\n]*?\))?:\s*((?:.|\n(?= {5,}|\n {5,}))*)", text, re.M)
+    return {name: " ".join(text.split()) for name, text in reversed(found)}

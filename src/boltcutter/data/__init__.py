@@ -1,0 +1,1 @@
+"""LightningDataModules, and who sees which sample when."""

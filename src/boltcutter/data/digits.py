@@ -1,0 +1,59 @@
+"""Handwritten digits that come with scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from boltcutter.data.module import DataModule, Splits, TensorSamples, split_indices
+from boltcutter.data.picture import read_pictures
+
+
+class Digits(DataModule):
+    """1,797 handwritten digits of 8 by 8 pixels, offline.
+
+    Args:
+        shape: Of one sample: channels, height, width.
+        outputs: Number of classes.
+        split: Shares of train, val and test, stratified by class.
+        batch_size: Samples in one step over all devices.
+        seed: What split and order depend on.
+        workers: Processes for each device that prepare batches.
+
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.
+    """
+
+    def __init__(
+        self,
+        *,
+        shape: tuple[int, int, int] = (1, 8, 8),
+        outputs: int = 10,
+        split: tuple[float, float, float] = (0.7, 0.15, 0.15),
+        batch_size: int = 64,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
+        if shape != (1, 8, 8) or outputs != 10:
+            raise ValueError(
+                f"data.shape={shape}, data.outputs={outputs}: digits have (1, 8, 8) and 10; leave both alone"
+            )
+        self.shape, self.outputs, self.split = shape, outputs, split
+
+    def load(self) -> Splits:
+        """All digits, their 16 grey levels spread over a byte."""
+        pixels, labels = load_digits(return_X_y=True)
+        inputs = torch.from_numpy(np.rint(pixels * (255 / 16)).astype(np.uint8)).view(-1, *self.shape)  # (N, 1, 8, 8)
+        targets = torch.from_numpy(labels.astype(np.int64))  # (N,)
+        self.classes = [str(digit) for digit in range(10)]
+        shares = split_indices(len(labels), self.split, self.seed, labels)
+        return Splits(*(TensorSamples(inputs[share], targets[share]) for share in shares))
+
+    def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+        """Pictures of one digit each, light on dark."""
+        return read_pictures(paths, self.shape)

@@ -1,0 +1,123 @@
+"""Who sees which sample when: a pure function of (seed, epoch), cut by rank, never padded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Sampler
+
+
+class Batch(list[int]):
+    """Indices of one batch, with what a random augmentation may depend on."""
+
+    def __init__(self, indices: Sequence[int], *, seed: int = 0, epoch: int = 0) -> None:
+        super().__init__(indices)
+        self.seed = seed
+        self.epoch = epoch
+
+
+class BatchSampler(Sampler[Batch]):
+    """One rank's batches.
+
+    The global order is cut into global batches, and each of those into one piece for each rank. So the samples of
+    the k-th step are the same for every number of ranks, and a last, smaller batch is shared out, not filled up.
+
+    Args:
+        length: Number of samples.
+        batch_size: Samples in a batch over all ranks.
+        seed: With the epoch, all that the order depends on.
+        rank: Of this process.
+        world_size: Number of ranks.
+        shuffle: A new order in each epoch, else 0, 1, 2, …
+        drop_last: Leave out the last, smaller batch.
+
+    Raises:
+        ValueError: The batch does not divide over the ranks, or there are too few samples.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+    ) -> None:
+        check_batch_size(batch_size, world_size)
+        if length < (batch_size if drop_last else world_size):
+            needed = f"batch_size={batch_size}" if drop_last else f"{world_size} ranks"
+            raise ValueError(f"{length} samples are too few for {needed}; give more data or lower data.batch_size")
+        self.length, self.batch_size, self.seed = length, batch_size, seed
+        self.rank, self.world_size = rank, world_size
+        self.shuffle, self.drop_last = shuffle, drop_last
+        self.epoch = 0
+        self.start = 0  # batches of this epoch to pass over, once
+        self.sampler = self  # Lightning looks for set_epoch here
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next."""
+        self.epoch = epoch
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """The order of all samples over all ranks, shape (length,)."""
+        if not self.shuffle:
+            return np.arange(self.length)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.length)
+
+    def __len__(self) -> int:
+        full, rest = divmod(self.length, self.batch_size)
+        first, last = self._cut(rest)
+        return full + (last > first and not self.drop_last)
+
+    def __iter__(self) -> Iterator[Batch]:
+        start, self.start = self.start, 0
+        order, size = self.order(self.epoch), self.batch_size
+        for number in range(start, len(self)):
+            part = order[number * size : (number + 1) * size]
+            first, last = self._cut(len(part))
+            yield Batch(part[first:last].tolist(), seed=self.seed, epoch=self.epoch)
+
+    def _cut(self, size: int) -> tuple[int, int]:
+        """This rank's part of a global batch of ``size`` samples."""
+        return self.rank * size // self.world_size, (self.rank + 1) * size // self.world_size
+
+
+def check_batch_size(batch_size: int, world_size: int) -> None:
+    """Refuse a batch that ranks cannot share evenly.
+
+    Raises:
+        ValueError: The batch is empty or does not divide.
+    """
+    if batch_size < 1:
+        raise ValueError(f"data.batch_size={batch_size} is not a number of samples; try 64")
+    if batch_size % world_size:
+        fitting = batch_size + -batch_size % world_size
+        raise ValueError(f"data.batch_size={batch_size} does not divide over {world_size} ranks; try {fitting}")
+
+
+def uniform(batch: Batch, count: int) -> npt.NDArray[np.float32]:
+    """Random numbers that depend on seed, epoch and sample alone, so not on workers, ranks or batches.
+
+    Args:
+        batch: Whose samples.
+        count: Numbers for each sample.
+
+    Returns:
+        Shape (samples, count), in [0, 1).
+
+    Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (SplitMix64).
+    """
+    key = np.random.SeedSequence([batch.seed, batch.epoch]).generate_state(1, np.uint64)
+    counter = np.asarray(batch, np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    numbers: npt.NDArray[np.float32] = ((z >> np.uint64(40)) * np.float64(2**-24)).astype(np.float32)
+    return numbers

@@ -1,0 +1,246 @@
+"""Rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from pandas.api import types
+from sklearn.datasets import load_diabetes
+from torch import Tensor
+
+from boltcutter.data.module import DataModule, Indices, Kind, Splits, TensorSamples, split_indices
+
+Floats = npt.NDArray[np.float64]
+
+
+class Tabular(DataModule):
+    """A CSV or Parquet file, or scikit-learn's diabetes patients, as vectors of numbers.
+
+    Columns of numbers are scaled to mean 0 and deviation 1; missing and infinite values get the median. A column of
+    text becomes a 0 or 1 for each value that it has; missing and new values are 0 everywhere. Medians, means,
+    deviations and values are the train split's alone, and checkpoints keep them: prediction does without the table.
+
+    Args:
+        path: Of the table, ``.csv``, ``.csv.gz`` or ``.parquet``; none means the diabetes patients.
+        target: Column to predict, or several of numbers.
+        kind: Whether targets are classes or numbers; where it is not given, text and truth values are classes.
+        ignore: Columns to leave out, such as names and row numbers.
+        shape: Of one sample; found where it is not given.
+        outputs: Number of classes or of target columns; found where it is not given.
+        split: Shares of train, val and test, stratified by class.
+        batch_size: Samples in one step over all devices.
+        seed: What split and order depend on.
+        workers: Processes for each device that prepare batches.
+
+    Source: Efron et al., Least Angle Regression, 2004 (diabetes).
+    """
+
+    def __init__(
+        self,
+        *,
+        path: Path | None = None,
+        target: str | list[str] | None = None,
+        kind: Kind | None = None,
+        ignore: Sequence[str] = (),
+        shape: tuple[int] | None = None,
+        outputs: int | None = None,
+        split: tuple[float, float, float] = (0.7, 0.15, 0.15),
+        batch_size: int = 64,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
+        if path is not None and not target:
+            raise ValueError(f"data.target is not set; name the column of {path} to predict, as in data.target=price")
+        self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
+        self.kind_given, self.kind, self.ignore = kind, kind or "numbers", list(ignore)
+        self.shape, self.outputs, self.split = shape, outputs, split
+
+    def sizes(self) -> dict[str, Any]:
+        """``shape`` and ``outputs``, as the train split has them."""
+        self.setup("fit")
+        return {"shape": list(self.shape or ()), "outputs": self.outputs}
+
+    def load(self) -> Splits:
+        """Split the table's rows, measure the train split, and scale all three by it."""
+        table = self._table()
+        targets = table[self.targets]
+        empty = int(targets.isna().any(axis=1).sum())
+        if empty:
+            raise ValueError(f"{self._name}: {empty} rows have no {', '.join(self.targets)}; remove these rows")
+        self.kind = self.kind_given or ("numbers" if all(map(_is_number, map(targets.get, targets))) else "classes")
+        labels = self._labels(targets) if self.kind == "classes" else None
+        shares = split_indices(len(table), self.split, self.seed, labels)
+        if not self.statistics:
+            train = table.iloc[shares[0]]
+            self.statistics = measure(train.drop(columns=[*self.targets, *self.ignore]), self._name)
+            self.statistics |= {"classes": self.classes} if labels is not None else self._scale(train)
+        inputs = encode(table, self.statistics, self._name)
+        expected = torch.from_numpy(self._numbers(targets) if labels is None else labels)
+        expected = expected.float() if labels is None else expected
+        self._agree("shape", self.shape, (inputs.size(1),))
+        self._agree("outputs", self.outputs, len(self.classes) if self.kind == "classes" else len(self.targets))
+        self.shape = (inputs.size(1),)
+        self.outputs = len(self.classes) if self.kind == "classes" else len(self.targets)
+        return Splits(*(TensorSamples(inputs[share], expected[share]) for share in shares))
+
+    def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+        """Rows of CSV and Parquet files, scaled as in training; named ``file:row``, the first below the header 1."""
+        if not self.statistics:
+            self.setup("predict")
+        inputs, names = [], []
+        for path in paths:
+            table = read_table(path, text=list(self.statistics["categories"]))
+            inputs.append(encode(table, self.statistics, str(path)))
+            names += [f"{path}:{row}" for row in range(1, len(table) + 1)]
+        return torch.cat(inputs), names
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint's position, with its scales."""
+        if self.statistics not in ({}, state_dict["statistics"]):
+            self.splits = None  # to be scaled anew
+        super().load_state_dict(state_dict)
+        self.classes = list(self.statistics.get("classes", []))
+
+    @property
+    def _name(self) -> str:
+        return f"data.path={self.path}" if self.path else "diabetes"
+
+    def _table(self) -> pd.DataFrame:
+        # Unscaled, because scikit-learn's scaled form has seen the test rows.
+        table = read_table(self.path) if self.path else load_diabetes(as_frame=True, scaled=False).frame
+        for setting, columns in (("target", self.targets), ("ignore", self.ignore)):
+            missing = [column for column in columns if column not in table]
+            if missing:
+                raise ValueError(
+                    f"data.{setting}: {self._name} has no column {', '.join(missing)}; it has {_list(table)}"
+                )
+        return table
+
+    def _labels(self, targets: pd.DataFrame) -> Indices:
+        """Class number of each row; the classes' names by the way."""
+        if len(self.targets) > 1:
+            raise ValueError(
+                f"data.target={self.targets}: classes come from one column; name one or set data.kind=numbers"
+            )
+        column = targets.iloc[:, 0]
+        values = column if _is_number(column) else column.astype(str)
+        self.classes = list(self.statistics.get("classes") or [str(value) for value in np.unique(values.to_numpy())])
+        numbers = pd.Index(self.classes).get_indexer(pd.Index(values.astype(str)))
+        if (numbers < 0).any():
+            raise ValueError(
+                f"{self._name}: {self.targets[0]} has a class that the checkpoint lacks; remove those rows"
+            )
+        if len(self.classes) < 2:
+            raise ValueError(f"{self._name}: {self.targets[0]} has one class only; two or more are needed")
+        return numbers.astype(np.int64)
+
+    def _numbers(self, targets: pd.DataFrame) -> Floats:
+        """Targets (N, T)."""
+        return np.stack([_floats(targets[column], self._name) for column in self.targets], axis=1)
+
+    def _scale(self, train: pd.DataFrame) -> dict[str, list[float]]:
+        values = self._numbers(train)
+        return {"target_mean": values.mean(axis=0).tolist(), "target_std": values.std(axis=0).tolist()}
+
+    def _agree(self, setting: str, given: Any, found: Any) -> None:
+        if given not in (None, found):
+            raise ValueError(f"data.{setting}={given}, but {self._name} has {found}; give null to take that")
+
+
+def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
+    """A CSV or Parquet file with at least one row.
+
+    Args:
+        path: Ends in ``.csv``, ``.csv.gz`` or ``.parquet``.
+        text: Columns of a CSV file to read as text, even if all are numbers.
+
+    Raises:
+        ValueError: The file is missing, damaged, empty or of another kind.
+    """
+    if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
+        raise ValueError(f"{path}: expected a name that ends in .csv, .csv.gz or .parquet")
+    try:
+        table = (
+            pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=dict.fromkeys(text, str))
+        )
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; give the path of a table") from None
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path}: not a whole table ({' '.join(str(error).split())}); replace it") from None
+    if table.empty:
+        raise ValueError(f"{path}: a table without rows; give one with some")
+    return table.rename(columns=str)
+
+
+def measure(train: pd.DataFrame, name: str) -> dict[str, Any]:
+    """What to scale features by, in plain types.
+
+    Args:
+        train: Features of the train split.
+        name: Of the table, for error texts.
+
+    Returns:
+        ``columns`` in their order; ``numbers``, of each numeric column median, mean and deviation; ``categories``, of
+        each column of text its values.
+    """
+    if train.columns.empty:
+        raise ValueError(f"{name}: no column is left to predict from; shorten data.ignore or data.target")
+    numbers: dict[str, list[float]] = {}
+    categories: dict[str, list[str]] = {}
+    for column in map(str, train.columns):
+        values = train[column]
+        if types.is_datetime64_any_dtype(values) or types.is_timedelta64_dtype(values):
+            raise ValueError(f"{name}: column {column} has dates; turn them into numbers or set data.ignore=[{column}]")
+        if not _is_number(values) and not types.is_bool_dtype(values):
+            categories[column] = sorted(values.dropna().astype(str).unique().tolist())
+            continue
+        found = _floats(values, name)
+        known = found[np.isfinite(found)]
+        median = float(np.median(known)) if known.size else 0.0
+        filled = np.where(np.isfinite(found), found, median)
+        numbers[column] = [median, float(filled.mean()), float(filled.std()) or 1.0]
+    return {"columns": list(map(str, train.columns)), "numbers": numbers, "categories": categories}
+
+
+def encode(table: pd.DataFrame, statistics: dict[str, Any], name: str) -> Tensor:
+    """Features of each row, float32 of shape (N, F), scaled by what ``measure`` found.
+
+    Raises:
+        ValueError: A column is missing, or has text in place of numbers.
+    """
+    missing = [column for column in statistics["columns"] if column not in table]
+    if missing:
+        raise ValueError(f"{name}: no column {', '.join(missing)}, which training had; it has {_list(table)}")
+    features = []
+    for column in statistics["columns"]:
+        if column in statistics["categories"]:
+            values = table[column].astype(str).where(table[column].notna(), None).to_numpy(object)
+            features.append(values[:, None] == np.array([statistics["categories"][column]], object))  # (N, values)
+        else:
+            median, mean, std = statistics["numbers"][column]
+            found = _floats(table[column], name)
+            features.append(((np.where(np.isfinite(found), found, median) - mean) / std)[:, None])
+    return torch.from_numpy(np.concatenate(features, axis=1).astype(np.float32))
+
+
+def _is_number(values: Any) -> bool:
+    return types.is_numeric_dtype(values) and not types.is_bool_dtype(values)
+
+
+def _floats(values: pd.Series[Any], name: str) -> Floats:
+    try:
+        return pd.to_numeric(values).to_numpy(np.float64, na_value=np.nan)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name}: column {values.name} must have numbers: {error}; correct it") from None
+
+
+def _list(table: pd.DataFrame) -> str:
+    names = list(map(str, table.columns))
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

@@ -1,0 +1,1 @@
+"""Which process this is, by the variables that launchers set."""

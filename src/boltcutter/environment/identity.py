@@ -1,0 +1,74 @@
+"""One run, one name: the same in all of its processes, and again after a requeue.
+
+No clock is shared. The name comes from the first of these that is there:
+
+1. ``BOLTCUTTER_RUN_ID``, set by a launcher, or by the first process for those that Lightning starts;
+2. the job and step that ``srun`` started (the same after ``scontrol requeue``);
+3. the ``--rdzv-id`` of ``torchrun`` (the same after an elastic restart);
+4. what the first process to reach the ``MASTER_ADDR`` store wrote there;
+5. the time and four random bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from boltcutter.environment.process import in_slurm_step, is_first
+
+VARIABLE = "BOLTCUTTER_RUN_ID"
+_stores: list[Any] = []
+
+
+@contextmanager
+def run_id() -> Iterator[str]:
+    """This run's name; inside the block, processes started from here have the same."""
+    given = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = given or _slurm() or _torchrun() or _agreed() or fresh()
+    try:
+        yield os.environ[VARIABLE]
+    finally:
+        if not given:
+            del os.environ[VARIABLE]
+
+
+def fresh() -> str:
+    """A name that nobody has: the second, and four random bytes."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+
+
+def _slurm() -> str | None:
+    env = os.environ
+    if not in_slurm_step():
+        return None
+    job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}" if "SLURM_ARRAY_JOB_ID" in env else "{SLURM_JOB_ID}"
+    return ("slurm-" + job + ".{SLURM_STEP_ID}").format_map(env)
+
+
+def _torchrun() -> str | None:
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return None if name == "none" else f"torchrun-{name}"
+
+
+def _agreed() -> str | None:
+    env = os.environ
+    if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
+        return None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    agent_serves = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = TCPStore(
+        env["MASTER_ADDR"],
+        int(env["MASTER_PORT"]),
+        is_master=is_first() and not agent_serves,
+        wait_for_workers=False,
+        multi_tenant=True,
+        timeout=timedelta(minutes=5),
+    )
+    _stores.append(store)  # it serves the others until this process ends
+    return store.compare_set("run_id", "", fresh()).decode()

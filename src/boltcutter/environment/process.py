@@ -1,0 +1,27 @@
+"""Which of the run's processes this is, before Lightning knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def is_first(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is the run's first process, or the only one: the one that speaks and writes.
+
+    ``RANK`` is torchrun's and Kubeflow's, ``SLURM_PROCID`` that of srun (in an sbatch script it tells nothing),
+    ``OMPI_COMM_WORLD_RANK`` and ``PMI_RANK`` are mpirun's, ``LOCAL_RANK`` and ``NODE_RANK`` those of Lightning's
+    children and of hand-started nodes.
+    """
+    names = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]
+    if in_slurm_step(env):
+        names.append("SLURM_PROCID")
+    told = next((env[name] for name in names if name in env), None)
+    if told is not None:
+        return int(told) == 0
+    return int(env.get("LOCAL_RANK", 0)) == int(env.get("NODE_RANK", 0)) == 0
+
+
+def in_slurm_step(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether srun started this process, and not a person's shell in an allocation."""
+    return "SLURM_STEP_ID" in env and env.get("SLURM_JOB_NAME") not in ("bash", "interactive")

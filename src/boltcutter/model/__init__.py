@@ -1,0 +1,1 @@
+"""Models: plain modules that take a batch and give logits or predictions."""

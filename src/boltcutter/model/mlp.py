@@ -1,0 +1,72 @@
+"""A multilayer perceptron, for tables and small images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+from torch import Tensor, nn
+
+from boltcutter.model.rescaling import Rescaling, check_sizes
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
+NORMS: dict[str, type[nn.Module] | None] = {"none": None, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+class MLP(nn.Module):
+    """Hidden layers of linear, norm, activation and dropout, then one linear layer.
+
+    Args:
+        inputs: Shape of one sample, without the batch.
+        outputs: Number of classes or of targets.
+        hidden: Width of each hidden layer.
+        activation: After each hidden layer.
+        dropout: Share of each hidden layer dropped while training.
+        norm: Before each activation.
+
+    Raises:
+        ValueError: A size is not positive, ``hidden`` is empty, ``dropout`` is outside [0, 1), or a name is unknown.
+    """
+
+    def __init__(
+        self,
+        inputs: tuple[int, ...],
+        outputs: int,
+        *,
+        hidden: Sequence[int] = (256, 128),
+        activation: Literal["relu", "gelu", "silu", "tanh"] = "relu",
+        dropout: float = 0.0,
+        norm: Literal["none", "batch", "layer"] = "none",
+    ) -> None:
+        super().__init__()
+        check_sizes(inputs, outputs)
+        if not hidden:
+            raise ValueError("model.hidden=[] leaves no hidden layer; try model=linear")
+        if min(hidden) < 1:
+            raise ValueError(f"model.hidden={list(hidden)} must be positive widths; try [256, 128]")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"model.dropout={dropout} is not in [0, 1); try 0.1")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"model.activation={activation} is unknown; try one of {', '.join(ACTIVATIONS)}")
+        if norm not in NORMS:
+            raise ValueError(f"model.norm={norm} is unknown; try one of {', '.join(NORMS)}")
+        self.rescaling = Rescaling()
+        layers: list[nn.Module] = []
+        for width, wider in pairwise((math.prod(inputs), *hidden)):
+            # Batch norm subtracts the mean, and any bias with it.
+            layers.append(nn.Linear(width, wider, bias=norm != "batch"))
+            if (make_norm := NORMS[norm]) is not None:
+                layers.append(make_norm(wider))
+            layers.append(ACTIVATIONS[activation]())
+            if dropout:
+                layers.append(nn.Dropout(dropout))
+        self.hidden = nn.Sequential(*layers)
+        self.head = nn.Linear(hidden[-1], outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, *inputs) to (B, O)."""
+        features = self.hidden(self.rescaling(x).flatten(1))  # (B, F)
+        outputs: Tensor = self.head(features)
+        return outputs

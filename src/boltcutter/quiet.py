@@ -1,0 +1,21 @@
+"""Silence for what is no news."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+
+def quiet() -> None:
+    """Keep libraries from telling at each start what is no news."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for text in (
+        ".*does not have many workers.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
+        ".*The number of training batches .* is smaller than the logging interval.*",
+        ".*LeafSpec.*",
+        ".*when using `ckpt_path`, callbacks used to create the checkpoint.*",
+        ".*sync_dist=True.*when logging on epoch level.*",  # tasks log what torchmetrics has reduced
+    ):
+        warnings.filterwarnings("ignore", text)

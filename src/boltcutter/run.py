@@ -1,0 +1,336 @@
+"""The run folder: made once, traced, resumed and made again.
+
+``<runs>/<name>/<id>/`` holds ``config.yaml`` (every value resolved), ``record.json`` (what made the run, and each of
+its attempts), ``code.patch`` (what git had not committed), ``metrics.csv``, ``checkpoints/``, ``logs/`` of each rank,
+``evaluation/``, ``report.html`` and the files of W&B.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TextIO
+
+from omegaconf import DictConfig, OmegaConf
+
+from boltcutter.config import SECRET, ConfigError, compose, merge
+
+UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
+
+
+def take(words: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
+    """Words whose key is one of ``names``, and the rest."""
+    taken = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.partition("=")[0] in names}
+    return taken, [word for word in words if word.partition("=")[0] not in names]
+
+
+def read_words(configs: Path, words: Sequence[str]) -> DictConfig:
+    """The configuration that the words mean; ``resume=`` and ``reproduce=`` start from a run's own.
+
+    Raises:
+        ConfigError: A word is wrong, or there is no such run.
+    """
+    special, rest = take(words, "resume", "reproduce")
+    if len(special) == 2:
+        raise ConfigError("resume and reproduce exclude each other; give one of them")
+    if not special:
+        return compose(configs, rest)
+    ((verb, text),) = special.items()
+    cfg = reopen(configs, Path(text), rest)
+    cfg.resume, cfg.reproduce = (text, None) if verb == "resume" else (None, text)
+    if verb == "reproduce":
+        cfg.folder = next((word.partition("=")[2] for word in rest if word.startswith("folder=")), None)
+    return cfg
+
+
+def reopen(configs: Path, folder: Path, words: Sequence[str] = ()) -> DictConfig:
+    """The configuration of an earlier run, changed by ``words``."""
+    cfg = compose(configs, words, base=DictConfig(read_record(folder)["config"]))
+    cfg.folder = str(folder)
+    return cfg
+
+
+def reopen_for(configs: Path, special: dict[str, str], words: Sequence[str]) -> tuple[DictConfig, Path]:
+    """The configuration of ``run=<folder>``, on one device unless ``words`` speak of the trainer; and the folder.
+
+    Raises:
+        ConfigError: ``run`` is missing, or holds no run.
+    """
+    if not special.get("run"):
+        raise ConfigError("run: not set; say run=<folder of a run>, as in run=runs/digits-convnet/…")
+    folder = Path(special["run"])
+    cfg = reopen(configs, folder, words)
+    if not any(word.lstrip("+~").startswith("trainer") for word in words):
+        cfg.trainer = merge(cfg.trainer, DictConfig({"devices": 1, "num_nodes": 1, "strategy": "auto"}))
+    return cfg, folder
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What is known of a run.
+
+    Raises:
+        ConfigError: The folder holds no run.
+    """
+    try:
+        found: dict[str, Any] = json.loads((folder / "record.json").read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{folder}: no run there (record.json is missing); give a folder below runs/") from None
+    except ValueError as error:
+        raise ConfigError(f"{folder}/record.json is damaged ({error}); restore it from a copy") from None
+    return found
+
+
+def update_record(folder: Path, **facts: Any) -> None:
+    """Add to what is known of a run, in one step that cannot be half done."""
+    path = folder / "record.json"
+    record = json.loads(path.read_text()) if path.is_file() else {}
+    write_atomically(path, json.dumps(record | facts, indent=2, default=str) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside the file, then put it in place."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Where the run would go on from."""
+    path = folder / "checkpoints" / "last.ckpt"
+    return path if path.is_file() else None
+
+
+def create(cfg: DictConfig) -> None:
+    """Make the folder with ``config.yaml`` and ``record.json``; one process does this."""
+    folder = Path(cfg.folder)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(public(cfg)))
+    if (folder / "record.json").is_file():
+        update_record(folder, config=OmegaConf.to_container(cfg))  # a resumed run may have been given new words
+        return
+    source = git_state(Path(__file__).parent)
+    patch = source.pop("patch")
+    if patch:
+        (folder / "code.patch").write_text(patch)
+    update_record(
+        folder,
+        id=folder.name,
+        name=cfg.name,
+        command=shlex.join(sys.argv),
+        config=OmegaConf.to_container(cfg),
+        seed=cfg.seed,
+        git=source | {"patch": "code.patch" if patch else None},
+        packages=packages(),
+        python=platform.python_version(),
+        hardware=hardware(),
+        reproduces=cfg.reproduce,
+        attempts=[],
+    )
+
+
+def public(cfg: DictConfig) -> DictConfig:
+    """Every value resolved, but what stands for a secret."""
+
+    def veil(node: Any) -> Any:
+        if isinstance(node, list):
+            return [veil(value) for value in node]
+        if isinstance(node, dict):
+            return {k: "***" if SECRET.search(str(k)) and v else veil(v) for k, v in node.items()}
+        return node
+
+    return DictConfig(veil(OmegaConf.to_container(cfg, resolve=True)))
+
+
+@contextmanager
+def attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None]:
+    """One go at the run, in its record with start, end and the reason why it ended.
+
+    Args:
+        folder: The run's.
+        writes: Whether this process keeps the record.
+        facts: What else is known of the attempt.
+    """
+    if not writes:
+        yield
+        return
+    earlier = read_record(folder)["attempts"]
+    now = {"start": _time(), "end": None, "reason": "running", "host": socket.gethostname(), "pid": os.getpid()} | facts
+    update_record(folder, attempts=[*earlier, now])
+    reason = "completed"
+    try:
+        yield
+    except KeyboardInterrupt:
+        reason = "interrupted"
+        raise
+    except SystemExit as error:
+        reason = "completed" if not error.code else f"exit {error.code}"
+        raise
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        raise
+    finally:
+        update_record(folder, attempts=[*earlier, now | {"end": _time(), "reason": reason}])
+
+
+@contextmanager
+def keep_log(folder: Path, rank: int) -> Iterator[None]:
+    """Also write what this process prints to ``logs/rank-<rank>.log``."""
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    with open(folder / "logs" / f"rank-{rank}.log", "a", buffering=1) as log:
+        before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = _Tee(sys.stdout, log), _Tee(sys.stderr, log)
+        try:
+            yield
+        except BaseException:
+            log.write(traceback.format_exc())
+            raise
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+class _Tee(io.TextIOBase):
+    """A stream that writes to two."""
+
+    def __init__(self, stream: TextIO, log: TextIO) -> None:
+        self.stream, self.log = stream, log
+
+    def write(self, text: str) -> int:
+        self.log.write(text)
+        return self.stream.write(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.stream.encoding
+
+
+def differences(record: dict[str, Any]) -> list[str]:
+    """One line for each way in which what made a run differs from what is here now."""
+    source = git_state(Path(__file__).parent)
+    then = record["git"]
+    found = []
+    if then.get("commit") != source.get("commit"):
+        found.append(
+            f"git commit is {source.get('commit')}, was {then.get('commit')}; git checkout {then.get('commit')}"
+        )
+    patch = Path(record["config"].get("folder") or ".") / "code.patch"
+    if bool(then.get("dirty")) != bool(source.get("dirty")) or (
+        then.get("dirty") and (patch.read_text() if patch.is_file() else "") != source["patch"]
+    ):
+        found.append("uncommitted changes differ; code.patch of the run has those that it was made with")
+    for name, was in record["packages"].items():
+        now = packages().get(name)
+        if now != was:
+            found.append(f"package {name} is {now or 'absent'}, was {was}")
+    if platform.python_version() != record["python"]:
+        found.append(f"Python is {platform.python_version()}, was {record['python']}")
+    here = hardware()
+    found += [f"{key} is {here.get(key)}, was {was}" for key, was in record["hardware"].items() if here.get(key) != was]
+    return found
+
+
+def git_state(where: Path) -> dict[str, Any]:
+    """Commit, branch, remote and uncommitted changes of the code; empty where git does not know it."""
+    top = _git(where, "rev-parse", "--show-toplevel")
+    if not top:
+        return {"commit": None, "branch": None, "remote": None, "dirty": None, "patch": ""}
+    root = Path(top)
+    patch = _patch(root)
+    remote = _git(root, "config", "--get", "remote.origin.url") or None
+    return {
+        "commit": _git(root, "rev-parse", "HEAD") or None,
+        "branch": _git(root, "rev-parse", "--abbrev-ref", "HEAD") or None,
+        "remote": _without_password(remote) if remote else None,
+        "dirty": bool(patch),
+        "patch": patch,
+    }
+
+
+def packages() -> dict[str, str]:
+    """Version of every installed distribution."""
+    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, memory and accelerators, and the number of threads that torch computes with."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory, 1),
+        "gpus": gpus,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def _patch(root: Path) -> str:
+    """All that the last commit lacks, new files included, in the form of ``git apply``."""
+    new = [
+        name
+        for name in _git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
+        if name and (root / name).is_file() and (root / name).stat().st_size <= UNTRACKED_BYTES
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        index = Path(scratch) / "index"  # a copy, so that the user's own stays as it is
+        own = Path(_git(root, "rev-parse", "--absolute-git-dir")) / "index"
+        if own.is_file():
+            shutil.copy(own, index)
+        env = os.environ | {"GIT_INDEX_FILE": str(index)}
+        if new:
+            _git(root, "add", "--intent-to-add", "--", *new, env=env)
+        return _git(root, "diff", "--binary", "HEAD", env=env, strip=False)
+
+
+def _git(where: Path, *words: str, env: dict[str, str] | None = None, strip: bool = True) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(where), *words], capture_output=True, text=True, env=env, timeout=60)
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+    return (done.stdout.strip() if strip else done.stdout) if done.returncode == 0 else ""
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url
+
+
+def _time() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

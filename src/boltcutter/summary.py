@@ -1,0 +1,101 @@
+"""What a person reads before and after a training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pandas as pd
+from rich.console import Console
+
+from boltcutter.run import read_record
+
+
+def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
+    """What is about to happen: where, what, on what, with what."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    splits = getattr(data, "splits", None)
+    size = sum(p.numel() for p in task.parameters())
+    trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
+    batch = getattr(data, "batch_size", None)
+    kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
+    devices = f"{trainer.world_size} × {kind}, {type(trainer.strategy).__name__}"
+    model = type(getattr(task, "model", task)).__name__
+    rows = {
+        "run": str(folder),
+        "model": f"{model}, {size:,} parameters" + (f", {trained:,} of them trained" if trained != size else ""),
+        "data": type(data).__name__ + (f", {_sizes(splits)}" if splits else ""),
+        "devices": f"{devices}, {trainer.precision}",
+        "batch": f"{batch} samples over all devices × {trainer.accumulate_grad_batches} accumulated" if batch else None,
+        "W&B": _wandb(trainer),
+    }
+    _show(rows)
+
+
+def end(folder: Path) -> None:
+    """How it went, and what to do next."""
+    record = read_record(folder)
+    last = record["attempts"][-1]
+    started, ended = (datetime.fromisoformat(last[key]) for key in ("start", "end"))
+    metrics = record.get("test") or record.get("metrics", {})
+    rows: dict[str, str | None] = {name: _number(value) for name, value in sorted(metrics.items())}
+    rows["best"] = str(folder / "checkpoints" / "best.ckpt")
+    rows["time"] = str(ended - started)
+    report = folder / "report.html"
+    rows["report"] = str(report) if report.is_file() else None
+    rows["next"] = (
+        f"python scripts/evaluate.py run={folder}\n"
+        f"python scripts/predict.py run={folder} input=<files>\n"
+        f"python scripts/train.py resume={folder} trainer.max_epochs=<more>"
+    )
+    _show(rows)
+
+
+def evaluation(folder: Path, scores: Mapping[str, float]) -> None:
+    """Metrics over all samples, then for each class."""
+    _show({**{name: _number(value) for name, value in scores.items()}, "written": str(folder)})
+    if (folder / "classes.csv").is_file():
+        classes = pd.read_csv(folder / "classes.csv")
+        print(classes.to_string(index=False, float_format=_number))
+
+
+def compare(original: Path, again: Path) -> None:
+    """Whether a run that was made again has the metrics of the first, to the bit."""
+    before, after = read_record(original), read_record(again)
+    there = {**before.get("metrics", {}), **before.get("test", {})}
+    here = {**after.get("metrics", {}), **after.get("test", {})}
+    if before.get("data") != after.get("data"):
+        print(f"warning: the data differs: fingerprint {after.get('data')}, was {before.get('data')}")
+    different = {name for name in there.keys() | here.keys() if there.get(name) != here.get(name)}
+    if not different:
+        print(f"reproduced: all {len(there)} metrics equal those of {original}")
+        return
+    for name in sorted(different):
+        print(f"not reproduced: {name} is {here.get(name)}, was {there.get(name)}")
+
+
+def _sizes(splits: Any) -> str:
+    return ", ".join(f"{name} {len(split):,}" for name, split in splits._asdict().items())
+
+
+def _wandb(trainer: L.Trainer) -> str | None:
+    return next((logger.where for logger in trainer.loggers if hasattr(logger, "where")), None)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) and abs(value) < 1e4 else f"{value:g}"
+
+
+def _show(rows: Mapping[str, str | None]) -> None:
+    shown = {name: text for name, text in rows.items() if text}
+    width = max(map(len, shown))
+    console = Console(highlight=False, soft_wrap=True)
+    for name, text in shown.items():
+        first, *more = text.split("\n")
+        console.print(f"[bold]{name:{width}}[/]  ", first, sep="", markup=True)
+        for line in more:
+            console.print(" " * (width + 1), line)

@@ -1,0 +1,1 @@
+"""LightningModules: a model with its loss, metrics and optimizer."""

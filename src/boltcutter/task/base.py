@@ -1,0 +1,167 @@
+"""What all tasks share: penalties, optimizer and schedule, and means that are right over any number of ranks."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import MeanMetric, Metric, MetricCollection
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Task(L.LightningModule, ABC):
+    """A model with what it takes to train it. A subclass says what the loss of each sample is.
+
+    Losses and metrics are gathered on the device and reduced over ranks at the end of an epoch, so a step waits
+    neither for the host nor for other ranks.
+
+    Args:
+        model: Takes inputs (N, …) and gives outputs (N, …).
+        optimizer: Called with the parameters.
+        scheduler: Called with the optimizer; given ``total_steps`` where it takes them.
+        interval: Whether the scheduler moves each optimizer step or each epoch.
+        monitor: What a scheduler that watches a metric watches.
+        metrics: By the name under which they are logged.
+        l1: Factor of the sum of absolute weights that is added to the loss; biases and norms are left out.
+        l2: Factor of the sum of squared weights, likewise.
+    """
+
+    kind: ClassVar[Literal["classes", "numbers"]]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: Callable[..., Optimizer],
+        scheduler: Callable[..., LRScheduler] | None = None,
+        interval: Literal["step", "epoch"] = "step",
+        monitor: str = "val/loss",
+        metrics: Mapping[str, Metric] | None = None,
+        l1: float = 0.0,
+        l2: float = 0.0,
+    ) -> None:
+        super().__init__()
+        for name, value in (("l1", l1), ("l2", l2)):
+            if value < 0:
+                raise ValueError(f"task.{name}={value} would reward large weights; give 0 or more")
+        self.model = model
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.interval, self.monitor = interval, monitor
+        self.l1, self.l2 = l1, l2
+        collection = MetricCollection(dict(metrics or {}))
+        self.metrics = nn.ModuleDict({f"{stage}_": collection.clone(prefix=f"{stage}/") for stage in STAGES})
+        # Without the check for NaN, which makes the host wait for the device at each step.
+        self.means = nn.ModuleDict({f"{stage}_": MeanMetric(nan_strategy="disable") for stage in STAGES})
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each sample, shape (N,)."""
+
+    @abstractmethod
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """What a person asks for: probabilities of classes (N, C), or numbers (N, T)."""
+
+    @property
+    def logged(self) -> set[str]:
+        """The names of everything that this task logs, for callbacks that monitor one."""
+        names = {"train/loss", "train/loss_epoch", "val/loss", "test/loss"}
+        for collection in self.metrics.values():
+            names |= set(collection.keys(keep_base=False))  # type: ignore[operator]
+        return names
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The model's outputs."""
+        outputs: Tensor = self.model(inputs)
+        return outputs
+
+    def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
+        """Mean loss of the batch, with penalties."""
+        losses, _ = self._observe("train", batch)
+        loss = losses.mean() + self.penalty()
+        if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self.log("train/loss", loss.detach(), sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: Pair, batch_idx: int) -> None:
+        """Gather losses and metrics."""
+        self._observe("val", batch)
+
+    def test_step(self, batch: Pair, batch_idx: int) -> dict[str, Tensor]:
+        """Gather losses and metrics; give out what a report shows of each sample."""
+        losses, outputs = self._observe("test", batch)
+        return {"losses": losses, "predictions": self.predictions(outputs)}
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Predictions for inputs, or for the inputs of (inputs, targets)."""
+        return self.predictions(self(batch[0] if isinstance(batch, list | tuple) else batch))
+
+    def on_train_epoch_end(self) -> None:
+        """Log the epoch's means."""
+        self._report("train", "train/loss_epoch")
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the epoch's means."""
+        self._report("val", "val/loss")
+
+    def on_test_epoch_end(self) -> None:
+        """Log the means over the split."""
+        self._report("test", "test/loss")
+
+    def penalty(self) -> Tensor | float:
+        """L1 and L2 penalties of all matrices and filters."""
+        if not (self.l1 or self.l2):
+            return 0.0
+        weights: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad and p.ndim > 1]
+        penalty = weights[0].new_zeros(())
+        if self.l1:
+            penalty = penalty + self.l1 * torch.stack(torch._foreach_norm(weights, 1)).sum()
+        if self.l2:
+            penalty = penalty + self.l2 * torch.stack(torch._foreach_norm(weights)).square().sum()
+        return penalty
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The optimizer over trainable parameters, with its schedule."""
+        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        if self.scheduler is None:
+            return optimizer
+        scheduler = self.scheduler(optimizer, **self._total_steps(self.scheduler))
+        plan = {"scheduler": scheduler, "interval": self.interval, "monitor": self.monitor}
+        return {"optimizer": optimizer, "lr_scheduler": plan}  # type: ignore[return-value]
+
+    def _total_steps(self, scheduler: Callable[..., LRScheduler]) -> dict[str, int]:
+        given = scheduler.keywords if isinstance(scheduler, partial) else {}
+        if "total_steps" not in inspect.signature(scheduler).parameters or given.get("total_steps") is not None:
+            return {}
+        steps = self.trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            raise ValueError(
+                "scheduler: it needs an end, but training has none; set trainer.max_epochs or trainer.max_steps"
+            )
+        return {"total_steps": int(steps)}
+
+    def _observe(self, stage: str, batch: Pair) -> Pair:
+        inputs, targets = batch
+        outputs = self(inputs)
+        losses = self.losses(outputs, targets)
+        self.means[f"{stage}_"].update(losses.detach())  # type: ignore[operator]
+        self.metrics[f"{stage}_"].update(outputs.detach(), targets)  # type: ignore[operator]
+        return losses, outputs
+
+    def _report(self, stage: str, loss: str) -> None:
+        mean, metrics = self.means[f"{stage}_"], self.metrics[f"{stage}_"]
+        self.log_dict({loss: mean.compute(), **metrics.compute()})  # type: ignore[operator]
+        mean.reset()  # type: ignore[operator]
+        metrics.reset()  # type: ignore[operator]
+
+
+STAGES = ("train", "val", "test")

@@ -1,0 +1,132 @@
+"""Train, test and report, from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from boltcutter import report, run, summary
+from boltcutter.assemble import Parts, assemble, read
+from boltcutter.config import ConfigError, one_line
+from boltcutter.environment.identity import run_id
+from boltcutter.evaluate import find_checkpoint, score
+from boltcutter.quiet import quiet
+
+
+def main(configs: Path, words: list[str]) -> None:
+    """Train as the words say."""
+    quiet()
+    cfg = read(configs, words)
+    if cfg.folder and not cfg.resume and run.last_checkpoint(Path(cfg.folder)):
+        raise ConfigError(
+            f"folder={cfg.folder} holds a run; say resume={cfg.folder} to go on with it, or choose another"
+        )
+    with run_id() as name:
+        cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / name)
+        train(cfg)
+
+
+def train(cfg: DictConfig) -> dict[str, float]:
+    """Fit, test the best checkpoint and report; go on where the folder has a checkpoint.
+
+    Returns:
+        Metrics on the test split; empty with ``test=false``.
+    """
+    folder = Path(cfg.folder)
+    L.seed_everything(cfg.seed, verbose=False)
+    checkpoint = run.last_checkpoint(folder)
+    parts = assemble(cfg, [Recorder(cfg)])
+    load_early(parts)
+    first = parts.trainer.is_global_zero
+    if first:
+        run.create(cfg)
+        if cfg.reproduce or checkpoint:
+            for difference in run.differences(run.read_record(Path(cfg.reproduce or folder))):
+                print(f"warning: {difference}")
+    facts = {"resumed_from": checkpoint and str(checkpoint), "devices": parts.trainer.world_size}
+    with ExitStack() as stack:
+        stack.enter_context(run.keep_log(folder, parts.trainer.global_rank))
+        stack.enter_context(closing_loggers(parts.trainer))
+        stack.enter_context(run.attempt(folder, writes=first, **facts))
+        parts.trainer.fit(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+        metrics = final_metrics(parts.trainer)
+        scores = score(parts, find_checkpoint(folder, "best"), folder / "evaluation" / "test") if cfg.test else {}
+        if first:
+            run.update_record(folder, metrics=metrics, test=scores)
+    if first:
+        if cfg.report:
+            report.write(folder)
+        summary.end(folder)
+        if cfg.reproduce:
+            summary.compare(Path(cfg.reproduce), folder)
+    return scores
+
+
+def load_early(parts: Parts) -> None:
+    """Read the data once before any process is started, so that a mistake in it is told in one line.
+
+    Raises:
+        ConfigError: Something is wrong with the data.
+    """
+    if parts.trainer.local_rank == 0:
+        try:
+            parts.data.prepare_data()
+            parts.data.setup("fit")
+        except (ValueError, OSError) as error:
+            raise ConfigError(one_line(error)) from error
+
+
+def final_metrics(trainer: L.Trainer) -> dict[str, float]:
+    """All metrics as they stand, but for those of time."""
+    found = trainer.callback_metrics.items()
+    return {name: float(value) for name, value in found if not name.startswith("throughput/")}
+
+
+@contextmanager
+def closing_loggers(trainer: L.Trainer) -> Iterator[None]:
+    """End loggers that want to know how the process ended."""
+    code = 1
+    try:
+        yield
+        code = 0
+    finally:
+        for logger in trainer.loggers:
+            close = getattr(logger, "close", None)
+            if close:
+                close(code)
+
+
+class Recorder(Callback):
+    """Writes into the run's record what is known only once training begins, and marks each checkpoint with the run.
+
+    Args:
+        cfg: The run's configuration.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.cfg = cfg
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Fingerprint the data, give the configuration to the loggers, and show what is about to happen."""
+        if not trainer.is_global_zero:
+            return
+        folder = Path(self.cfg.folder)
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if hasattr(data, "fingerprint"):
+            run.update_record(folder, data=data.fingerprint())
+        hyperparameters = OmegaConf.to_container(run.public(self.cfg))
+        for logger in trainer.loggers:
+            logger.log_hyperparams(hyperparameters)  # type: ignore[arg-type]
+        summary.begin(folder, trainer, pl_module)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Say which run and which code made the checkpoint."""
+        record = run.read_record(Path(self.cfg.folder))
+        code = {name: record["git"][name] for name in ("commit", "dirty")}
+        checkpoint["boltcutter"] = {"run": record["id"], **code}

@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from boltcutter.data.digits import Digits
+
+
+def test_digits_are_bytes_in_stratified_splits() -> None:
+    data = Digits()
+    data.setup("fit")
+    assert data.splits is not None
+    assert [len(split) for split in data.splits] == [1257, 270, 270]
+    inputs, targets = next(iter(data.train_dataloader()))
+    assert (inputs.dtype, inputs.shape) == (torch.uint8, (64, 1, 8, 8))
+    assert (targets.dtype, targets.shape) == (torch.int64, (64,))
+    assert inputs.max() == 255
+    assert data.classes == list("0123456789")
+    shares = [torch.bincount(split.targets) / len(split) for split in data.splits]  # type: ignore[attr-defined]
+    assert torch.allclose(shares[0], shares[2], atol=0.01)
+    assert torch.allclose(shares[0], shares[1], atol=0.01)
+
+
+def test_split_depends_on_the_seed() -> None:
+    assert Digits().fingerprint() == Digits().fingerprint() != Digits(seed=1).fingerprint()
+
+
+def test_other_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"data.shape=\(1, 28, 28\), data.outputs=10: digits have"):
+        Digits(shape=(1, 28, 28))
+
+
+def test_new_digits_are_brought_to_shape(tmp_path: Path) -> None:
+    Image.new("RGB", (40, 20), (255, 255, 255)).save(tmp_path / "a.png")
+    inputs, names = Digits().read([tmp_path])
+    assert inputs.shape == (1, 1, 8, 8)
+    assert inputs.min() == 255
+    assert names == [str(tmp_path / "a.png")]

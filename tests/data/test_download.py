@@ -1,0 +1,210 @@
+import contextlib
+import hashlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from boltcutter.data import download
+from boltcutter.data.download import fetch
+
+CONTENT = bytes(range(256)) * 4000  # 1 MB
+SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Behaves as the first part of the path says: good, plain (no ranges), cut (breaks off), wrong, short, slow."""
+
+    asked: list[tuple[str, str | None]]
+
+    def do_GET(self) -> None:
+        how = self.path.split("/")[1]
+        wanted = self.headers.get("Range")
+        self.asked.append((how, wanted))
+        body = CONTENT[::-1] if how == "wrong" else CONTENT
+        if how not in ("good", "plain", "cut", "wrong", "slow"):
+            self.send_error(404)
+            return
+        start = int(wanted[len("bytes=") : -1]) if wanted and how != "plain" else 0
+        if start >= len(body):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(body)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        part = body[start : start + 400_000] if how == "cut" else body[start:]
+        with contextlib.suppress(ConnectionError):
+            if how == "slow":
+                self.wfile.write(part[:10])
+                self.wfile.flush()
+                self.server.stop.wait(5)  # type: ignore[attr-defined]
+            else:
+                self.wfile.write(part)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Server:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.asked: list[tuple[str, str | None]] = []
+
+    def __call__(self, *how: str) -> list[str]:
+        return [f"{self.address}/{kind}/" for kind in how]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    handler = type("Asked", (Handler,), {"asked": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        httpd.stop = threading.Event()  # type: ignore[attr-defined]
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        server = Server(f"http://127.0.0.1:{httpd.server_port}")
+        server.asked = handler.asked  # type: ignore[attr-defined]
+        yield server
+        httpd.stop.set()  # type: ignore[attr-defined]
+        httpd.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "file.gz"
+
+
+def part(target: Path, content: bytes) -> None:
+    target.parent.mkdir()
+    target.with_name("file.gz.part").write_bytes(content)
+
+
+def files(target: Path) -> list[str]:
+    return sorted(file.name for file in target.parent.iterdir())
+
+
+@pytest.mark.parametrize(
+    "checksum", [SHA256, SHA256.upper().replace("SHA", "sha"), f"md5:{hashlib.md5(CONTENT).hexdigest()}", None]
+)
+def test_a_file_comes_whole_and_once(server: Server, target: Path, checksum: str | None) -> None:
+    assert fetch("file.gz", server("good"), target, checksum) == target
+    assert target.read_bytes() == CONTENT
+    assert files(target) == ["file.gz"]
+    fetch("file.gz", server("good"), target, checksum)
+    assert server.asked == [("good", None)]
+
+
+def test_the_next_mirror_is_asked(server: Server, target: Path) -> None:
+    fetch("file.gz", ["http://127.0.0.1:9/", *server("missing", "wrong", "good")], target, SHA256)
+    assert target.read_bytes() == CONTENT
+    assert server.asked == [("missing", None), ("wrong", None), ("good", None)]
+
+
+def test_a_part_is_gone_on_with(server: Server, target: Path) -> None:
+    part(target, CONTENT[:600_001])
+    fetch("file.gz", server("good"), target, SHA256)
+    assert target.read_bytes() == CONTENT
+    assert server.asked == [("good", "bytes=600001-")]
+    assert files(target) == ["file.gz"]
+
+
+def test_a_server_without_ranges_sends_all_again(server: Server, target: Path) -> None:
+    part(target, CONTENT[:600_001])
+    fetch("file.gz", server("plain"), target, SHA256)
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_whole_part_is_only_verified(server: Server, target: Path) -> None:
+    part(target, CONTENT)
+    fetch("file.gz", server("good"), target, SHA256)
+    assert target.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("content", [b"rubbish", CONTENT + b"more", CONTENT[::-1]])
+def test_a_wrong_part_is_thrown_away(server: Server, target: Path, content: bytes) -> None:
+    part(target, content)
+    fetch("file.gz", server("good"), target, SHA256)
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_connection_that_breaks_off_is_taken_up_again(server: Server, target: Path) -> None:
+    fetch("file.gz", server("cut"), target, SHA256)
+    assert target.read_bytes() == CONTENT
+    assert server.asked == [("cut", None), ("cut", "bytes=400000-"), ("cut", "bytes=800000-")]
+
+
+def test_what_arrived_is_kept_for_the_next_run(server: Server, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "TRIES", 1)
+    with pytest.raises(OSError, match="broke off after 400000 of 1024000 bytes"):
+        fetch("file.gz", server("cut"), target, SHA256)
+    assert files(target) == ["file.gz.part"]
+    fetch("file.gz", server("good"), target, SHA256)
+    assert target.read_bytes() == CONTENT
+    assert server.asked[1:] == [("good", "bytes=400000-")]
+
+
+def test_wrong_bytes_never_become_the_file(server: Server, target: Path) -> None:
+    with pytest.raises(
+        OSError, match=r"^file.gz: not downloaded \(.*missing/: HTTP 404 .*; .*wrong/: its sha256 is .*, not"
+    ) as error:
+        fetch("file.gz", server("missing", "wrong"), target, SHA256)
+    assert str(error.value).endswith(f"put it into data.folder={target.parent} by hand")
+    assert "\n" not in str(error.value)
+    assert files(target) == []
+
+
+def test_a_silent_server_is_left(server: Server, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
+    monkeypatch.setattr(download, "TRIES", 1)
+    fetch("file.gz", server("slow", "good"), target, SHA256)
+    assert target.read_bytes() == CONTENT
+
+
+def test_no_mirror_and_no_known_checksum(target: Path) -> None:
+    with pytest.raises(OSError, match=r"data.mirrors is empty"):
+        fetch("file.gz", [], target, SHA256)
+    with pytest.raises(ValueError, match=r"data.checksums: crc:1 of file.gz is neither sha256:… nor md5:…"):
+        fetch("file.gz", [], target, "crc:1")
+
+
+def test_processes_download_at_the_same_time(server: Server, target: Path) -> None:
+    code = (
+        "import sys, pathlib; from boltcutter.data.download import fetch;"
+        "fetch('file.gz', [sys.argv[1]], pathlib.Path(sys.argv[2]), sys.argv[3])"
+    )
+    command = [sys.executable, "-c", code, *server("good"), str(target), SHA256]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
+    for process in running:
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, b"")
+    assert target.read_bytes() == CONTENT
+    assert files(target) == ["file.gz"]
+    assert server.asked == [("good", None)]
+
+
+def test_a_lock_survives_the_file_being_moved_away(target: Path) -> None:
+    target.parent.mkdir()
+    moved = target.with_name("moved")
+    with download._locked(target) as first:
+        waiting = threading.Thread(target=lambda: done.append(_size(target)))
+        done: list[int] = []
+        waiting.start()
+        first.write(b"whole")
+        target.replace(moved)
+    waiting.join(10)
+    assert done == [0]  # its own new file, not the one that was moved
+    assert moved.read_bytes() == b"whole"
+
+
+def _size(path: Path) -> int:
+    with download._locked(path) as file:
+        return file.seek(0, 2)

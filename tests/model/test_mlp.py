@@ -1,0 +1,96 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from boltcutter.model.mlp import ACTIVATIONS, MLP, NORMS
+
+
+@pytest.mark.parametrize("inputs", [(10,), (1, 8, 8), (3, 32, 32)])
+def test_shape_in_and_out(inputs: tuple[int, ...]) -> None:
+    assert MLP(inputs, 7)(torch.rand(5, *inputs)).shape == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("norm", "count"),
+    [
+        ("none", 64 * 20 + 20 + 20 * 30 + 30 + 30 * 10 + 10),
+        ("batch", 64 * 20 + 2 * 20 + 20 * 30 + 2 * 30 + 30 * 10 + 10),  # no bias before a batch norm
+        ("layer", 64 * 20 + 20 + 2 * 20 + 20 * 30 + 30 + 2 * 30 + 30 * 10 + 10),
+    ],
+)
+def test_parameter_count(norm: Any, count: int) -> None:
+    model = MLP((1, 8, 8), 10, hidden=[20, 30], norm=norm)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_order_of_a_hidden_layer() -> None:
+    model = MLP((4,), 2, hidden=[3], activation="silu", norm="batch", dropout=0.25)
+    assert [type(layer) for layer in model.hidden] == [nn.Linear, nn.BatchNorm1d, nn.SiLU, nn.Dropout]
+    assert model.hidden[-1].p == 0.25
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation_is_the_one_asked_for(activation: Any) -> None:
+    model, x = MLP((4,), 2, hidden=[3], activation=activation), torch.randn(5, 4)
+    function = torch.tanh if activation == "tanh" else getattr(F, activation)
+    torch.testing.assert_close(model(x), model.head(function(model.hidden[0](x))))
+
+
+def test_dropout_is_for_training_only() -> None:
+    torch.manual_seed(0)
+    model, x = MLP((4,), 2, dropout=0.5), torch.randn(5, 4)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+def test_bytes_and_floats_agree() -> None:
+    model, x = MLP((1, 8, 8), 10), torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
+    torch.testing.assert_close(model(x), model(x / 255))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_bfloat16(norm: Any) -> None:
+    model = MLP((1, 8, 8), 10, norm=norm).bfloat16()
+    assert model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_export_with_any_batch_size(norm: Any) -> None:
+    model, x = MLP((1, 8, 8), 10, norm=norm, dropout=0.1).eval(), torch.ones(3, 1, 8, 8, dtype=torch.uint8)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.testing.assert_close(program.module()(torch.cat([x, x])), model(torch.cat([x, x])))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_it_learns_a_small_batch_and_every_parameter_has_a_gradient(norm: Any) -> None:
+    torch.manual_seed(0)
+    model, x, y = MLP((1, 8, 8), 3, norm=norm), torch.rand(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    for _ in range(40):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
+    assert F.cross_entropy(model(x), y) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"hidden": []}, r"model\.hidden=\[\] leaves no hidden layer; try model=linear"),
+        ({"hidden": [8, 0]}, r"model\.hidden=\[8, 0\] must be positive widths; try \[256, 128\]"),
+        ({"dropout": 1.0}, r"model\.dropout=1\.0 is not in \[0, 1\); try 0\.1"),
+        ({"dropout": -0.1}, r"model\.dropout=-0\.1 is not in \[0, 1\); try 0\.1"),
+        ({"dropout": float("nan")}, r"model\.dropout=nan is not in \[0, 1\); try 0\.1"),
+        ({"activation": "rely"}, r"model\.activation=rely is unknown; try one of relu, gelu, silu, tanh"),
+        ({"norm": "group"}, r"model\.norm=group is unknown; try one of none, batch, layer"),
+        ({"outputs": 0}, r"model\.outputs=0 must be positive; .*"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{message}$"):
+        MLP(**{"inputs": (4,), "outputs": 2} | arguments)

@@ -1,0 +1,85 @@
+import pytest
+import torch
+
+from boltcutter.model.rescaling import Rescaling, check_image, check_sizes
+
+PIXELS = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+
+
+def test_bytes_become_floats_from_nought_to_one() -> None:
+    rescaled = Rescaling()(PIXELS)
+    assert rescaled.dtype == torch.float32
+    torch.testing.assert_close(rescaled, PIXELS.float() / 255)
+    assert (rescaled.min(), rescaled.max()) == (0, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_bytes_become_the_dtype_of_the_module(dtype: torch.dtype) -> None:
+    rescaled = Rescaling().to(dtype)(PIXELS)
+    assert rescaled.dtype == dtype
+    assert torch.equal(rescaled, PIXELS.to(dtype) / 255)
+    assert rescaled.max() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_floats_pass_as_they_are(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 3, dtype=dtype) * 300
+    assert Rescaling()(x) is x
+
+
+def test_mean_and_std_are_of_each_channel() -> None:
+    x = torch.tensor([51, 255], dtype=torch.uint8).view(1, 2, 1, 1)
+    expected = torch.tensor([(0.2 - 0.1) / 0.5, (1.0 - 0.2) / 0.25]).view(1, 2, 1, 1)
+    rescaling = Rescaling(mean=[0.1, 0.2], std=[0.5, 0.25])
+    torch.testing.assert_close(rescaling(x), expected)
+    torch.testing.assert_close(rescaling(x / 255), expected)
+    assert rescaling.bfloat16()(x).dtype == torch.bfloat16
+
+
+def test_nothing_enters_the_state_dict() -> None:
+    assert not Rescaling(mean=[0.5], std=[0.5]).state_dict()
+
+
+def test_wide_integers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^data\.dtype=torch\.int64 has no known range; make pixels uint8") as caught:
+        Rescaling()(torch.ones(2, 3, dtype=torch.int64))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ([0.5], None, r"model\.mean=\[0\.5\] and model\.std=None go together; give both or neither"),
+        (None, [0.5], r"model\.mean=None and model\.std=\[0\.5\] go together; give both or neither"),
+        (
+            [0.5],
+            [0.5, 0.5],
+            r"model\.mean=\[0\.5\] does not match model\.std=\[0\.5, 0\.5\]; give one for each channel",
+        ),
+        ([0.5], [0.0], r"model\.std=\[0\.0\] must be positive; .*"),
+        ([], [], r"model\.std=\[\] must be positive; .*"),
+    ],
+)
+def test_mean_and_std_must_fit(mean: list[float] | None, std: list[float] | None, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{message}$"):
+        Rescaling(mean, std)
+
+
+@pytest.mark.parametrize("inputs", [(), (0,), (1, -2, 3)])
+def test_sizes_are_positive(inputs: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^model\.inputs=\(.*\) must be positive sizes; try .*$"):
+        check_sizes(inputs, 10)
+
+
+def test_there_is_an_output() -> None:
+    check_sizes((1,), 1)
+    with pytest.raises(ValueError, match=r"^model\.outputs=0 must be positive; .*$"):
+        check_sizes((1,), 0)
+
+
+def test_an_image_has_three_dimensions() -> None:
+    check_image("ConvNet", (1, 8, 8))
+    with pytest.raises(
+        ValueError, match=r"^model\.inputs=\(10,\): ConvNet needs \(channels, height, width\); try model=mlp$"
+    ):
+        check_image("ConvNet", (10,))
