@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from boltcutter import build, run
-from boltcutter.config import ConfigError, hint, merge
+from boltcutter.config import ConfigError, hint, merge, one_line
 from boltcutter.quiet import quiet
 
 METRICS_FILE = "boltcutter.logger.csv.CSV"
@@ -91,8 +92,9 @@ def check_cfg(cfg: DictConfig) -> DictConfig:
     """
     unknown = [key for key in ("shape", "outputs") if key in (cfg.data or {}) and cfg.data[key] is None]
     if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_alone):
-        for key, value in build.build(cfg.data, "data").sizes().items():
-            cfg.data[key] = value
+        data = build.build(cfg.data, "data")
+        with told_in_one_line():
+            cfg.data = merge(cfg.data, DictConfig(data.sizes()))
     named = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the name is given when the run begins
     if mistakes := build.check(named, Config):
         raise ConfigError("\n".join(mistakes))
@@ -133,13 +135,18 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     loggers = [v for v in build.build(cfg.logger or {}, "logger").values() if v is not None] if logs else []
     if logs:
         loggers.append(build.build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"}))
+    # Where the configuration has none, Lightning would add its own.
+    defaults = {
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks.values()),
+        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks.values()),
+    }
     trainer = build.build(
         cfg.trainer,
         "trainer",
         callbacks=[*callbacks.values(), *watchers],
         logger=loggers,
         default_root_dir=str(cfg.folder),
-        **({} if logs else {"enable_checkpointing": False, "enable_progress_bar": False}),
+        **{name: value for name, value in defaults.items() if name not in cfg.trainer},
     )
     data = build.build(cfg.data, "data")
     check_batch(trainer, data)
@@ -214,6 +221,19 @@ def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> N
         if metric is not None and metric not in logged:
             listed = ", ".join(sorted(logged))
             raise ConfigError(f"{path}={metric} is never logged{hint(metric, logged)} (there are: {listed})")
+
+
+@contextmanager
+def told_in_one_line() -> Iterator[None]:
+    """What is wrong with the user's data becomes a mistake of one line.
+
+    Raises:
+        ConfigError: Something was wrong.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ConfigError(one_line(error)) from error
 
 
 def _data_alone(data: L.LightningDataModule, seed: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,14 @@ def find_checkpoint(folder: Path, which: str) -> Path:
     return path
 
 
-def score(parts: Parts, checkpoint: Path, output: Path, split: str = "test") -> dict[str, float]:
+def score(parts: Parts, checkpoint: Path | None, output: Path, split: str = "test") -> dict[str, float]:
     """Measure ``checkpoint`` on a split and write ``output``: metrics, tables, predictions, a picture, worst errors.
+
+    Args:
+        parts: Trainer, data and task.
+        checkpoint: Whose weights are measured; None takes those that the task has.
+        output: Folder.
+        split: Which samples.
 
     Returns:
         Metrics by name, over all samples of the split.
@@ -74,7 +81,9 @@ def score(parts: Parts, checkpoint: Path, output: Path, split: str = "test") -> 
     callbacks.append(outcomes)
     try:
         if split != "test":
-            parts.data.test_dataloader = getattr(parts.data, f"{split}_dataloader")  # type: ignore[method-assign]
+            data: Any = parts.data
+            whole = partial(data.loader, split) if hasattr(data, "loader") else getattr(data, f"{split}_dataloader")
+            data.test_dataloader = whole
         found = parts.trainer.test(
             parts.task, datamodule=parts.data, ckpt_path=checkpoint, verbose=False, weights_only=True
         )

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter import run
-from boltcutter.assemble import Parts, assemble, check_cfg
-from boltcutter.config import ConfigError, one_line
+from boltcutter.assemble import Parts, assemble, check_cfg, told_in_one_line
+from boltcutter.config import ConfigError
 from boltcutter.evaluate import find_checkpoint
 from boltcutter.quiet import quiet
 
@@ -53,10 +53,8 @@ def predict(parts: Parts, checkpoint: Path, inputs: list[Path]) -> pd.DataFrame:
     data: Any = parts.data
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)
     data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
-    try:
+    with told_in_one_line():
         samples, names = data.read(inputs)
-    except (ValueError, OSError) as error:
-        raise ConfigError(one_line(error)) from error
     loader = DataLoader(TensorDataset(samples), batch_size=data.batch_size)
     found: Any = parts.trainer.predict(parts.task, loader, ckpt_path=checkpoint, weights_only=True)
     return _table(torch.cat(found).float(), names, list(data.classes), data.kind)

@@ -1,10 +1,412 @@
-"""report.html: the whole run in one file."""
+"""report.html: the whole run in one file that opens offline, made from the files of the run's folder alone."""
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import jinja2
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import yaml
+from PIL import Image
+
+from boltcutter import run
+from boltcutter.config import SECRET
+
+T = TypeVar("T")
+Goal = Literal["min", "max"]
+
+POINTS = 1000  # of a curve
+DOTS = 2000  # of a scatter
+CELLS = 150  # classes of a confusion matrix that can still be read
+TARGETS = 6  # numbers of a regression that are drawn
+PIXELS = 128  # side of a picture; larger ones are made smaller
+
+SMALLER_IS_BETTER = re.compile(r"loss|err|mae|mse|mape|perplexity|nll|bits", re.I)
+LARGER_IS_BETTER = re.compile(r"acc|f1|r2|auc|auroc|precision|recall|iou|dice|bleu|pearson|spearman|kappa", re.I)
 
 
 def write(folder: Path) -> Path:
-    """Write ``report.html`` of the run in ``folder``."""
-    return folder / "report.html"
+    """Write ``report.html`` of the run in ``folder``; what is not in the folder is left out with a word."""
+    path = folder / "report.html"
+    run.write_atomically(path, render(folder))
+    return path
+
+
+def render(folder: Path) -> str:
+    """The text of the page."""
+    parts = Parts(folder)
+    record = parts.get("Record", partial(_read_object, folder / "record.json"), {})
+    config, sections = parts.get("Configuration", partial(_read_config, folder / "config.yaml"), ({}, []))
+    groups = parts.get("Curves", partial(_read_groups, folder / "metrics.csv"), {})
+    attempts = parts.get("Attempts", partial(_attempts, record), [])
+    test = folder / "evaluation" / "test"
+    scores = parts.get("Test metrics", partial(_read_object, test / "metrics.json"), record.get("test") or {})
+    scatters = parts.get("Predictions", partial(_read_scatters, test / "predictions.csv"), [])
+    classes, confusion = [], {}
+    if not scatters:
+        classes = parts.get("Classes", partial(_read_classes, test / "classes.csv"), [])
+        confusion = parts.get("Confusion matrix", partial(_read_confusion, test / "confusion.csv"), {})
+    names = [str(row["class"]) for row in classes]
+    goals = _goals(config, groups)
+    page = (
+        _environment()
+        .get_template("report.html")
+        .render(
+            folder=folder,
+            record=record,
+            command=_veil(str(record.get("command") or "")),
+            choices=config.get("choices") or {},
+            sections=sections,
+            finals=_finals(groups, goals, scores, record.get("metrics") or {}),
+            classes=classes,
+            confusion=confusion,
+            worst=parts.get("Worst errors", partial(_read_worst, test / "worst.npz", names), []),
+            attempts=attempts,
+            missing=parts.absent,
+            data={"charts": _charts(groups, goals), "confusion": confusion, "scatters": scatters},
+        )
+    )
+    return page.encode(errors="replace").decode()  # a file name that is not UTF-8 may stand in the command
+
+
+class Parts:
+    """Reads the parts of a report, and remembers which could not be read and why."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.absent: list[tuple[str, str]] = []
+
+    def get(self, title: str, read: Callable[[], T], empty: T) -> T:
+        """What ``read`` gives, or ``empty``."""
+        try:
+            return read()
+        except FileNotFoundError as error:
+            name = Path(str(error.filename))
+            shown = name.relative_to(self.folder) if name.is_relative_to(self.folder) else name
+            self.absent.append((title, f"{shown} is not there"))
+        except Exception as error:  # days of training must not end in failure because of a damaged file
+            self.absent.append((title, f"cannot be read: {type(error).__name__}: {error}"[:200]))
+        return empty
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One column of ``metrics.csv``, where it has values."""
+
+    name: str
+    stage: str  # train, val, or "" for what belongs to neither
+    epoch_mean: bool
+    step: npt.NDArray[np.int64]
+    epoch: npt.NDArray[np.int64]
+    value: npt.NDArray[np.float64]
+    lost: int  # values that were not finite
+
+    def best(self, goal: Goal) -> int:
+        """Place of the best value."""
+        return int(self.value.argmin() if goal == "min" else self.value.argmax())
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds no object")
+    return found
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[tuple[str, str]]]]]:
+    """The values; and the text as sections of (key, rest of the line), the first one for what is a single line."""
+    text = path.read_text()
+    blocks = [block.splitlines() for block in re.split(r"^(?=[^\s-])", text, flags=re.M) if block.strip()]
+    general = [line for block in blocks if len(block) == 1 for line in block]
+    sections = [("general", general)] + [(lines[0].partition(":")[0], lines[1:]) for lines in blocks if len(lines) > 1]
+    found = yaml.safe_load(text)
+    values = found if isinstance(found, dict) else {}
+    return values, [(title, [_split_line(line) for line in lines]) for title, lines in sections if lines]
+
+
+def _split_line(line: str) -> tuple[str, str]:
+    found = re.match(r"""(\s*(?:- )*[^\s:#'"-][^:]*:)(?=\s|$)(.*)""", line)
+    return (found[1], found[2]) if found else ("", line)
+
+
+def _read_groups(path: Path) -> dict[str, list[Curve]]:
+    """Curves by metric: those of train and val, of steps and of epochs, stand together."""
+    table = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+    groups: dict[str, list[Curve]] = {}
+    for column in table.columns.drop(["step", "epoch"], errors="ignore"):
+        group, name, stage, epoch_mean = _place(column)
+        logged = table[table[column].notna()]
+        # A training that went astray has "nan" and "inf" here: counted, not drawn.
+        values = pd.to_numeric(logged[column], errors="coerce").to_numpy(float)
+        finite = np.isfinite(values)
+        if group.startswith("test/") or not finite.any():
+            continue
+        step, epoch = (_whole(logged.get(key))[finite] for key in ("step", "epoch"))
+        curve = Curve(name, stage, epoch_mean, step, epoch, values[finite], int((~finite).sum()))
+        groups.setdefault(group, []).append(curve)
+    return {group: groups[group] for group in sorted(groups, key=lambda group: _rank(group, groups[group]))}
+
+
+def _rank(group: str, curves: Sequence[Curve]) -> int:
+    """The loss is drawn first, then what train or val measured, the learning rate, speed, and all else."""
+    order = (
+        group == "loss",
+        any(curve.stage for curve in curves),
+        group == "learning rate",
+        "throughput" in group,
+        True,
+    )
+    return order.index(True)
+
+
+def _whole(column: Any) -> npt.NDArray[np.int64]:
+    numbers: npt.NDArray[np.int64] = pd.to_numeric(column, errors="coerce").fillna(-1).to_numpy(np.int64)
+    return numbers
+
+
+def _place(column: str) -> tuple[str, str, str, bool]:
+    """Group, name, stage of a column, and whether it holds the means of epochs."""
+    if column.startswith("lr-"):
+        return "learning rate", column.removeprefix("lr-"), "", False
+    found = re.fullmatch(r"(?:(train|val)/)?(.+?)(_epoch|_step)?", column)
+    assert found is not None
+    stage, group, ending = found.groups()
+    epoch_mean = ending == "_epoch"
+    return group, stage or ("epoch mean" if epoch_mean else ""), stage or "", epoch_mean
+
+
+def _goals(config: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Goal]:
+    """Whether a metric is to fall or to rise: as callbacks say that monitor it, otherwise as its name tells."""
+    goals: dict[str, Goal] = {}
+    for group in groups:
+        if LARGER_IS_BETTER.search(group):
+            goals[group] = "max"
+        elif SMALLER_IS_BETTER.search(group):
+            goals[group] = "min"
+    for callback in (config.get("callback") or {}).values():
+        if isinstance(callback, dict) and callback.get("monitor") and callback.get("mode") in ("min", "max"):
+            goals[_place(str(callback["monitor"]))[0]] = callback["mode"]
+    return goals
+
+
+def _charts(groups: Mapping[str, Sequence[Curve]], goals: Mapping[str, Goal]) -> list[dict[str, Any]]:
+    """What the page draws of each group; the steps stand back behind the means of epochs."""
+    charts = []
+    for group, curves in groups.items():
+        means = {curve.stage for curve in curves if curve.epoch_mean}
+        series = [_series(curve, faint=not curve.epoch_mean and curve.stage in means) for curve in curves]
+        series.sort(key=lambda s: (s["faint"], s["name"]))
+        chart = {"title": _title(group), "series": series, "rises": goals.get(group) == "max", "best": None}
+        val = next((curve for curve in curves if curve.stage == "val"), None)
+        if val and group in goals:
+            place = val.best(goals[group])
+            chart["best"] = [int(val.step[place]), _short(val.value[place])]
+        charts.append(chart)
+    return charts
+
+
+def _series(curve: Curve, *, faint: bool) -> dict[str, Any]:
+    kept = thin(curve.value)
+    return {
+        "name": ", ".join(filter(None, [curve.name, "step" if faint else ""])),
+        "stage": curve.stage,
+        "faint": faint,
+        "lost": curve.lost,
+        "x": curve.step[kept].tolist(),
+        "epoch": curve.epoch[kept].tolist(),
+        "y": [_short(value) for value in curve.value[kept]],
+    }
+
+
+def thin(values: npt.NDArray[np.float64], limit: int = POINTS) -> npt.NDArray[np.int64]:
+    """Places of at most ``limit`` values: the two ends, and both extremes of each of the equal stretches between."""
+    places = np.arange(len(values))
+    if len(values) <= limit:
+        return places
+    stretches = np.array_split(places, limit // 2 - 1)
+    extremes = [stretch[f(values[stretch])] for stretch in stretches for f in (np.argmin, np.argmax)]
+    return np.unique([0, *extremes, len(values) - 1])
+
+
+def _finals(
+    groups: Mapping[str, Sequence[Curve]],
+    goals: Mapping[str, Goal],
+    scores: Mapping[str, float],
+    recorded: Mapping[str, float],
+) -> list[dict[str, Any]]:
+    """A row for each metric: where train and val ended, the best of val, and the test; the loss comes last."""
+    tests = {name.partition("/")[2] or name: value for name, value in scores.items()}
+    rows: dict[str, dict[str, Any]] = {group: {"test": value} for group, value in tests.items()}
+    for name, value in recorded.items():
+        group, _, stage, _ = _place(name)
+        if stage:
+            rows.setdefault(group, {})[stage] = value
+    for group, curves in groups.items():
+        for curve in sorted((curve for curve in curves if curve.stage), key=lambda curve: curve.epoch_mean):
+            rows.setdefault(group, {})[curve.stage] = float(curve.value[-1])
+            if curve.stage == "val" and group in goals:
+                place = curve.best(goals[group])
+                rows[group] |= {"best": float(curve.value[place]), "at": int(curve.step[place])}
+    found = [{"test": None, "metric": _title(group), **row} for group, row in rows.items()]
+    return sorted(found, key=lambda row: row["metric"] == "loss")
+
+
+def _read_classes(path: Path) -> list[dict[str, Any]]:
+    table = pd.read_csv(path, dtype={"class": str}, keep_default_na=False)  # a class may be named NA, or 01
+    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+
+
+def _read_confusion(path: Path) -> dict[str, Any]:
+    """Names, and what is not zero as [truth, prediction, count]; the pairs that are mistaken most often."""
+    table = pd.read_csv(path, dtype={"truth": str}, keep_default_na=False)
+    names = [str(name) for name in table.iloc[:, 0]]  # the header does not do: pandas renames what is there twice
+    counts = table.iloc[:, 1:].to_numpy(np.int64)
+    cells = [[int(row), int(column), int(counts[row, column])] for row, column in np.argwhere(counts)]
+    sums = counts.sum(axis=1)
+    wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
+    pairs = [(names[t], names[p], n, n / int(sums[t])) for t, p, n in wrong[:8]]
+    return {"names": names, "cells": cells if len(names) <= CELLS else [], "sums": sums.tolist(), "pairs": pairs}
+
+
+def _read_scatters(path: Path) -> list[dict[str, Any]]:
+    """Truth, prediction and index for each target of a regression; of many samples, some of each size of loss."""
+    table = pd.read_csv(path)
+    if "confidence" in table:
+        return []
+    by_loss = table.sort_values("loss") if "loss" in table else table
+    chosen = np.unique(np.linspace(0, len(table) - 1, min(len(table), DOTS)).astype(int))
+    endings = [str(c).removeprefix("target") for c in table if re.fullmatch(r"target(_\d+)?", str(c))]
+    return [_scatter(by_loss.iloc[chosen], ending, len(table)) for ending in endings[:TARGETS]]
+
+
+def _scatter(table: pd.DataFrame, ending: str, samples: int) -> dict[str, Any]:
+    columns = (f"target{ending}", f"prediction{ending}")
+    finite = table[np.isfinite(table[list(columns)]).all(axis=1)]
+    truth, prediction = ([_short(value) for value in finite[column]] for column in columns)
+    number = ending.removeprefix("_")
+    return {
+        "target": number,
+        "truth": truth,
+        "prediction": prediction,
+        "index": finite["index"].tolist(),
+        "of": samples,
+    }
+
+
+def _read_worst(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file}
+    inputs = arrays["inputs"]
+    pictures = inputs.dtype == np.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
+    return [
+        {
+            "picture": _picture(values) if pictures else None,
+            "values": [] if pictures else [float(value) for value in values.ravel()[:8]],
+            "shape": " × ".join(map(str, values.shape)),
+            "truth": _answer(arrays, "target", place, names),
+            "prediction": _answer(arrays, "prediction", place, names),
+            **{key: arrays[key][place].item() for key in ("index", "loss", "confidence") if key in arrays},
+        }
+        for place, values in enumerate(inputs)
+    ]
+
+
+def _answer(arrays: Mapping[str, Any], what: str, place: int, names: Sequence[str]) -> str:
+    """A class by its name, or numbers."""
+    values = [array[place].item() for name, array in arrays.items() if re.fullmatch(rf"{what}(_\d+)?", name)]
+    return ", ".join(
+        names[v] if isinstance(v, int) and 0 <= v < len(names) else str(v) if isinstance(v, int) else number(v)
+        for v in values
+    )
+
+
+def _picture(values: npt.NDArray[np.uint8]) -> dict[str, Any]:
+    """A picture (C, H, W) as a data address; small ones to the pixel."""
+    image = Image.fromarray(np.ascontiguousarray(values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)))
+    small = max(image.size) <= PIXELS
+    if not small:
+        image.thumbnail((PIXELS, PIXELS))
+    stream = io.BytesIO()
+    image.save(stream, "png" if small else "jpeg")
+    text = base64.b64encode(stream.getvalue()).decode()
+    return {"address": f"data:image/{'png' if small else 'jpeg'};base64,{text}", "small": small}
+
+
+def _attempts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each attempt with its duration in seconds, and how it is to be taken."""
+    found = []
+    for attempt in record.get("attempts") or []:
+        ends = [datetime.fromisoformat(attempt[key]) if attempt.get(key) else None for key in ("start", "end")]
+        seconds = (ends[1] - ends[0]).total_seconds() if ends[0] and ends[1] else None
+        found.append({**attempt, "start": ends[0], "seconds": seconds, "tone": _tone(str(attempt.get("reason")))})
+    return found
+
+
+def _tone(reason: str) -> str:
+    tones = {"completed": "good", "running": "busy", "interrupted": "warn"}
+    return tones.get(reason, "bad" if re.match(r"\w+(Error|Exception|Exit)?:", reason) else "warn")
+
+
+def _veil(command: str) -> str:
+    """The command without the values of secrets."""
+    words = [word.partition("=") for word in shlex.split(command)]
+    return shlex.join(f"{k}{e}{'***' if SECRET.search(k.rpartition('.')[2]) and v else v}" for k, e, v in words)
+
+
+def number(value: Any) -> str:
+    """A number as a person reads it."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return "–" if value is None or isinstance(value, jinja2.Undefined) else str(value)
+    if isinstance(value, int | np.integer) or not math.isfinite(value):
+        return f"{value:,}"
+    size = abs(value)
+    return f"{value:,.0f}" if 1e4 <= size < 1e9 else f"{value:#.4g}" if size >= 1e-3 or not size else f"{value:.3g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds, minutes, hours or days."""
+    if seconds is None:
+        return "–"
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return (
+        f"{hours} h {minutes % 60:02} min"
+        if hours
+        else f"{minutes} min {seconds % 60:.0f} s"
+        if minutes
+        else f"{seconds:.0f} s"
+    )
+
+
+def _title(group: str) -> str:
+    return group.replace("_", " ").replace("/", ", ")
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _environment() -> jinja2.Environment:
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.ChainableUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"number": number, "duration": duration}
+    return found

@@ -7,6 +7,7 @@ its attempts), ``code.patch`` (what git had not committed), ``metrics.csv``, ``c
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import io
 import json
@@ -168,6 +169,9 @@ def attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None]:
         yield
         return
     earlier = read_record(folder)["attempts"]
+    for before in earlier:
+        if before["end"] is None:
+            before["reason"] = "killed"  # else it would have said how it ended
     now = {"start": _time(), "end": None, "reason": "running", "host": socket.gethostname(), "pid": os.getpid()} | facts
     update_record(folder, attempts=[*earlier, now])
     reason = "completed"
@@ -235,15 +239,12 @@ def differences(record: dict[str, Any]) -> list[str]:
         found.append(
             f"git commit is {source.get('commit')}, was {then.get('commit')}; git checkout {then.get('commit')}"
         )
-    patch = Path(record["config"].get("folder") or ".") / "code.patch"
-    if bool(then.get("dirty")) != bool(source.get("dirty")) or (
-        then.get("dirty") and (patch.read_text() if patch.is_file() else "") != source["patch"]
-    ):
+    if then.get("changes") != source["changes"]:
         found.append("uncommitted changes differ; code.patch of the run has those that it was made with")
+    installed = packages()
     for name, was in record["packages"].items():
-        now = packages().get(name)
-        if now != was:
-            found.append(f"package {name} is {now or 'absent'}, was {was}")
+        if installed.get(name) != was:
+            found.append(f"package {name} is {installed.get(name, 'absent')}, was {was}")
     if platform.python_version() != record["python"]:
         found.append(f"Python is {platform.python_version()}, was {record['python']}")
     here = hardware()
@@ -255,7 +256,7 @@ def git_state(where: Path) -> dict[str, Any]:
     """Commit, branch, remote and uncommitted changes of the code; empty where git does not know it."""
     top = _git(where, "rev-parse", "--show-toplevel")
     if not top:
-        return {"commit": None, "branch": None, "remote": None, "dirty": None, "patch": ""}
+        return {"commit": None, "branch": None, "remote": None, "dirty": None, "changes": None, "patch": ""}
     root = Path(top)
     patch = _patch(root)
     remote = _git(root, "config", "--get", "remote.origin.url") or None
@@ -264,6 +265,7 @@ def git_state(where: Path) -> dict[str, Any]:
         "branch": _git(root, "rev-parse", "--abbrev-ref", "HEAD") or None,
         "remote": _without_password(remote) if remote else None,
         "dirty": bool(patch),
+        "changes": hashlib.sha256(patch.encode()).hexdigest()[:16] if patch else None,
         "patch": patch,
     }
 

@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from boltcutter import report, run, summary
-from boltcutter.assemble import Parts, assemble, read
-from boltcutter.config import ConfigError, one_line
+from boltcutter.assemble import Parts, assemble, read, told_in_one_line
+from boltcutter.config import ConfigError
 from boltcutter.environment.identity import run_id
 from boltcutter.evaluate import find_checkpoint, score
 from boltcutter.quiet import quiet
@@ -56,7 +56,8 @@ def train(cfg: DictConfig) -> dict[str, float]:
         stack.enter_context(run.attempt(folder, writes=first, **facts))
         parts.trainer.fit(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         metrics = final_metrics(parts.trainer)
-        scores = score(parts, find_checkpoint(folder, "best"), folder / "evaluation" / "test") if cfg.test else {}
+        best = find_checkpoint(folder, "best") if any((folder / "checkpoints").glob("*.ckpt")) else None
+        scores = score(parts, best, folder / "evaluation" / "test") if cfg.test else {}
         if first:
             run.update_record(folder, metrics=metrics, test=scores)
     if first:
@@ -75,11 +76,9 @@ def load_early(parts: Parts) -> None:
         ConfigError: Something is wrong with the data.
     """
     if parts.trainer.local_rank == 0:
-        try:
+        with told_in_one_line():
             parts.data.prepare_data()
             parts.data.setup("fit")
-        except (ValueError, OSError) as error:
-            raise ConfigError(one_line(error)) from error
 
 
 def final_metrics(trainer: L.Trainer) -> dict[str, float]:

@@ -200,8 +200,9 @@ def test_a_lock_survives_the_file_being_moved_away(target: Path) -> None:
         waiting.start()
         first.write(b"whole")
         target.replace(moved)
+        target.write_bytes(b"new")
     waiting.join(10)
-    assert done == [0]  # its own new file, not the one that was moved
+    assert done == [3]  # what is there now, not the file that was moved
     assert moved.read_bytes() == b"whole"
 
 

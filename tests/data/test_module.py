@@ -153,7 +153,19 @@ class Recorder(L.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
-def fit(steps: int, checkpoint: Path, ckpt_path: Path | None = None) -> list[list[int]]:
+class Saver(L.Callback):
+    """Saves within training, after as many steps as the file says."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = {int(file.stem): file for file in files}
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step in self.files:
+            trainer.save_checkpoint(self.files[trainer.global_step])
+
+
+def fit(steps: int, folder: Path, resume: Path | None = None) -> list[list[int]]:
+    """Batches of a training that saves after steps 3, 7 and 10, and when it is over."""
     model = Recorder()
     quiet = {
         "logger": False,
@@ -161,19 +173,27 @@ def fit(steps: int, checkpoint: Path, ckpt_path: Path | None = None) -> list[lis
         "enable_model_summary": False,
         "enable_checkpointing": False,
     }
-    trainer = L.Trainer(accelerator="cpu", max_steps=steps, use_distributed_sampler=False, **quiet)
-    trainer.fit(model, datamodule=Numbers(), ckpt_path=ckpt_path, weights_only=True)
-    trainer.save_checkpoint(checkpoint)
+    saver = Saver([folder / f"{step}.ckpt" for step in (3, 7, 10)])
+    trainer = L.Trainer(accelerator="cpu", max_steps=steps, use_distributed_sampler=False, callbacks=[saver], **quiet)
+    trainer.fit(model, datamodule=Numbers(), ckpt_path=resume)
+    trainer.save_checkpoint(folder / "end.ckpt")
     return model.seen
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*LeafSpec:FutureWarning")  # Lightning on few cores, on torch
-def test_lightning_resumes_in_the_middle_of_the_second_epoch(tmp_path: Path) -> None:
-    whole = fit(15, tmp_path / "whole.ckpt")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*LeafSpec:FutureWarning")  # Lightning on cores, and torch
+def test_lightning_resumes_at_the_very_next_sample(tmp_path: Path) -> None:
+    whole = fit(15, tmp_path)
     assert whole[:5] != whole[5:10]
-    assert fit(7, tmp_path / "a.ckpt") == whole[:7]
-    assert fit(10, tmp_path / "b.ckpt", tmp_path / "a.ckpt") == whole[7:10]
-    assert fit(15, tmp_path / "c.ckpt", tmp_path / "b.ckpt") == whole[10:]
+    for step in (3, 7, 10):
+        (tmp_path / "again").mkdir(exist_ok=True)
+        assert fit(15, tmp_path / "again", tmp_path / f"{step}.ckpt") == whole[step:]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*LeafSpec:FutureWarning")
+def test_an_epoch_that_max_steps_cut_short_is_gone_through_later(tmp_path: Path) -> None:
+    whole = fit(10, tmp_path)
+    assert fit(7, tmp_path) == whole[:7]
+    assert fit(10, tmp_path, tmp_path / "end.ckpt") == whole[7:]
 
 
 def on_rank(rank: int, world: int) -> Any:
@@ -195,8 +215,11 @@ def test_ranks_come_from_lightning() -> None:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=WORKERS)])
 def test_an_error_is_one_line_also_from_a_worker(workers: int) -> None:
+    loader = Numbers(workers=workers, bad=7).train_dataloader()
     with pytest.raises(ValueError, match=r"^sample 7: damaged; replace it$"):
-        seen(Numbers(workers=workers, bad=7).train_dataloader())
+        seen(loader)
+    if loader._iterator is not None:
+        loader._iterator._shutdown_workers()  # left to the garbage collector it takes 5 s
 
 
 def test_fingerprint_follows_the_contents() -> None:

@@ -105,7 +105,7 @@ def _turn(
     y = (2 * (torch.arange(height) - down) - (height - 1))[:, :, None]  # (N, H, 1)
     sign = torch.from_numpy(np.where(flipped, -1, 1))[:, None, None]
     # In pixels times ONE from the upper left corner, shape (N, H, W); ``2 * ONE`` takes halves and one ONE away.
-    from_x = (sign * (cos * x + sin * y) + ONE).div(2 * ONE, rounding_mode="floor") + (width - 1) * ONE // 2
+    from_x = sign * (cos * x + sin * y + ONE).div(2 * ONE, rounding_mode="floor") + (width - 1) * ONE // 2
     from_y = (cos * y - sin * x + ONE).div(2 * ONE, rounding_mode="floor") + (height - 1) * ONE // 2
     left, top = from_x.div(ONE, rounding_mode="floor"), from_y.div(ONE, rounding_mode="floor")
     across, along = from_x - left * ONE, from_y - top * ONE

@@ -110,7 +110,7 @@ def _receive(url: str, file: IO[bytes]) -> None:
         _receive(url, file)
         return
     with response:
-        if response.status != 206 or not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+        if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             file.truncate(0)
             start = 0
         length = response.headers.get("Content-Length")

@@ -155,7 +155,10 @@ def read_idx(path: Path, ndim: int) -> Tensor:
             raise ValueError(f"{path}: damaged gzip file ({error}); {remedy}") from None
     header = 4 + 4 * ndim
     if raw[:4] != bytes((0, 0, 8, ndim)) or len(raw) < header:
-        raise ValueError(f"{path}: begins with {raw[:4].hex() or 'nothing'}, not as an IDX file of bytes; {remedy}")
+        begin = raw[:4].hex() or "nothing"
+        raise ValueError(
+            f"{path}: begins with {begin}, so it is no IDX file of {ndim} dimensions, or cut short; {remedy}"
+        )
     shape = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, header, 4)]
     if len(raw) != header + math.prod(shape) or not math.prod(shape):
         raise ValueError(f"{path}: {len(raw) - header} bytes of data, but its header says {shape}; {remedy}")

@@ -140,8 +140,9 @@ class DataModule(L.LightningDataModule, ABC):
         """A new order in each epoch; the last, smaller batch is left out."""
         self._loader = self.loader("train", shuffle=True, drop_last=True)
         if self._resume:
-            self._loader.sampler.start = self._position(self._resume, self._loader.sampler)
-            self._loader.done = self._loader.sampler.start
+            sampler = self._loader.sampler
+            sampler.epoch, sampler.start = self._resume["epoch"], self._position(self._resume, sampler)
+            self._loader.done = sampler.start
         return self._loader
 
     def val_dataloader(self) -> Loader:
@@ -181,6 +182,7 @@ class DataModule(L.LightningDataModule, ABC):
                 "batch_size": sampler.batch_size,
                 "length": sampler.length,
                 "seed": sampler.seed,
+                "epoch": sampler.epoch,
             }
         elif self._resume:  # loaded but not yet trained on: still where it was
             state["position"] = self._resume

@@ -60,8 +60,10 @@ class BatchSampler(Sampler[Batch]):
         self.sampler = self  # Lightning looks for set_epoch here
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
-        self.epoch = epoch
+        """Choose the epoch whose order comes next, unless there is the rest of one to go through."""
+        # Lightning counts an epoch as done that max_steps cut short.
+        if not self.start:
+            self.epoch = epoch
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The order of all samples over all ranks, shape (length,)."""

@@ -106,7 +106,8 @@ class Tabular(DataModule):
         if self.statistics not in ({}, state_dict["statistics"]):
             self.splits = None  # to be scaled anew
         super().load_state_dict(state_dict)
-        self.classes = list(self.statistics.get("classes", []))
+        if "classes" in self.statistics:
+            self.kind, self.classes = "classes", list(self.statistics["classes"])
 
     @property
     def _name(self) -> str:
@@ -143,7 +144,10 @@ class Tabular(DataModule):
 
     def _numbers(self, targets: pd.DataFrame) -> Floats:
         """Targets (N, T)."""
-        return np.stack([_floats(targets[column], self._name) for column in self.targets], axis=1)
+        values = np.stack([_floats(targets[column], self._name) for column in self.targets], axis=1)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{self._name}: {', '.join(self.targets)} has infinite values; correct these rows")
+        return values
 
     def _scale(self, train: pd.DataFrame) -> dict[str, list[float]]:
         values = self._numbers(train)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
 Pair = tuple[Tensor, Tensor]
@@ -23,17 +24,20 @@ class Task(L.LightningModule, ABC):
     """A model with what it takes to train it. A subclass says what the loss of each sample is.
 
     Losses and metrics are gathered on the device and reduced over ranks at the end of an epoch, so a step waits
-    neither for the host nor for other ranks.
+    neither for the host nor for other ranks. On CUDA a metric that counts classes with ``bincount`` does wait.
 
     Args:
         model: Takes inputs (N, …) and gives outputs (N, …).
         optimizer: Called with the parameters.
-        scheduler: Called with the optimizer; given ``total_steps`` where it takes them.
+        scheduler: Called with the optimizer; given ``total_steps``, counted in ``interval``, where it takes them.
         interval: Whether the scheduler moves each optimizer step or each epoch.
         monitor: What a scheduler that watches a metric watches.
         metrics: By the name under which they are logged.
         l1: Factor of the sum of absolute weights that is added to the loss; biases and norms are left out.
         l2: Factor of the sum of squared weights, likewise.
+
+    Raises:
+        ValueError: A factor is negative, or a scheduler would look for a metric after each step.
     """
 
     kind: ClassVar[Literal["classes", "numbers"]]
@@ -54,6 +58,11 @@ class Task(L.LightningModule, ABC):
         for name, value in (("l1", l1), ("l2", l2)):
             if value < 0:
                 raise ValueError(f"task.{name}={value} would reward large weights; give 0 or more")
+        if interval == "step" and _watches(scheduler):
+            raise ValueError(
+                f"task.interval={interval}, but ReduceLROnPlateau watches {monitor}, which is not there after each "
+                "step; set task.interval=epoch"
+            )
         self.model = model
         self.optimizer, self.scheduler = optimizer, scheduler
         self.interval, self.monitor = interval, monitor
@@ -88,7 +97,8 @@ class Task(L.LightningModule, ABC):
         """Mean loss of the batch, with penalties."""
         losses, _ = self._observe("train", batch)
         loss = losses.mean() + self.penalty()
-        if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if every and (self.global_step + 1) % every == 0:
             self.log("train/loss", loss.detach(), sync_dist=True)
         return loss
 
@@ -122,6 +132,8 @@ class Task(L.LightningModule, ABC):
         if not (self.l1 or self.l2):
             return 0.0
         weights: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad and p.ndim > 1]
+        if not weights:
+            return 0.0
         penalty = weights[0].new_zeros(())
         if self.l1:
             penalty = penalty + self.l1 * torch.stack(torch._foreach_norm(weights, 1)).sum()
@@ -138,15 +150,25 @@ class Task(L.LightningModule, ABC):
         plan = {"scheduler": scheduler, "interval": self.interval, "monitor": self.monitor}
         return {"optimizer": optimizer, "lr_scheduler": plan}  # type: ignore[return-value]
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep a schedule's length as it is configured now, and its position as it was."""
+        for state in checkpoint.get("lr_schedulers", []):
+            for name in ("total_steps", "_schedule_phases"):  # the latter are OneCycleLR's
+                state.pop(name, None)
+
     def _total_steps(self, scheduler: Callable[..., LRScheduler]) -> dict[str, int]:
         given = scheduler.keywords if isinstance(scheduler, partial) else {}
         if "total_steps" not in inspect.signature(scheduler).parameters or given.get("total_steps") is not None:
             return {}
         steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
+        if not 0 <= steps < math.inf:
             raise ValueError(
                 "scheduler: it needs an end, but training has none; set trainer.max_epochs or trainer.max_steps"
             )
+        if self.interval == "epoch":
+            self.trainer.fit_loop.setup_data()
+            batches = self.trainer.num_training_batches
+            steps = math.ceil(steps / math.ceil(batches / self.trainer.accumulate_grad_batches))
         return {"total_steps": int(steps)}
 
     def _observe(self, stage: str, batch: Pair) -> Pair:
@@ -165,3 +187,8 @@ class Task(L.LightningModule, ABC):
 
 
 STAGES = ("train", "val", "test")
+
+
+def _watches(scheduler: Callable[..., LRScheduler] | None) -> bool:
+    made = scheduler.func if isinstance(scheduler, partial) else scheduler
+    return isinstance(made, type) and issubclass(made, ReduceLROnPlateau)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,24 +18,42 @@ class Classification(Task):
     Args:
         model: Gives logits (N, C).
         label_smoothing: Share of the target that is spread over all classes while training, in [0, 1).
-        class_weights: Factor of the loss for each of C classes, or none.
+        class_weights: Factor of the loss for the samples of each of C classes, or none.
         task: ``optimizer``, ``scheduler``, ``interval``, ``monitor``, ``metrics``, ``l1`` and ``l2``, as for ``Task``.
+
+    Raises:
+        ValueError: Smoothing is no share, or a weight is negative.
 
     Source: Szegedy et al., Rethinking the Inception Architecture, 2015 (label smoothing).
     """
 
     kind: ClassVar[Literal["classes", "numbers"]] = "classes"
 
-    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0, **task: Any) -> None:
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
+        **task: Any,
+    ) -> None:
         super().__init__(model, **task)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"task.label_smoothing={label_smoothing} is not a share in [0, 1); try 0.1")
+        if class_weights is not None and not min(class_weights, default=-1) >= 0:
+            raise ValueError(
+                f"task.class_weights={list(class_weights)}: a factor of 0 or more for each class is needed; try 1"
+            )
         self.label_smoothing = label_smoothing
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.get_default_dtype())
+        self.register_buffer("class_weights", weights, persistent=False)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of each sample in nats, shape (N,)."""
         smoothing = self.label_smoothing if self.training else 0.0
-        return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
+        return F.cross_entropy(outputs, targets, self.class_weights, reduction="none", label_smoothing=smoothing)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Probability of each class, shape (N, C)."""

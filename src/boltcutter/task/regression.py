@@ -26,6 +26,9 @@ class Regression(Task):
         outputs: T.
         task: ``optimizer``, ``scheduler``, ``interval``, ``monitor``, ``metrics``, ``l1`` and ``l2``, as for ``Task``.
 
+    Raises:
+        ValueError: The data has another number of targets than ``outputs``.
+
     Source: Huber, Robust Estimation of a Location Parameter, 1964.
     """
 
@@ -45,13 +48,19 @@ class Regression(Task):
         """Take the targets' scale from the training data."""
         statistics = getattr(getattr(self.trainer, "datamodule", None), "statistics", {})
         if "target_mean" in statistics:
-            self.mean.copy_(torch.tensor(statistics["target_mean"]))
-            self.std.copy_(torch.tensor(statistics["target_std"]).clamp_min(1e-12))
+            mean, std = torch.tensor(statistics["target_mean"]), torch.tensor(statistics["target_std"])
+            if mean.shape != self.mean.shape:
+                raise ValueError(
+                    f"task.outputs={len(self.mean)}, but a target has {len(mean)} numbers; set task.outputs={len(mean)}"
+                )
+            self.mean.copy_(mean)
+            self.std.copy_(torch.where(std > 0, std, 1))  # all targets alike: nothing to scale by
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Numbers in the targets' own units, shape (N, T)."""
         outputs: Tensor = self.model(inputs)
-        return outputs.float() * self.std + self.mean
+        # Sums in bfloat16 or float16 would lose what tells large targets apart.
+        return outputs.to(torch.promote_types(outputs.dtype, torch.float32)) * self.std + self.mean
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Loss of each sample on the targets' scale, shape (N,)."""

@@ -1,0 +1,10 @@
+"""Measure: python scripts/bench.py startup [rounds=5]"""
+
+import sys
+from pathlib import Path
+
+from boltcutter.cli import main
+
+if __name__ == "__main__":
+    room = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in ("startup",) else "startup"
+    main(Path(__file__).parents[1] / "configs", f"boltcutter.bench.{room}", __doc__ or "")

@@ -1,0 +1,64 @@
+"""Time from a command to its answer, over the time of ``import lightning.pytorch`` alone."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+ROOT = Path(__file__).parents[3]
+
+
+class FirstStep(Callback):
+    """Ends the process at once when the first training step is done."""
+
+    def on_train_batch_end(self, *step: Any) -> None:
+        """Leave without tidying up: only the time until here is asked for."""
+        os._exit(0)
+
+
+def main(configs: Path, words: list[str]) -> None:
+    """Measure in fresh processes, in turn, and print medians as ratios; ``rounds=5`` sets how often."""
+    rounds = int(dict(word.split("=", 1) for word in words).get("rounds", 5))
+    with tempfile.TemporaryDirectory() as scratch:
+        script = str(configs.parent / "scripts" / "train.py")
+        first_step = f"+callback.first_step={{_target_: {__name__}.FirstStep}}"
+        commands = {
+            "import lightning.pytorch": ["-c", "import lightning.pytorch"],
+            "--help": [script, "--help"],
+            "--check": [script, "--check"],
+            "first training step": [script, first_step, f"runs={scratch}", "logger=null"],
+            "first training step, with W&B": [script, first_step, f"runs={scratch}"],
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
+        for turn in range(rounds + 1):
+            for name, command in commands.items():
+                took = measure([sys.executable, *command])
+                if turn:  # the first one only warms the disk
+                    seconds[name].append(took)
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
+    base = statistics.median(seconds["import lightning.pytorch"])
+    print(f"{'median of ' + str(rounds):32} {'seconds':>8} {'ratio':>7}   spread")
+    for name, times in seconds.items():
+        middle = statistics.median(times)
+        print(f"{name:32} {middle:8.2f} {middle / base:7.2f}   {min(times):.2f}–{max(times):.2f}")
+
+
+def measure(command: list[str]) -> float:
+    """Seconds until ``command`` ends.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT, timeout=300)
+    return time.perf_counter() - began

@@ -1,0 +1,131 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from boltcutter.data.augment import Augment
+from boltcutter.data.sampler import Batch
+
+ALL = Augment(flip=0.5, shift=3, rotate=30, brightness=0.4, contrast=0.4, erase=4)
+EACH = [
+    Augment(flip=0.5),
+    Augment(shift=3),
+    Augment(rotate=30),
+    Augment(brightness=0.4),
+    Augment(contrast=0.4),
+    Augment(erase=4),
+    ALL,
+]
+
+
+def pictures(count: int, channels: int = 3, height: int = 13, width: int = 17) -> Tensor:
+    return torch.randint(0, 256, (count, channels, height, width), generator=torch.Generator().manual_seed(0)).byte()
+
+
+@pytest.mark.parametrize("augment", EACH)
+@pytest.mark.parametrize("size", [(1, 28, 28), (3, 13, 17), (3, 96, 96)])
+def test_a_sample_comes_out_the_same_in_any_company(augment: Augment, size: tuple[int, int, int]) -> None:
+    inputs = pictures(41, *size)
+    together = augment(inputs, Batch(range(41), seed=1, epoch=2))
+    assert (together.dtype, together.shape) == (torch.uint8, inputs.shape)
+    for indices in ([5], [40, 5], list(range(0, 41, 3)), list(range(40, -1, -1))):
+        assert torch.equal(augment(inputs[indices], Batch(indices, seed=1, epoch=2)), together[indices])
+
+
+@pytest.mark.parametrize("augment", EACH)
+def test_epochs_and_seeds_differ_and_inputs_stay(augment: Augment) -> None:
+    inputs = pictures(20)
+    before = inputs.clone()
+    first = augment(inputs, Batch(range(20), seed=1, epoch=0))
+    assert torch.equal(inputs, before)
+    assert not torch.equal(first, inputs)
+    assert torch.equal(first, augment(inputs, Batch(range(20), seed=1, epoch=0)))
+    assert not torch.equal(first, augment(inputs, Batch(range(20), seed=1, epoch=1)))
+    assert not torch.equal(first, augment(inputs, Batch(range(20), seed=2, epoch=0)))
+
+
+def test_nothing_asked_for_changes_nothing() -> None:
+    inputs = pictures(8)
+    assert torch.equal(Augment()(inputs, Batch(range(8))), inputs)
+    tiny = Augment(rotate=1e-9, brightness=1e-9, contrast=1e-9)
+    assert torch.equal(tiny(inputs, Batch(range(8))), inputs)
+
+
+def test_half_the_pictures_are_mirrored() -> None:
+    inputs = pictures(1000)
+    out = Augment(flip=0.5)(inputs, Batch(range(1000)))
+    mirrored = (out == inputs.flip(3)).flatten(1).all(1)
+    kept = (out == inputs).flatten(1).all(1)
+    assert (mirrored ^ kept).all()
+    assert 430 < mirrored.sum() < 570
+    assert torch.equal(Augment(flip=1)(inputs, Batch(range(1000))), inputs.flip(3))
+
+
+def test_shift_moves_by_every_whole_step_and_uncovers_zeros() -> None:
+    inputs = pictures(400, 1, 9, 9) | 1  # no zeros inside
+    out = Augment(shift=2)(inputs, Batch(range(400)))
+    padded = torch.nn.functional.pad(inputs, (2, 2, 2, 2))
+    seen = set()
+    for picture, wide in zip(out, padded, strict=True):
+        at = [(y, x) for y in range(5) for x in range(5) if torch.equal(picture, wide[:, y : y + 9, x : x + 9])]
+        assert len(at) == 1
+        seen.update(at)
+    assert len(seen) == 25
+
+
+def test_a_mirror_image_is_also_shifted_the_same_way() -> None:
+    inputs = pictures(50)
+    batch = Batch(range(50))
+    assert torch.equal(Augment(flip=1, shift=2)(inputs, batch), Augment(shift=2)(inputs.flip(3), batch))
+    assert torch.equal(
+        Augment(flip=1, shift=2, rotate=20)(inputs, batch), Augment(shift=2, rotate=20)(inputs.flip(3), batch)
+    )
+    assert torch.equal(Augment(shift=2, rotate=1e-9)(inputs, batch), Augment(shift=2)(inputs, batch))
+
+
+def test_turning_is_that_of_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = pictures(1, 1, 15, 21)
+    for draw, angle in ((0.5, 0.0), (1 - 2**-24, 90.0), (0.0, -90.0), (0.75, 45.0), (0.6, 18.0)):
+        monkeypatch.setattr(
+            "boltcutter.data.augment.uniform", lambda batch, count, d=draw: np.full((1, count), d, np.float32)
+        )
+        out = Augment(rotate=90)(inputs, Batch([0]))
+        radians = torch.deg2rad(torch.tensor(angle))
+        cos, sin, ratio = radians.cos(), radians.sin(), 15 / 21
+        theta = torch.stack([cos, sin * ratio, cos * 0, -sin / ratio, cos, cos * 0]).view(1, 2, 3)
+        grid = torch.nn.functional.affine_grid(theta, [1, 1, 15, 21], align_corners=False)
+        wanted = torch.nn.functional.grid_sample(inputs.float(), grid, align_corners=False)
+        assert (out.float() - wanted).abs().max() <= 3
+        assert out.any()
+
+
+def test_brightness_and_contrast_stay_in_their_bounds() -> None:
+    inputs = torch.full((500, 1, 4, 4), 100, dtype=torch.uint8)
+    bright = Augment(brightness=0.3)(inputs, Batch(range(500)))[:, 0, 0, 0]
+    assert 69 <= bright.min() <= 72
+    assert 128 <= bright.max() <= 131
+    inputs[:, :, :2] = 60
+    out = Augment(contrast=0.5)(inputs, Batch(range(500))).float()
+    assert (out.mean(dim=(1, 2, 3)) - 80).abs().max() <= 1
+    spread = out[:, 0, 3, 3] - out[:, 0, 0, 0]
+    assert 19 <= spread.min() <= 23
+    assert 57 <= spread.max() <= 61
+    white = Augment(brightness=1)(torch.full((50, 1, 2, 2), 255, dtype=torch.uint8), Batch(range(50)))
+    assert (white == 255).flatten(1).all(1).any()  # cut off at the top, not begun again at 0
+
+
+def test_erase_blackens_one_square() -> None:
+    inputs = torch.full((300, 2, 10, 10), 9, dtype=torch.uint8)
+    out = Augment(erase=3)(inputs, Batch(range(300)))
+    assert torch.equal(out[:, 0], out[:, 1])
+    black = (out[:, 0] == 0).flatten(1).sum(1)
+    assert set(black.tolist()) <= {4, 6, 9}
+    assert (black == 9).sum() > 150
+    assert (out == 0).any(0).all()
+
+
+@pytest.mark.parametrize("settings", [{"flip": 1.5}, {"shift": -1}, {"rotate": -0.1}, {"erase": -2}, {"contrast": -1}])
+def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
+    name, value = next(iter(settings.items()))
+    with pytest.raises(ValueError, match=rf"^data.augment.{name}={value} is .+; (try|give) .+$"):
+        Augment(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,158 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from PIL import Image
+
+from boltcutter.build import build
+from boltcutter.data.augment import Augment
+from boltcutter.data.images import Images
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "data"
+SHAPE = (3, 6, 8)
+
+
+def fill(folder: Path, count: int, grey: int, suffix: str = ".png") -> None:
+    """``count`` pictures of different sizes; green tells which."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        pixels = np.full((6 + number % 5, 8 + number % 3, 3), grey, np.uint8)
+        pixels[..., 1] = number
+        Image.fromarray(pixels).save(folder / f"{number}{suffix}")
+
+
+@pytest.fixture
+def flat(tmp_path: Path) -> Path:
+    fill(tmp_path / "pets" / "cat", 20, 100)
+    fill(tmp_path / "pets" / "dog", 40, 200)
+    return tmp_path / "pets"
+
+
+def contents(data: Images) -> list[set[tuple[int, int]]]:
+    """(grey, number) of each picture of each split."""
+    data.setup("fit")
+    found = []
+    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+        batches = list(loader)
+        for inputs, targets in batches:
+            assert (inputs.dtype, inputs.shape[1:]) == (torch.uint8, SHAPE)
+            assert torch.equal(inputs[:, 0, 0, 0], 100 * (targets + 1))
+        found.append({tuple(p) for inputs, _ in batches for p in inputs[:, :2, 0, 0].tolist()})
+    return found
+
+
+def test_class_folders_are_cut_into_three_stratified_splits(flat: Path) -> None:
+    data = Images(folder=flat, shape=SHAPE, batch_size=6)
+    train, val, test = contents(data)
+    assert [len(train), len(val), len(test)] == [42, 9, 9]
+    assert len(train | val | test) == 60
+    assert [sum(grey == 100 for grey, _ in split) for split in (train, val, test)] == [14, 3, 3]
+    assert data.classes == ["cat", "dog"]
+    assert data.sizes() == {"outputs": 2}
+
+
+@pytest.mark.parametrize(
+    ("own", "lengths"),
+    [(["val", "test"], [60, 4, 4]), (["val"], [50, 4, 10]), (["test"], [50, 10, 4]), ([], [42, 9, 9])],
+)
+def test_splits_with_folders_of_their_own_are_taken_as_they_are(flat: Path, own: list[str], lengths: list[int]) -> None:
+    flat.rename(flat.with_name("train"))
+    for split in own:
+        fill(flat.parent / split / "dog", 4, 200, ".jpg")
+    data = Images(folder=flat.parent, shape=SHAPE, batch_size=1)
+    data.setup("fit")
+    assert data.splits is not None
+    found = {s: getattr(data.splits, s) for s in ("train", "val", "test")}
+    assert [len(samples) for samples in found.values()] == pytest.approx(lengths, abs=1)
+    for split, samples in found.items():
+        assert {name.split("/")[0] for name in samples.names} == {split if split in own else "train"}
+    names = [name for samples in found.values() for name in samples.names]
+    assert len(set(names)) == len(names) == 60 + 4 * len(own)
+    assert data.classes == ["cat", "dog"]
+    assert found["test"].targets.max() == 1  # a dog, also where there is no folder of cats
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    fill(tmp_path / "train", 20, 100)
+    fill(tmp_path / "tram", 20, 200)
+    data = Images(folder=tmp_path, shape=SHAPE, batch_size=1)
+    contents(data)
+    assert data.classes == ["train", "tram"]
+
+
+def test_hidden_and_other_files_are_left_out(flat: Path) -> None:
+    (flat / ".cache").mkdir()
+    (flat / "cat" / "notes.txt").write_text("no picture")
+    (flat / "cat" / "._0.png").write_text("what macOS leaves behind")
+    assert sum(map(len, contents(Images(folder=flat, shape=SHAPE, batch_size=6)))) == 60
+
+
+def test_fingerprint_follows_names_sizes_and_shape(flat: Path) -> None:
+    def fingerprint(shape: tuple[int, int, int] = SHAPE) -> str:
+        return Images(folder=flat, shape=shape).fingerprint()
+
+    first = fingerprint()
+    assert first == fingerprint() != fingerprint((3, 6, 7))
+    (flat / "cat" / "0.png").write_bytes((flat / "cat" / "0.png").read_bytes() + b"0")
+    second = fingerprint()
+    (flat / "cat" / "0.png").rename(flat / "cat" / "00.png")
+    assert len({first, second, fingerprint()}) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")
+def test_training_pictures_are_changed_the_same_by_any_worker(flat: Path) -> None:
+    def first(workers: int, augment: Augment | None) -> torch.Tensor:
+        data = Images(folder=flat, shape=SHAPE, batch_size=42, workers=workers, augment=augment)
+        return torch.cat([inputs for inputs, _ in data.train_dataloader()])
+
+    augment = Augment(shift=2, brightness=0.5)
+    assert torch.equal(first(0, augment), first(2, augment))
+    assert not torch.equal(first(0, augment), first(0, None))
+    plain, changed = (Images(folder=flat, shape=SHAPE, augment=a) for a in (None, augment))
+    assert torch.equal(next(iter(plain.val_dataloader()))[0], next(iter(changed.val_dataloader()))[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_picture_is_named(flat: Path, workers: int) -> None:
+    for file in flat.glob("dog/*"):
+        file.write_bytes(b"\x89PNG\r\n\x1a\n rest is lost")
+    loader = Images(folder=flat, shape=SHAPE, batch_size=30, workers=workers).train_dataloader()
+    with pytest.raises(
+        ValueError, match=r"^.*dog/\d+.png: not a whole PNG or JPEG picture \(.*\); remove or replace it$"
+    ):
+        list(loader)
+    if loader._iterator is not None:
+        loader._iterator._shutdown_workers()  # left to the garbage collector it takes 5 s
+
+
+def test_folders_that_are_not_as_needed(tmp_path: Path, flat: Path) -> None:
+    def told(message: str, folder: Path = flat, **settings: Any) -> None:
+        with pytest.raises(ValueError, match=message):
+            Images(folder=folder, **settings).setup("fit")
+
+    told(r"data.folder=.*gone: no such folder; give one", tmp_path / "gone")
+    told(r"data.outputs=3, but .*pets has 2 class folders; give null", outputs=3)
+    told(r"data.shape=\[4, 8, 8\]: channels \(1 or 3\)", shape=(4, 8, 8))
+    told(r"data.split=\[1.0, 0.0, 0.0\]: three shares", split=(1.0, 0.0, 0.0))
+    told(r"data.folder=.*: only the class pets in .*; two or more", tmp_path)
+    told(r"data.folder=.*: no class folder in .*cat; two or more", flat / "cat")
+    (flat / "bird").mkdir()
+    told(r"bird: no PNG or JPEG picture in this class folder; add some or remove it")
+    (flat / "bird").rmdir()
+    flat.rename(tmp_path / "train")
+    fill(tmp_path / "test" / "bird", 3, 100)
+    told(r"test/bird: a class that .*train lacks; add it there or remove it here", tmp_path)
+
+
+def test_its_option_builds(flat: Path) -> None:
+    cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "images.yaml")})
+    cfg.data.folder, cfg.data.workers = str(flat), 0
+    data = build(cfg.data, "data")
+    assert data.augment == Augment(flip=0.5, shift=4, brightness=0.2, contrast=0.2)
+    assert data.sizes() == {"outputs": 2}
+    assert next(iter(data.val_dataloader()))[0].shape == (9, 3, 64, 64)
+    assert data.read([flat / "cat"])[0].shape == (20, 3, 64, 64)

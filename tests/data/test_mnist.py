@@ -1,0 +1,207 @@
+import functools
+import gzip
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from boltcutter.build import build
+from boltcutter.data.augment import Augment
+from boltcutter.data.mnist import MNIST, read_idx
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "data"
+NAMES = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+
+
+def idx(array: np.ndarray) -> bytes:
+    """The bytes of an IDX file."""
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return bytes((0, 0, 8, array.ndim)) + sizes + array.astype(np.uint8).tobytes()
+
+
+def write(folder: Path, part: str, count: int, pack: Callable[[bytes], bytes] = gzip.compress, **names: str) -> None:
+    """A pair of files whose pictures tell their class in the first pixel and their number in the next two."""
+    folder.mkdir(exist_ok=True)
+    labels = np.arange(count) % 10
+    images = np.zeros((count, 28, 28), np.uint8)
+    images[:, 0, 0], images[:, 0, 1], images[:, 0, 2] = labels, np.arange(count) // 256, np.arange(count) % 256
+    (folder / names.get("images", f"{part}-images-idx3-ubyte.gz")).write_bytes(pack(idx(images)))
+    (folder / names.get("labels", f"{part}-labels-idx1-ubyte.gz")).write_bytes(pack(idx(labels)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "all", "train", 400)
+    write(tmp_path / "all", "t10k", 100)
+    return tmp_path / "all"
+
+
+def splits(data: MNIST) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    data.prepare_data()
+    data.setup("fit")
+    assert data.splits is not None
+    return [(split.inputs, split.targets) for split in data.splits]  # type: ignore[attr-defined]
+
+
+def numbers(inputs: torch.Tensor) -> set[int]:
+    return {256 * high + low for high, low in inputs[:, 0, 0, 1:3].tolist()}
+
+
+def test_val_is_a_stratified_share_of_the_training_files(folder: Path) -> None:
+    (train, train_labels), (val, val_labels), (test, test_labels) = splits(MNIST(folder=folder, val=0.2))
+    assert (train.shape, train.dtype, train_labels.dtype) == ((320, 1, 28, 28), torch.uint8, torch.int64)
+    assert numbers(train) | numbers(val) == set(range(400))
+    assert numbers(test) == set(range(100))
+    assert torch.bincount(val_labels).tolist() == [8] * 10
+    for inputs, labels in ((train, train_labels), (val, val_labels), (test, test_labels)):
+        assert torch.equal(inputs[:, 0, 0, 0].long(), labels)
+
+
+def test_one_pair_of_files_can_serve_for_all(tmp_path: Path) -> None:
+    write(tmp_path, "t10k", 300)
+    parts = [numbers(inputs) for inputs, _ in splits(MNIST(folder=tmp_path, train="t10k"))]
+    assert [len(part) for part in parts] == [240, 30, 30]
+    assert set.union(*parts) == set(range(300))  # so no picture is trained on and tested on
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bytes])
+@pytest.mark.parametrize("mark", ["-idx", ".idx"])
+def test_files_may_be_unpacked_and_named_as_others_do(
+    tmp_path: Path, pack: Callable[[bytes], bytes], mark: str
+) -> None:
+    end = ".gz" if pack is gzip.compress else ""
+    write(tmp_path, "t10k", 100, pack, images=f"t10k-images{mark}3-ubyte{end}", labels=f"t10k-labels{mark}1-ubyte{end}")
+    assert len(splits(MNIST(folder=tmp_path, train="t10k"))[0][0]) == 80
+
+
+def test_missing_files_are_told_with_what_there_is(tmp_path: Path) -> None:
+    data = MNIST(folder=tmp_path)
+    with pytest.raises(ValueError, match=r"data.folder=.* has no train-images-idx3-ubyte.gz; put it there$"):
+        data.setup("fit")
+    write(tmp_path, "t10k", 10)
+    with pytest.raises(ValueError, match=r"put it there, or use the t10k files that are there by data.train=t10k$"):
+        data.setup("fit")
+    with pytest.raises(
+        OSError, match=r"train-images.*data.mirrors is empty.* by hand, or use the t10k files.*train=t10k$"
+    ):
+        data.prepare_data()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def mirror(folder: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_port}/"
+        httpd.shutdown()
+        thread.join()
+
+
+def test_what_is_missing_is_downloaded_and_checked(folder: Path, mirror: str, tmp_path: Path) -> None:
+    sums = {name: f"sha256:{hashlib.sha256((folder / name).read_bytes()).hexdigest()}" for name in NAMES}
+    data = MNIST(folder=tmp_path / "new", mirrors=[mirror], checksums=sums)
+    parts = splits(data)
+    assert sorted(file.name for file in data.folder.iterdir()) == sorted(NAMES)
+    assert data.fingerprint() == MNIST(folder=folder).fingerprint()
+    assert len(parts[2][0]) == 100
+    (data.folder / NAMES[0]).unlink()
+    wrong = MNIST(folder=data.folder, mirrors=[mirror], checksums=sums | {NAMES[0]: f"sha256:{'0' * 64}"})
+    with pytest.raises(OSError, match=r"train-images-idx3-ubyte.gz: not downloaded .*its sha256 is"):
+        wrong.prepare_data()
+    assert not (data.folder / NAMES[0]).exists()
+
+
+def spoil_crc(raw: bytes) -> bytes:
+    packed = bytearray(gzip.compress(raw))
+    packed[-8] ^= 1
+    return bytes(packed)
+
+
+@pytest.mark.parametrize(
+    ("pack", "message"),
+    [
+        (spoil_crc, "damaged gzip file"),
+        (lambda raw: gzip.compress(raw)[:-9], "damaged gzip file"),
+        (lambda raw: gzip.compress(raw[:-1]), r"78399 bytes of data, but its header says \[100, 28, 28\]"),
+        (lambda raw: gzip.compress(raw + b"0"), "78401 bytes of data"),
+        (
+            lambda raw: gzip.compress(raw[:7]),
+            "begins with 00000803, so it is no IDX file of 3 dimensions, or cut short",
+        ),
+        (lambda raw: gzip.compress(b"\0\0\x0d" + raw[3:]), "begins with 00000d03"),
+        (lambda raw: b"<html>no such page</html>", "damaged gzip file"),
+        (lambda raw: b"", "begins with nothing"),
+        (lambda raw: gzip.compress(raw[:4] + bytes(4) + raw[8:16]), "0 bytes of data"),
+    ],
+)
+def test_a_damaged_file_is_never_half_used(folder: Path, pack: Callable[[bytes], bytes], message: str) -> None:
+    path = folder / NAMES[2]
+    path.write_bytes(pack(gzip.decompress(path.read_bytes())))
+    with pytest.raises(ValueError, match=rf"^.*t10k-images-idx3-ubyte.gz: {message}.*; delete it, .* or replace it$"):
+        MNIST(folder=folder).setup("fit")
+
+
+def test_an_unpacked_file_is_checked_too(tmp_path: Path) -> None:
+    path = tmp_path / "t10k-labels-idx1-ubyte"
+    path.write_bytes(idx(np.arange(10)))
+    assert read_idx(path, 1).tolist() == list(range(10))
+    path.write_bytes(idx(np.arange(10))[:-1])
+    with pytest.raises(ValueError, match="9 bytes of data"):
+        read_idx(path, 1)
+
+
+def test_settings_that_disagree_with_the_files(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"data.shape=\[1, 32, 32\], but .*train-images.* has \[1, 28, 28\]; make"):
+        MNIST(folder=folder, shape=(1, 32, 32)).setup("fit")
+    with pytest.raises(ValueError, match=r"data.outputs=9, but .*train-labels.* has class 9; give more"):
+        MNIST(folder=folder, outputs=9).setup("fit")
+    (folder / NAMES[1]).write_bytes((folder / NAMES[3]).read_bytes())
+    with pytest.raises(
+        ValueError, match=r"train-images.* has 400 pictures, but .*train-labels.* 100 labels; replace both"
+    ):
+        MNIST(folder=folder).setup("fit")
+    with pytest.raises(ValueError, match=r"data.val=0.5 is not a share"):
+        MNIST(folder=folder, val=0.5)
+    with pytest.raises(ValueError, match=r"data.class_names has 1 names, but data.outputs=10"):
+        MNIST(folder=folder, class_names=["a"])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")
+def test_only_training_pictures_are_changed_and_the_same_by_any_worker(folder: Path) -> None:
+    def epoch(workers: int, epoch: int, batch_size: int = 40) -> dict[int, torch.Tensor]:
+        data = MNIST(folder=folder, augment=Augment(rotate=20, brightness=0.5), workers=workers, batch_size=batch_size)
+        loader = data.train_dataloader()
+        loader.sampler.set_epoch(epoch)
+        order = [i for batch in loader.sampler for i in batch]
+        return dict(zip(order, torch.cat([inputs for inputs, _ in loader]), strict=True))
+
+    alone = epoch(0, 1)
+    for other in (epoch(2, 1), epoch(0, 1, 24)):
+        assert all(torch.equal(alone[i], picture) for i, picture in other.items())
+    assert any(not torch.equal(alone[i], picture) for i, picture in epoch(0, 2).items())
+    plain, changed = MNIST(folder=folder), MNIST(folder=folder, augment=Augment(rotate=20))
+    for loader in ("val_dataloader", "test_dataloader"):
+        for one, other in zip(getattr(plain, loader)(), getattr(changed, loader)(), strict=True):
+            assert torch.equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("option", ["mnist", "fashion_mnist"])
+def test_options_build_and_name_every_file(option: str, folder: Path) -> None:
+    cfg: Any = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / f"{option}.yaml")})
+    assert sorted(cfg.data.checksums) == sorted(NAMES)
+    assert all(len(value) == len("sha256:") + 64 for value in cfg.data.checksums.values())
+    data = build(cfg.data, "data")
+    assert (data.seed, data.folder, data.shape) == (3, Path(f"data/{option}"), (1, 28, 28))
+    assert len(data.classes) == 10

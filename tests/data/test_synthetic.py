@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from boltcutter.build import build
+from boltcutter.data.synthetic import Synthetic
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "data"
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("shape", [(7,), (1, 28, 28), (3, 4, 5, 6)])
+def test_samples_have_the_wanted_form(dtype: str, shape: tuple[int, ...]) -> None:
+    data = Synthetic(shape=shape, dtype=dtype, length=100, outputs=4)  # type: ignore[arg-type]
+    inputs, targets = next(iter(data.train_dataloader()))
+    assert (inputs.shape, inputs.dtype) == ((64, *shape), getattr(torch, dtype))
+    assert (targets.shape, targets.dtype) == ((64,), torch.int64)
+    assert set(targets.tolist()) == {0, 1, 2, 3}
+    assert data.splits is not None
+    assert [len(split) for split in data.splits] == [100, 10, 10]
+
+
+def test_targets_can_be_numbers() -> None:
+    data = Synthetic(kind="numbers", outputs=3, length=64)
+    _, targets = next(iter(data.train_dataloader()))
+    assert (targets.shape, targets.dtype) == ((64, 3), torch.float32)
+    assert data.kind == "numbers"
+    assert data.classes == []
+
+
+def test_noise_is_a_pure_function_of_the_seed() -> None:
+    assert Synthetic(length=20).fingerprint() == Synthetic(length=20).fingerprint()
+    assert Synthetic(length=20).fingerprint() != Synthetic(length=20, seed=1).fingerprint()
+    data = Synthetic(length=200)
+    data.setup("fit")
+    assert data.splits is not None
+    assert data.splits.val.fingerprint() != data.splits.test.fingerprint()
+    assert data.splits.train.inputs.float().mean() == pytest.approx(127.5, abs=1)  # type: ignore[attr-defined]
+
+
+def test_arrays_are_read(tmp_path: Path) -> None:
+    one, many = tmp_path / "one.npy", tmp_path / "many.npy"
+    np.save(one, np.ones((2, 3), np.float32))
+    np.save(many, np.zeros((4, 2, 3), np.float32))
+    inputs, names = Synthetic(shape=(2, 3), dtype="float32").read([one, many])
+    assert inputs.shape == (5, 2, 3)
+    assert names == [str(one), *(f"{many}:{index}" for index in range(4))]
+
+
+@pytest.mark.parametrize("array", [np.ones((3, 3), np.float32), np.ones((2, 3)), np.ones((1, 1, 2, 3), np.float32)])
+def test_arrays_of_another_form_are_refused(tmp_path: Path, array: np.ndarray) -> None:
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(ValueError, match=r"input=.*a.npy: \[.*\] of float.., expected \[2, 3\] or \[N, …\] of float32"):
+        Synthetic(shape=(2, 3), dtype="float32").read([tmp_path / "a.npy"])
+
+
+def test_what_is_no_array_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_text("text")
+    np.save(tmp_path / "b.npy", np.array([{}]), allow_pickle=True)
+    for path in (tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "gone.npy"):
+        with pytest.raises(ValueError, match=r"^input=.*npy: not a .npy file of numbers \(.*\); replace it$"):
+            Synthetic().read([path])
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"data.shape=\[0\]: sizes of 1 or more"):
+        Synthetic(shape=(0,))
+    with pytest.raises(ValueError, match=r"data.length=0"):
+        Synthetic(length=0)
+
+
+def test_its_option_builds() -> None:
+    cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "synthetic.yaml")})
+    data = build(cfg.data, "data")
+    assert (data.shape, data.seed, data.length) == ((1, 28, 28), 3, 10_000)

@@ -1,0 +1,275 @@
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from boltcutter.build import build
+from boltcutter.data.tabular import Tabular
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "data"
+
+
+def table(count: int = 200) -> pd.DataFrame:
+    random = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "age": random.normal(50, 10, count),
+            "city": random.choice(["Rome", "Oslo", "Lima"], count),
+            "smokes": random.random(count) < 0.5,
+            "rooms": random.integers(1, 9, count),
+            "price": random.normal(1000, 300, count),
+            "kind": random.choice(["flat", "house"], count, p=[0.25, 0.75]),
+        }
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    table().to_csv(tmp_path / "homes.csv", index=False)
+    return tmp_path / "homes.csv"
+
+
+def parts(data: Tabular) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    data.setup("fit")
+    assert data.splits is not None
+    return [(split.inputs, split.targets) for split in data.splits]  # type: ignore[attr-defined]
+
+
+def indices(data: Tabular) -> list[list[int]]:
+    """Which rows of ``table()`` each split has, told by their price."""
+    prices = table()["price"].astype(np.float32).tolist()
+    return [[prices.index(value) for value in targets[:, 0].tolist()] for _, targets in parts(data)]
+
+
+def test_diabetes_is_scaled_by_its_training_patients() -> None:
+    data = Tabular()
+    assert data.sizes() == {"shape": [10], "outputs": 1}
+    train, _, test = parts(data)
+    assert (train[0].dtype, train[1].dtype, train[1].shape) == (torch.float32, torch.float32, (310, 1))
+    assert train[0].mean(0).abs().max() < 1e-5
+    assert (train[0].std(0, correction=0) - 1).abs().max() < 1e-5
+    assert test[0].mean(0).abs().max() > 1e-3
+    assert data.statistics["target_mean"] == [pytest.approx(train[1].mean().item())]
+    assert data.statistics["target_std"] == [pytest.approx(train[1].std(correction=0).item())]
+    assert data.kind == "numbers"
+    assert 30 < data.statistics["numbers"]["age"][0] < 70  # years, not what scikit-learn scales by all patients
+    assert data.statistics["columns"][:3] == ["age", "sex", "bmi"]
+
+
+def test_columns_become_numbers(path: Path) -> None:
+    data = Tabular(path=path, target="price")
+    inputs, _ = parts(data)[0]
+    rows = table().iloc[indices(data)[0]]
+    assert data.sizes() == {"shape": [8], "outputs": 1}  # age, three cities, smokes, rooms, two kinds
+    assert data.statistics["categories"] == {"city": ["Lima", "Oslo", "Rome"], "kind": ["flat", "house"]}
+    assert np.array_equal(inputs[:, 1:4], rows["city"].to_numpy()[:, None] == np.array([["Lima", "Oslo", "Rome"]]))
+    for column, name in ((0, "age"), (4, "smokes"), (5, "rooms")):
+        values = rows[name].astype(float)
+        assert np.allclose(inputs[:, column], (values - values.mean()) / values.std(ddof=0), atol=1e-5)
+
+
+def test_val_and_test_rows_have_no_part_in_the_statistics(path: Path) -> None:
+    before = Tabular(path=path, target="price")
+    train, val, test = indices(before)
+    changed = table()
+    for rows in (val, test):
+        changed.loc[rows, ["age", "rooms", "price"]] = 10**6
+        changed.loc[rows, "city"] = "Atlantis"
+        changed.loc[rows[0], "age"] = np.nan
+    changed.to_csv(path, index=False)
+    after = Tabular(path=path, target="price")
+    assert torch.equal(parts(before)[0][0], parts(after)[0][0])
+    assert after.statistics == before.statistics
+    assert not torch.equal(parts(before)[2][0], parts(after)[2][0])
+    changed.loc[train[0], "age"] = 99
+    changed.to_csv(path, index=False)
+    other = Tabular(path=path, target="price")
+    other.setup("fit")
+    assert other.statistics != before.statistics
+
+
+def test_missing_values_get_the_training_median_and_unknown_text_nothing(path: Path) -> None:
+    holes = table()
+    holes.loc[::7, "age"] = np.nan
+    holes.loc[1::7, "age"] = np.inf
+    holes.loc[::5, "city"] = None
+    holes.to_csv(path, index=False)
+    data = Tabular(path=path, target="price")
+    train = indices(data)[0]
+    known = holes["age"].iloc[train].replace(np.inf, np.nan)
+    median, mean, std = data.statistics["numbers"]["age"]
+    assert median == pytest.approx(known.median())
+    assert [mean, std] == pytest.approx([known.fillna(median).mean(), known.fillna(median).std(ddof=0)])
+    inputs = parts(data)[0][0]
+    assert torch.isfinite(inputs).all()
+    assert data.statistics["categories"]["city"] == ["Lima", "Oslo", "Rome"]
+    empty = np.array(train) % 5 == 0
+    assert not inputs[empty, 1:4].any()
+    assert (inputs[~empty, 1:4].sum(1) == 1).all()
+    row = table(1).assign(city="Atlantis", age=np.nan)
+    row.to_csv(path, index=False)
+    assert data.read([path])[0][0, :4].tolist() == pytest.approx([(median - mean) / std, 0, 0, 0])
+
+
+@pytest.mark.parametrize(("target", "classes"), [("kind", ["flat", "house"]), ("smokes", ["False", "True"])])
+def test_text_and_truth_values_are_classes(path: Path, target: str, classes: list[str]) -> None:
+    data = Tabular(path=path, target=target)
+    splits = parts(data)
+    assert data.kind == "classes"
+    assert data.classes == data.statistics["classes"] == classes
+    assert data.sizes()["outputs"] == 2
+    shares = [targets.float().mean().item() for _, targets in splits]
+    assert shares[1:] == pytest.approx([shares[0]] * 2, abs=0.03)
+    assert splits[0][1].dtype == torch.int64
+    assert "target_mean" not in data.statistics
+
+
+def test_whole_numbers_are_classes_if_told_so_and_keep_their_order(path: Path) -> None:
+    table().assign(rooms=np.arange(200) % 20).to_csv(path, index=False)
+    data = Tabular(path=path, target="rooms", kind="classes", split=(0.6, 0.2, 0.2))
+    parts(data)
+    assert data.classes == [str(number) for number in range(20)]
+    assert Tabular(path=path, target="rooms").sizes()["outputs"] == 1
+
+
+def test_several_targets_and_columns_left_out(path: Path) -> None:
+    data = Tabular(path=path, target=["price", "rooms"], ignore=["city", "kind"])
+    targets = parts(data)[0][1]
+    assert data.sizes() == {"shape": [2], "outputs": 2}
+    assert targets.shape == (140, 2)
+    assert data.statistics["target_std"] == pytest.approx(targets.double().std(0, correction=0).tolist())
+
+
+def test_parquet_and_packed_csv_are_the_same_table(path: Path, tmp_path: Path) -> None:
+    table().to_parquet(tmp_path / "homes.parquet")
+    table().to_csv(tmp_path / "homes.csv.gz", index=False)
+    prints = {
+        Tabular(path=tmp_path / f"homes{end}", target="price").fingerprint() for end in (".csv", ".csv.gz", ".parquet")
+    }
+    assert len(prints) == 1
+
+
+def test_a_checkpoint_is_enough_to_predict(path: Path) -> None:
+    before = Tabular(path=path, target="kind")
+    before.setup("fit")
+    file = io.BytesIO()
+    torch.save(before.state_dict(), file)
+    file.seek(0)
+    new = path.with_name("new.csv")
+    table(3).drop(columns="kind")[::-1].to_csv(new, index=False)
+    wanted = before.read([new])
+    path.unlink()
+    after = Tabular(path=path, target="kind")
+    after.load_state_dict(torch.load(file, weights_only=True))
+    found, names = after.read([new])
+    assert torch.equal(found, wanted[0])
+    assert names == wanted[1] == [f"{new}:{row}" for row in (1, 2, 3)]
+    assert (after.kind, after.classes) == ("classes", ["flat", "house"])
+
+
+def test_another_table_is_scaled_as_the_checkpoint_says(path: Path, tmp_path: Path) -> None:
+    before = Tabular(path=path, target="price")
+    before.setup("fit")
+    other = tmp_path / "other.csv"
+    table(100).assign(age=lambda t: t["age"] + 20).to_csv(other, index=False)
+    after = Tabular(path=other, target="price")
+    after.setup("test")  # as Lightning does, before it loads the checkpoint
+    own = next(iter(after.test_dataloader()))[0]
+    after.load_state_dict(before.state_dict())
+    given = next(iter(after.test_dataloader()))[0]
+    assert after.statistics == before.statistics
+    assert (given - own)[:, 0].mean() > 1.5  # 20 years are two deviations
+
+
+def test_a_column_of_codes_stays_text_where_a_new_file_has_numbers_only(path: Path) -> None:
+    table().assign(city=np.where(np.arange(200) % 2, "7", "A7")).to_csv(path, index=False)
+    data = Tabular(path=path, target="price")
+    parts(data)
+    table(3).assign(city=["7", None, "7"]).to_csv(path, index=False)
+    assert data.read([path])[0][:, 1:3].tolist() == [[1, 0], [0, 0], [1, 0]]
+
+
+def test_nothing_is_not_the_word_none(tmp_path: Path) -> None:
+    city = np.array(["None", "nan", None, "Rome"] * 50, object)
+    table().assign(city=city).to_parquet(tmp_path / "a.parquet")
+    data = Tabular(path=tmp_path / "a.parquet", target="price")
+    kinds = np.array(indices(data)[0]) % 4
+    assert data.statistics["categories"]["city"] == ["None", "Rome", "nan"]
+    assert np.array_equal(parts(data)[0][0][:, 1:4], np.stack([kinds == 0, kinds == 3, kinds == 1], 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"target": None},
+            r"^data.target is not set; name the column of .*homes.csv to predict, as in data.target=price$",
+        ),
+        (
+            {"target": "prize"},
+            r"^data.target: data.path=.* has no column prize; it has age, city, smokes, rooms, price, kind$",
+        ),
+        ({"ignore": ["x"]}, r"^data.ignore: data.path=.* has no column x; it has age"),
+        ({"target": ["price", "kind"]}, r"data.target=\['price', 'kind'\]: classes come from one column"),
+        ({"target": "kind", "kind": "numbers"}, r"column kind must have numbers: .*; correct it"),
+        ({"shape": (3,)}, r"^data.shape=\(3,\), but data.path=.* has \(8,\); give null to take that$"),
+        ({"outputs": 2}, r"^data.outputs=2, but data.path=.* has 1; give null"),
+        ({"ignore": ["age", "city", "smokes", "rooms", "kind"]}, r"no column is left to predict from"),
+        ({"path": Path("homes.xlsx")}, r"^homes.xlsx: expected a name that ends in .csv, .csv.gz or .parquet"),
+        ({"path": Path("gone.csv")}, r"^gone.csv: no such file; give the path of a table$"),
+    ],
+)
+def test_mistakes_are_told_on_one_line(path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tabular(**({"path": path, "target": "price"} | settings)).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"", r"a.csv: not a whole table \(No columns to parse from file\); replace it"),
+        ("a.csv", b"age,price\n", r"a.csv: a table without rows"),
+        ("a.csv", b"age\n1,2\n3,4,5\n", r"a.csv: not a whole table"),
+        ("a.csv", b"\xff\xfe\x00", r"a.csv: not a whole table"),
+        ("a.csv.gz", b"no gzip", r"a.csv.gz: not a whole table"),
+        ("a.parquet", b"no parquet", r"a.parquet: not a whole table"),
+        ("a.csv", b"age,price\n1,2\n3,\n", r"1 rows have no price; remove these rows"),
+        ("a.csv", b"age,price\n" + b"1,inf\n" * 20, r"price has infinite values; correct these rows"),
+        ("a.csv", b"age,price\n" + b"1,yes\n" * 20, r"price has one class only"),
+        ("a.csv", b"age,price\n1,2\n", r"data: no 0.15 of 1 samples can be split off"),
+    ],
+)
+def test_damaged_tables_are_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        Tabular(path=tmp_path / name, target="price").setup("fit")
+    assert "\n" not in str(error.value)
+
+
+def test_new_rows_that_do_not_fit_are_told(path: Path) -> None:
+    data = Tabular(path=path, target="price")
+    new = path.with_name("new.csv")
+    table(3).drop(columns=["age", "city"]).to_csv(new, index=False)
+    with pytest.raises(ValueError, match=r"^.*new.csv: no column age, city, which training had; it has smokes, rooms"):
+        data.read([new])
+    table(3).assign(age="old").to_csv(new, index=False)
+    with pytest.raises(ValueError, match=r"^.*new.csv: column age must have numbers: .*; correct it$"):
+        data.read([new])
+
+
+def test_dates_are_refused(tmp_path: Path) -> None:
+    table().assign(day=pd.Timestamp("2020-01-01")).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"column day has dates; turn them into numbers or set data.ignore=\[day\]"):
+        Tabular(path=tmp_path / "a.parquet", target="price").setup("fit")
+
+
+def test_its_option_builds(path: Path) -> None:
+    cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "tabular.yaml")})
+    assert build(cfg.data, "data").sizes() == {"shape": [10], "outputs": 1}
+    cfg.data.path, cfg.data.target, cfg.data.shape = str(path), ["price", "rooms"], [7]
+    assert build(cfg.data, "data").sizes() == {"shape": [7], "outputs": 2}

@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import QUICK, Script
+from PIL import Image
+from sklearn.datasets import load_digits
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    pixels, labels = load_digits(return_X_y=True)
+    (tmp_path / "in").mkdir()
+    for number in range(20):
+        picture = Image.fromarray(np.rint(pixels[number].reshape(8, 8) * 255 / 16).astype(np.uint8))
+        picture.save(tmp_path / "in" / f"{number:02}-{labels[number]}.png")
+    return tmp_path / "in"
+
+
+def test_pictures_are_predicted_by_name(script: Script, trained: Path, pictures: Path, tmp_path: Path) -> None:
+    done = script("predict", f"run={trained}", f"input={pictures}", f"output={tmp_path}/out.csv")
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(tmp_path / "out.csv")
+    truth = [int(Path(name).stem[-1]) for name in table["input"]]
+    assert (table["prediction"] == truth).mean() >= 0.9
+    assert np.allclose(table[[str(digit) for digit in range(10)]].sum(axis=1), 1, atol=1e-5)
+
+
+def test_several_inputs_stand_in_their_order(script: Script, trained: Path, pictures: Path) -> None:
+    names = [str(pictures / "02-2.png"), str(pictures / "00-0.png")]
+    done = script("predict", f"run={trained}", f"input={','.join(names)}", f"output={pictures}/out.csv")
+    assert done.returncode == 0, done.stderr
+    assert list(pd.read_csv(pictures / "out.csv")["input"]) == names
+
+
+def test_a_table_is_predicted_without_its_training_data(script: Script, tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).normal(size=(200, 2))
+    table = pd.DataFrame({"a": numbers[:, 0], "b": numbers[:, 1] * 50, "y": 3 * numbers[:, 0] + 100})
+    table.to_csv(tmp_path / "train.csv", index=False)
+    words = ["experiment=diabetes", f"data.path={tmp_path}/train.csv", "data.target=y", "trainer.max_epochs=30"]
+    done = script("train", *QUICK[:2], *words, "model.dropout=0", f"folder={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "train.csv").unlink()
+    table.drop(columns="y").to_csv(tmp_path / "new.csv", index=False)
+    done = script("predict", f"run={tmp_path}/run", f"input={tmp_path}/new.csv")
+    assert done.returncode == 0, done.stderr
+    found = pd.read_csv(tmp_path / "run" / "predictions.csv")["prediction"]
+    assert np.abs(found - table["y"]).mean() < 1.0  # in the target's own unit
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run={trained}"], "input: not set"),
+        (["run={trained}", "input=nowhere.png"], "input=nowhere.png: no such file"),
+        (["run={trained}", "input=README.md"], "README.md: not a whole PNG or JPEG picture"),
+    ],
+)
+def test_mistakes_are_one_line(script: Script, trained: Path, words: list[str], message: str) -> None:
+    done = script("predict", *(word.format(trained=trained) for word in words))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,199 @@
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, ROOT, Script
+
+PLAIN = [*QUICK, "model=mlp"]  # without dropout and BatchNorm, which see no more than one rank's part of a batch
+TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+
+
+def record(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "record.json").read_text())  # type: ignore[no-any-return]
+
+
+def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
+    state = torch.load(folder / "checkpoints" / f"{which}.ckpt", weights_only=True)["state_dict"]
+    return {name: value for name, value in state.items() if "metrics" not in name and "means" not in name}
+
+
+def furthest(one: Path, other: Path) -> float:
+    a, b = weights(one), weights(other)
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+@pytest.fixture(scope="module")
+def alone(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    done = script("train", *PLAIN, f"folder={folder}", "seed=5")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_run_leaves_all_that_traces_it(trained: Path) -> None:
+    left = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
+    assert left >= {
+        "config.yaml",
+        "record.json",
+        "metrics.csv",
+        "report.html",
+        "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt",
+        "evaluation/test/metrics.json",
+        "evaluation/test/confusion.png",
+        "logs/rank-0.log",
+    }
+    known = record(trained)
+    assert known["attempts"][0]["reason"] == "completed"
+    assert len(known["data"]) == 16
+    assert known["test"]["test/accuracy"] > 0.9
+    assert list((trained / "wandb").glob("offline-run-*"))
+    assert (
+        "test/accuracy" in (trained / "logs" / "rank-0.log").read_text()
+        or "epoch" in (trained / "logs" / "rank-0.log").read_text()
+    )
+
+
+def test_a_checkpoint_says_which_run_and_code_made_it(trained: Path) -> None:
+    made_by = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)["boltcutter"]
+    known = record(trained)
+    assert (made_by["run"], made_by["commit"]) == (known["id"], known["git"]["commit"])
+
+
+def test_metrics_are_a_table_that_grows_with_the_steps(trained: Path) -> None:
+    with open(trained / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    steps = [int(row["step"]) for row in rows]
+    assert steps == sorted(set(steps))
+    assert sum(bool(row["val/accuracy"]) for row in rows) == 6
+    assert {"train/loss", "val/loss", "test/accuracy", "lr-AdamW", "throughput/samples_per_second"} <= rows[0].keys()
+
+
+def test_the_same_seed_gives_the_same_bits(script: Script, alone: Path, tmp_path: Path) -> None:
+    done = script("train", f"reproduce={alone}", f"folder={tmp_path}/again")
+    assert done.returncode == 0, done.stderr
+    assert f"metrics equal those of {alone}" in done.stdout
+    assert furthest(alone, tmp_path / "again") == 0.0
+
+
+def test_reproducing_something_else_is_told(script: Script, alone: Path, tmp_path: Path) -> None:
+    done = script("train", f"reproduce={alone}", f"folder={tmp_path}/again", "seed=6")
+    assert done.returncode == 0, done.stderr
+    assert "not reproduced: val/loss is" in done.stdout
+    assert "the data differs" in done.stdout  # the split depends on the seed
+
+
+def test_two_processes_make_one_run_and_the_same_weights(script: Script, alone: Path, tmp_path: Path) -> None:
+    done = script("train", *PLAIN, *TWO, f"runs={tmp_path}", "seed=5")
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.glob("*/*")
+    assert furthest(alone, folder) < 1e-6
+    assert {path.name for path in (folder / "logs").iterdir()} == {"rank-0.log", "rank-1.log"}
+    assert record(folder)["attempts"][0]["devices"] == 2
+    assert record(folder)["test"] == pytest.approx(record(alone)["test"], abs=1e-6)
+
+
+def test_torchrun_makes_one_run_and_one_wandb_run(torchrun: Script, alone: Path, tmp_path: Path) -> None:
+    words = [word for word in PLAIN if not word.startswith("logger")]
+    done = torchrun("train", *words, *TWO[1:], f"runs={tmp_path}", "seed=5")
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.glob("*/*")
+    assert furthest(alone, folder) < 1e-6
+    assert len(list((folder / "wandb").glob("offline-run-*"))) == 1
+    assert done.stdout.count("test/accuracy") == 1  # one rank speaks
+
+
+def test_ranks_set_by_hand_make_one_run(alone: Path, tmp_path: Path) -> None:
+    port = str(20000 + os.getpid() % 20000)
+    command = [sys.executable, "scripts/train.py", *PLAIN, *TWO[1:], f"runs={tmp_path}", "seed=5"]
+    processes = []
+    for rank in ("0", "1"):
+        env = os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": "0", "OMP_NUM_THREADS": "1"}
+        env |= {"TORCHELASTIC_RUN_ID": "none"}
+        processes.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL))
+    try:
+        assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    (folder,) = tmp_path.glob("*/*")
+    assert furthest(alone, folder) < 1e-6
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(script: Script, tmp_path: Path) -> None:
+    words = ["logger=null", "report=false", "trainer.max_epochs=6"]  # with dropout and BatchNorm
+    whole = script("train", *words, f"folder={tmp_path}/whole")
+    assert whole.returncode == 0, whole.stderr
+    command = [sys.executable, "scripts/train.py", *words, f"folder={tmp_path}/cut"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(tmp_path / "cut" / "checkpoints" / "last.ckpt", process)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    resumed = script("train", f"resume={tmp_path}/cut")
+    assert resumed.returncode == 0, resumed.stderr
+    assert furthest(tmp_path / "whole", tmp_path / "cut") == 0.0
+    reasons = [attempt["reason"] for attempt in record(tmp_path / "cut")["attempts"]]
+    assert reasons == ["killed", "completed"]
+    assert record(tmp_path / "cut")["test"] == record(tmp_path / "whole")["test"]
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(script: Script, alone: Path) -> None:
+    before = record(alone)
+    done = script("train", *PLAIN, f"folder={alone}")
+    assert done.returncode == 2
+    assert done.stderr == f"error: folder={alone} holds a run; say resume={alone} to go on with it, or choose another\n"
+    assert record(alone) == before
+
+
+def test_a_failure_in_training_ends_with_status_1_and_its_reason(script: Script, tmp_path: Path) -> None:
+    done = script("train", *QUICK, f"folder={tmp_path}/run", "model.inputs=[3,8,8]")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "Traceback" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert record(tmp_path / "run")["attempts"][0]["reason"].startswith("RuntimeError: ")
+
+
+def test_a_mistake_in_the_data_is_one_line_and_leaves_no_folder(script: Script, tmp_path: Path) -> None:
+    done = script("train", *QUICK, f"runs={tmp_path}/runs", "data=tabular", "data.path=none.csv", "data.target=y")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["callback=[default,ema,early_stopping]", "model=linear"],
+        ["experiment=diabetes"],
+        ["optimizer=sgd", "scheduler=onecycle", "optimizer.lr=0.05", "trainer.accumulate_grad_batches=2"],
+        ["scheduler=null", "task.l1=1e-4", "task.l2=1e-4", "task.label_smoothing=0.1", "trainer.precision=bf16-mixed"],
+        ["logger=tensorboard", "callback=null", "model=resnet", "data.workers=2"],
+        ["data=synthetic", "model=mlp"],
+    ],
+    ids=" ".join,
+)
+def test_options_go_together(script: Script, tmp_path: Path, words: list[str]) -> None:
+    done = script("train", *QUICK, *words, f"folder={tmp_path}/run", "trainer.max_epochs=1")
+    assert done.returncode == 0, done.stderr
+    assert record(tmp_path / "run")["test"]
+    assert "Warning" not in done.stderr
