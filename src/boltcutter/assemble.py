@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from boltcutter import build, run
 from boltcutter.config import ConfigError, hint, merge, one_line
 from boltcutter.quiet import quiet
 
+SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}  # arguments of the trainer
 METRICS_FILE = "boltcutter.logger.csv.CSV"
 
 
@@ -98,6 +101,15 @@ def check_cfg(cfg: DictConfig) -> DictConfig:
     named = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the name is given when the run begins
     if mistakes := build.check(named, Config):
         raise ConfigError("\n".join(mistakes))
+    # What a constructor makes of 1e3 or of a number for a text has to be done here for values of the top level.
+    cfg.seed = int(cfg.seed)
+    if not isinstance(cfg.name, str):
+        cfg.name = str(cfg.name)
+    if not 0 <= cfg.seed < 2**32:
+        raise ConfigError(f"seed={cfg.seed} is not in [0, {2**32 - 1}]; try 0")
+    for key, setting in SET_ELSEWHERE.items():
+        if key in cfg.trainer:
+            raise ConfigError(f"trainer.{key}: {setting} sets it; say {setting}=… instead")
     return cfg
 
 
@@ -153,6 +165,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     task = build.build(cfg.task, "task")
     check_kinds(cfg, task, data)
     check_monitors(task, callbacks)
+    check_optimizer(task)
     return Parts(trainer, data, task)
 
 
@@ -165,6 +178,8 @@ def check_devices(trainer: DictConfig) -> None:
     accelerator, devices = str(trainer.get("accelerator", "auto")), trainer.get("devices", "auto")
     gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
     wanted = devices if isinstance(devices, int) else len(devices) if OmegaConf.is_list(devices) else 0
+    if not re.fullmatch(r"auto|-1|[1-9]\d*|\d+(, ?\d+)+|\[.+\]", str(devices)):
+        raise ConfigError(f"trainer.devices={devices} is no number of devices; try trainer.devices=1, or auto for all")
     if accelerator in ("cuda", "gpu") and (gpus == 0 or wanted > gpus):
         have = f"{gpus} CUDA devices" if gpus else "no CUDA device"
         remedy = f"trainer.devices={gpus}" if gpus else "trainer.accelerator=cpu"
@@ -221,6 +236,25 @@ def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> N
         if metric is not None and metric not in logged:
             listed = ", ".join(sorted(logged))
             raise ConfigError(f"{path}={metric} is never logged{hint(metric, logged)} (there are: {listed})")
+
+
+def check_optimizer(task: L.LightningModule) -> None:
+    """See that optimizer and scheduler take their values, on a parameter of no meaning.
+
+    Raises:
+        ConfigError: One refuses.
+    """
+    made: Any = [nn.Parameter(torch.zeros(1))]
+    for name in ("optimizer", "scheduler"):
+        make = getattr(task, name, None)
+        if not isinstance(make, partial):
+            return
+        late = "total_steps" in build.parameters(make.func) and make.keywords.get("total_steps") is None
+        try:
+            made = make(made, **({"total_steps": 100} if late else {}))
+        except (ValueError, TypeError, RuntimeError) as error:
+            text = one_line(error)
+            raise ConfigError(text if text.startswith(f"{name}.") else f"{name}: {text}") from error
 
 
 @contextmanager

@@ -10,20 +10,23 @@ import importlib
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator
-from functools import cache, partial
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache, partial, reduce
+from operator import or_
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 from unittest.mock import Mock
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, StrictBool, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from boltcutter.config import REFERENCE, ConfigError, hint, one_line
+from boltcutter.config import REFERENCE, ConfigError, follow, hint, one_line, say, say_unresolved
 
+PROJECT = __name__.partition(".")[0]
 SPECIAL = ("_target_", "_partial_")
 UNKNOWN = object()
+COLUMNS = (None, 44, 36, 110)  # letters at most of key, value, type and documentation
 # Classes that hand their **kwargs on, and to what: a misspelt keyword would pass every signature check.
 HANDS_ON = {
     "lightning.pytorch.strategies.ddp.DDPStrategy": "torch.nn.parallel.DistributedDataParallel",
@@ -60,14 +63,13 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
     try:
         return target(**arguments)
     except Exception as error:
-        # Lightning's own ValueError is none; whatever else a constructor raises is a fault in the code, not in a value.
-        if (
-            not isinstance(error, ValueError | OSError | ImportError)
-            and type(error).__name__ != "MisconfigurationException"
-        ):
+        # In this project's own classes, whatever else is raised is a fault in the code and not in a value.
+        own = getattr(target, "__module__", "").partition(".")[0] == PROJECT
+        if own and not isinstance(error, ValueError | OSError | ImportError):
             raise
         where, text = path.lstrip("."), one_line(error)
-        raise ConfigError(text if text.startswith(where.partition(".")[0] + ".") else f"{where}: {text}") from error
+        names_setting = re.match(rf"{where.partition('.')[0]}\b[.:=]|\w+(\.\w+)+=", text)
+        raise ConfigError(text if names_setting else f"{where}: {text}") from error
 
 
 def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
@@ -75,8 +77,11 @@ def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
     try:
         resolved = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
-        return [_say_unresolved(error)]
-    return list(_check_call(resolved, OmegaConf.to_container(cfg), root, ""))
+        return [say_unresolved(error, cfg)]
+    found = dict(_check_call(resolved, OmegaConf.to_container(cfg), root, ""))
+    # What is referred to is told once, where it is written.
+    told = {path: follow(cfg, path) for path in found}
+    return [f"{path}{text}" for path, text in found.items() if told[path] == path or told[path] not in found]
 
 
 @cache
@@ -134,13 +139,14 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def _keyword_base(target: Callable[..., Any], known: dict[str, inspect.Parameter]) -> type | None:
     """The base class that a class of this project gives its ``**keywords`` to: the project's own custom."""
-    own = getattr(target, "__module__", "").partition(".")[0] == __name__.partition(".")[0]
+    own = getattr(target, "__module__", "").partition(".")[0] == PROJECT
     if own and inspect.isclass(target) and any(p.kind is p.VAR_KEYWORD for p in known.values()):
         return next((base for base in target.__mro__[1:] if "__init__" in vars(base) and base is not object), None)
     return None
 
 
-def _check(value: Any, raw: Any, path: str) -> Iterator[str]:
+def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Mistakes below ``path``: where, and what is said of it."""
     if isinstance(raw, str) and REFERENCE.fullmatch(raw):
         return  # told where it is written
     if isinstance(value, list):
@@ -153,12 +159,12 @@ def _check(value: Any, raw: Any, path: str) -> Iterator[str]:
         try:
             target = locate(value["_target_"])
         except ConfigError as error:
-            yield f"{path}._target_: {error}"
+            yield f"{path}._target_", f": {error}"
             return
         yield from _check_call(value, raw, target, path)
 
 
-def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[str]:
+def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[tuple[str, str]]:
     known, dot = parameters(target), path and f"{path}."
     name = getattr(target, "__qualname__", str(target))
     anything = not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
@@ -167,23 +173,37 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
         if key in SPECIAL:
             continue
         if value == "???":
-            yield f"{dot}{key}: not set; say {dot}{key}=…"
+            yield f"{dot}{key}", f": not set; say {dot}{key}=…"
         elif key in named:
             problems = list(_check(value, raw[key], f"{dot}{key}"))
-            if not problems and not fits(value, named[key].annotation):
-                wanted = named[key].annotation
-                near = hint(str(value), _choices(wanted))
-                problems = [f"{dot}{key}={_say(value)}: expected {type_name(wanted)}{near}"]
-            yield from problems
+            yield from problems or _misfits(value, named[key].annotation, f"{dot}{key}")
         elif anything:
             yield from _check(value, raw[key], f"{dot}{key}")
+        elif path:
+            yield (
+                f"{dot}{key}",
+                f": {name} takes no such argument{hint(key, named) or f'; --describe {path} lists them'}",
+            )
         else:
-            near = hint(key, named) or f"; --describe {path or 'trainer'} lists what it takes"
-            yield f"{dot}{key}: {name} takes no such argument{near}"
+            yield key, f": no such key{hint(key, named) or '; --print shows all'}"
     if not node.get("_partial_"):
         for n, p in named.items():
             if p.default is p.empty and n not in node:
-                yield f"{dot}{n}: missing; {name} needs it ({type_name(p.annotation)})"
+                yield f"{dot}{n}", f": missing; {name} needs it ({type_name(p.annotation)})"
+
+
+def _misfits(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]:
+    """What of ``value`` is not as ``wanted``: the whole, or some entries of a mapping."""
+    if fits(value, wanted):
+        return
+    maps = [a for a in (wanted, *get_args(wanted)) if _is_a(get_origin(a), Mapping)]
+    if maps and isinstance(value, dict) and "_target_" not in value:
+        for key, inner in value.items():
+            if not fits({key: inner}, wanted):
+                yield from _misfits(inner, get_args(maps[0])[1], f"{path}.{key}")
+        return
+    shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else say(value)
+    yield path, f"={shown}: expected {type_name(wanted)}{hint(str(value), _choices(wanted))}"
 
 
 def fits(value: Any, wanted: Any) -> bool:
@@ -191,15 +211,31 @@ def fits(value: Any, wanted: Any) -> bool:
     stand_in = _stand_in(value)
     if stand_in is UNKNOWN:
         return True
-    if isinstance(value, bool) and wanted in (int, float, int | None, float | None):
-        return False  # pydantic would read true as 1
     try:
-        _adapter(wanted).validate_python(stand_in)
+        _adapter(_strictly(wanted)).validate_python(stand_in)
     except ValidationError:
         return False
     except Exception:  # an annotation that pydantic cannot read: the call itself will tell
         return True
     return True
+
+
+def _strictly(wanted: Any) -> Any:
+    """An annotation that takes no text and no truth value for a number, and nothing else for a truth value."""
+    if wanted in (int, float):
+        return Annotated[wanted, BeforeValidator(_number)]
+    if wanted is bool:
+        return StrictBool
+    origin, inner = get_origin(wanted), tuple(map(_strictly, get_args(wanted)))
+    if origin in (Union, types.UnionType):
+        return reduce(or_, inner)
+    return origin[inner] if _is_a(origin, Collection) else wanted
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str | bool):
+        raise ValueError(f"{value!r} is no number")
+    return value
 
 
 def _stand_in(value: Any) -> Any:
@@ -212,7 +248,10 @@ def _stand_in(value: Any) -> Any:
     if "_target_" not in value:
         filled = {k: _stand_in(v) for k, v in value.items()}
         return UNKNOWN if any(item is UNKNOWN for item in filled.values()) else filled
-    target = locate(value["_target_"])
+    try:
+        target = locate(value["_target_"])
+    except ConfigError:
+        return UNKNOWN  # told where it is written
     if value.get("_partial_"):
         return partial(target)
     made = target if inspect.isclass(target) else getattr(target, "__annotations__", {}).get("return")
@@ -245,15 +284,8 @@ def _has_target(value: Any) -> bool:
     return (isinstance(value, dict) and "_target_" in value) or any(map(_has_target, inner))
 
 
-def _say(value: Any) -> str:
-    return str(value["_target_"]) if isinstance(value, dict) and "_target_" in value else repr(value)
-
-
-def _say_unresolved(error: OmegaConfBaseException) -> str:
-    """OmegaConf's several lines on an interpolation as one: where, what, and that it is not there."""
-    where = getattr(error, "full_key", None)
-    text = str(error.msg if getattr(error, "msg", None) else error).split("\n")[0]
-    return f"{where}: {text}" if where else text
+def _is_a(origin: Any, base: type) -> bool:
+    return inspect.isclass(origin) and issubclass(origin, base)
 
 
 def _choices(wanted: Any) -> list[Any]:
@@ -276,26 +308,59 @@ def type_name(wanted: Any) -> str:
 
 
 def describe(cfg: DictConfig, root: Callable[..., Any], prefix: str = "") -> Iterator[str]:
-    """A line for every key below ``prefix`` that can be set: its value, type and documentation."""
-    resolved = OmegaConf.to_container(cfg, resolve=True)
-    for line, key in _describe(resolved, root, ""):
-        if not prefix or key == prefix or key.startswith(f"{prefix}."):
-            yield line
+    """A line for every key below ``prefix`` that can be set: its value, type and documentation.
+
+    Raises:
+        ConfigError: There is no such key.
+    """
+    place = follow(cfg, prefix)
+    raw = OmegaConf.to_container(cfg)
+    every = list(_describe(OmegaConf.to_container(cfg, resolve=True), raw, root, ""))
+    rows = [row for row in every if not place or f"{row[0]}.".startswith(f"{place}.")]
+    if not rows:
+        raise ConfigError(f"{prefix}: no such key{hint(prefix, [row[0] for row in every])}")
+    limits = COLUMNS if len(rows) > 1 else (None,) * 4
+    cut = [[_shorten(text, limit) for text, limit in zip(row, limits, strict=True)] for row in rows]
+    widths = [max(len(row[column]) for row in cut) for column in range(4)]
+    for row in cut:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _describe(node: Any, target: Callable[..., Any], path: str) -> Iterator[tuple[str, str]]:
+def _describe(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[tuple[str, str, str, str]]:
     texts = _argument_texts(target)
     for n, p in parameters(target).items():
         later = node.get("_partial_") and p.default is p.empty and n not in node
         if later or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
             continue
-        value = node.get(n, "" if p.default is p.empty else p.default)
-        is_call = isinstance(value, dict) and "_target_" in value
-        shown = f"{value['_target_']}(…)" if is_call else value
-        yield f"{path}{n} = {shown}  [{type_name(p.annotation)}]  {texts.get(n, '')}".rstrip(), f"{path}{n}"
-        for key, inner in [("", value)] if is_call or not isinstance(value, dict) else value.items():
-            if isinstance(inner, dict) and "_target_" in inner:
-                yield from _describe(inner, locate(inner["_target_"]), ".".join(filter(None, (path + n, key))) + ".")
+        value, written = node.get(n, "" if p.default is p.empty else p.default), raw.get(n)
+        yield f"{path}{n}", _summary(value, written), type_name(p.annotation), texts.get(n, "")
+        if isinstance(value, dict) and not isinstance(written, str):
+            yield from _describe_map(value, written, f"{path}{n}")
+
+
+def _describe_map(node: Any, raw: Any, path: str) -> Iterator[tuple[str, str, str, str]]:
+    if "_target_" in node:
+        yield from _describe(node, raw, locate(node["_target_"]), f"{path}.")
+        return
+    for key, value in node.items():
+        if isinstance(value, dict) and "_target_" in value and not isinstance(raw[key], str):
+            target = locate(value["_target_"])
+            text = (inspect.getdoc(target) or "").split("\n")[0]
+            yield f"{path}.{key}", _summary(value, raw[key]), getattr(target, "__name__", ""), text
+            yield from _describe(value, raw[key], target, f"{path}.{key}.")
+
+
+def _summary(value: Any, written: Any) -> str:
+    """A value on one line; a reference to an object as it is written."""
+    if not isinstance(value, dict):
+        return say(value)
+    if isinstance(written, str):
+        return written
+    return f"{value['_target_']}(…)" if "_target_" in value else f"{{{', '.join(map(str, value))}}}"
+
+
+def _shorten(text: str, limit: int | None) -> str:
+    return text if limit is None or len(text) <= limit else f"{text[: limit - 1].rstrip()}…"
 
 
 def _argument_texts(target: Callable[..., Any]) -> dict[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from boltcutter.config import ConfigError, compose, groups, hint, paths
+from boltcutter.config import ConfigError, compose, groups, hint, paths, say_unresolved
 from boltcutter.environment.process import is_first
 
 FLAGS = {
@@ -19,25 +20,53 @@ FLAGS = {
     "--describe": "list every key that can be set below the next word, with type, value and documentation",
     "--completion": 'complete words in bash and zsh: eval "$(python scripts/train.py --completion)"',
 }
-COMPLETION = """\
-_boltcutter() {
-    local script="" word
-    for word in "${COMP_WORDS[@]}"; do [[ "$word" == *scripts/*.py ]] && script="$word" && break; done
-    [[ -z "$script" ]] && return 0
-    local line="${COMP_LINE:0:COMP_POINT}"
-    local current="${line##* }"
-    local IFS=$'\\n'
-    COMPREPLY=($("%(python)s" "$script" --complete "$current" 2>/dev/null))
-    # Readline replaces only what stands after the last = or :, so give no more than that.
-    local kept="${current%%"${current##*[=:]}"}" i
-    if [[ -n "$kept" && "$COMP_WORDBREAKS" == *=* ]]; then
-        for i in "${!COMPREPLY[@]}"; do COMPREPLY[$i]="${COMPREPLY[$i]#"$kept"}"; done
-    fi
-    [[ "${COMPREPLY[0]}" == *= || "${COMPREPLY[0]}" == *. ]] && compopt -o nospace 2>/dev/null
-    return 0
+COMPLETION = r"""
+_boltcutter_owns() {  # whether a word is one of the scripts that know --complete; no other is ever started
+    case "${1##*/}" in %(scripts)s) [[ "$1" -ef "%(folder)s/${1##*/}" ]] ;; *) return 1 ;; esac
 }
-[[ -n "${ZSH_VERSION:-}" ]] && autoload -Uz compinit bashcompinit && compinit -u && bashcompinit
-complete -o default -F _boltcutter python python3 train.py evaluate.py predict.py check.py
+_boltcutter_bash() {
+    local line="${COMP_LINE:0:COMP_POINT}" script="" word
+    local current="${line##*[[:space:]]}"
+    local kept="${current%%"${current##*=}"}"
+    local -a words given
+    read -ra words <<<"${line%%"$current"}"
+    for word in "${words[@]}"; do
+        if [[ -n "$script" ]]; then given+=("${word//[\"\']/}"); elif [[ "$word" == *.py ]]; then script="$word"; fi
+    done
+    COMPREPLY=()
+    _boltcutter_owns "$script" || return 0
+    # Readline replaces what stands after the last =, but all of a word in quotes.
+    case "$current" in [\"\']*) current="${current:1}" kept="" ;; esac
+    [[ "$COMP_WORDBREAKS" == *=* ]] || kept=""
+    while IFS= read -r word; do
+        COMPREPLY+=("${word#"$kept"}")
+        case "$word" in *= | *. | *=\[*) compopt -o nospace 2>/dev/null ;; esac
+    done < <("%(python)s" "$script" --complete "$current" "${given[@]}" 2>/dev/null)
+}
+_boltcutter_zsh() {
+    local script="" word
+    local -a found given
+    for word in "${words[@]:0:$((CURRENT - 1))}"; do
+        if [[ -n "$script" ]]; then given+=("${word//[\"\']/}"); elif [[ "$word" == *.py ]]; then script="$word"; fi
+    done
+    if ! _boltcutter_owns "$script"; then "${_boltcutter_before[$service]:-_default}" "$@"; return; fi
+    while IFS= read -r word; do found+=("$word"); done \
+        < <("%(python)s" "$script" --complete "${PREFIX//\\/}" "${given[@]}" 2>/dev/null)
+    if (( ${#found[@]} )); then compadd -Q -S "" -- "${found[@]}"; return; fi
+    compset -P "*="
+    _files
+}
+if [[ -n "${ZSH_VERSION:-}" ]]; then
+    whence compdef >/dev/null || { autoload -Uz compinit && compinit -u -D; }
+    typeset -gA _boltcutter_before
+    for _boltcutter_name in python python3 torchrun; do
+        [[ "${_comps[$_boltcutter_name]:-}" == _boltcutter_zsh ]] ||
+            _boltcutter_before[$_boltcutter_name]="${_comps[$_boltcutter_name]:-}"
+    done
+    compdef _boltcutter_zsh python python3 torchrun
+else
+    complete -o bashdefault -o default -F _boltcutter_bash python python3 torchrun
+fi
 """
 
 
@@ -52,30 +81,35 @@ def main(configs: Path, module: str, usage: str, arguments: Sequence[str] | None
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        flag = next((word for word in words if word.startswith("-")), None)
-        if flag is None:
-            importlib.import_module(module).main(configs, words)
+        flags = [word for word in words if word.startswith("-")]
+        if flags:
+            _answer(configs, usage, flags, words)
         else:
-            _answer(configs, usage, "--help" if flag == "-h" else flag, words)
+            importlib.import_module(module).main(configs, words)
     except ConfigError as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":
             raise
         if is_first():
-            print(f"error: {error}", file=sys.stderr)
+            print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         sys.exit(2)
 
 
-def _answer(configs: Path, usage: str, flag: str, words: list[str]) -> None:
-    at = words.index(flag if flag in words else "-h")
+def _answer(configs: Path, usage: str, flags: list[str], words: list[str]) -> None:
+    flag = "--help" if flags[0] == "-h" else flags[0]
+    at = words.index(flags[0])
     rest = words[:at] + words[at + 1 :]
+    if flag == "--complete":
+        print("\n".join(complete(configs, usage, *words[at + 1 :])))
+        return
+    for other in flags:
+        if other not in (*FLAGS, "-h"):
+            raise ConfigError(f"{other}: no such flag{hint(other, FLAGS)} (there are: {', '.join(FLAGS)})")
+    if len(flags) > 1:
+        raise ConfigError(f"{flags[1]}: cannot go with {flags[0]}; give one of them")
     if flag == "--help":
         print(_help(configs, usage))
     elif flag == "--print":
-        from omegaconf import OmegaConf
-
-        from boltcutter.run import public, read_words
-
-        print(OmegaConf.to_yaml(public(read_words(configs, rest))), end="")
+        print(_resolved(configs, rest), end="")
     elif flag == "--check":
         from boltcutter import assemble
 
@@ -83,15 +117,27 @@ def _answer(configs: Path, usage: str, flag: str, words: list[str]) -> None:
     elif flag == "--describe":
         from boltcutter.assemble import describe_words
 
-        at_key = at < len(rest) and "=" not in rest[at]
+        at_key = at < len(rest) and "=" not in rest[at] and not rest[at].startswith("~")
         prefix = rest.pop(at) if at_key else ""
         print("\n".join(describe_words(configs, rest, prefix)))
-    elif flag == "--completion":
-        print(COMPLETION % {"python": sys.executable})
-    elif flag == "--complete":
-        print("\n".join(complete(configs, words[at + 1] if at + 1 < len(words) else "")))
     else:
-        raise ConfigError(f"{flag}: no such flag{hint(flag, FLAGS)} (there are: {', '.join(FLAGS)})")
+        print(_completion(Path(sys.argv[0]).resolve().parent))
+
+
+def _resolved(configs: Path, words: list[str]) -> str:
+    """The configuration as YAML, every reference followed."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from boltcutter.run import public, read_words, reopen_for, take
+
+    special, rest = take(words, "run", "ckpt", "split", "input", "output")
+    cfg = reopen_for(configs, special, rest)[0] if "run" in special else read_words(configs, words)
+    try:
+        cfg.folder = cfg.get("folder") or f"{cfg.runs}/{cfg.name}/<id>"  # the name is given when the run begins
+        return OmegaConf.to_yaml(public(cfg))
+    except OmegaConfBaseException as error:
+        raise ConfigError(say_unresolved(error, cfg)) from None
 
 
 def _help(configs: Path, usage: str) -> str:
@@ -102,24 +148,39 @@ def _help(configs: Path, usage: str) -> str:
     return "\n".join(lines)
 
 
-def complete(configs: Path, current: str) -> list[str]:
-    """Words that begin with ``current``: groups, their options, and keys of the default configuration."""
-    key, equals, start = current.partition("=")
+def _completion(scripts: Path) -> str:
+    """Shell code that completes the words of those scripts which are answered here."""
+    names = [file.name for file in sorted(scripts.glob("*.py")) if f"from {__name__} import main" in file.read_text()]
+    return COMPLETION.strip() % {"python": sys.executable, "folder": scripts, "scripts": " | ".join(names)}
+
+
+def complete(configs: Path, usage: str, current: str = "", *given: str) -> list[str]:
+    """Words that begin with ``current``: flags, groups, their options, and keys of what ``given`` words mean.
+
+    Keys come one level at a time, so that a hundred of them do not fill the screen; none for what a file may be.
+    """
+    if current.startswith("-"):
+        return [flag for flag in FLAGS if flag.startswith(current)]
+    key, equals, start = current.lstrip("+~").partition("=")
+    sign = current[: len(current) - len(current.lstrip("+~"))]
     known = groups(configs)
     if equals:
-        return [
-            f"{key}={option}" for option in [*known.get(key, {}), "null"] if option.startswith(start) and key in known
-        ]
-    with suppress(ConfigError):
-        keys = [f"{path}=" for path in paths(compose(configs)) if "_target_" not in path and path not in known]
-        found = [
-            word
-            for word in [*(f"{group}=" for group in known), "resume=", "reproduce=", *keys]
-            if word.startswith(current)
-        ]
-        # One level at a time, so that a hundred keys do not fill the screen.
-        depth = current.count(".")
-        return list(
-            dict.fromkeys(w if w.count(".") <= depth else ".".join(w.split(".")[: depth + 1]) + "." for w in found)
-        )
+        opening, last = re.fullmatch(r"(\[(?:[^,\]]*,)*)?(.*)", start, re.S).groups(default="")  # type: ignore[union-attr]
+        taken = opening.strip("[").split(",")
+        options = [option for option in [*known.get(key, {}), "null"] if key in known and option not in taken]
+        closing = [f"{last}]"] if opening and last in options else []
+        return [f"{sign}{key}={opening}{o}" for o in [*(o for o in options if o.startswith(last)), *closing]]
+    own = [f"{word}=" for word in re.findall(r"(\w+)=", usage.partition("\n")[0]) if word not in ("group", "key")]
+    everything = [*(f"{group}=" for group in known), *own, *(f"{path}=" for path in _keys(configs, given))]
+    found = [f"{sign}{word}" for word in everything if f"{sign}{word}".startswith(current)]
+    depth = current.count(".")
+    return list(dict.fromkeys(w if w.count(".") <= depth else ".".join(w.split(".")[: depth + 1]) + "." for w in found))
+
+
+def _keys(configs: Path, given: Sequence[str]) -> list[str]:
+    """Every key that can be set, as far as the words given so far can be read."""
+    for words in (given, ()):
+        with suppress(ConfigError):
+            cfg = compose(configs, [word for word in words if not word.startswith("-")])
+            return [path for path in paths(cfg) if "_target_" not in path and path.partition(".")[0] != "choices"]
     return []

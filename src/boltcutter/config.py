@@ -17,8 +17,19 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-SECRET = re.compile(r"(^|_)(api_?key|access_key|token|secret|password|passwd|credentials?)$", re.I)
+# A token alone or of a service; pad_token and its like belong to a vocabulary.
+SECRET = re.compile(
+    r"(^|_)(api_?key|access_key|secret|password|passwd|credentials?|(api|access|auth|bearer|hf|hub|secret)_token)$"
+    r"|^token$",
+    re.I,
+)
+INTEGER = re.compile(r"[-+]?(0|[1-9](_?\d)*)")
 NUMBER = re.compile(r"[-+]?(?!0\d)((\d+\.\d*|\.\d+)(e[-+]?\d+)?|\d+e[-+]?\d+)", re.I)
+RESERVED = {"true": True, "false": False, "null": None}
+NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
+QUOTING = ("[", "{", "'", '"')
+KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
+WORD = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -61,15 +72,21 @@ def compose(folder: Path, words: Iterable[str] = (), base: DictConfig | None = N
         cfg, picked = _read(folder / "train.yaml")
     else:
         cfg, picked = base.copy(), {}
+    if not isinstance(picked, dict):
+        raise ConfigError(f"{folder / 'train.yaml'}: defaults must name an option of each group; write group: option")
     picks, values = _sort(folder, words)
     experiment, chosen = _pick(folder, "experiment", (picks if "experiment" in picks else picked).get("experiment"))
     options = {**picked, **chosen, **picks}
     for group, option in options.items():
         if group != "experiment":
             _known_group(folder, group)
-            cfg[group], _ = _pick(folder, group, option)
-    cfg = merge(cfg, experiment)
-    cfg.choices = {**cfg.get("choices", {}), **{group: _say(option) for group, option in options.items()}}
+            cfg[group], others = _pick(folder, group, option)
+            if others:
+                raise ConfigError(
+                    f"{group}={_label(option)}: only an experiment's defaults can pick {', '.join(others)}"
+                )
+    cfg = merge(cfg, experiment or DictConfig({}))
+    cfg.choices = {**cfg.get("choices", {}), **{group: _label(option) for group, option in options.items()}}
     for word in values:
         _set(cfg, *word)
     _refuse_secrets(cfg)
@@ -77,38 +94,66 @@ def compose(folder: Path, words: Iterable[str] = (), base: DictConfig | None = N
 
 
 def merge(below: DictConfig, above: DictConfig) -> DictConfig:
-    """Lay ``above`` over ``below``; another ``_target_`` replaces the whole call, with its arguments."""
+    """Lay ``above`` over ``below``; another ``_target_`` replaces the call with its arguments, not ``_partial_``."""
     out = below.copy()
+    if "_target_" in above and above._target_ != below.get("_target_"):
+        out = DictConfig({"_partial_": below._partial_} if "_partial_" in below else {})
     for key in above:
-        new, old = _node(above, str(key)), _node(out, str(key))
-        same = _is_map(new) and _is_map(old) and ("_target_" not in new or new._target_ == old.get("_target_"))
-        out[key] = merge(old, new) if same else new
+        new, old = _node(above, key), _node(out, key)
+        out[key] = merge(old, new) if _is_map(new) and _is_map(old) else new
     return out
 
 
-def _node(cfg: Any, key: str) -> Any:
+def _node(cfg: Any, key: Any) -> Any:
     """What stands at ``key``, references not followed; None where nothing does."""
-    return cfg._get_node(key) if isinstance(cfg, DictConfig) and key in cfg else None
+    return cfg._get_node(key, validate_access=False) if _is_map(cfg) else None
 
 
 def _is_map(node: Any) -> bool:
-    return isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation()
+    return isinstance(node, DictConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation())
 
 
 def parse(key: str, text: str) -> Any:
     """Numbers, true, false, null, [lists], {maps} and "quoted text" as in YAML; all else is text."""
-    if text.lower() in ("true", "false", "null"):
-        return {"true": True, "false": False, "null": None}[text.lower()]
-    if re.fullmatch(r"[-+]?(0|[1-9]\d*)", text):
+    if text.lower() in RESERVED:
+        return RESERVED[text.lower()]
+    if INTEGER.fullmatch(text):
         return int(text)
-    if NUMBER.fullmatch(text):
-        return float(text)
-    if text[:1] in ("[", "{", "'", '"'):
+    if NUMBER.fullmatch(text) or text in NOT_FINITE:
+        return NOT_FINITE.get(text) or float(text)
+    if text[:1] in QUOTING:
         try:
             return OmegaConf.create(f"v: {text}").v
         except (yaml.YAMLError, OmegaConfBaseException):
             raise ConfigError(f"{key}: cannot read {text}; quote the word for the shell, as in '{key}=[1,2]'") from None
     return text
+
+
+def say(value: Any) -> str:
+    """A value as a person would write it: what ``parse`` reads."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(say, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {say(inner)}' for key, inner in value.items())}}}"
+    if not isinstance(value, str):
+        return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
+    plain = value[:1] not in QUOTING and isinstance(parse("", value), str)
+    return value if plain else repr(value)
+
+
+def say_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
+    """OmegaConf's several lines on a reference as one: where, what, remedy."""
+    where = getattr(error, "full_key", None) or "configuration"
+    text = str(getattr(error, "msg", None) or error).split("\n")[0]
+    if missing := re.search(r"Missing mandatory value: (\S+)", text):
+        return f"{missing[1]}: not set; say {missing[1]}=…"
+    if unset := re.search(r"Environment variable '(\w+)' not found", text):
+        return f"{where}: environment variable {unset[1]} is not set; export {unset[1]}=…"
+    if key := re.search(r"Interpolation key '(.+)' not found|Error trying to access (.+): node", text):
+        name = key[1] or key[2]
+        near = hint(name, (path for path in paths(cfg) if path != where)) if key[1] else ""
+        return f"{where}: ${{{name}}} refers to nothing{near or '; --print shows all keys'}"
+    return f"{where}: {text}; correct the reference"
 
 
 def paths(node: Any, prefix: str = "") -> Iterator[str]:
@@ -119,42 +164,56 @@ def paths(node: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _sort(folder: Path, words: Iterable[str]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Words that pick an option of a group, and words that set one value."""
+    """Words that pick an option of a group, and words that set one value; another ``_target_`` comes first."""
     picks: dict[str, Any] = {}
     values = []
     for word in words:
-        key, equals, text = word.partition("=")
-        if key.startswith("~") and not equals and (folder / key[1:]).is_dir():
-            picks[key[1:]] = None
-        elif not key.strip("+~") or (not equals and not key.startswith("~")):
-            raise ConfigError(f"{word}: expected group=option, key=value, +key=value or ~key")
-        elif (folder / key).is_dir():
-            picks[key] = parse(key, text)
+        found = WORD.fullmatch(word)
+        if not found:
+            key = word.partition("=")[0]
+            remedy = f"say {key}" if WORD.fullmatch(key) else "say group=option, key=value, +key=value or ~key"
+            raise ConfigError(f"{word or repr(word)}: cannot be read; {remedy}")
+        sign, key, text = found[1] or found[4] or "", found[2] or found[5], found[3] or ""
+        if _is_group(folder, key):
+            picks[key] = None if sign == "~" else parse(key, text)
         else:
-            values.append((key, text))
-    return picks, values
+            values.append((sign + key, text))
+    return picks, sorted(values, key=lambda value: not value[0].endswith("._target_"))
+
+
+def _is_group(folder: Path, name: str) -> bool:
+    return name.isidentifier() and (folder / name).is_dir()
 
 
 def _known_group(folder: Path, group: str) -> None:
-    if not (folder / group).is_dir():
+    if not _is_group(folder, group):
         known = [path.name for path in folder.iterdir() if path.is_dir()]
         raise ConfigError(f"{group}: no such group{hint(group, known)} (there are: {', '.join(sorted(known))})")
 
 
-def _pick(folder: Path, group: str, options: Any) -> tuple[DictConfig, dict[str, Any]]:
-    """One option of a group, or several laid over each other; and which other groups their ``defaults`` pick."""
+def _pick(folder: Path, group: str, options: Any, above: tuple[Path, ...] = ()) -> tuple[Any, dict[str, Any]]:
+    """One option of a group, or several laid over each other; and which other groups their ``defaults`` pick.
+
+    Args:
+        folder: Of the configuration.
+        group: Whose option.
+        options: A name, a path of a YAML file, a list of these, or None.
+        above: Files that inherit from this.
+    """
+    if options is None:
+        return None, {}
     cfg, chosen = DictConfig({}), dict[str, Any]()
     for option in options if isinstance(options, list | ListConfig) else [options]:
         if option is None:
             continue
         path = Path(str(option)) if str(option).endswith(".yaml") else folder / group / f"{option}.yaml"
-        own, base = _read(path, f"{group}={option}")
-        if isinstance(base, dict):
-            chosen |= base
-        elif base is not None:
-            below, inherited = _pick(folder, group, base)
-            own, chosen = merge(below, own), chosen | inherited
-        cfg = merge(cfg, own)
+        if path in above:
+            raise ConfigError(f"{path}: inherits from itself; correct its defaults")
+        own, defaults = _read(path, f"{group}={option}")
+        others = dict(defaults) if isinstance(defaults, dict) else {group: defaults}
+        below, inherited = _pick(folder, group, others.pop(group, None), (*above, path))
+        chosen |= inherited | others
+        cfg = merge(cfg, merge(below or DictConfig({}), own))
     return cfg, chosen
 
 
@@ -181,39 +240,43 @@ def _read(path: Path, what: str = "") -> tuple[DictConfig, Any]:
 
 def _set(cfg: DictConfig, key: str, text: str) -> None:
     """Set ``key``, add ``+key``, or drop ``~key``. Next to a ``_target_`` any key may be set: ``check`` knows."""
-    path = _follow(cfg, key.lstrip("+~"))
-    parent, _, leaf = path.rpartition(".")
+    parent, _, leaf = key.lstrip("+~").rpartition(".")
+    parent = follow(cfg, parent)
+    path = f"{parent}.{leaf}".lstrip(".")
     try:
         node = OmegaConf.select(cfg, parent) if parent else cfg
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {one_line(error)}") from None
     keys = node if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ()
     known = [str(k) for k in keys]
-    free = key[0] == "+" or (key[0] != "~" and isinstance(node, DictConfig) and "_target_" in node)
-    if leaf not in known and not free:
+    is_call = isinstance(node, DictConfig) and "_target_" in node
+    if leaf not in known and key[0] != "+" and (key[0] == "~" or not is_call):
         everything = list(paths(cfg))
-        alike = [p for p in everything if p.endswith(f".{leaf}")] or difflib.get_close_matches(path, everything, 1)
-        remedy = f"; did you mean {alike[0]}?" if alike else f"; +{path}=… adds it, --print shows all"
-        raise ConfigError(f"{path}: no such key{remedy}")
+        alike = difflib.get_close_matches(path, [p for p in everything if p.endswith(f".{leaf}")], 1, cutoff=0)
+        near = f"; did you mean {alike[0]}?" if alike else hint(path, everything)
+        adds = f"; +{path}=… adds it" if _is_map(node) and parent and key[0] != "~" else "; --print shows all"
+        raise ConfigError(f"{path}: no such key{near or adds}")
     if key[0] == "~":
         del node[int(leaf) if isinstance(node, ListConfig) else leaf]
         return
+    value = parse(path, text)
+    if is_call and leaf == "_target_" and value != node._target_:
+        for argument in [k for k in node if not str(k).startswith("_")]:
+            del node[argument]
     try:
-        OmegaConf.update(cfg, path, parse(path, text), merge=False, force_add=True)
+        OmegaConf.update(cfg, path, value, merge=False, force_add=True)
     except (OmegaConfBaseException, IndexError, ValueError) as error:
-        raise ConfigError(f"{path}={text}: {one_line(error)}") from None
+        raise ConfigError(f"{path}={text}: {one_line(str(error).splitlines()[0])}; correct the value") from None
 
 
-def _follow(cfg: DictConfig, path: str) -> str:
-    """The place that ``path`` means when a key on its way only refers to another, as ``task.model: ${model}``."""
-    parts = path.split(".")
-    for end in range(1, len(parts)):
-        node: Any = cfg
-        for part in parts[:end]:
-            node = _node(node, part)
+def follow(cfg: DictConfig, path: str) -> str:
+    """The place that ``path`` means when a key on it only refers to another, as ``task.model: ${model}``."""
+    node, parts = cfg, path.split(".")
+    for end, part in enumerate(parts, 1):
+        node = _node(node, part)
         refers = REFERENCE.fullmatch(str(node._value())) if node is not None and node._is_interpolation() else None
         if refers:
-            return _follow(cfg, ".".join([refers[1], *parts[end:]]))
+            return follow(cfg, ".".join([refers[1], *parts[end:]]))
     return path
 
 
@@ -225,16 +288,17 @@ def _refuse_secrets(cfg: DictConfig) -> None:
             node: Any = cfg
             for part in path.split("."):
                 node = _node(node, part)
-            if isinstance(node._value(), str) and node._value() and "${" not in node._value():
+            value = node._value()
+            if type(value) in (str, int, float) and value != "" and "${" not in str(value):
                 name = leaf.upper()
                 remedy = f"write '{path}=${{oc.env:{name}}}' and set {name}"
                 raise ConfigError(f"{path}: a secret must not be stored with the run; {remedy}")
 
 
-def _say(option: Any) -> str:
+def _label(option: Any) -> str:
     """An option's name without its folder; several with a plus between them."""
     if isinstance(option, list | ListConfig):
-        return "+".join(map(_say, option)) or "none"
+        return "+".join(map(_label, option)) or "none"
     return "none" if option is None else Path(str(option)).stem if str(option).endswith(".yaml") else str(option)
 
 

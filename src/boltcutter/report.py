@@ -11,9 +11,8 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jinja2
 import numpy as np
@@ -25,7 +24,6 @@ from PIL import Image
 from boltcutter import run
 from boltcutter.config import SECRET
 
-T = TypeVar("T")
 Goal = Literal["min", "max"]
 
 POINTS = 1000  # of a curve
@@ -47,37 +45,29 @@ def write(folder: Path) -> Path:
 
 def render(folder: Path) -> str:
     """The text of the page."""
-    parts = Parts(folder)
-    record = parts.get("Record", partial(_read_object, folder / "record.json"), {})
-    config, sections = parts.get("Configuration", partial(_read_config, folder / "config.yaml"), ({}, []))
-    groups = parts.get("Curves", partial(_read_groups, folder / "metrics.csv"), {})
-    attempts = parts.get("Attempts", partial(_attempts, record), [])
     test = folder / "evaluation" / "test"
-    scores = parts.get("Test metrics", partial(_read_object, test / "metrics.json"), record.get("test") or {})
-    scatters = parts.get("Predictions", partial(_read_scatters, test / "predictions.csv"), [])
-    classes, confusion = [], {}
-    if not scatters:
-        classes = parts.get("Classes", partial(_read_classes, test / "classes.csv"), [])
-        confusion = parts.get("Confusion matrix", partial(_read_confusion, test / "confusion.csv"), {})
-    names = [str(row["class"]) for row in classes]
+    parts = Parts(folder)
+    record = parts.get("Record", {}, _read_object, folder / "record.json")
+    config, sections = parts.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
+    groups = parts.get("Curves", {}, _read_groups, folder / "metrics.csv")
+    scores = parts.get("Test metrics", record.get("test") or {}, _read_object, test / "metrics.json")
+    scatters = parts.get("Predictions", [], _read_scatters, test / "predictions.csv")
+    classes = [] if scatters else parts.get("Classes", [], _read_classes, test / "classes.csv")
+    confusion = {} if scatters else parts.get("Confusion matrix", {}, _read_confusion, test / "confusion.csv")
     goals = _goals(config, groups)
-    page = (
-        _environment()
-        .get_template("report.html")
-        .render(
-            folder=folder,
-            record=record,
-            command=_veil(str(record.get("command") or "")),
-            choices=config.get("choices") or {},
-            sections=sections,
-            finals=_finals(groups, goals, scores, record.get("metrics") or {}),
-            classes=classes,
-            confusion=confusion,
-            worst=parts.get("Worst errors", partial(_read_worst, test / "worst.npz", names), []),
-            attempts=attempts,
-            missing=parts.absent,
-            data={"charts": _charts(groups, goals), "confusion": confusion, "scatters": scatters},
-        )
+    page = _template().render(
+        folder=folder,
+        record=record,
+        command=parts.get("Command", "", _veil, record.get("command") or ""),
+        choices=config.get("choices") or {},
+        sections=sections,
+        finals=_finals(groups, goals, scores, record.get("metrics") or {}),
+        classes=classes,
+        confusion=confusion,
+        worst=parts.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes]),
+        attempts=parts.get("Attempts", [], _attempts, record.get("attempts") or []),
+        missing=parts.missing,
+        data={"charts": _charts(groups, goals), "confusion": confusion, "scatters": scatters},
     )
     return page.encode(errors="replace").decode()  # a file name that is not UTF-8 may stand in the command
 
@@ -87,18 +77,16 @@ class Parts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.absent: list[tuple[str, str]] = []
+        self.missing: list[tuple[str, str]] = []
 
-    def get(self, title: str, read: Callable[[], T], empty: T) -> T:
-        """What ``read`` gives, or ``empty``."""
+    def get(self, title: str, empty: Any, read: Callable[..., Any], *given: Any) -> Any:
+        """What ``read`` makes of what is given, or ``empty``."""
         try:
-            return read()
+            return read(*given)
         except FileNotFoundError as error:
-            name = Path(str(error.filename))
-            shown = name.relative_to(self.folder) if name.is_relative_to(self.folder) else name
-            self.absent.append((title, f"{shown} is not there"))
+            self.missing.append((title, f"{Path(error.filename).relative_to(self.folder)} is not there"))
         except Exception as error:  # days of training must not end in failure because of a damaged file
-            self.absent.append((title, f"cannot be read: {type(error).__name__}: {error}"[:200]))
+            self.missing.append((title, f"cannot be read: {type(error).__name__}: {error}"[:200]))
         return empty
 
 
@@ -126,20 +114,13 @@ def _read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[tuple[str, str]]]]]:
-    """The values; and the text as sections of (key, rest of the line), the first one for what is a single line."""
+def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[str]]]]:
+    """The values; and the text as sections of lines, the first one for all that is a single line."""
     text = path.read_text()
     blocks = [block.splitlines() for block in re.split(r"^(?=[^\s-])", text, flags=re.M) if block.strip()]
-    general = [line for block in blocks if len(block) == 1 for line in block]
-    sections = [("general", general)] + [(lines[0].partition(":")[0], lines[1:]) for lines in blocks if len(lines) > 1]
-    found = yaml.safe_load(text)
-    values = found if isinstance(found, dict) else {}
-    return values, [(title, [_split_line(line) for line in lines]) for title, lines in sections if lines]
-
-
-def _split_line(line: str) -> tuple[str, str]:
-    found = re.match(r"""(\s*(?:- )*[^\s:#'"-][^:]*:)(?=\s|$)(.*)""", line)
-    return (found[1], found[2]) if found else ("", line)
+    general = [lines[0] for lines in blocks if len(lines) == 1]
+    sections = [(lines[0].partition(":")[0], lines[1:]) for lines in blocks if len(lines) > 1]
+    return dict(yaml.safe_load(text)), [("general", general), *sections]
 
 
 def _read_groups(path: Path) -> dict[str, list[Curve]]:
@@ -148,13 +129,13 @@ def _read_groups(path: Path) -> dict[str, list[Curve]]:
     groups: dict[str, list[Curve]] = {}
     for column in table.columns.drop(["step", "epoch"], errors="ignore"):
         group, name, stage, epoch_mean = _place(column)
-        logged = table[table[column].notna()]
+        logged = table.loc[table[column].notna(), ["step", "epoch", column]]
         # A training that went astray has "nan" and "inf" here: counted, not drawn.
         values = pd.to_numeric(logged[column], errors="coerce").to_numpy(float)
         finite = np.isfinite(values)
         if group.startswith("test/") or not finite.any():
             continue
-        step, epoch = (_whole(logged.get(key))[finite] for key in ("step", "epoch"))
+        step, epoch = (_whole(logged[key])[finite] for key in ("step", "epoch"))
         curve = Curve(name, stage, epoch_mean, step, epoch, values[finite], int((~finite).sum()))
         groups.setdefault(group, []).append(curve)
     return {group: groups[group] for group in sorted(groups, key=lambda group: _rank(group, groups[group]))}
@@ -162,14 +143,8 @@ def _read_groups(path: Path) -> dict[str, list[Curve]]:
 
 def _rank(group: str, curves: Sequence[Curve]) -> int:
     """The loss is drawn first, then what train or val measured, the learning rate, speed, and all else."""
-    order = (
-        group == "loss",
-        any(curve.stage for curve in curves),
-        group == "learning rate",
-        "throughput" in group,
-        True,
-    )
-    return order.index(True)
+    measured = any(curve.stage for curve in curves)
+    return [group == "loss", measured, group == "learning rate", "throughput" in group, True].index(True)
 
 
 def _whole(column: Any) -> npt.NDArray[np.int64]:
@@ -190,12 +165,8 @@ def _place(column: str) -> tuple[str, str, str, bool]:
 
 def _goals(config: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Goal]:
     """Whether a metric is to fall or to rise: as callbacks say that monitor it, otherwise as its name tells."""
-    goals: dict[str, Goal] = {}
-    for group in groups:
-        if LARGER_IS_BETTER.search(group):
-            goals[group] = "max"
-        elif SMALLER_IS_BETTER.search(group):
-            goals[group] = "min"
+    goals: dict[str, Goal] = {group: "min" for group in groups if SMALLER_IS_BETTER.search(group)}
+    goals |= {group: "max" for group in groups if LARGER_IS_BETTER.search(group)}
     for callback in (config.get("callback") or {}).values():
         if isinstance(callback, dict) and callback.get("monitor") and callback.get("mode") in ("min", "max"):
             goals[_place(str(callback["monitor"]))[0]] = callback["mode"]
@@ -233,12 +204,12 @@ def _series(curve: Curve, *, faint: bool) -> dict[str, Any]:
 
 def thin(values: npt.NDArray[np.float64], limit: int = POINTS) -> npt.NDArray[np.int64]:
     """Places of at most ``limit`` values: the two ends, and both extremes of each of the equal stretches between."""
-    places = np.arange(len(values))
+    places: npt.NDArray[np.int64] = np.arange(len(values))
     if len(values) <= limit:
         return places
     stretches = np.array_split(places, limit // 2 - 1)
     extremes = [stretch[f(values[stretch])] for stretch in stretches for f in (np.argmin, np.argmax)]
-    return np.unique([0, *extremes, len(values) - 1])
+    return np.unique(np.asarray([0, *extremes, len(values) - 1], np.int64))
 
 
 def _finals(
@@ -296,14 +267,8 @@ def _scatter(table: pd.DataFrame, ending: str, samples: int) -> dict[str, Any]:
     columns = (f"target{ending}", f"prediction{ending}")
     finite = table[np.isfinite(table[list(columns)]).all(axis=1)]
     truth, prediction = ([_short(value) for value in finite[column]] for column in columns)
-    number = ending.removeprefix("_")
-    return {
-        "target": number,
-        "truth": truth,
-        "prediction": prediction,
-        "index": finite["index"].tolist(),
-        "of": samples,
-    }
+    index, target = finite["index"].tolist(), ending.removeprefix("_")
+    return {"target": target, "truth": truth, "prediction": prediction, "index": index, "of": samples}
 
 
 def _read_worst(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -345,13 +310,13 @@ def _picture(values: npt.NDArray[np.uint8]) -> dict[str, Any]:
     return {"address": f"data:image/{'png' if small else 'jpeg'};base64,{text}", "small": small}
 
 
-def _attempts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each attempt with its duration in seconds, and how it is to be taken."""
+def _attempts(recorded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each attempt with its duration in seconds, and how its end is to be taken."""
     found = []
-    for attempt in record.get("attempts") or []:
-        ends = [datetime.fromisoformat(attempt[key]) if attempt.get(key) else None for key in ("start", "end")]
-        seconds = (ends[1] - ends[0]).total_seconds() if ends[0] and ends[1] else None
-        found.append({**attempt, "start": ends[0], "seconds": seconds, "tone": _tone(str(attempt.get("reason")))})
+    for attempt in recorded:
+        start, end = (datetime.fromisoformat(attempt[key]) if attempt.get(key) else None for key in ("start", "end"))
+        seconds = (end - start).total_seconds() if start and end else None
+        found.append({**attempt, "start": start, "seconds": seconds, "tone": _tone(str(attempt.get("reason")))})
     return found
 
 
@@ -372,24 +337,17 @@ def number(value: Any) -> str:
         return "–" if value is None or isinstance(value, jinja2.Undefined) else str(value)
     if isinstance(value, int | np.integer) or not math.isfinite(value):
         return f"{value:,}"
-    size = abs(value)
+    size = abs(float(value))
     return f"{value:,.0f}" if 1e4 <= size < 1e9 else f"{value:#.4g}" if size >= 1e-3 or not size else f"{value:.3g}"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds, minutes, hours or days."""
+    """Hours and minutes, or what is shorter."""
     if seconds is None:
         return "–"
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
-    return (
-        f"{hours} h {minutes % 60:02} min"
-        if hours
-        else f"{minutes} min {seconds % 60:.0f} s"
-        if minutes
-        else f"{seconds:.0f} s"
-    )
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _title(group: str) -> str:
@@ -400,13 +358,13 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _environment() -> jinja2.Environment:
-    found = jinja2.Environment(
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
-        undefined=jinja2.ChainableUndefined,
+        undefined=jinja2.ChainableUndefined,  # an earlier version may have recorded less
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"number": number, "duration": duration}
-    return found
+    environment.filters |= {"number": number, "duration": duration}
+    return environment.get_template("report.html")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any
@@ -9,20 +10,27 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+
+from boltcutter.callback.screen import Field, Screen
+from boltcutter.callback.throughput import ranks, samples
+
+SMOOTHING = 3.0  # seconds over which speed is averaged
 
 
 class Progress(ProgressBar):
     """A bar over the whole training with loss, metric, samples a second and time left.
 
-    It draws at most five times a second, and reads the loss from the device only then. Where standard output is
-    not a terminal it prints one line for an epoch, and no more often than ``seconds_between_lines``.
+    It draws at most ``refresh`` times a second, and reads the loss from the device only then; what others print
+    stands above it. Where standard output is not a terminal it prints one line for an epoch, no more often than
+    ``seconds_between_lines``, and always the last.
 
     Args:
         monitor: The metric shown, as it is logged.
         refresh: Drawings a second at most.
         seconds_between_lines: Where there is no terminal.
+
+    Attributes:
+        console: What is drawn on; the terminal when training starts, if there is one.
     """
 
     def __init__(self, monitor: str = "val/loss", *, refresh: float = 5.0, seconds_between_lines: float = 10.0) -> None:
@@ -34,15 +42,17 @@ class Progress(ProgressBar):
         self.monitor = monitor
         self.interval, self.seconds_between_lines = 1 / refresh, seconds_between_lines
         self.enabled = True
-        # Past whatever keeps a log of standard output: a log of drawings is of no use.
-        self.console = Console(file=sys.__stdout__)
-        self.bar: Bar | None = None
-        self.task = TaskID(0)
-        self._next = 0.0
-        self._next_line = 0.0
-        self._samples = 0
-        self._since = 0.0
+        self.console: Console | None = None
+        self._screen: Screen | None = None
+        self._total: int | None = None  # optimizer steps; none if training has no end
+        self._began, self._began_at = 0.0, 0  # time and step
+        self._next = self._next_line = 0.0
+        self._due = ""  # a line not printed, being too early
+        self._samples, self._since = 0, 0.0
+        self._speed: float | None = None  # samples a second
         self._loss: Any = None  # of the newest step, still on its device
+        self._metric: Any = None  # likewise
+        self._validated: str | None = None  # how far validation is, while it runs
 
     def disable(self) -> None:
         """Be silent: Lightning asks this of all ranks but the first."""
@@ -53,81 +63,148 @@ class Progress(ProgressBar):
         self.enabled = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw the bar where there is a terminal."""
+        """Take the terminal, where there is one."""
         super().on_train_start(trainer, pl_module)
-        self._since, self._samples = time.monotonic(), 0
-        if self.enabled and self.console.is_terminal:
-            self.bar = Bar(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[shown]}"),
-                TimeElapsedColumn(),
-                TextColumn("[dim]left"),
-                TimeRemainingColumn(),
-                console=self.console,
-                auto_refresh=False,
-                expand=True,
-            )
-            total = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches
-            steps = None if total == float("inf") else int(total)
-            self.task = self.bar.add_task("starting", total=steps, shown="", completed=self._done(trainer))
-            self.bar.start()
+        self._began = self._since = time.monotonic()
+        self._began_at = trainer.global_step
+        self._samples, self._speed, self._loss, self._metric = 0, None, None, None
+        steps = trainer.estimated_stepping_batches
+        self._total = int(steps) if 0 < steps < math.inf else None
+        # The terminal itself, past whatever keeps a log of standard output: a log of drawings is of no use.
+        out = sys.__stdout__ or sys.stdout
+        console = self.console or Console(file=out, force_terminal=out.isatty())
+        if self.enabled and console.is_terminal and not console.is_dumb_terminal:
+            self._screen = Screen(console)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Draw, if the last drawing is old enough."""
-        self._samples += len(batch[0])
-        self._loss = outputs["loss"] if isinstance(outputs, dict) else outputs
-        now = time.monotonic()
-        if self.bar and now >= self._next:
-            self._draw(trainer, now)
+        if not self.enabled:
+            return
+        self._samples += samples(batch)
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        # Lightning has divided it, so that accumulated gradients add up to a mean.
+        self._loss = None if loss is None else loss * trainer.accumulate_grad_batches
+        if self._screen and time.monotonic() >= self._next:
+            self._look(trainer)
+            self._draw(trainer)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop the clock of training."""
+        self._measure()
+        self._validated = ""
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Draw how far validation is."""
+        if self._screen and time.monotonic() >= self._next:
+            batches = trainer.num_val_batches[dataloader_idx]
+            self._validated = f"{batch_idx + 1}/{batches}" if batches < math.inf else f"{batch_idx + 1}"
+            self._draw(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Take the metric; start the clock again."""
+        self._validated = None
+        self._since = time.monotonic()
+        if not trainer.sanity_checking:
+            self._look(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Draw; or without a terminal, print a line."""
-        now = time.monotonic()
-        if self.bar:
-            self._draw(trainer, now)
-        last = trainer.current_epoch + 1 == trainer.max_epochs
-        if self.enabled and not self.bar and (now >= self._next_line or last):
-            print(f"{self._where(trainer)}  {self._shown(trainer, now)}", flush=True)
-            self._next_line = now + self.seconds_between_lines
+        if self._screen:
+            self._draw(trainer)
+        elif self.enabled:
+            self._due = "  ".join(f.text for f in self._fields(trainer) if f.weight > 1)
+            if time.monotonic() >= self._next_line:
+                self._print_line()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Leave the last drawing standing."""
+        if self._screen and trainer.current_epoch:
+            self._draw(trainer, ended=True)
         self._stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Give the terminal back."""
         self._stop()
 
-    def _stop(self) -> None:
-        if self.bar:
-            self.bar.stop()
-            self.bar = None
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Give the terminal back, however training ended."""
+        self._stop()
 
-    def _draw(self, trainer: L.Trainer, now: float) -> None:
-        if self.bar:
-            shown = self._shown(trainer, now)
-            self.bar.update(self.task, completed=self._done(trainer), description=self._where(trainer), shown=shown)
-            self.bar.refresh()
+    def _stop(self) -> None:
+        if self._due:
+            self._print_line()
+        if self._screen:
+            self._screen.close()
+            self._screen = None
+
+    def _print_line(self) -> None:
+        print(self._due, flush=True)
+        self._due, self._next_line = "", time.monotonic() + self.seconds_between_lines
+
+    def _look(self, trainer: L.Trainer) -> None:
+        # Not at the end of an epoch: there Lightning would reduce over ranks, and the others do not ask.
+        self._metric = trainer.callback_metrics.get(self.monitor, self._metric)
+
+    def _draw(self, trainer: L.Trainer, *, ended: bool = False) -> None:
+        if self._screen:
+            share = trainer.global_step / self._total if self._total else None
+            self._screen.show(self._fields(trainer, ended=ended), share)
             self._next = time.monotonic() + self.interval
 
-    def _shown(self, trainer: L.Trainer, now: float) -> str:
-        sharing = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-        rate = self._samples * sharing.get("num_replicas", 1) / max(now - self._since, 1e-9)
-        self._samples, self._since = 0, now
-        parts = [] if self._loss is None else [f"loss {float(self._loss):.4f}"]
-        if self.monitor in trainer.callback_metrics:
-            parts.append(f"{self.monitor} {float(trainer.callback_metrics[self.monitor]):.4f}")
-        return "  ".join([*parts, f"{rate:,.0f} samples/s"])
+    def _measure(self) -> None:
+        now = time.monotonic()
+        seconds = now - self._since
+        if self._samples and seconds > 0:
+            newest = self._samples / seconds
+            keep = math.exp(-seconds / SMOOTHING) if self._speed is not None else 0.0
+            self._speed = keep * (self._speed or 0.0) + (1 - keep) * newest
+            self._samples, self._since = 0, now
 
-    @staticmethod
-    def _where(trainer: L.Trainer) -> str:
-        ends = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else "…"
-        return f"epoch {trainer.current_epoch + 1}/{ends}"
+    def _fields(self, trainer: L.Trainer, *, ended: bool = False) -> list[Field]:
+        """What is told, as far as it is known."""
+        if self._validated is None:
+            self._measure()
+        step, total = trainer.global_step, self._total
+        epoch = trainer.current_epoch + (not ended)
+        ends = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
+        spent, done = time.monotonic() - self._began, step - self._began_at
+        found = [Field("epoch", f"{epoch}{ends}", 9)]
+        if total:
+            found.append(Field("", f"{math.floor(100 * step / total):3d} %", 1))
+        if self._loss is not None:
+            found.append(Field("loss", number(self._loss), 6))
+        if self._metric is not None:
+            found.append(Field(self.monitor, number(self._metric), 5))
+        if self._validated is not None:
+            found.append(Field("validating", self._validated, 4))
+        elif self._speed is not None:
+            found.append(Field("", f"{self._speed * ranks(trainer):,.0f} samples/s", 3))
+        found.append(Field("step", f"{step:,}/{total:,}" if total else f"{step:,}", 0 if total else 2))
+        if ended or total == step:
+            found.append(Field("in", clock(spent), 4))
+        elif total and done:
+            found.append(Field("", f"{clock(spent / done * (total - step))} left", 4))
+        return found
 
-    @staticmethod
-    def _done(trainer: L.Trainer) -> int:
-        return int(trainer.fit_loop.total_batch_idx) + 1
+
+def number(value: Any) -> str:
+    """Four digits that tell, in a width that rarely changes."""
+    number = float(value)
+    return f"{number:.4f}" if number == 0 or 1e-3 <= abs(number) < 1e4 else f"{number:.2e}"
+
+
+def clock(seconds: float) -> str:
+    """As m:ss, or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

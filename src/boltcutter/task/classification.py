@@ -28,7 +28,6 @@ class Classification(Task):
     """
 
     kind: ClassVar[Literal["classes", "numbers"]] = "classes"
-
     class_weights: Tensor | None
 
     def __init__(
@@ -42,7 +41,7 @@ class Classification(Task):
         super().__init__(model, **task)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"task.label_smoothing={label_smoothing} is not a share in [0, 1); try 0.1")
-        if class_weights is not None and not min(class_weights, default=-1) >= 0:
+        if class_weights is not None and not all(weight >= 0 for weight in class_weights):
             raise ValueError(
                 f"task.class_weights={list(class_weights)}: a factor of 0 or more for each class is needed; try 1"
             )

@@ -1,0 +1,142 @@
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from boltcutter.callback.reseed import Reseed, mix
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:.*{text}")
+    for text in ("does not have many workers", "have no `val_dataloader`", "is smaller than the logging interval")
+]
+
+
+class Dropping(L.LightningModule):
+    """Keeps what each step drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 1))
+        self.drawn: list[tuple[Any, ...]] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        mask = tuple(nn.functional.dropout(torch.ones(8)).tolist())
+        self.drawn.append((mask, random.random(), np.random.random()))
+        loss: Tensor = self.model(batch[0]).square().mean()
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        torch.rand(7), random.random(), np.random.random()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(folder: Path, seed: int, *, validate: bool = False, before: int = 0, epochs: int = 2) -> Dropping:
+    torch.manual_seed(1)
+    loader = DataLoader(TensorDataset(torch.randn(12, 4)), 4)
+    task = Dropping()
+    torch.rand(before)
+    options: dict[str, Any] = {"limit_val_batches": 1.0 if validate else 0}
+    L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=epochs,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=[Reseed(seed)],
+        **options,
+    ).fit(task, loader, loader)
+    return task
+
+
+def test_what_a_step_draws_does_not_depend_on_what_ran_before(tmp_path: Path) -> None:
+    first, second = fit(tmp_path, 3), fit(tmp_path, 3, before=100)
+    assert first.drawn == second.drawn
+    assert len(set(first.drawn)) == 6  # each of 2 epochs × 3 batches has its own
+
+
+def test_validation_does_not_change_the_weights(tmp_path: Path) -> None:
+    without, with_it = (fit(tmp_path, 3, validate=on).state_dict() for on in (False, True))
+    assert all(torch.equal(without[name], with_it[name]) for name in without)
+
+
+def test_seeds_differ(tmp_path: Path) -> None:
+    assert not set(fit(tmp_path, 0).drawn) & set(fit(tmp_path, 1).drawn)
+
+
+def test_each_rank_and_batch_draws_for_itself() -> None:
+    def draw(epoch: int, batch: int, rank: int) -> float:
+        at = SimpleNamespace(current_epoch=epoch, global_rank=rank)
+        Reseed(0).on_train_batch_start(cast(L.Trainer, at), L.LightningModule(), None, batch)
+        return torch.rand(1).item()
+
+    drawn = {draw(epoch, batch, rank) for epoch in range(3) for batch in range(3) for rank in range(3)}
+    assert len(drawn) == 27
+
+
+RANKS = """
+import lightning as L, torch
+from boltcutter.callback.reseed import Reseed
+
+class Task(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+    def training_step(self, batch, batch_idx):
+        drawn = self.all_gather(torch.rand(1))
+        assert drawn[0] != drawn[1], drawn
+        return self.weight.sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+L.seed_everything(0)
+L.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, callbacks=[Reseed(0)],
+).fit(Task(), torch.utils.data.DataLoader(torch.zeros(4, 1), 1))
+print("differ")
+"""
+
+
+def test_two_real_ranks_draw_differently(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", tmp_path / "ranks.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("differ") == 2
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63, 2**80])
+def test_any_integer_is_a_seed(seed: int) -> None:
+    assert 0 <= mix(seed, 1, 2) < 2**64
+
+
+def test_the_hash_spreads_neighbours_over_all_bits() -> None:
+    keys = np.array([[mix(0, epoch, batch, 0)] for epoch in range(50) for batch in range(50)], dtype=">u8")
+    assert len(np.unique(keys)) == 2500
+    ones = np.unpackbits(keys.view(np.uint8), axis=1).mean(axis=0)
+    assert ones.min() > 0.45
+    assert ones.max() < 0.55
+
+
+def test_an_accelerator_s_generator_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    at = SimpleNamespace(current_epoch=0, global_rank=0)
+    on_cuda = SimpleNamespace(device=torch.device("cuda", 0))
+    Reseed(0).on_train_batch_start(cast(L.Trainer, at), cast(L.LightningModule, on_cuda), None, 0)
+    assert seeds == [mix(0, 0, 0, 0) >> 1]

@@ -1,0 +1,165 @@
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import Logger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from boltcutter.callback import throughput
+from boltcutter.callback.throughput import Throughput
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:.*{text}")
+    for text in ("does not have many workers", "have no `val_dataloader`", "is smaller than the logging interval")
+]
+
+
+class Clock:
+    """Stands still but for what it is told."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(throughput, "time", clock)
+    return clock
+
+
+class Timed(L.LightningModule):
+    """A batch takes a second, the first of an epoch three; a validation an hour."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.clock.now += 1 if batch_idx else 3
+        return self.weight.sum()
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.clock.now += 3600
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Recorded(Logger):
+    name, version = "recorded", ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows.append((step or 0, dict(metrics)))
+
+    def values(self, name: str) -> dict[int, float]:
+        return {step: row[name] for step, row in self.rows if name in row}
+
+
+def fit(folder: Path, clock: Clock, **options: Any) -> tuple[dict[int, float], dict[int, float]]:
+    loader = DataLoader(TensorDataset(torch.zeros(60, 1)), 10)
+    log = Recorded()
+    options = {"max_epochs": 2, "log_every_n_steps": 2} | options
+    L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=log,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=[Throughput()],
+        **options,
+    ).fit(Timed(clock), loader, loader)
+    return log.values("throughput/samples_per_second"), log.values("throughput/samples_per_second_epoch")
+
+
+def test_samples_a_second_are_logged_for_steps_and_epochs(tmp_path: Path, clock: Clock) -> None:
+    steps, epochs = fit(tmp_path, clock)
+    assert steps == {1: 20 / 4, 3: 10, 5: 10, 7: 20 / 4, 9: 10, 11: 10}
+    assert list(epochs.values()) == [60 / 8, 60 / 8]
+
+
+def test_validation_does_not_count_wherever_it_falls(tmp_path: Path, clock: Clock) -> None:
+    steps, epochs = fit(tmp_path, clock, max_epochs=1, val_check_interval=3)
+    assert clock.now > 3600
+    assert steps == {1: 5, 3: 10, 5: 10}
+    assert list(epochs.values()) == [60 / 8]
+
+
+def test_accumulated_batches_count_once_for_each_optimizer_step(tmp_path: Path, clock: Clock) -> None:
+    steps, epochs = fit(tmp_path, clock, max_epochs=1, accumulate_grad_batches=2, log_every_n_steps=1)
+    assert steps == {0: 20 / 4, 1: 10, 2: 10}
+    assert list(epochs.values()) == [60 / 8]
+    steps, _ = fit(tmp_path, clock, max_epochs=1, accumulate_grad_batches=3, log_every_n_steps=2)
+    assert steps == {1: 60 / 8}
+
+
+def test_intervals_that_no_logging_step_ends_count_for_the_epoch(tmp_path: Path, clock: Clock) -> None:
+    for every in (0, 4, 100):
+        steps, epochs = fit(tmp_path, clock, max_epochs=1, log_every_n_steps=every)
+        assert steps == ({3: pytest.approx(40 / 6)} if every == 4 else {})
+        assert list(epochs.values()) == [60 / 8]
+
+
+def test_ranks_that_share_the_data_count_and_others_do_not() -> None:
+    for kwargs, expected in (({"num_replicas": 4, "rank": 1}, 4), (None, 1)):
+        strategy = SimpleNamespace(distributed_sampler_kwargs=kwargs)
+        assert throughput.ranks(SimpleNamespace(strategy=strategy)) == expected  # type: ignore[arg-type]
+    assert throughput.ranks(SimpleNamespace(strategy=object())) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "batch", [torch.zeros(7, 2), [torch.zeros(7, 2), torch.zeros(7)], {"x": (torch.zeros(7, 2), 3)}], ids=type
+)
+def test_a_batch_may_have_any_form(batch: Any) -> None:
+    assert throughput.samples(batch) == 7
+
+
+RANKS = """
+import lightning as L, time, torch
+from boltcutter.callback.throughput import Throughput
+
+class Task(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.1)
+        return self.weight.sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+trainer = L.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, callbacks=[Throughput()], log_every_n_steps=4,
+)
+trainer.fit(Task(), torch.utils.data.DataLoader(torch.zeros(160, 1), 10))
+for name in ("throughput/samples_per_second", "throughput/samples_per_second_epoch"):
+    found = trainer.callback_metrics[name]
+    assert 100 < found <= 200, found  # 2 ranks × 10 samples in each 0.1 s at best
+print("counted")
+"""
+
+
+def test_two_real_ranks_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", tmp_path / "ranks.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("counted") == 2

@@ -1,0 +1,59 @@
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import SGD
+
+from boltcutter.task.classification import Classification
+
+LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 3.0, -2.0], [1.0, 1.0, 1.0], [-60.0, 80.0, 0.0]])
+TARGETS = torch.tensor([0, 2, 1, 1])
+
+
+def task(**options: Any) -> Classification:
+    return Classification(nn.Identity(), optimizer=partial(SGD, lr=0.1), **options)
+
+
+def test_the_loss_is_the_surprise_in_nats() -> None:
+    expected = -LOGITS.softmax(-1).log()[range(4), TARGETS]
+    torch.testing.assert_close(task().losses(LOGITS, TARGETS), expected)
+
+
+def test_labels_are_smoothed_only_while_training() -> None:
+    made = task(label_smoothing=0.3)
+    surprises = -LOGITS.log_softmax(-1)
+    smooth = 0.7 * surprises[range(4), TARGETS] + 0.3 * surprises.mean(-1)
+    torch.testing.assert_close(made.train().losses(LOGITS, TARGETS), smooth)
+    torch.testing.assert_close(made.eval().losses(LOGITS, TARGETS), surprises[range(4), TARGETS])
+
+
+def test_classes_may_weigh_more() -> None:
+    made = task(class_weights=[1, 0.5, 10])
+    expected = F.cross_entropy(LOGITS, TARGETS, reduction="none") * torch.tensor([1, 10, 0.5, 0.5])
+    torch.testing.assert_close(made.losses(LOGITS, TARGETS), expected)
+    assert not made.state_dict()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_predictions_are_probabilities(dtype: torch.dtype) -> None:
+    probabilities = task().predictions(LOGITS.to(dtype))
+    assert probabilities.shape == (4, 3)
+    assert probabilities.min() >= 0
+    torch.testing.assert_close(probabilities.double().sum(-1), torch.ones(4, dtype=torch.float64), atol=1e-6, rtol=0)
+    assert torch.equal(probabilities.argmax(-1), LOGITS.argmax(-1))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_smoothing_is_a_share(share: float) -> None:
+    with pytest.raises(ValueError, match=rf"^task\.label_smoothing={share} is not a share in \[0, 1\); try 0\.1$"):
+        task(label_smoothing=share)
+
+
+def test_a_weight_is_not_negative() -> None:
+    with pytest.raises(
+        ValueError, match=r"^task\.class_weights=\[1, -1\]: a factor of 0 or more for each class"
+    ):
+        task(class_weights=[1, -1])

@@ -1,0 +1,137 @@
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import mean_absolute_error, r2_score
+from torch import nn
+from torch.optim import Adam
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanAbsoluteError, R2Score
+
+from boltcutter.task.regression import Regression
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:.*{text}")
+    for text in ("does not have many workers", "have no `val_dataloader`", "is smaller than the logging interval")
+]
+
+
+class Numbers(L.LightningDataModule):
+    """Two targets of very different scales."""
+
+    statistics: dict[str, Any] = {"target_mean": [50.0, -3000.0], "target_std": [10.0, 500.0]}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(21, 4, generator=random)
+        self.targets = torch.randn(21, 2, generator=random) * torch.tensor([10, 500]) + torch.tensor([50, -3000])
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(self.inputs, self.targets), 8)
+
+    test_dataloader = train_dataloader
+
+
+def task(**options: Any) -> Regression:
+    torch.manual_seed(0)
+    options = {"outputs": 2, "metrics": {"mae": MeanAbsoluteError(), "r2": R2Score()}} | options
+    return Regression(nn.Linear(4, options["outputs"]), optimizer=partial(Adam, lr=0.1), **options)
+
+
+def trainer(folder: Path, max_epochs: int = 1) -> L.Trainer:
+    return L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=max_epochs,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+
+
+def test_numbers_and_metrics_have_their_own_units_and_the_loss_the_scale_of_the_targets(tmp_path: Path) -> None:
+    data, made = Numbers(), task()
+    (scores,) = trainer(tmp_path).test(made, data, verbose=False)
+    outputs = made.model(data.inputs).detach().numpy() * [10, 500] + [50, -3000]
+    targets = data.targets.numpy()
+    np.testing.assert_allclose(made.predictions(made(data.inputs)).detach(), outputs, rtol=1e-5)
+    assert scores["test/mae"] == pytest.approx(mean_absolute_error(targets, outputs), rel=1e-5)
+    assert scores["test/r2"] == pytest.approx(r2_score(targets, outputs), rel=1e-4)
+    assert scores["test/loss"] == pytest.approx(np.mean(((targets - outputs) / [10, 500]) ** 2), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"), [("mse", (4 + 0.25) / 2), ("l1", (2 + 0.5) / 2), ("huber", (1.5 + 0.125) / 2)]
+)
+def test_a_loss_is_of_scaled_targets(loss: Literal["mse", "l1", "huber"], expected: float) -> None:
+    made = task(loss=loss)
+    made.mean.copy_(torch.tensor([50, -3000]))
+    made.std.copy_(torch.tensor([10, 500]))
+    outputs, targets = torch.tensor([[70.0, -3000]] * 3), torch.tensor([[50.0, -2750]] * 3)
+    torch.testing.assert_close(made.losses(outputs, targets), torch.full((3,), expected))
+
+
+def test_the_scale_is_kept_in_a_checkpoint(tmp_path: Path) -> None:
+    data, trained = Numbers(), task()
+    training = trainer(tmp_path)
+    training.fit(trained, data)
+    training.save_checkpoint(tmp_path / "a.ckpt")
+    alone = task()
+    loaded = DataLoader(data.inputs, 8)  # type: ignore[arg-type]
+    found = trainer(tmp_path).predict(alone, loaded, ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert (alone.mean.tolist(), alone.std.tolist()) == ([50, -3000], [10, 500])
+    torch.testing.assert_close(torch.cat(found or []), trained(data.inputs))  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_s_scale_beats_that_of_other_data(tmp_path: Path) -> None:
+    training = trainer(tmp_path)
+    training.fit(task(), Numbers())
+    training.save_checkpoint(tmp_path / "a.ckpt")
+    other, made = Numbers(), task()
+    other.statistics = {"target_mean": [0.0, 0.0], "target_std": [1.0, 1.0]}
+    trainer(tmp_path).test(made, other, ckpt_path=tmp_path / "a.ckpt", weights_only=True, verbose=False)
+    assert made.mean.tolist() == [50, -3000]
+
+
+def test_without_statistics_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    made, data = task(), Numbers()
+    data.statistics = {}
+    trainer(tmp_path).test(made, data, verbose=False)
+    torch.testing.assert_close(made(data.inputs), made.model(data.inputs))
+
+
+def test_targets_that_are_all_alike_are_not_scaled(tmp_path: Path) -> None:
+    made, data = task(), Numbers()
+    data.statistics = {"target_mean": [50.0, -3000.0], "target_std": [10.0, 0.0]}
+    trainer(tmp_path).test(made, data, verbose=False)
+    assert made.std.tolist() == [10, 1]
+
+
+def test_another_number_of_targets_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^task\.outputs=1, but a target has 2 numbers; set task\.outputs=2$"):
+        trainer(tmp_path).fit(task(outputs=1), Numbers())
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+def test_large_targets_are_told_apart(dtype: torch.dtype, expected: torch.dtype) -> None:
+    made = Regression(nn.Identity(), optimizer=partial(Adam))
+    made.mean.fill_(2000)
+    numbers = made(torch.tensor([[0.5], [1.0]], dtype=dtype))
+    assert numbers.dtype == expected
+    assert numbers.tolist() == [[2000.5], [2001.0]]
+
+
+def test_training_learns_both_targets(tmp_path: Path) -> None:
+    data = Numbers()
+    data.targets = data.inputs[:, :2] * torch.tensor([10, 500]) + torch.tensor([50, -3000])
+    made = task()
+    training = trainer(tmp_path, max_epochs=60)
+    training.fit(made, data)
+    assert training.callback_metrics["train/r2"] > 0.99

@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from conftest import ROOT
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+
+from boltcutter.assemble import Parts, assemble, check_devices, read
+from boltcutter.config import ConfigError
+
+CONFIGS = ROOT / "configs"
+
+
+def made(tmp_path: Path, *words: str, logs: bool = True) -> Parts:
+    cfg = read(CONFIGS, [*words, "logger=null"])
+    cfg.folder = str(tmp_path)
+    return assemble(cfg, logs=logs)
+
+
+def test_parts_are_what_the_words_say(tmp_path: Path) -> None:
+    parts = made(tmp_path, "model=mlp", "trainer.max_epochs=3")
+    assert type(parts.task.model).__name__ == "MLP"
+    assert parts.trainer.max_epochs == 3
+    assert [type(logger).__name__ for logger in parts.trainer.loggers] == ["CSV"]  # whatever was chosen
+    assert parts.trainer.default_root_dir == str(tmp_path)
+
+
+def test_making_the_parts_writes_nothing(tmp_path: Path) -> None:
+    made(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", [["callback=null"], ["callback.best=null", "callback.last=null", "callback.progress=null"]]
+)
+def test_lightning_adds_nothing_of_its_own(tmp_path: Path, words: list[str]) -> None:
+    callbacks = made(tmp_path, *words).trainer.callbacks  # type: ignore[attr-defined]
+    assert not any(isinstance(callback, ModelCheckpoint | ProgressBar) for callback in callbacks)
+
+
+def test_evaluation_takes_part_without_callbacks_and_loggers(tmp_path: Path) -> None:
+    trainer = made(tmp_path, logs=False).trainer
+    assert not trainer.loggers
+    assert trainer.checkpoint_callback is None  # type: ignore[attr-defined]
+
+
+def test_the_model_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    def weight(seed: int) -> torch.Tensor:
+        L.seed_everything(seed, verbose=False)
+        return next(made(tmp_path).task.parameters())
+
+    assert torch.equal(weight(1), weight(1))
+    assert not torch.equal(weight(1), weight(2))
+
+
+def test_sizes_are_found_in_the_data() -> None:
+    cfg = read(CONFIGS, ["experiment=diabetes"])
+    assert cfg.data.shape == [10]
+    assert cfg.model.inputs == [10]
+    assert cfg.data.outputs == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "message"),
+    [
+        ([], 0, None),
+        (["trainer.devices=2"], 0, None),
+        (["trainer.devices=3"], 0, "trainer.devices=3: this machine has no GPU and 2 processor cores"),
+        (["trainer.devices=3", "trainer.accelerator=cpu"], 0, None),
+        (["trainer.devices=3"], 2, "trainer.devices=3: this machine has 2 CUDA devices; try trainer.devices=2"),
+        (["trainer.devices=2"], 2, None),
+        (["trainer.accelerator=cuda"], 0, "this machine has no CUDA device; try trainer.accelerator=cpu"),
+        (["trainer.accelerator=gpu", "trainer.devices=[0,1,2]"], 2, "has 2 CUDA devices; try trainer.devices=2"),
+        (["trainer.accelerator=cuda", "trainer.devices=auto"], 1, None),
+    ],
+)
+def test_devices(monkeypatch: pytest.MonkeyPatch, words: list[str], gpus: int, message: str | None) -> None:
+    cfg = read(CONFIGS, words)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    if message is None:
+        check_devices(cfg.trainer)
+        return
+    with pytest.raises(ConfigError) as error:
+        check_devices(cfg.trainer)
+    assert message in str(error.value)

@@ -1,0 +1,21 @@
+import warnings
+
+import pytest
+from conftest import Script
+
+from boltcutter.quiet import quiet
+
+
+def test_only_what_is_no_news_is_silenced() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        quiet()
+        warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated", FutureWarning, stacklevel=1)
+        warnings.warn("something new", UserWarning, stacklevel=1)
+    assert [str(warning.message) for warning in told] == ["something new"]
+
+
+@pytest.mark.parametrize("words", [[], ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]], ids=str)
+def test_a_training_prints_nothing_to_standard_error(script: Script, tmp_path: object, words: list[str]) -> None:
+    done = script("train", "report=false", "trainer.max_epochs=1", f"runs={tmp_path}", *words)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,64 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from boltcutter import summary
+
+
+def folder_with(tmp_path: Path, name: str, **record: object) -> Path:
+    folder = tmp_path / name
+    folder.mkdir()
+    attempt = {"start": "2026-01-01T00:00:00+00:00", "end": "2026-01-01T01:02:03+00:00"}
+    (folder / "record.json").write_text(json.dumps({"attempts": [attempt]} | record))
+    return folder
+
+
+def test_the_end_tells_metrics_time_and_what_is_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path, "run", test={"test/accuracy": 0.98765})
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "best.ckpt").touch()
+    summary.end(folder)
+    shown = capsys.readouterr().out
+    for part in ("test/accuracy  0.9877", "1:02:03", "best.ckpt", f"evaluate.py run={folder}", f"resume={folder}"):
+        assert part in shown
+    assert "report" not in shown  # there is none
+    assert all(line == line.rstrip() for line in shown.splitlines())
+
+
+def test_without_a_checkpoint_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary.end(folder_with(tmp_path, "run", metrics={"val/loss": 12345.678}))
+    shown = capsys.readouterr().out
+    assert "best.ckpt" not in shown
+    assert "12345.7" in shown
+
+
+def test_equal_metrics_are_reproduced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {"val/loss": 0.1}
+    summary.compare(folder_with(tmp_path, "a", metrics=metrics), folder_with(tmp_path, "b", metrics=metrics))
+    assert capsys.readouterr().out == f"reproduced: all 1 metrics equal those of {tmp_path / 'a'}\n"
+
+
+@pytest.mark.parametrize(
+    ("here", "told"),
+    [
+        ({"metrics": {"val/loss": 0.1 + 1e-17}}, "reproduced"),
+        ({"metrics": {"val/loss": 0.1 + 1e-15}}, "not reproduced: val/loss is 0.100000000000001, was 0.1"),
+        ({"metrics": {}}, "not reproduced: val/loss is None, was 0.1"),
+        ({"metrics": {"val/loss": 0.1}, "data": "b"}, "warning: the data differs: fingerprint b, was a"),
+    ],
+)
+def test_differences_are_told_to_the_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], here: dict[str, object], told: str
+) -> None:
+    before = folder_with(tmp_path, "a", metrics={"val/loss": 0.1}, data="a")
+    summary.compare(before, folder_with(tmp_path, "b", **({"data": "a"} | here)))
+    assert told in capsys.readouterr().out
+
+
+def test_evaluation_shows_all_then_each_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "classes.csv").write_text("class,precision,recall,f1,samples\ncat,0.5,1.0,0.66667,3\n")
+    summary.evaluation(tmp_path, {"test/accuracy": 0.5})
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.split() == ["test/accuracy", "0.5000"]
+    assert last.split() == ["cat", "0.5000", "1.0000", "0.6667", "3"]
