@@ -45,16 +45,17 @@ _boltcutter_bash() {
 }
 _boltcutter_zsh() {
     local script="" word
-    local -a found given
+    local -a open closed given
     for word in "${words[@]:0:$((CURRENT - 1))}"; do
         if [[ -n "$script" ]]; then given+=("${word//[\"\']/}"); elif [[ "$word" == *.py ]]; then script="$word"; fi
     done
     if ! _boltcutter_owns "$script"; then "${_boltcutter_before[$service]:-_default}" "$@"; return; fi
-    while IFS= read -r word; do found+=("$word"); done \
-        < <("%(python)s" "$script" --complete "${PREFIX//\\/}" "${given[@]}" 2>/dev/null)
-    if (( ${#found[@]} )); then compadd -Q -S "" -- "${found[@]}"; return; fi
-    compset -P "*="
-    _files
+    while IFS= read -r word; do
+        case "$word" in *= | *. | *=\[*) open+=("$word") ;; *) closed+=("$word") ;; esac
+    done < <("%(python)s" "$script" --complete "${PREFIX//\\/}" "${given[@]}" 2>/dev/null)
+    compadd -Q -S "" -- "${open[@]}"
+    compadd -Q -- "${closed[@]}"
+    (( ${#open[@]} + ${#closed[@]} )) || { compset -P "*=" && _files; }
 }
 if [[ -n "${ZSH_VERSION:-}" ]]; then
     whence compdef >/dev/null || { autoload -Uz compinit && compinit -u -D; }
@@ -99,7 +100,7 @@ def _answer(configs: Path, usage: str, flags: list[str], words: list[str]) -> No
     at = words.index(flags[0])
     rest = words[:at] + words[at + 1 :]
     if flag == "--complete":
-        print("\n".join(complete(configs, usage, *words[at + 1 :])))
+        print("".join(f"{word}\n" for word in complete(configs, usage, *words[at + 1 :])), end="")
         return
     for other in flags:
         if other not in (*FLAGS, "-h"):

@@ -27,6 +27,7 @@ INTEGER = re.compile(r"[-+]?(0|[1-9](_?\d)*)")
 NUMBER = re.compile(r"[-+]?(?!0\d)((\d+\.\d*|\.\d+)(e[-+]?\d+)?|\d+e[-+]?\d+)", re.I)
 RESERVED = {"true": True, "false": False, "null": None}
 NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
+WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}
 QUOTING = ("[", "{", "'", '"')
 KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
 WORD = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
@@ -136,7 +137,7 @@ def say(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {say(inner)}' for key, inner in value.items())}}}"
     if not isinstance(value, str):
-        return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
+        return WRITTEN.get(str(value), str(value))
     plain = value[:1] not in QUOTING and isinstance(parse("", value), str)
     return value if plain else repr(value)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import pandas as pd
 from rich.console import Console
 
 from boltcutter.run import read_record
@@ -60,7 +59,9 @@ def evaluation(folder: Path, scores: Mapping[str, float]) -> None:
     """Metrics over all samples, then for each class."""
     _show({**{name: _number(value) for name, value in scores.items()}, "written": str(folder)})
     if (folder / "classes.csv").is_file():
-        classes = pd.read_csv(folder / "classes.csv")
+        import pandas as pd  # not needed before a training, where its import would hold up the first step
+
+        classes = pd.read_csv(folder / "classes.csv", dtype={"class": str}, keep_default_na=False)
         print(classes.to_string(index=False, float_format=_number))
 
 

@@ -11,11 +11,10 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from boltcutter import report, run, summary
+from boltcutter import run, summary
 from boltcutter.assemble import Parts, assemble, read, told_in_one_line
 from boltcutter.config import ConfigError
 from boltcutter.environment.identity import run_id
-from boltcutter.evaluate import find_checkpoint, score
 from boltcutter.quiet import quiet
 
 
@@ -51,22 +50,36 @@ def train(cfg: DictConfig) -> dict[str, float]:
                 print(f"warning: {difference}")
     facts = {"resumed_from": checkpoint and str(checkpoint), "devices": parts.trainer.world_size}
     with ExitStack() as stack:
+        if first and cfg.report:
+            stack.callback(write_report, folder)  # last of all, and also when training failed
         stack.enter_context(run.keep_log(folder, parts.trainer.global_rank))
         stack.enter_context(closing_loggers(parts.trainer))
         stack.enter_context(run.attempt(folder, writes=first, **facts))
         parts.trainer.fit(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         metrics = final_metrics(parts.trainer)
-        best = find_checkpoint(folder, "best") if any((folder / "checkpoints").glob("*.ckpt")) else None
-        scores = score(parts, best, folder / "evaluation" / "test") if cfg.test else {}
+        scores = test(parts, folder) if cfg.test else {}
         if first:
             run.update_record(folder, metrics=metrics, test=scores)
     if first:
-        if cfg.report:
-            report.write(folder)
         summary.end(folder)
         if cfg.reproduce:
             summary.compare(Path(cfg.reproduce), folder)
     return scores
+
+
+def test(parts: Parts, folder: Path) -> dict[str, float]:
+    """Metrics of the best checkpoint on the test split; of the weights as they are where none was kept."""
+    from boltcutter.evaluate import find_checkpoint, score  # its libraries would hold up the first step
+
+    kept = any((folder / "checkpoints").glob("*.ckpt"))
+    return score(parts, find_checkpoint(folder, "best") if kept else None, folder / "evaluation" / "test")
+
+
+def write_report(folder: Path) -> None:
+    """Write ``report.html``."""
+    from boltcutter import report  # its libraries would hold up the first step
+
+    report.write(folder)
 
 
 def load_early(parts: Parts) -> None:

@@ -1,0 +1,295 @@
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from boltcutter.callback import progress
+from boltcutter.callback.progress import Progress, clock, number
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:.*{text}")
+    for text in ("does not have many workers", "have no `val_dataloader`", "is smaller than the logging interval")
+]
+
+
+class Clock:
+    """Stands still but for what it is told."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    ticking = Clock()
+    monkeypatch.setattr(progress, "time", ticking)
+    return ticking
+
+
+class Timed(L.LightningModule):
+    """Has a loss of 3, and takes its time."""
+
+    def __init__(self, clock: Clock, train: float, validate: float = 0.0, fail_at: int = -1) -> None:
+        super().__init__()
+        self.clock, self.train_seconds, self.val_seconds, self.fail_at = clock, train, validate, fail_at
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.clock.now += self.train_seconds
+        if self.global_step == self.fail_at:
+            raise RuntimeError("broken")
+        return self.weight.sum() + 3
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.clock.now += self.val_seconds
+        self.log("val/loss", torch.tensor(0.25))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def fit(folder: Path, task: Timed, bar: Progress, checkpoint: Path | None = None, **options: Any) -> L.Trainer:
+    loader = DataLoader(TensorDataset(torch.zeros(100, 1)), 10)
+    options = {"max_epochs": 2} | options
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=[bar],
+        **options,
+    )
+    trainer.fit(task, loader, loader, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
+    return trainer
+
+
+def at_a_terminal(width: int = 119, **options: Any) -> tuple[Progress, io.StringIO]:
+    bar, file = Progress(**options), io.StringIO()
+    bar.console = Console(file=file, force_terminal=True, color_system=None, width=width + 1)
+    return bar, file
+
+
+def drawings(file: io.StringIO) -> list[str]:
+    return [line.strip() for line in file.getvalue().split("\r\x1b[2K")[1:]]
+
+
+def without_a_terminal(**options: Any) -> Progress:
+    bar = Progress(**options)
+    bar.console = Console(file=io.StringIO(), force_terminal=False)
+    return bar
+
+
+def test_it_shows_loss_metric_speed_and_time_left_and_reaches_the_end(tmp_path: Path, ticking: Clock) -> None:
+    bar, file = at_a_terminal()
+    fit(tmp_path, Timed(ticking, train=1.0), bar)
+    seen = drawings(file)
+    assert re.fullmatch(r"epoch 1/2  [━╸]+    5 %  loss 3\.0000  10 samples/s  step 1/20  0:19 left", seen[0])
+    half = next(line for line in seen if "step 15/20" in line)
+    assert re.fullmatch(
+        r"epoch 2/2  [━╸]+   75 %  loss 3\.0000  val/loss 0\.2500  10 samples/s  step 15/20  0:05 left", half
+    )
+    assert re.fullmatch(
+        r"epoch 2/2  ━+  100 %  loss 3\.0000  val/loss 0\.2500  10 samples/s  step 20/20  in 0:20", seen[-1]
+    )
+
+
+@pytest.mark.parametrize("width", [79, 119])
+def test_a_drawing_fits_the_terminal(tmp_path: Path, ticking: Clock, width: int) -> None:
+    bar, file = at_a_terminal(width)
+    fit(tmp_path, Timed(ticking, train=1.0), bar)
+    assert {len(line) for line in drawings(file)} == {width}
+
+
+def test_it_draws_no_more_often_than_it_may(tmp_path: Path, ticking: Clock) -> None:
+    bar, file = at_a_terminal(refresh=4)
+    fit(tmp_path, Timed(ticking, train=0.01, validate=0.02), bar, max_epochs=20, num_sanity_val_steps=0)
+    seconds = ticking.now - 1000
+    assert seconds == pytest.approx(20 * 0.3)
+    often = 4 * seconds + 20 + 1  # the end of an epoch and that of training are drawn in any case
+    assert 0.6 * often < len(drawings(file)) <= often
+
+
+def test_speed_is_that_of_training_alone(tmp_path: Path, ticking: Clock) -> None:
+    bar, file = at_a_terminal()
+    fit(tmp_path, Timed(ticking, train=1.0, validate=1000.0), bar, val_check_interval=5)
+    assert {re.search(r"(\d+) samples/s", line)[1] for line in drawings(file) if "samples/s" in line} == {"10"}  # type: ignore[index]
+    assert any("validating 10/10" in line for line in drawings(file))
+
+
+def test_the_loss_shown_is_the_mean_of_accumulated_batches(tmp_path: Path, ticking: Clock) -> None:
+    bar, file = at_a_terminal()
+    fit(tmp_path, Timed(ticking, train=1.0), bar, accumulate_grad_batches=3)
+    seen = drawings(file)
+    assert all("loss 3.0000" in line for line in seen)
+    assert "100 %" in seen[-1]
+    assert "step 8/8" in seen[-1]  # 10 batches are 4 steps, the last of them with one batch
+
+
+def test_a_resumed_run_starts_where_it_stopped(tmp_path: Path, ticking: Clock) -> None:
+    first = fit(tmp_path, Timed(ticking, train=1.0), at_a_terminal()[0])
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    bar, file = at_a_terminal()
+    fit(tmp_path, Timed(ticking, train=1.0), bar, tmp_path / "a.ckpt", max_epochs=4)
+    seen = drawings(file)
+    assert re.search(r"^epoch 3/4 .* 52 % .* step 21/40  0:19 left$", seen[0])
+    assert re.search(r"^epoch 4/4 .*100 % .* step 40/40  in 0:20$", seen[-1])
+
+
+def test_training_that_ends_early_shows_where(tmp_path: Path, ticking: Clock) -> None:
+    bar, file = at_a_terminal()
+    fit(tmp_path, Timed(ticking, train=1.0), bar, max_epochs=10, max_time={"seconds": 0})
+    assert re.search(r"^epoch 1/10 .*   1 % .* in 0:01$", drawings(file)[-1])
+
+
+def test_training_without_an_end_counts_steps(tmp_path: Path, ticking: Clock) -> None:
+    bar, file = at_a_terminal()
+    fit(tmp_path, Timed(ticking, train=1.0), bar, max_epochs=-1, max_time={"seconds": 0})
+    assert drawings(file)[-1] == "epoch 1  loss 3.0000  10 samples/s  step 1  in 0:01"
+
+
+def test_the_terminal_is_given_back_when_training_fails(tmp_path: Path, ticking: Clock) -> None:
+    bar, file = at_a_terminal()
+    out = sys.stdout
+    with pytest.raises(RuntimeError, match="broken"):
+        fit(tmp_path, Timed(ticking, train=1.0, fail_at=7), bar)
+    assert "step 7/20" in file.getvalue()
+    assert file.getvalue().endswith("\n")
+    assert sys.stdout is out
+
+
+def test_without_a_terminal_there_is_a_line_for_an_epoch(
+    tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, Timed(ticking, train=1.0, validate=2.0), without_a_terminal())
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch 1/2  loss 3.0000  val/loss 0.2500  10 samples/s  0:30 left",
+        "epoch 2/2  loss 3.0000  val/loss 0.2500  10 samples/s  in 1:00",
+    ]
+
+
+def test_lines_are_not_too_many_and_the_last_is_among_them(
+    tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, Timed(ticking, train=0.1), without_a_terminal(seconds_between_lines=3.5), max_epochs=10)
+    assert re.findall(r"epoch (\d+)/10", capsys.readouterr().out) == ["1", "5", "9", "10"]
+    fit(tmp_path, Timed(ticking, train=0.1), without_a_terminal(seconds_between_lines=99), max_epochs=10, max_steps=35)
+    assert re.findall(r"epoch (\d+)/10", capsys.readouterr().out) == ["1", "4"]
+
+
+def test_a_silent_rank_shows_nothing(tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    bar, file = at_a_terminal()
+    bar.disable()
+    fit(tmp_path, Timed(ticking, train=1.0), bar)
+    other = without_a_terminal()
+    other.disable()
+    fit(tmp_path, Timed(ticking, train=1.0), other)
+    assert not file.getvalue()
+    assert not capsys.readouterr().out
+
+
+def test_a_rate_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^callback\.progress\.refresh=0 is no rate; give 5, or .*$"):
+        Progress(refresh=0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.0000"), (0.34412, "0.3441"), (-12.5, "-12.5000"), (1e-7, "1.00e-07"), (123456.0, "1.23e+05")],
+)
+def test_numbers_have_a_steady_width(value: float, text: str) -> None:
+    assert number(torch.tensor(value)) == text
+    assert number(float("nan")) == "nan"
+
+
+def test_times_are_read_at_a_glance() -> None:
+    assert [clock(seconds) for seconds in (0, 9.6, 65, 3600, 100_000)] == [
+        "0:00",
+        "0:10",
+        "1:05",
+        "1:00:00",
+        "27:46:40",
+    ]
+
+
+REAL = """
+import sys, lightning as L, torch
+from boltcutter.callback.progress import Progress
+
+class Task(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+    def training_step(self, batch, batch_idx):
+        if sys.argv[1] == "fail" and self.global_step == 5:
+            raise RuntimeError("broken")
+        if self.global_step == 3:
+            print("printed")
+        return self.weight.sum()
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.weight.sum(), sync_dist=True)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+ranks = {"devices": 2, "strategy": "ddp"} if sys.argv[1] == "ranks" else {"devices": 1}
+loader = torch.utils.data.DataLoader(torch.zeros(16, 1), 2)
+L.Trainer(
+    accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_model_summary=False,
+    callbacks=[Progress(seconds_between_lines=0, refresh=1000)], **ranks,
+).fit(Task(), loader, loader)
+print("after")
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "fail"])
+def test_a_real_terminal_is_left_as_it_was(tmp_path: Path, how: str) -> None:
+    (tmp_path / "real.py").write_text(REAL)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "real.py"), how]
+    env = os.environ | {"COLUMNS": "100", "TERM": "xterm"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, env=env, cwd=tmp_path)
+    os.close(theirs)
+    seen = b""
+    try:
+        while part := os.read(ours, 65536):
+            seen += part
+    except OSError:  # the other end is closed
+        pass
+    assert process.wait(30) == (how == "fail")
+    os.close(ours)
+    text = seen.decode()
+    lines = [line.rpartition("\x1b[2K")[2].strip("\r") for line in text.split("\n")]
+    plain = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]
+    assert plain[0] == "printed"
+    assert "\x1b[?" not in text
+    if how == "end":
+        assert re.match(r"epoch 2/2 +━+ +100 % .*in 0:0\d$", plain[1])
+        assert plain[2:] == ["after", ""]
+    else:
+        assert re.match(r"epoch 1/2 .* 31 % ", plain[1])
+        assert plain[2:] == [""]
+
+
+def test_of_two_real_ranks_one_speaks(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(REAL)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launch, tmp_path / "ranks.py", "ranks"], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line[:9] for line in done.stdout.splitlines() if "epoch" in line] == ["epoch 1/2", "epoch 2/2"]
+    assert done.stdout.count("after") == 2

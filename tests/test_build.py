@@ -1,0 +1,303 @@
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Optional, Union
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from boltcutter.build import build, check, describe, fits, locate, parameters, type_name
+from boltcutter.config import ConfigError
+
+TOOLS = "tests_tools"
+OWN = "boltcutter.tests_own"
+
+
+class Tool:
+    """A tool.
+
+    Args:
+        size: How large.
+        kind: Which
+            (one of two).
+        path: Where.
+    """
+
+    def __init__(self, size: int, kind: Literal["saw", "axe"] = "saw", path: Optional[Path] = None) -> None:  # noqa: UP045
+        if size < 0:
+            raise ValueError(f"a tool of size {size}\ncannot be")
+        self.size, self.kind, self.path = size, kind, path
+
+
+class Box:
+    """A box."""
+
+    def __init__(
+        self,
+        tool: Union[Tool, str],  # noqa: UP007
+        make: Callable[[int], Tool] | None = None,
+        pair: tuple[float, float] = (0, 0),
+        tools: Mapping[str, Tool] | None = None,
+        **rest: Any,
+    ) -> None:
+        self.tool, self.make, self.pair, self.tools, self.rest = tool, make, pair, tools, rest
+
+
+class Closed:
+    def __init__(self, size: int = 1) -> None: ...
+
+
+class Fails:
+    def __init__(self, how: str) -> None:
+        raise {"type": TypeError, "value": ValueError, "runtime": RuntimeError}[how](f"{how} is\nwrong")
+
+
+class Names:
+    def __init__(self) -> None:
+        raise ValueError("box.size=3 is too much; try 2")
+
+
+@dataclass
+class Base:
+    size: int = 1
+
+
+class Derived(Base):
+    """Hands everything on.
+
+    Args:
+        extra: More.
+    """
+
+    def __init__(self, extra: int = 0, **base: Any) -> None:
+        super().__init__(**base)
+
+
+def make_tool(size: int) -> Tool:
+    return Tool(size)
+
+
+def make_untyped(size):  # type: ignore[no-untyped-def]
+    return Tool(size)
+
+
+def root(box: Box, n: int = 1, flag: bool = False, other: Closed | None = None) -> None:
+    """The top.
+
+    Args:
+        box: A box.
+        n: A number.
+    """
+
+
+@pytest.fixture(autouse=True)
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The classes above in a foreign module, and in one of the project."""
+    for name in (TOOLS, OWN):
+        module = ModuleType(name)
+        for value in (Tool, Box, Closed, Fails, Names, Derived, make_tool, make_untyped):
+            if name == OWN and isinstance(value, type):
+                value = type(value.__name__, (value,), {"__module__": OWN})
+            setattr(module, value.__name__, value)
+        module.HERE = "here"  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+    yield
+    locate.cache_clear()
+    parameters.cache_clear()
+
+
+def cfg(box: dict[str, Any] | None = None, tool: dict[str, Any] | None = None, **top: Any) -> DictConfig:
+    tool = {"_target_": f"{TOOLS}.Tool", "size": 3} | (tool or {})
+    return OmegaConf.create({"box": {"_target_": f"{TOOLS}.Box", "tool": tool} | (box or {})} | top)
+
+
+def test_build() -> None:
+    make = {"_target_": f"{TOOLS}.Tool", "_partial_": True, "kind": "axe"}
+    box = build(cfg(tool={"path": "a/b"}, box={"make": make, "pair": [1, 2], "more": [{"x": None}]}).box)
+    assert box.tool.path == Path("a/b")
+    assert box.pair == (1.0, 2.0)
+    assert isinstance(box.make, partial)
+    assert (box.make(4).kind, box.make(4).size) == ("axe", 4)
+    assert box.rest == {"more": [{"x": None}]}
+
+
+def test_build_with_what_is_known_only_now() -> None:
+    assert build(cfg().box, "box", pair=(5, 6)).pair == (5, 6)
+    assert build({"a": {"_target_": f"{TOOLS}.Tool", "size": 2.0}})["a"].size == 2
+
+
+@pytest.mark.parametrize(
+    ("node", "mistake"),
+    [
+        ({"_target_": f"{TOOLS}.Tool", "size": -1}, "box.tool: a tool of size -1 cannot be"),
+        ({"_target_": f"{TOOLS}.Fails", "how": "type"}, "box.tool: type is wrong"),
+        ({"_target_": f"{TOOLS}.Fails", "how": "runtime"}, "box.tool: runtime is wrong"),
+        ({"_target_": f"{OWN}.Fails", "how": "value"}, "box.tool: value is wrong"),
+        ({"_target_": f"{OWN}.Names"}, "box.size=3 is too much; try 2"),
+        ({"_target_": "no_such.thing"}, "no_such.thing: no module named no_such; give the full dotted path of a class"),
+    ],
+)
+def test_a_value_is_refused(node: dict[str, Any], mistake: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(node, "box.tool")
+    assert str(error.value) == mistake
+
+
+@pytest.mark.parametrize("how", ["type", "runtime"])
+def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
+    with pytest.raises((TypeError, RuntimeError), match=how):
+        build({"_target_": f"{OWN}.Fails", "how": how})
+
+
+@pytest.mark.parametrize(
+    ("given", "mistake"),
+    [
+        ({}, None),
+        ({"n": "x"}, "n=x: expected int"),
+        ({"n": "3"}, "n='3': expected int"),
+        ({"n": True}, "n=true: expected int"),
+        ({"n": None}, "n=null: expected int"),
+        ({"n": 1.5}, "n=1.5: expected int"),
+        ({"flag": 1}, "flag=1: expected bool"),
+        ({"flag": "no"}, "flag=no: expected bool"),
+        ({"nn": 1}, "nn: no such key; did you mean n?"),
+        ({"quite": 1}, "quite: no such key; --print shows all"),
+        ({"tool": {"kind": "sow"}}, "box.tool.kind=sow: expected 'saw' | 'axe'; did you mean saw?"),
+        ({"tool": {"sise": 1}}, "box.tool.sise: Tool takes no such argument; did you mean size?"),
+        ({"tool": {"quite": 1}}, "box.tool.quite: Tool takes no such argument; --describe box.tool lists them"),
+        ({"tool": {"size": "???"}}, "box.tool.size: not set; say box.tool.size=…"),
+        ({"tool": {"_target_": f"{TOOLS}.Tol"}}, f"box.tool._target_: {TOOLS} has no Tol; did you mean Tool?"),
+        ({"tool": {"_target_": f"{TOOLS}.HERE"}}, f"box.tool._target_: {TOOLS}.HERE cannot be called; give the"),
+        ({"tool": {"_target_": "no_such.thing"}}, "box.tool._target_: no_such.thing: no module named no_such; give"),
+        ({"tool": {"_target_": ".x"}}, "box.tool._target_: '.x' is not the dotted path of a class"),
+        ({"box": {"tool": "hammer"}}, None),
+        ({"box": {"tool": None}}, "box.tool=null: expected Tool | str"),
+        ({"box": {"tool": [1]}}, "box.tool=[1]: expected Tool | str"),
+        ({"box": {"tool": {"_target_": f"{TOOLS}.make_tool", "size": 1}}}, None),
+        ({"box": {"tool": {"_target_": f"{TOOLS}.make_untyped", "size": 1}}}, None),
+        ({"box": {"tool": {"_target_": "pathlib.Path"}}}, "box.tool=pathlib.Path: expected Tool | str"),
+        ({"box": {"pair": [1]}}, "box.pair=[1]: expected tuple[float, float]"),
+        ({"box": {"pair": [1, "2"]}}, "box.pair=[1,'2']: expected tuple[float, float]"),
+        ({"box": {"tools": {"a": {"_target_": f"{TOOLS}.Tool", "size": 1}}}}, None),
+        ({"box": {"tools": {"a": {"_target_": f"{TOOLS}.Tool", "size": 1}, "b": 2}}}, "box.tools.b=2: expected Tool"),
+        ({"box": {"tools": 2}}, "box.tools=2: expected Mapping[str, Tool] | null"),
+        ({"box": {"anything": 1}}, None),
+        ({"box": {"make": {"_target_": f"{TOOLS}.Tool", "_partial_": True}}}, None),
+        ({"box": {"make": {"_target_": f"{TOOLS}.Tool"}}}, "box.make.size: missing; Tool needs it (int)"),
+        ({"other": {"_target_": f"{OWN}.Derived", "extra": 1}}, f"other={OWN}.Derived: expected Closed | null"),
+        ({"other": {"_target_": f"{OWN}.Derived", "sise": 1}}, "other.sise: Derived takes no such argument; did you"),
+        ({"other": {"_target_": f"{OWN}.Derived", "size": "x"}}, "other.size=x: expected int"),
+        ({"n": "${nope}"}, "n: ${nope} refers to nothing; --print shows all keys"),
+        ({"n": "${boxx.pair}", "box": {"pair": [1, 2]}}, "n: ${boxx.pair} refers to nothing; did you mean box.pair?"),
+        ({"n": "${n}"}, "n: Recursive interpolation detected; correct the reference"),
+        ({"n": "${oc.env:NO_SUCH}"}, "n: environment variable NO_SUCH is not set; export NO_SUCH=…"),
+        ({"n": "${oc.nope:X}"}, "n: Unsupported interpolation type oc.nope; correct the reference"),
+        ({"tool": {"size": "${n}"}, "n": "???"}, "n: not set; say n=…"),
+        ({"tool": {"size": "${n}"}, "n": "x"}, "n=x: expected int"),
+    ],
+)
+def test_check(given: dict[str, Any], mistake: str | None) -> None:
+    found = check(cfg(**given), root)
+    if mistake is None:
+        assert not found
+    else:
+        assert len(found) == 1
+        assert found[0].startswith(mistake)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    found = check(cfg(n="x", flag=1, tool={"sise": 1}), root)
+    assert [line.split(":")[0] for line in found] == ["box.tool.sise", "n=x", "flag=1"]
+
+
+def test_what_is_referred_to_is_told_where_it_is_written() -> None:
+    box = {"tool": "${shared}", "make": "${shared}"}
+    shared = {"_target_": f"{TOOLS}.Tool", "size": "x"}
+
+    def top(box: Box, shared: Tool) -> None: ...
+
+    assert (
+        check(cfg(box=box, shared=shared), top) == ["shared.size=x: expected int", "box.make=tests_tools.Tool: x"][:1]
+    )
+
+
+def test_a_package_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needy.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        locate("needy.Class")
+    assert str(error.value) == (
+        "needy.Class needs no_such_package, which is not installed; pip install no_such_package"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "expected"),
+    [
+        (1, float, True),
+        (1.0, int, True),
+        ("1", int | str, True),
+        ("1", float | None, False),
+        (True, int | bool, True),
+        (True, float | Tool, False),
+        ("a/b", Path, True),
+        (3, Path, False),
+        (3, str, True),
+        ([1, 2], tuple[int, ...], True),
+        ([1, "2"], Sequence[int], False),
+        ([True], list[float], False),
+        ({"a": "1"}, dict[str, int], False),
+        ("auto", int | Literal["auto"], True),
+        ("x", "an annotation that nobody can read", True),
+        (None, Any, True),
+    ],
+)
+def test_fits(value: Any, wanted: Any, expected: bool) -> None:
+    assert fits(value, wanted) is expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        (int | None, "int | null"),
+        (Optional[Path], "Path | null"),  # noqa: UP045
+        (Literal["a", 1], "'a' | 1"),
+        (Callable[[int], Tool], "Callable[[int], Tool]"),
+        (dict[str, Path], "dict[str, Path]"),
+    ],
+)
+def test_type_name(wanted: Any, text: str) -> None:
+    assert type_name(wanted) == text
+
+
+def test_describe() -> None:
+    lines = list(describe(cfg(n=2, other="${box.tool}"), root))
+    cells = [[cell for cell in line.split("  ") if cell] for line in lines]
+    assert [cell.strip() for cell in cells[0]] == ["box", f"{TOOLS}.Box(…)", "Box", "A box."]
+    assert [cell.strip() for cell in cells[2]] == ["box.tool.size", "3", "int", "How large."]
+    assert [cell.strip() for cell in cells[3]] == ["box.tool.kind", "saw", "'saw' | 'axe'", "Which (one of two)."]
+    assert any(line.startswith("other ") and "${box.tool}" in line for line in lines)
+    starts = {line.index(line.split()[1]) for line in lines}
+    assert len(starts) == 1
+
+
+def test_describe_one_place() -> None:
+    assert list(describe(cfg(), root, "box.tool.size")) == ["box.tool.size  3  int  How large."]
+    lines = list(describe(cfg(other="${box.tool}"), root, "other.kind"))
+    assert lines == ["box.tool.kind  saw  'saw' | 'axe'  Which (one of two)."]
+
+
+def test_describe_what_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"box\.tol: no such key; did you mean box\.tool\?"):
+        list(describe(cfg(), root, "box.tol"))
+
+
+def test_keywords_that_are_handed_on() -> None:
+    from lightning.pytorch.strategies import DDPStrategy
+
+    known = parameters(DDPStrategy)
+    assert {"find_unused_parameters", "gradient_as_bucket_view", "process_group_backend"} <= set(known)
+    assert not any(p.kind is p.VAR_KEYWORD for p in known.values())
