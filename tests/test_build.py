@@ -55,6 +55,9 @@ class Fails:
         raise {"type": TypeError, "value": ValueError, "runtime": RuntimeError}[how](f"{how} is\nwrong")
 
 
+class OwnFails(Fails): ...
+
+
 class Names:
     def __init__(self) -> None:
         raise ValueError("box.size=3 is too much; try 2")
@@ -96,12 +99,11 @@ def root(box: Box, n: int = 1, flag: bool = False, other: Closed | None = None) 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The classes above in a foreign module, and in one of the project."""
-    for name in (TOOLS, OWN):
+    for name, members in ((TOOLS, (Tool, Box, Fails, make_tool, make_untyped)), (OWN, (OwnFails, Names, Derived))):
         module = ModuleType(name)
-        for value in (Tool, Box, Closed, Fails, Names, Derived, make_tool, make_untyped):
-            if name == OWN and isinstance(value, type):
-                value = type(value.__name__, (value,), {"__module__": OWN})
-            setattr(module, value.__name__, value)
+        for member in members:
+            monkeypatch.setattr(member, "__module__", name)
+            setattr(module, member.__name__, member)
         module.HERE = "here"  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, module)
     yield
@@ -135,7 +137,7 @@ def test_build_with_what_is_known_only_now() -> None:
         ({"_target_": f"{TOOLS}.Tool", "size": -1}, "box.tool: a tool of size -1 cannot be"),
         ({"_target_": f"{TOOLS}.Fails", "how": "type"}, "box.tool: type is wrong"),
         ({"_target_": f"{TOOLS}.Fails", "how": "runtime"}, "box.tool: runtime is wrong"),
-        ({"_target_": f"{OWN}.Fails", "how": "value"}, "box.tool: value is wrong"),
+        ({"_target_": f"{OWN}.OwnFails", "how": "value"}, "box.tool: value is wrong"),
         ({"_target_": f"{OWN}.Names"}, "box.size=3 is too much; try 2"),
         ({"_target_": "no_such.thing"}, "no_such.thing: no module named no_such; give the full dotted path of a class"),
     ],
@@ -149,7 +151,7 @@ def test_a_value_is_refused(node: dict[str, Any], mistake: str) -> None:
 @pytest.mark.parametrize("how", ["type", "runtime"])
 def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
     with pytest.raises((TypeError, RuntimeError), match=how):
-        build({"_target_": f"{OWN}.Fails", "how": how})
+        build({"_target_": f"{OWN}.OwnFails", "how": how})
 
 
 @pytest.mark.parametrize(
@@ -214,14 +216,14 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 
 def test_what_is_referred_to_is_told_where_it_is_written() -> None:
-    box = {"tool": "${shared}", "make": "${shared}"}
-    shared = {"_target_": f"{TOOLS}.Tool", "size": "x"}
-
     def top(box: Box, shared: Tool) -> None: ...
 
-    assert (
-        check(cfg(box=box, shared=shared), top) == ["shared.size=x: expected int", "box.make=tests_tools.Tool: x"][:1]
-    )
+    shared = {"_target_": f"{TOOLS}.Tool", "size": "x"}
+    assert check(cfg(box={"tool": "${shared}"}, shared=shared), top) == ["shared.size=x: expected int"]
+    shared = {"_target_": f"{TOOLS}.Toll"}
+    assert check(cfg(box={"tool": "${shared}"}, shared=shared), top) == [
+        f"shared._target_: {TOOLS} has no Toll; did you mean Tool?"
+    ]
 
 
 def test_a_package_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ class Config:
         seed: Of weights, split, order and augmentation.
         runs: Where the folders of runs are made.
         folder: Of this run.
+        init_from: Weights to start from.
         test: Whether to measure the best checkpoint on the test split at the end.
         report: Whether to write report.html at the end.
         resume: Folder of the run that goes on.
@@ -63,6 +64,7 @@ class Config:
     seed: int = 0
     runs: Path = Path("runs")
     folder: Path | None = None
+    init_from: Path | None = None
     test: bool = True
     report: bool = True
     resume: Path | None = None

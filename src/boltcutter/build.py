@@ -101,7 +101,7 @@ def locate(path: str) -> Callable[..., Any]:
             names.insert(0, last)
             if not module:
                 raise ConfigError(f"{path}: no module named {last}; give the full dotted path of a class") from None
-        except ValueError:
+        except (ValueError, TypeError):
             raise ConfigError(f"{path!r} is not the dotted path of a class") from None
     for name in names:
         if not hasattr(found, name):

@@ -109,10 +109,11 @@ def write_atomically(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """Where the run would go on from."""
-    path = folder / "checkpoints" / "last.ckpt"
-    return path if path.is_file() else None
+def last_checkpoint(folder: Path) -> str | None:
+    """Where the run would go on from: its newest whole checkpoint."""
+    from boltcutter.checkpoint import newest  # imports torch, which --print does without
+
+    return newest(folder / "checkpoints")
 
 
 def create(cfg: DictConfig) -> None:
@@ -181,7 +182,7 @@ def attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None]:
         reason = "interrupted"
         raise
     except SystemExit as error:
-        reason = "completed" if not error.code else f"exit {error.code}"
+        reason = getattr(error, "reason", None) or ("completed" if not error.code else f"exit {error.code}")
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

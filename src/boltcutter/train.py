@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from boltcutter import run, summary
 from boltcutter.assemble import Parts, assemble, read, told_in_one_line
+from boltcutter.checkpoint import CheckpointError, initialize, misfit
 from boltcutter.config import ConfigError
 from boltcutter.environment.identity import run_id
 from boltcutter.quiet import quiet
@@ -42,13 +43,14 @@ def train(cfg: DictConfig) -> dict[str, float]:
     checkpoint = run.last_checkpoint(folder)
     parts = assemble(cfg, [Recorder(cfg)])
     load_early(parts)
+    begin_from(parts, cfg, checkpoint)
     first = parts.trainer.is_global_zero
     if first:
         run.create(cfg)
         if cfg.reproduce or checkpoint:
             for difference in run.differences(run.read_record(Path(cfg.reproduce or folder))):
                 print(f"warning: {difference}")
-    facts = {"resumed_from": checkpoint and str(checkpoint), "devices": parts.trainer.world_size}
+    facts = {"resumed_from": checkpoint, "devices": parts.trainer.world_size}
     with ExitStack() as stack:
         if first and cfg.report:
             stack.callback(write_report, folder)  # last of all, and also when training failed
@@ -65,6 +67,24 @@ def train(cfg: DictConfig) -> dict[str, float]:
         if cfg.reproduce:
             summary.compare(Path(cfg.reproduce), folder)
     return scores
+
+
+def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None) -> None:
+    """See that ``checkpoint`` fits before anything starts, or load ``init_from``.
+
+    Raises:
+        ConfigError: It does not fit, or cannot be read.
+    """
+    try:
+        if checkpoint:
+            fault = misfit(checkpoint, parts.task)
+            if fault:
+                raise ConfigError(f"resume={cfg.folder}: {checkpoint} was made by something else: {fault}")
+        elif cfg.init_from:
+            for line in initialize(getattr(parts.task, "model", parts.task), cfg.init_from):
+                print(f"init_from: {line}")
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
 
 
 def test(parts: Parts, folder: Path) -> dict[str, float]:

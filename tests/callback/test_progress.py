@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -61,7 +62,15 @@ class Timed(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def fit(folder: Path, task: Timed, bar: Progress, checkpoint: Path | None = None, **options: Any) -> L.Trainer:
+def fit(
+    folder: Path,
+    task: Timed,
+    bar: Progress,
+    checkpoint: Path | None = None,
+    *,
+    stop: Callback | None = None,
+    **options: Any,
+) -> L.Trainer:
     loader = DataLoader(TensorDataset(torch.zeros(100, 1)), 10)
     options = {"max_epochs": 2} | options
     trainer = L.Trainer(
@@ -71,7 +80,7 @@ def fit(folder: Path, task: Timed, bar: Progress, checkpoint: Path | None = None
         enable_checkpointing=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[bar],
+        callbacks=[bar, *([stop] if stop else [])],
         **options,
     )
     trainer.fit(task, loader, loader, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
@@ -152,14 +161,14 @@ def test_a_resumed_run_starts_where_it_stopped(tmp_path: Path, ticking: Clock) -
 
 def test_training_that_ends_early_shows_where(tmp_path: Path, ticking: Clock) -> None:
     bar, file = at_a_terminal()
-    fit(tmp_path, Timed(ticking, train=1.0), bar, max_epochs=10, max_time={"seconds": 0})
-    assert re.search(r"^epoch 1/10 .*   1 % .* in 0:01$", drawings(file)[-1])
+    fit(tmp_path, Timed(ticking, train=1.0), bar, max_epochs=10, stop=EarlyStopping("val/loss", patience=1))
+    assert re.search(r"^epoch 2/10 .* 20 % .* step 20/100  in 0:20$", drawings(file)[-1])
 
 
 def test_training_without_an_end_counts_steps(tmp_path: Path, ticking: Clock) -> None:
     bar, file = at_a_terminal()
-    fit(tmp_path, Timed(ticking, train=1.0), bar, max_epochs=-1, max_time={"seconds": 0})
-    assert drawings(file)[-1] == "epoch 1  loss 3.0000  10 samples/s  step 1  in 0:01"
+    fit(tmp_path, Timed(ticking, train=1.0), bar, max_epochs=-1, stop=EarlyStopping("val/loss", patience=1))
+    assert drawings(file)[-1] == "epoch 2  loss 3.0000  val/loss 0.2500  10 samples/s  step 20  in 0:20"
 
 
 def test_the_terminal_is_given_back_when_training_fails(tmp_path: Path, ticking: Clock) -> None:

@@ -1,9 +1,10 @@
 import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 from boltcutter.callback.screen import Field, Screen, layout
 
@@ -30,17 +31,20 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    return terminal
+def terminal() -> Terminal:
+    return Terminal()
 
 
-@pytest.fixture
-def screen(terminal: Terminal) -> Screen:
-    console = Console(file=terminal, force_terminal=True, color_system=None, width=80)
-    return Screen(console)
+@contextmanager
+def screen_on(terminal: Terminal, width: int = 80) -> Iterator[Screen]:
+    before = sys.stdout, sys.stderr
+    sys.stdout = sys.stderr = terminal
+    screen = Screen(Console(file=terminal, force_terminal=True, color_system=None, width=width))
+    try:
+        yield screen
+    finally:
+        screen.close()
+        sys.stdout, sys.stderr = before
 
 
 @pytest.mark.parametrize("width", [79, 119])
@@ -72,83 +76,86 @@ def test_without_an_end_there_is_no_bar() -> None:
     assert layout(FIELDS[:3], None, 80).plain == "epoch 3/20  15 %  loss 0.3441"
 
 
-def test_a_line_is_drawn_over_the_last(terminal: Terminal, screen: Screen) -> None:
-    screen.show(FIELDS, 0.1)
-    screen.show([Field("epoch", "4/20", 9)], None)
-    assert terminal.seen() == ["epoch 4/20"]
-    screen.close()
+def test_a_line_is_drawn_over_the_last(terminal: Terminal) -> None:
+    with screen_on(terminal) as screen:
+        screen.show(FIELDS, 0.1)
+        screen.show([Field("epoch", "4/20", 9)], None)
+        assert terminal.seen() == ["epoch 4/20"]
     assert terminal.seen() == ["epoch 4/20", ""]
 
 
-def test_what_is_printed_stands_above(terminal: Terminal, screen: Screen) -> None:
-    screen.show([Field("epoch", "1/2", 9)], None)
-    print("one", "two")
-    print("warned", file=sys.stderr)
-    screen.show([Field("epoch", "2/2", 9)], None)
-    screen.close()
-    print("after")
+def test_what_is_printed_stands_above(terminal: Terminal) -> None:
+    with screen_on(terminal) as screen:
+        screen.show([Field("epoch", "1/2", 9)], None)
+        print("one", "two")
+        print("warned", file=sys.stderr)
+        screen.show([Field("epoch", "2/2", 9)], None)
+        screen.close()
+        print("after")
     assert terminal.seen() == ["one two", "warned", "epoch 2/2", "after", ""]
 
 
-def test_a_line_half_printed_is_left_alone(terminal: Terminal, screen: Screen) -> None:
-    print("loading", end="")
-    screen.show([Field("epoch", "1/2", 9)], None)
-    print(" done")
-    assert terminal.seen() == ["loading done", ""]
-    screen.show([Field("epoch", "1/2", 9)], None)
-    assert terminal.seen() == ["loading done", "epoch 1/2"]
+def test_a_line_half_printed_is_left_alone(terminal: Terminal) -> None:
+    with screen_on(terminal) as screen:
+        print("loading", end="")
+        screen.show([Field("epoch", "1/2", 9)], None)
+        print(" done")
+        assert terminal.seen() == ["loading done", ""]
+        screen.show([Field("epoch", "1/2", 9)], None)
+        assert terminal.seen() == ["loading done", "epoch 1/2"]
 
 
-def test_the_line_is_left_standing_after_a_print(terminal: Terminal, screen: Screen) -> None:
-    screen.show([Field("epoch", "1/2", 9)], None)
-    print("stopped early")
-    screen.close()
+def test_the_line_is_left_standing_after_a_print(terminal: Terminal) -> None:
+    with screen_on(terminal) as screen:
+        screen.show([Field("epoch", "1/2", 9)], None)
+        print("stopped early")
     assert terminal.seen() == ["stopped early", "epoch 1/2", ""]
 
 
-def test_streams_are_given_back_and_nothing_is_hidden(terminal: Terminal, screen: Screen) -> None:
-    assert sys.stdout is not terminal
-    assert sys.stdout.isatty()
-    screen.show(FIELDS, 0.5)
-    screen.close()
-    screen.close()
-    assert sys.stdout is terminal
-    assert sys.stderr is terminal
+def test_streams_are_given_back_and_nothing_is_hidden(terminal: Terminal) -> None:
+    with screen_on(terminal) as screen:
+        assert sys.stdout is not terminal
+        assert sys.stdout.isatty()
+        screen.show(FIELDS, 0.5)
+        screen.close()
+        screen.close()
+        assert (sys.stdout, sys.stderr) == (terminal, terminal)
     assert "\x1b[?" not in terminal.getvalue()  # neither the cursor nor the screen was changed
 
 
-def test_a_stream_that_others_replaced_is_theirs(terminal: Terminal, screen: Screen) -> None:
-    sys.stdout = theirs = io.StringIO()
-    screen.close()
-    assert sys.stdout is theirs
+def test_a_stream_that_others_replaced_is_theirs(terminal: Terminal) -> None:
+    with screen_on(terminal) as screen:
+        sys.stdout = theirs = io.StringIO()
+        screen.close()
+        assert sys.stdout is theirs
 
 
-def test_a_file_is_not_touched(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    screen = Screen(Console(file=terminal, force_terminal=True, width=80))
-    screen.show(FIELDS, 0.5)
-    print("to a file", file=sys.stderr)
+def test_a_file_is_not_touched(terminal: Terminal) -> None:
+    with screen_on(terminal) as screen:
+        screen.close()
+        sys.stderr = file = io.StringIO()
+        screen = Screen(screen.console)
+        screen.show(FIELDS, 0.5)
+        print("to a file", file=sys.stderr)
+        screen.close()
+        assert sys.stderr is file
     assert terminal.getvalue().count("\x1b[2K") == 1
-    screen.close()
 
 
 def test_a_line_keeps_within_a_narrow_terminal(terminal: Terminal) -> None:
-    screen = Screen(Console(file=terminal, force_terminal=True, color_system=None, width=20))
-    screen.show([Field("epoch", "1" * 30, 9)], 0.5)
-    assert len(terminal.seen()[-1]) <= 20
-    screen.close()
+    with screen_on(terminal, width=20) as screen:
+        screen.show([Field("epoch", "1" * 30, 9)], 0.5)
+        assert len(terminal.seen()[-1]) <= 20
 
 
-def test_a_terminal_without_lines_gets_letters(terminal: Terminal) -> None:
-    raw = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    console = Console(file=raw, force_terminal=True, color_system=None, width=80)
-    screen = Screen(console)
+def test_a_terminal_without_lines_gets_letters() -> None:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii")
+    screen = Screen(Console(file=file, force_terminal=True, color_system=None, width=80))
     screen.show(FIELDS, 0.5)
     screen.close()
-    raw.flush()
-    assert b"####" in raw.buffer.getvalue()  # type: ignore[attr-defined]
+    assert b"####" in raw.getvalue()
 
 
 def test_a_line_has_colours() -> None:
     assert {str(span.style) for span in layout(FIELDS, 1.0, 79).spans} >= {"bold", "dim", "green"}
-    assert isinstance(layout(FIELDS, 0.5, 79), Text)

@@ -33,11 +33,10 @@ class Reseed(Callback):
         """Seed Python, NumPy, torch and the device in use."""
         key = mix(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
         torch.default_generator.manual_seed(key >> 1)
-        device = getattr(
-            torch, pl_module.device.type, None
-        )  # torch.cuda, torch.mps, torch.xpu; torch.cpu seeds nothing
-        if hasattr(device, "manual_seed"):
-            device.manual_seed(key >> 1)
+        # torch.cuda, torch.mps and torch.xpu have one; torch.cpu has none.
+        seed_device = getattr(getattr(torch, pl_module.device.type, None), "manual_seed", None)
+        if seed_device:
+            seed_device(key >> 1)
         random.seed(key)
         np.random.seed(key & 0xFFFFFFFF)
 

@@ -26,7 +26,7 @@ class Field(NamedTuple):
     @property
     def text(self) -> str:
         """As it is shown."""
-        return f"{self.name} {self.value}".strip()
+        return f"{self.name} {self.value}" if self.name else self.value
 
 
 class Screen:
@@ -43,14 +43,14 @@ class Screen:
         self.line = Text()
         self.before: tuple[TextIO, TextIO] = sys.stdout, sys.stderr
         self.above = tuple(Above(f, self.make_way) if f.isatty() else f for f in self.before)
-        sys.stdout, sys.stderr = self.above  # type: ignore[assignment]
+        sys.stdout, sys.stderr = self.above
 
     def show(self, fields: Sequence[Field], share: float | None) -> None:
         """Draw the line anew."""
         if not self.busy:
             self.line = layout(fields, share, self.console.width - 1, ascii_only=self.console.options.ascii_only)
             self.console.control(ERASE)
-            self.console.print(self.line, end="", no_wrap=True, overflow="crop", crop=True, soft_wrap=False)
+            self._print()
             self.console.file.flush()
             self.drawn = True
 
@@ -60,17 +60,22 @@ class Screen:
             self.console.control(ERASE)
             self.console.file.flush()
             self.drawn = False
-        self.busy = bool(text) and not text.endswith("\n")
+        if text:
+            self.busy = not text.endswith("\n")
 
     def close(self) -> None:
         """Leave the line standing, and standard output as it was."""
         if (sys.stdout, sys.stderr) == self.above:
             sys.stdout, sys.stderr = self.before
-        if not self.busy and self.line and not self.drawn:
-            self.console.print(self.line, no_wrap=True, overflow="crop", crop=True)
-        elif self.drawn:
+        if self.drawn:
+            self.console.print()
+        elif self.line and not self.busy:
+            self._print()
             self.console.print()
         self.drawn, self.line = False, Text()
+
+    def _print(self) -> None:
+        self.console.print(self.line, end="", no_wrap=True, overflow="crop", crop=True)
 
 
 class Above:

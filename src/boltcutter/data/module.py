@@ -178,7 +178,7 @@ class DataModule(L.LightningDataModule, ABC):
         if self._loader is not None:
             sampler = self._loader.sampler
             state["position"] = {
-                "consumed": self._loader.done * sampler.batch_size,
+                "consumed": (self._loader.done - self._in_flight()) * sampler.batch_size,
                 "batch_size": sampler.batch_size,
                 "length": sampler.length,
                 "seed": sampler.seed,
@@ -187,6 +187,13 @@ class DataModule(L.LightningDataModule, ABC):
         elif self._resume:  # loaded but not yet trained on: still where it was
             state["position"] = self._resume
         return state
+
+    def _in_flight(self) -> int:
+        """Batches that were given out and not yet trained on: one between the start of a step and its end."""
+        if self.trainer is None:
+            return 0
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        return int(progress.ready - progress.processed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint's position."""

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import csv
-import time
+import io
+import os
+import threading
 from argparse import Namespace
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+Row = dict[str, str]
+
 
 class CSV(Logger):
     """One file for the whole run, over all of its attempts.
 
     All that is logged at one step stands in one line. A resumed run overwrites the steps that it does again, and a
-    new column rewrites the file; otherwise lines are only added, so writing costs no more late than early.
+    new column rewrites the file; otherwise lines are only added, so writing costs no more late than early. It is done
+    by a thread, and never leaves half a file. Numbers are as exact as ``float`` has them:
+    ``pandas.read_csv(path, float_precision="round_trip")``.
 
     Args:
         path: Of the file.
@@ -28,12 +34,17 @@ class CSV(Logger):
     def __init__(self, path: Path, *, seconds_between_writes: float = 1.0) -> None:
         super().__init__()
         self.path, self.seconds_between_writes = Path(path), seconds_between_writes
-        self._rows: dict[int, dict[str, str]] | None = None
-        self._columns = ["step", "epoch"]
-        self._written = 0  # rows that stand in the file
-        self._columns_written = 0
-        self._newest_written = -1
-        self._next = 0.0
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._error: OSError | None = None
+        self._fresh: dict[int, Row] = {}  # rows that the file lacks, in whole or in part
+        self._first: int | None = None  # step of this attempt
+        self._columns: list[str] = []  # of the file, once it is this attempt's
+        self._newest: tuple[int, Row] = (-1, {})  # the file's last row, which may yet grow
+        self._newest_at = self._end = 0  # where in the file it begins and ends
+
+    def __reduce__(self) -> tuple[Callable[[], CSV], tuple[()]]:
+        return partial(CSV, self.path, seconds_between_writes=self.seconds_between_writes), ()
 
     @property
     def name(self) -> str:
@@ -57,52 +68,113 @@ class CSV(Logger):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Add to the line of ``step``."""
         at = step or 0
-        rows = self._open(at)
-        row = rows.get(at)
-        if row is None:
-            row = rows[at] = {"step": str(at)}
-        elif at <= self._newest_written:
-            self._columns_written = 0  # the line in the file is out of date: write all anew
-        for name, value in metrics.items():
-            if name not in self._columns:
-                self._columns.append(name)
-            row[name] = str(int(value)) if name == "epoch" else repr(float(value))
+        with self._lock:
+            self._first = at if self._first is None else self._first
+            row = self._fresh.setdefault(at, {})
+            for name, value in metrics.items():
+                row[name] = str(int(value)) if name == "epoch" else repr(float(value))
 
     @rank_zero_only
     def save(self) -> None:
-        """Write what is new, but for the newest line, which may yet grow."""
-        if self._rows and time.monotonic() >= self._next:
-            self._write(len(self._rows) - 1)
-            self._next = time.monotonic() + self.seconds_between_writes
+        """See that what is new gets written within ``seconds_between_writes``.
+
+        Raises:
+            OSError: The last time it could not be written.
+        """
+        if self._error:
+            raise self._error
+        if self._fresh and self._timer is None:
+            self._timer = threading.Timer(self.seconds_between_writes, self._write_later)
+            self._timer.daemon = True
+            self._timer.start()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Write what is left."""
-        if self._rows:
-            self._write(len(self._rows))
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        self._write()
 
-    def _write(self, end: int) -> None:
-        whole = self._columns_written != len(self._columns)
-        draft = self.path.with_name(f".{self.path.name}.part")
+    def _write_later(self) -> None:
+        self._timer = None
+        try:
+            self._write()
+        except OSError as error:
+            self._error = error
+
+    def _write(self) -> None:
+        with self._lock:
+            fresh = dict(sorted(self._fresh.items()))
+            if not fresh:
+                return
+            new = dict.fromkeys(name for row in fresh.values() for name in row if name not in self._columns)
+            backwards = next(iter(fresh)) < self._newest[0]
+            if new or backwards or not self.path.is_file() or self.path.stat().st_size != self._end:
+                self._write_all(fresh)
+            else:
+                self._add(fresh)
+            self._fresh = {}
+
+    def _add(self, fresh: dict[int, Row]) -> None:
+        """Write after the last row, or over it if it has grown."""
+        step, row = self._newest
+        grown = step in fresh
+        rows = fresh | ({step: row | fresh[step]} if grown else {})
+        lines = self._lines(rows)
+        begin = self._newest_at if grown else self._end
+        if begin + sum(map(len, lines)) < self._end:  # a shorter row would leave the end of the old one behind
+            return self._write_all(fresh)
+        with open(self.path, "r+b", buffering=0) as file:
+            file.seek(begin)
+            file.write(b"".join(lines))
+        self._keep(rows, lines, begin)
+        return None
+
+    def _write_all(self, fresh: dict[int, Row]) -> None:
+        """Put a new file in place of the old, whose rows stay but for those that are done again."""
+        columns, rows = self._read()
+        if not self._columns and self._first is not None:
+            rows = {step: row for step, row in rows.items() if step < self._first}
+        for step, row in fresh.items():
+            rows[step] = rows.get(step, {}) | row
+        rows = dict(sorted(rows.items()))
+        self._columns = list(
+            dict.fromkeys([*columns, "step", "epoch", *(name for row in fresh.values() for name in row)])
+        )
+        header, lines = _line(self._columns), self._lines(rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(draft if whole else self.path, "w" if whole else "a", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
-            if whole:
-                writer.writeheader()
-            writer.writerows(islice((self._rows or {}).values(), 0 if whole else self._written, end))
-        if whole:
-            draft.replace(self.path)
-        self._written, self._columns_written = end, len(self._columns)
-        self._newest_written = next(islice(self._rows or (), end - 1, None), -1) if end else -1
+        draft = self.path.with_name(f".{self.path.name}.part")
+        with open(draft, "wb") as file:
+            file.write(header + b"".join(lines))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.path)
+        self._keep(rows, lines, len(header))
 
-    def _open(self, step: int) -> dict[int, dict[str, str]]:
-        """The rows; at first those of earlier attempts up to ``step``."""
-        if self._rows is None:
-            self._rows = {}
-            if self.path.is_file():
-                with open(self.path, newline="") as file:
-                    reader = csv.DictReader(file)
-                    kept = [row for row in reader if row["step"].isdigit() and int(row["step"]) < step]
-                    self._columns = list(reader.fieldnames or self._columns)
-                self._rows = {int(row["step"]): {k: v for k, v in row.items() if v} for row in kept}
-        return self._rows
+    def _lines(self, rows: dict[int, Row]) -> list[bytes]:
+        return [
+            _line([str(step) if name == "step" else row.get(name, "") for name in self._columns])
+            for step, row in rows.items()
+        ]
+
+    def _keep(self, rows: dict[int, Row], lines: list[bytes], begin: int) -> None:
+        self._newest = next(reversed(rows.items()))
+        self._end = begin + sum(map(len, lines))
+        self._newest_at = self._end - len(lines[-1])
+
+    def _read(self) -> tuple[list[str], dict[int, Row]]:
+        """Columns and rows of the file, without a last one that a kill cut off."""
+        if not self.path.is_file():
+            return [], {}
+        text = self.path.read_text(errors="replace").replace("\0", "")
+        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+        rows = {int(row["step"]): row for row in reader if (row.get("step") or "").isdigit()}
+        filled = {step: {name: value for name, value in row.items() if name and value} for step, row in rows.items()}
+        return list(reader.fieldnames or []), filled
+
+
+def _line(cells: Iterable[str]) -> bytes:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue().encode()

@@ -127,6 +127,38 @@ class Task(L.LightningModule, ABC):
         """Log the means over the split."""
         self._report("test", "test/loss")
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what is gathered of an epoch that is not over, of each rank."""
+        mine = {name: _state(metric) for name, metric in self._train_metrics()}
+        ranks: list[Any] = [mine]
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            ranks = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(ranks, mine)
+        checkpoint["train_metrics"] = ranks
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep a schedule's position but not its length, and go on gathering.
+
+        Where the number of ranks has changed, the first one takes what all had gathered.
+        """
+        for state in checkpoint.get("lr_schedulers", []):
+            for name in ("total_steps", "_schedule_phases"):  # the latter are OneCycleLR's
+                state.pop(name, None)
+        ranks = checkpoint.get("train_metrics", [])
+        trainer = self._trainer
+        if trainer is None or not ranks:
+            return
+        same = len(ranks) == trainer.world_size
+        for name, metric in self._train_metrics():
+            if same:
+                _restore(metric, ranks[trainer.global_rank][name])
+            elif trainer.global_rank == 0:
+                _restore(metric, {key: sum(rank[name][key] for rank in ranks) for key in ranks[0][name]})
+
+    def _train_metrics(self) -> list[tuple[str, Metric]]:
+        found = {"mean": self.means["train_"], **dict(self.metrics["train_"].items(copy_state=False))}  # type: ignore[operator]
+        return [(name, metric) for name, metric in found.items() if isinstance(metric, Metric)]
+
     def penalty(self) -> Tensor | float:
         """L1 and L2 penalties of all matrices and filters."""
         if not (self.l1 or self.l2):
@@ -149,12 +181,6 @@ class Task(L.LightningModule, ABC):
         scheduler = self.scheduler(optimizer, **self._total_steps(self.scheduler))
         plan = {"scheduler": scheduler, "interval": self.interval, "monitor": self.monitor}
         return {"optimizer": optimizer, "lr_scheduler": plan}  # type: ignore[return-value]
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep a schedule's length as it is configured now, and its position as it was."""
-        for state in checkpoint.get("lr_schedulers", []):
-            for name in ("total_steps", "_schedule_phases"):  # the latter are OneCycleLR's
-                state.pop(name, None)
 
     def _total_steps(self, scheduler: Callable[..., LRScheduler]) -> dict[str, int]:
         given = scheduler.keywords if isinstance(scheduler, partial) else {}
@@ -184,6 +210,16 @@ class Task(L.LightningModule, ABC):
         self.log_dict({loss: mean.compute(), **metrics.compute()})  # type: ignore[operator]
         mean.reset()  # type: ignore[operator]
         metrics.reset()  # type: ignore[operator]
+
+
+def _state(metric: Metric) -> dict[str, Any]:
+    """What a metric has gathered so far, in plain types."""
+    return {"_update_count": metric._update_count, **{k: getattr(metric, k).cpu().clone() for k in metric._defaults}}
+
+
+def _restore(metric: Metric, state: dict[str, Any]) -> None:
+    for key, value in state.items():
+        setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
 
 
 STAGES = ("train", "val", "test")

@@ -1,0 +1,120 @@
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from boltcutter.environment.identity import VARIABLE, fresh, run_id
+
+FRESH = r"\d{8}-\d{6}-[0-9a-f]{8}"
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "1"}
+ARRAY = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
+CODE = """
+import os, sys
+from boltcutter.environment.identity import run_id
+with run_id() as name:
+    print(name, flush=True)
+    sys.stdin.readline()  # the first process serves the others until it ends
+"""
+WHO = """
+import os
+from boltcutter.environment.identity import run_id
+with run_id() as name:
+    os.write(1, f"{name}\\n".encode())  # in one piece
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "TORCHELASTIC_", "BOLTCUTTER_", "MASTER_")) or name.endswith("RANK"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        pytest.param({}, FRESH, id="one process"),
+        pytest.param({VARIABLE: "given"}, "given", id="named by a launcher"),
+        pytest.param(SRUN | {VARIABLE: "given"}, "given", id="named by a launcher, under srun"),
+        pytest.param(SRUN, r"slurm-7\.0", id="srun"),
+        pytest.param(SRUN | {"SLURM_RESTART_COUNT": "2"}, r"slurm-7\.0", id="srun, after a requeue"),
+        pytest.param(SRUN | {"SLURM_STEP_ID": "1"}, r"slurm-7\.1", id="a second srun of one job"),
+        pytest.param(SRUN | ARRAY, r"slurm-5_3\.0", id="srun in a job array"),
+        pytest.param({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, FRESH, id="sbatch without srun"),
+        pytest.param(SRUN | {"SLURM_JOB_NAME": "interactive"}, FRESH, id="a shell in an allocation"),
+        pytest.param({"TORCHELASTIC_RUN_ID": "mine"}, "torchrun-mine", id="torchrun with a name"),
+        pytest.param({"TORCHELASTIC_RUN_ID": "none"}, FRESH, id="torchrun without one, and no store"),
+        pytest.param(SRUN | {"TORCHELASTIC_RUN_ID": "mine"}, r"slurm-7\.0", id="torchrun under srun"),
+    ],
+)
+def test_run_id(env: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    with run_id() as found:
+        assert re.fullmatch(name, found)
+        assert os.environ[VARIABLE] == found
+        with run_id() as inner:  # as a process would that was started from here
+            assert inner == found
+        assert os.environ[VARIABLE] == found
+    assert os.environ.get(VARIABLE) == env.get(VARIABLE)
+
+
+def test_the_name_is_taken_away_after_a_failure() -> None:
+    with pytest.raises(RuntimeError), run_id():
+        raise RuntimeError
+    assert VARIABLE not in os.environ
+
+
+def test_no_two_names_are_equal() -> None:
+    assert len({fresh() for _ in range(100)}) == 100
+
+
+@pytest.fixture
+def port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def test_ranks_set_by_hand_agree(port: str) -> None:
+    meeting = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CODE],
+            env=meeting | {"RANK": rank},
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in ("1", "0")  # the one that waits first
+    ]
+    try:
+        lines = [process.stdout.readline().strip() for process in processes if process.stdout]
+        for process in processes:
+            _, err = process.communicate("\n", timeout=60)
+            assert process.returncode == 0, err
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert re.fullmatch(FRESH, lines[0])
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize(("option", "name"), [("--standalone", "torchrun-.+"), ("--master-port", FRESH)])
+def test_ranks_of_torchrun_agree(option: str, name: str, port: str, tmp_path: Path) -> None:
+    script = tmp_path / "who.py"
+    script.write_text(WHO)
+    options = [option] if option == "--standalone" else [option, port]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options, str(script)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.split()
+    assert re.fullmatch(name, first)
+    assert first == second

@@ -1,0 +1,43 @@
+import pytest
+
+from boltcutter.environment.process import in_slurm_step, is_first
+
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
+
+
+@pytest.mark.parametrize(
+    ("env", "first"),
+    [
+        pytest.param({}, True, id="one process"),
+        pytest.param({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}, True, id="torchrun, rank 0"),
+        pytest.param({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}, False, id="torchrun, rank 2"),
+        pytest.param(SRUN | {"SLURM_PROCID": "0"}, True, id="srun, rank 0"),
+        pytest.param(SRUN | {"SLURM_PROCID": "3"}, False, id="srun, rank 3"),
+        pytest.param(SRUN | {"SLURM_PROCID": "3", "RANK": "0"}, True, id="torchrun under srun"),
+        pytest.param({"SLURM_JOB_ID": "7", "SLURM_PROCID": "3"}, True, id="sbatch without srun"),
+        pytest.param(SRUN | {"SLURM_JOB_NAME": "bash", "SLURM_PROCID": "3"}, True, id="a shell in an allocation"),
+        pytest.param({"SLURM_JOB_ID": "7", "LOCAL_RANK": "1"}, False, id="sbatch, a child of Lightning's"),
+        pytest.param({"OMPI_COMM_WORLD_RANK": "1"}, False, id="mpirun of Open MPI"),
+        pytest.param({"PMI_RANK": "1"}, False, id="mpirun of MPICH"),
+        pytest.param({"PMI_RANK": "0"}, True, id="mpirun of MPICH, rank 0"),
+        pytest.param({"LOCAL_RANK": "0", "NODE_RANK": "0"}, True, id="Lightning's first"),
+        pytest.param({"LOCAL_RANK": "1"}, False, id="Lightning's child"),
+        pytest.param({"NODE_RANK": "1"}, False, id="a second node started by hand"),
+    ],
+)
+def test_is_first(env: dict[str, str], first: bool) -> None:
+    assert is_first(env) is first
+
+
+@pytest.mark.parametrize(
+    ("env", "inside"),
+    [
+        ({}, False),
+        (SRUN, True),
+        ({"SLURM_JOB_ID": "7"}, False),
+        (SRUN | {"SLURM_JOB_NAME": "bash"}, False),
+        (SRUN | {"SLURM_JOB_NAME": "interactive"}, False),
+    ],
+)
+def test_in_slurm_step(env: dict[str, str], inside: bool) -> None:
+    assert in_slurm_step(env) is inside
