@@ -16,7 +16,8 @@ import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from torch import Tensor, nn
 
-PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+# What torch.compile, FSDP and activation checkpointing put into names.
+WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 class CheckpointError(RuntimeError):
@@ -144,11 +145,10 @@ def weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
     plain = {}
     for key, value in inner.items():
         if isinstance(value, Tensor):
-            for prefix in PREFIXES:
-                key = key.replace(prefix, "")
-            plain[key] = value
-    if any(key.startswith("model.") for key in plain):
-        plain = {key.removeprefix("model."): value for key, value in plain.items() if key.startswith("model.")}
+            plain[".".join(part for part in key.split(".") if part not in WRAPPERS)] = value
+    for outer in ("module.", "model.", "module."):  # DataParallel around or inside a LightningModule
+        if any(key.startswith(outer) for key in plain):
+            plain = {key.removeprefix(outer): value for key, value in plain.items() if key.startswith(outer)}
     return plain
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import configparser
+import http.client
 import netrc
 import os
+import ssl
 import threading
 import urllib.error
 import urllib.request
+from argparse import Namespace
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -19,13 +24,15 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 SECONDS = 5.0  # to wait for the server to answer at all
+RESTARTS = 3  # of W&B's own process, before a run goes on without it
 
 
 class WandB(WandbLogger):
     """One W&B run for the whole run, over all of its attempts.
 
-    Where the server cannot be reached it goes on offline, after ten seconds at most; ``wandb sync <folder>/wandb/*``
-    brings such a run up later. What was logged is on disk within a second, also when the process is killed.
+    Where the server cannot be reached it goes on offline, after twenty seconds at most;
+    ``wandb sync <folder>/wandb/offline-run-*`` brings such a run up later. What was logged is on disk within a second,
+    also when the process is killed.
 
     Args:
         folder: The run's; its last two parts name the W&B run, the last one is its id.
@@ -48,10 +55,14 @@ class WandB(WandbLogger):
         **wandb: Any,
     ) -> None:
         folder = Path(folder)
-        if mode == "online" and not logged_in():
-            raise ValueError(f"mode={mode}, but nobody is logged in; run `wandb login`, or choose auto or offline")
+        wanted = os.environ.get("WANDB_MODE") if mode == "auto" else mode
+        # Other ranks never ask W&B anything, and may run where nobody is logged in.
+        if wanted == "online" and getattr(rank_zero_only, "rank", 0) == 0 and not logged_in():
+            told = "WANDB_MODE" if mode == "auto" else "mode"
+            raise ValueError(f"{told}=online, but nobody is logged in; run `wandb login`, or choose auto or offline")
         super().__init__(name="/".join(folder.parts[-2:]), save_dir=folder, project=project, id=folder.name, **wandb)
         self.mode, self.best = mode, best or {}
+        self._restarts = 0
         self._wandb_init.pop("anonymous", None)  # W&B warns of it, though it is not set
 
     @property
@@ -61,10 +72,35 @@ class WandB(WandbLogger):
         if self._experiment is None:
             Path(self.save_dir or ".").mkdir(parents=True, exist_ok=True)
             self._begin(choose(self.mode))
-            begun: Any = self._experiment
-            for metric, summary in self.best.items():
-                begun.define_metric(metric, summary=summary)
         return self._experiment
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Send metrics of a step."""
+        self._surely(super().log_metrics, metrics, step)  # type: ignore[arg-type]
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Send what the run was configured with."""
+        self._surely(super().log_hyperparams, params)
+
+    def _surely(self, call: Callable[..., Any], *args: Any) -> None:
+        """Call, and once more in a new process of W&B if the old one is gone."""
+        try:
+            call(*args)
+        except ConnectionError as error:
+            self._restarts += 1
+            mode = "offline" if self._restarts <= RESTARTS else "disabled"
+            rank_zero_warn(f"W&B: its process has died ({error}); going on {mode}")
+            self._tear_down()
+            self._begin(mode)
+            call(*args)
+
+    def _tear_down(self) -> None:
+        with suppress(ConnectionError):
+            wandb.teardown()
+        wandb.run = None
+        self._experiment = None
 
     def _begin(self, mode: str) -> None:
         self._wandb_init["mode"] = mode
@@ -82,27 +118,38 @@ class WandB(WandbLogger):
         except (wandb.errors.Error, TimeoutError) as error:
             if mode == "offline":
                 raise
-            rank_zero_warn(f"W&B: {type(error).__name__}: {str(error)[:120]}; going on offline, `wandb sync` later")
-            wandb.teardown()
+            reason = " ".join(str(error).split())[:120]
+            rank_zero_warn(f"W&B: {type(error).__name__}: {reason}; going on offline, `wandb sync` later")
+            self._tear_down()
             self._begin("offline")
+            return
+        begun: Any = self._experiment
+        for metric, summary in self.best.items():
+            begun.define_metric(metric, summary=summary, step_metric="trainer/global_step")
 
     @property
     def where(self) -> str:
         """Where a person finds the run."""
         run = self.experiment
+        if run.disabled:
+            return "disabled"
         return f"offline; wandb sync {Path(run.dir).parent}" if run.offline else str(run.url)
 
     @rank_zero_only
     def close(self, exit_code: int) -> None:
         """End the W&B run, so that it shows how the process ended."""
         if self._experiment is not None:
-            self._experiment.finish(exit_code=exit_code)
+            try:
+                self._experiment.finish(exit_code=exit_code)
+            except ConnectionError as error:
+                rank_zero_warn(f"W&B: its process has died ({error}); the end of the run is not in it")
+                self._tear_down()
             self._experiment = None
 
 
 def choose(mode: Mode) -> str:
     """The mode to begin in: online only where somebody is logged in and the server answers."""
-    wanted = os.environ.get("WANDB_MODE", "auto") if mode == "auto" else mode
+    wanted = os.environ.get("WANDB_MODE") or "auto" if mode == "auto" else mode
     if wanted == "auto":
         wanted = "online" if logged_in() else "offline"
     if wanted == "online" and not answers(base_url()):
@@ -112,31 +159,46 @@ def choose(mode: Mode) -> str:
 
 
 def base_url() -> str:
-    """Of the W&B server."""
-    return os.environ.get("WANDB_BASE_URL") or str(wandb.Settings().base_url)
+    """Of the W&B server: from the environment, from ``wandb login --host``, or W&B's own."""
+    file = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser() / "settings"
+    stored = configparser.ConfigParser(interpolation=None)
+    with suppress(OSError, configparser.Error, UnicodeDecodeError):
+        stored.read(file)
+    found = os.environ.get("WANDB_BASE_URL") or stored.get("default", "base_url", fallback=None)
+    return found or str(wandb.Settings().base_url)
 
 
 def logged_in() -> bool:
-    """Whether there is a key in the environment, or the user's netrc file has one."""
-    if os.environ.get("WANDB_API_KEY"):
+    """Whether the environment has a key or the file of one, or the user's netrc file has one for the server."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    with suppress(OSError, netrc.NetrcParseError):
-        return netrc.netrc().authenticators(urlparse(base_url()).hostname or "") is not None
+    files = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    for file in files:
+        with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
+            return netrc.netrc(os.path.expanduser(file)).authenticators(urlparse(base_url()).netloc) is not None
     return False
 
 
 def answers(url: str) -> bool:
     """Whether a server answers at all within ``SECONDS``; in a thread, as looking up its name has no limit."""
-    answered = threading.Event()
+    found: list[bool] = []
+    known = threading.Event()
 
     def ask() -> None:
-        try:
-            urllib.request.urlopen(url, timeout=SECONDS).close()
-        except urllib.error.HTTPError:
-            pass  # an answer, too
-        except (OSError, ValueError):
-            return
-        answered.set()
+        found.append(_ask(url))
+        known.set()
 
     threading.Thread(target=ask, daemon=True).start()
-    return answered.wait(SECONDS)
+    return known.wait(SECONDS) and found[0]
+
+
+def _ask(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=SECONDS).close()
+    except urllib.error.HTTPError as error:
+        error.close()  # an answer, too
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)  # W&B may know the certificate that Python does not
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+    return True

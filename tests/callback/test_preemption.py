@@ -1,0 +1,133 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from conftest import ROOT, Script
+
+# Dropout, BatchNorm, a moving average, accumulated gradients, clipping, metrics over the epoch, best checkpoints.
+WORDS = ["logger=null", "report=false", "trainer.max_epochs=10", "trainer.accumulate_grad_batches=2"]
+WORDS += ["callback=[default,ema,early_stopping]"]
+TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+
+
+def record(folder: Path) -> Any:
+    return json.loads((folder / "record.json").read_text())
+
+
+def last(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]  # type: ignore[no-any-return]
+
+
+@contextmanager
+def training(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A run in a process group of its own, handed out once it has a checkpoint and is in the middle of an epoch."""
+    command = [sys.executable, "scripts/train.py", *WORDS, f"folder={folder}", *words]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            end = time.monotonic() + 60
+            while not (folder / "checkpoints" / "last.ckpt").exists():
+                assert process.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.005)
+            time.sleep(0.06)
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def untouched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The same run on one process and on two, left alone."""
+    found = {}
+    for processes, words in ((1, []), (2, TWO)):
+        found[processes] = tmp_path_factory.mktemp("untouched") / "run"
+        done = script("train", *WORDS, *words, f"folder={found[processes]}")
+        assert done.returncode == 0, done.stderr
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "words", "resume"),
+    [
+        ("SIGTERM", "first", [], []),
+        ("SIGUSR1", "group", ["data.workers=2"], ["data.workers=0"]),
+        ("SIGINT", "first", [], ["data.workers=1"]),
+        ("SIGUSR2", "group", TWO, []),
+        ("SIGTERM", "last", TWO, []),
+    ],
+)
+def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(
+    script: Script, untouched: dict[int, Path], tmp_path: Path, name: str, to: str, words: list[str], resume: list[str]
+) -> None:
+    folder, number = tmp_path / "run", getattr(signal, name)
+    whole = untouched[2 if words == TWO else 1]
+    with training(folder, *words) as process:
+        if to == "group":
+            os.killpg(process.pid, number)
+        else:
+            children = [c for c in psutil.Process(process.pid).children() if "train.py" in " ".join(c.cmdline())]
+            os.kill(process.pid if to == "first" else children[-1].pid, number)
+        assert process.wait(timeout=20) == 128 + number
+    (attempt,) = record(folder)["attempts"]
+    assert attempt["reason"].startswith(f"preempted by {name}, saved ")
+    saved = torch.load(folder / "checkpoints" / "last-preempted.ckpt", weights_only=True)
+    assert saved["global_step"] < record_steps(whole)
+    done = script("train", f"resume={folder}", *resume)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    ours, theirs = last(folder), last(whole)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert record(folder)["metrics"] == record(whole)["metrics"]
+    assert record(folder)["test"] == record(whole)["test"]
+
+
+def record_steps(folder: Path) -> int:
+    return int(torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"])
+
+
+def test_two_processes_go_on_as_one(script: Script, tmp_path: Path) -> None:
+    # No dropout, no BatchNorm, and no Adam, which makes much of differences in rounding.
+    words = ["model=mlp", "callback=default", "optimizer=sgd", "optimizer.lr=0.02"]
+    whole = script("train", *WORDS, *words, f"folder={tmp_path}/whole")
+    assert whole.returncode == 0, whole.stderr
+    with training(tmp_path / "cut", *words, *TWO) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    done = script("train", f"resume={tmp_path}/cut", "trainer=default", "trainer.max_epochs=10", *WORDS[3:4])
+    assert done.returncode == 0, done.stderr
+    ours, theirs = last(tmp_path / "cut"), last(tmp_path / "whole")
+    assert max(float((ours[k].double() - theirs[k].double()).abs().max()) for k in theirs) < 1e-6
+    assert record(tmp_path / "cut")["metrics"] == pytest.approx(record(tmp_path / "whole")["metrics"], abs=1e-6)
+
+
+def test_a_second_interrupt_leaves_at_once(tmp_path: Path) -> None:
+    with training(tmp_path / "run") as process:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.0005)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) in (1, 128 + signal.SIGINT)
+    assert record(tmp_path / "run")["attempts"][0]["reason"].startswith(("interrupted", "exit 1", "preempted"))
+
+
+@pytest.mark.parametrize("words", [["model=mlp"], ["optimizer=sgd"]], ids=" ".join)
+def test_what_cannot_go_on_is_told_before_anything_starts(
+    script: Script, untouched: dict[int, Path], words: list[str]
+) -> None:
+    before = record(untouched[1])
+    done = script("train", f"resume={untouched[1]}", *words)
+    assert done.returncode == 2
+    assert "was made by something else" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert record(untouched[1]) == before
