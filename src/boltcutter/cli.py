@@ -93,6 +93,12 @@ def main(configs: Path, module: str, usage: str, arguments: Sequence[str] | None
         if is_first():
             print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         sys.exit(2)
+    except Exception as error:
+        # A failure that tells what to do about it needs no traceback; any other is a fault in the code.
+        if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not getattr(error, "explains_itself", False):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _answer(configs: Path, usage: str, flags: list[str], words: list[str]) -> None:

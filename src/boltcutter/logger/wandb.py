@@ -24,6 +24,7 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 SECONDS = 5.0  # to wait for the server to answer at all
+OWN = {"api.wandb.ai", "api.forge.coreweave.com"}  # names of W&B's own server; a login to one is to both
 RESTARTS = 3  # of W&B's own process, before a run goes on without it
 
 
@@ -77,7 +78,7 @@ class WandB(WandbLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Send metrics of a step."""
-        self._surely(super().log_metrics, metrics, step)  # type: ignore[arg-type]
+        self._surely(super().log_metrics, metrics, step)
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -115,7 +116,7 @@ class WandB(WandbLogger):
         )
         try:
             WandbLogger.experiment.fget(self)  # type: ignore[attr-defined]
-        except (wandb.errors.Error, TimeoutError) as error:
+        except (wandb.errors.Error, TimeoutError, ConnectionError) as error:
             if mode == "offline":
                 raise
             reason = " ".join(str(error).split())[:120]
@@ -172,10 +173,12 @@ def logged_in() -> bool:
     """Whether the environment has a key or the file of one, or the user's netrc file has one for the server."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
+    server = urlparse(base_url()).netloc
     files = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
     for file in files:
         with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
-            return netrc.netrc(os.path.expanduser(file)).authenticators(urlparse(base_url()).netloc) is not None
+            known = netrc.netrc(os.path.expanduser(file))
+            return any(known.authenticators(host) for host in (OWN if server in OWN else {server}))
     return False
 
 

@@ -1,0 +1,91 @@
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from conftest import Script
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from boltcutter.callback.guard import Guard, NonFinite
+
+
+class Spoilt(L.LightningModule):
+    """Its loss is not finite at the given batches."""
+
+    def __init__(self, bad: set[int], value: float = float("nan")) -> None:
+        super().__init__()
+        self.layer, self.free, self.bad, self.value = nn.Linear(2, 1), nn.Linear(2, 1), bad, value
+        self.steps: list[Tensor] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.steps.append(self.layer.weight.detach().clone())
+        loss = self.layer(batch).mean()
+        return loss * self.value if batch_idx in self.bad else loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.1)
+
+
+def fit(module: L.LightningModule, guard: Guard, **options: Any) -> None:
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        callbacks=[guard],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(module, DataLoader(list(torch.eye(2).repeat(6, 1)), batch_size=2))
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*smaller than the logging")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_training_stops_with_the_weights_of_the_step_before(tmp_path: Path, value: float) -> None:
+    module = Spoilt({3}, value)
+    with pytest.raises(NonFinite) as error:
+        fit(module, Guard(tmp_path))
+    assert torch.equal(module.layer.weight, module.steps[3])
+    for part in ("layer.weight, layer.bias", "epoch 0, batch 3", "those of step 3", "nonfinite-rank-0.pt"):
+        assert part in str(error.value)
+    assert "\n" not in str(error.value)
+    assert torch.equal(torch.load(tmp_path / "nonfinite-rank-0.pt", weights_only=True), torch.eye(2))
+
+
+def test_some_steps_are_passed_over(tmp_path: Path) -> None:
+    module = Spoilt({1, 2, 4})
+    with pytest.warns(UserWarning, match="passing over step"):
+        fit(module, Guard(tmp_path, skip=2))
+    assert torch.equal(module.steps[1], module.steps[2])
+    assert torch.equal(module.steps[2], module.steps[3])
+    assert not torch.equal(module.steps[3], module.steps[4])
+    assert module.layer.weight.isfinite().all()
+
+
+def test_but_not_more_in_a_row_than_allowed(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="in a row"), pytest.raises(NonFinite, match="batch 3"):
+        fit(Spoilt({1, 2, 3}), Guard(tmp_path, skip=2, keep_batch=False))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finite_training_is_let_alone(tmp_path: Path) -> None:
+    fit(Spoilt(set()), Guard(tmp_path), gradient_clip_val=1.0, accumulate_grad_batches=2)
+
+
+@pytest.mark.parametrize("words", [[], ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]], ids=str)
+def test_a_run_stops_on_all_ranks_with_one_line_and_a_finite_checkpoint(
+    script: Script, tmp_path: Path, words: list[str]
+) -> None:
+    words = [*words, "optimizer=sgd", "optimizer.lr=1e30", "trainer.gradient_clip_val=null", "scheduler=null"]
+    done = script("train", "logger=null", "model=linear", f"folder={tmp_path}/run", *words, timeout=60)
+    assert done.returncode == 1
+    assert "is not finite at epoch" in done.stderr
+    assert "Traceback" not in done.stderr
+    for file in (tmp_path / "run" / "checkpoints").glob("*.ckpt"):
+        for value in torch.load(file, weights_only=True)["state_dict"].values():
+            assert value.isfinite().all()

@@ -1,0 +1,483 @@
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Literal, cast
+from urllib.parse import urlparse
+
+import pytest
+from lightning.pytorch.utilities import rank_zero_only
+from wandb.proto import wandb_internal_pb2
+
+from boltcutter.logger import wandb as room
+from boltcutter.logger.wandb import OWN, WandB, answers, base_url, choose, logged_in
+
+KEY = "5ec7e7" * 6 + "abcd"
+PLANTED = "planted-in-the-environment"
+
+
+class Server:
+    """Answers with a status, or as W&B's own server does.
+
+    Args:
+        get: Status of an answer to GET; None for no answer.
+        post: Of an answer to POST, likewise; "graphql" for that of W&B.
+    """
+
+    def __init__(self, get: int | None, post: int | Literal["graphql"] | None) -> None:
+        stop = self.stopped = threading.Event()
+        seen = self.seen = cast(list[str], [])
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.answer(get)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                self.answer(post, body)
+
+            def answer(self, status: int | str | None, body: bytes = b"") -> None:
+                seen.append(f"{self.command} {self.path}")
+                if self.path == "/vanish":
+                    threading.Thread(target=outer.close).start()
+                if status is None:
+                    stop.wait(60)
+                    return
+                text = json.dumps(GRAPHQL if status == "graphql" and self.path == "/graphql" else {}).encode()
+                with contextlib.suppress(ConnectionError):
+                    self.send_response(status if isinstance(status, int) else 200)
+                    self.send_header("content-type", "application/json")
+                    self.send_header("content-length", str(len(text)))
+                    self.end_headers()
+                    self.wfile.write(text)
+
+            def log_message(self, *args: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.stopped.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+BUCKET = {
+    "id": "abc",
+    "name": "first",
+    "displayName": "name/first",
+    "config": "{}",
+    "project": {"id": "p", "name": "p", "entity": {"id": "e", "name": "me"}},
+    "historyLineCount": 0,
+}
+GRAPHQL = {
+    "data": {
+        "model": {"bucket": None},
+        "viewer": {"id": "1", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}},
+        "upsertBucket": {"inserted": True, "bucket": BUCKET},
+        "createRunFiles": {"runID": "abc", "uploadHeaders": [], "files": []},
+        "entity": {"organization": {"coreWeaveOrganizationId": None}},
+        "serverInfo": {"features": []},
+    }
+}
+
+# Imports once, then forks a process for each run: importing takes longer than most runs do.
+RUNS = """
+import json, os, signal, sys, time, traceback, urllib.request, warnings
+from pathlib import Path
+import psutil
+from boltcutter.logger.wandb import WandB
+
+
+def main(name, how, folder, env):
+    os.setsid()
+    os.environ.update(env)
+    os.chdir(env["HOME"])
+    sys.stdout = sys.stderr = open("printed", "w", buffering=1)
+    Path("pid").write_text(str(os.getpid()))
+    told = []
+    warnings.showwarning = lambda message, *rest: told.append(str(message))
+    logger = WandB(folder=Path(folder), project="p", best={"val/loss": "min", "val/accuracy": "max"})
+    began = time.monotonic()
+    run = logger.experiment
+    seconds = time.monotonic() - began
+    where, offline, disabled = logger.where, run.offline, run.disabled
+    logger.log_hyperparams({"lr": 0.1, "api_key": "***"})
+    for step in range(10_000 if how == "killed" else 10):
+        logger.log_metrics({"val/loss": abs(step - 5), "val/accuracy": step / 10, "train/loss": 1.0}, step)
+        if how == "killed":
+            print(time.time(), step)
+            time.sleep(0.02)
+        if (how == "reborn" and step == 4) or (how == "given up" and step < 8):
+            for child in psutil.Process().children():
+                if "wandb-core" in " ".join(child.cmdline()):
+                    child.kill()
+                    child.wait(10)
+        if how == "vanished" and step == 4:
+            urllib.request.urlopen(env["WANDB_BASE_URL"] + "/vanish").close()
+            time.sleep(0.5)
+    began = time.monotonic()
+    logger.close(3)
+    closing = time.monotonic() - began
+    return {"seconds": seconds, "closing": closing, "where": where, "offline": offline, "disabled": disabled, "told": told}
+
+
+for run in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        try:
+            result = main(**run)
+        except BaseException:
+            result = {"error": traceback.format_exc()}
+        Path(run["env"]["HOME"], "draft").write_text(json.dumps(result))
+        Path(run["env"]["HOME"], "draft").rename(Path(run["env"]["HOME"], "result"))
+        sys.exit()
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    pass
+"""
+
+
+class Runs:
+    """Processes that log to W&B, all begun at once; each with a home of its own and nobody logged in."""
+
+    def __init__(self, root: Path, runs: dict[str, dict[str, str]]) -> None:
+        self.root, self.names = root, list(runs)
+        for name in runs:
+            (root / name).mkdir()
+        given = [
+            {"name": name, "how": name, "folder": str(self.folder(name)), "env": env | {"HOME": str(root / name)}}
+            for name, env in runs.items()
+        ]
+        env = {"PATH": os.environ["PATH"], "HOME": str(root), "OMP_NUM_THREADS": "1", "PLANTED": PLANTED}
+        self.process = subprocess.Popen([sys.executable, "-c", RUNS, json.dumps(given)], env=env, cwd=root)
+
+    def folder(self, name: str) -> Path:
+        return self.root / name / "runs" / "name" / "first"
+
+    def wait_for(self, name: str, file: str, lines: int = 0) -> str:
+        path, deadline = self.root / name / file, time.monotonic() + 100
+        while not path.is_file() or path.read_text().count("\n") < lines:
+            assert time.monotonic() < deadline, f"{name}: no {file}"
+            time.sleep(0.05)
+        return path.read_text()
+
+    def result(self, name: str) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(self.wait_for(name, "result"))
+        assert "error" not in result, result["error"]
+        return result
+
+    def kill(self, name: str) -> None:
+        pid = self.root / name / "pid"
+        if pid.is_file():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int(pid.read_text()), signal.SIGKILL)
+
+    def close(self) -> None:
+        for name in self.names:
+            if not (self.root / name / "result").is_file():
+                self.kill(name)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, Server]]:
+    made = {
+        "broken": Server(500, 500),
+        "forbids": Server(401, 401),
+        "silent": Server(200, None),
+        "wandb": Server(200, "graphql"),
+        "unwanted": Server(200, 200),
+        "vanished": Server(200, "graphql"),
+    }
+    yield made
+    for server in made.values():
+        if not server.stopped.is_set():
+            server.close()
+
+
+@pytest.fixture(scope="module")
+def black_hole() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as hole:  # the kernel accepts; nobody ever answers
+        yield f"http://127.0.0.1:{hole.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def refused() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        return f"http://127.0.0.1:{closed.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, servers: dict[str, Server], black_hole: str, refused: str
+) -> Iterator[Runs]:
+    def at(url: str) -> dict[str, str]:
+        return {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url}
+
+    named = {name: at(servers[name].url) for name in ("silent", "broken", "forbids", "wandb", "vanished")}
+    nowhere = {"black hole": at(black_hole), "refused": at(refused), "no name": at("https://no.such.host.invalid")}
+    modes = {mode: at(servers["unwanted"].url) | {"WANDB_MODE": mode} for mode in ("disabled", "offline")}
+    nobody: dict[str, dict[str, str]] = {name: {} for name in ("nobody", "reborn", "given up", "killed")}
+    made = Runs(tmp_path_factory.mktemp("wandb"), named | nowhere | modes | nobody)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def records(folder: Path) -> list[Any]:
+    """Of all .wandb files of a run, in order. They are logs as LevelDB writes them."""
+    found = []
+    for file in sorted((folder / "wandb").glob("*run-*/*.wandb")):
+        data, at, body = file.read_bytes(), 7, b""
+        while at + 7 <= len(data):
+            if 32768 - at % 32768 < 7:  # the rest of a block is too short for a header
+                at += 32768 - at % 32768
+                continue
+            crc, length, kind = struct.unpack("<IHB", data[at : at + 7])
+            part = data[at + 7 : at + 7 + length]
+            if zlib.crc32(part, zlib.crc32(bytes([kind]))) != crc:  # cut off by a kill
+                break
+            body = part if kind in (1, 2) else body + part
+            if kind in (1, 4):
+                found.append(wandb_internal_pb2.Record.FromString(body))
+            at += 7 + length
+    return found
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    rows = [record.history.item for record in records(folder) if record.WhichOneof("record_type") == "history"]
+    return [{item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in row} for row in rows]
+
+
+def files(folder: Path) -> Iterator[bytes]:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            yield file.read_bytes()
+
+
+@pytest.mark.timeout(120)
+def test_where_nobody_is_logged_in_a_run_is_offline(runs: Runs) -> None:
+    result, folder = runs.result("nobody"), runs.folder("nobody")
+    assert result["offline"]
+    assert not result["told"]
+    assert re.fullmatch(rf"offline; wandb sync {folder}/wandb/offline-run-\S+-first", result["where"])
+    assert [row["trainer/global_step"] for row in history(folder)] == list(range(10))
+    assert [row["val/loss"] for row in history(folder)] == [abs(step - 5) for step in range(10)]
+    (run,) = (record.run for record in records(folder) if record.WhichOneof("record_type") == "run")
+    assert (run.run_id, run.display_name, run.project) == ("first", "name/first", "p")
+    assert [record.exit.exit_code for record in records(folder) if record.WhichOneof("record_type") == "exit"] == [3]
+
+
+@pytest.mark.timeout(120)
+def test_the_summary_is_of_the_best(runs: Runs) -> None:
+    runs.result("nobody")
+    metrics = [record.metric for record in records(runs.folder("nobody")) if record.HasField("metric")]
+    best = {m.name: (m.summary.min, m.summary.max) for m in metrics if m.summary.min or m.summary.max}
+    assert best == {"val/loss": (True, False), "val/accuracy": (False, True)}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["refused", "black hole", "no name", "broken", "forbids", "silent"])
+def test_a_server_that_fails_neither_stops_nor_holds_up_a_run(runs: Runs, name: str) -> None:
+    result = runs.result(name)
+    assert result["offline"]
+    assert result["seconds"] < 20
+    (told,) = result["told"]
+    assert re.fullmatch(r"W&B: .*; going on offline, `wandb sync` later", told)
+    assert len(history(runs.folder(name))) == 10
+
+
+@pytest.mark.timeout(120)
+def test_where_somebody_is_logged_in_a_run_is_online(runs: Runs, servers: dict[str, Server]) -> None:
+    result = runs.result("wandb")
+    assert not result["offline"]
+    assert result["where"] == f"{servers['wandb'].url}/me/p/runs/first"
+    assert any(request.endswith("/first/file_stream") for request in servers["wandb"].seen)
+    assert not result["told"]
+
+
+@pytest.mark.timeout(120)
+def test_a_server_that_vanishes_does_not_stop_a_run(runs: Runs) -> None:
+    result = runs.result("vanished")
+    assert not result["offline"]
+    assert result["closing"] < 30
+    assert len(history(runs.folder("vanished"))) == 10
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mode", ["disabled", "offline"])
+def test_the_environment_chooses_the_mode(runs: Runs, servers: dict[str, Server], mode: str) -> None:
+    result = runs.result(mode)
+    assert result[mode]
+    assert result["where"].startswith(mode)
+    assert bool(list(runs.folder(mode).rglob("*.wandb"))) == (mode == "offline")
+    assert not servers["unwanted"].seen
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["nobody", "wandb", "silent", "broken"])
+def test_secrets_of_the_environment_are_in_no_file(runs: Runs, name: str) -> None:
+    runs.result(name)
+    kept = list(files(runs.folder(name)))
+    assert any(b"train/loss" in file for file in kept)
+    assert not any(secret.encode() in file for secret in (KEY, PLANTED) for file in kept)
+
+
+@pytest.mark.timeout(120)
+def test_a_run_outlives_the_process_of_wandb(runs: Runs) -> None:
+    result, folder = runs.result("reborn"), runs.folder("reborn")
+    (told,) = result["told"]
+    assert re.fullmatch(r"W&B: its process has died \(.*\); going on offline", told)
+    assert [row["trainer/global_step"] for row in history(folder)][-5:] == [5, 6, 7, 8, 9]
+    assert [record.exit.exit_code for record in records(folder) if record.HasField("exit")] == [3]
+    assert sum(record.HasField("run") for record in records(folder)) >= 1
+
+
+@pytest.mark.timeout(120)
+def test_a_process_of_wandb_that_dies_again_and_again_is_given_up(runs: Runs) -> None:
+    told = runs.result("given up")["told"]
+    assert [text.rpartition(" ")[2] for text in told] == ["offline"] * 3 + ["disabled"]
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_run_loses_about_a_second(runs: Runs) -> None:
+    runs.wait_for("killed", "printed", lines=150)
+    runs.kill("killed")
+    killed = time.time()
+    logged = [float(line.split()[0]) for line in (runs.root / "killed" / "printed").read_text().splitlines()]
+    kept = [row["trainer/global_step"] for row in history(runs.folder("killed"))]
+    assert kept == list(range(len(kept)))
+    assert killed - logged[kept[-1]] < 3
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nobody is logged in here."""
+    for name in [name for name in os.environ if name.startswith("WANDB_") or name == "NETRC"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def netrc(file: Path, machine: str) -> Path:
+    file.write_text(f"machine {machine}\n  login user\n  password {KEY}\n")
+    return file
+
+
+def test_somebody_is_logged_in_by_environment_or_netrc(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not logged_in()
+    netrc(home / ".netrc", "elsewhere.org")
+    assert not logged_in()
+    for server in OWN:
+        netrc(home / ".netrc", server)
+        assert logged_in()
+    (home / ".netrc").write_text("machine\n\n\\ nonsense")
+    assert not logged_in()
+    monkeypatch.setenv("NETRC", str(netrc(home / "other", "api.wandb.ai")))
+    assert logged_in()
+    monkeypatch.delenv("NETRC")
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.setenv(name, KEY)
+        assert logged_in()
+        monkeypatch.delenv(name)
+    assert not logged_in()
+
+
+def test_the_server_is_that_of_the_environment_or_of_the_login(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert urlparse(base_url()).netloc in OWN
+    settings = home / ".config" / "wandb" / "settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("[default]\nbase_url = http://own.server:8080\n")
+    assert base_url() == "http://own.server:8080"
+    netrc(home / ".netrc", "own.server:8080")
+    assert logged_in()
+    settings.write_text("[default\nnonsense")
+    assert urlparse(base_url()).netloc in OWN
+    monkeypatch.setenv("WANDB_BASE_URL", "http://third.server")
+    assert base_url() == "http://third.server"
+
+
+def test_the_mode_is_chosen_by_login_and_server(
+    home: Path, monkeypatch: pytest.MonkeyPatch, servers: dict[str, Server], refused: str
+) -> None:
+    assert choose("auto") == "offline"
+    assert choose("disabled") == "disabled"
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", servers["wandb"].url)
+    assert choose("auto") == choose("online") == "online"
+    assert choose("offline") == "offline"
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert (choose("auto"), choose("online"), choose("disabled")) == ("offline", "online", "disabled")
+    monkeypatch.setenv("WANDB_MODE", "")
+    assert choose("auto") == "online"
+    monkeypatch.setenv("WANDB_BASE_URL", refused)
+    with pytest.warns(UserWarning, match=rf"^W&B: {refused} does not answer; going on offline, `wandb sync` later$"):
+        assert choose("online") == "offline"
+
+
+def timed(call: Callable[[], bool]) -> tuple[bool, float]:
+    began = time.monotonic()
+    return call(), time.monotonic() - began
+
+
+def test_any_answer_is_an_answer(servers: dict[str, Server], refused: str) -> None:
+    for name in ("broken", "forbids", "wandb"):
+        assert answers(servers[name].url)
+    assert not answers("nonsense")
+    found, seconds = timed(lambda: answers(refused))
+    assert not found
+    assert seconds < 2
+
+
+def test_silence_has_a_limit(black_hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "SECONDS", 0.3)
+    found, seconds = timed(lambda: answers(black_hole))
+    assert not found
+    assert seconds < 2
+
+
+def test_a_certificate_that_only_wandb_knows_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*args: Any, **kwargs: Any) -> None:
+        raise room.urllib.error.URLError(ssl.SSLCertVerificationError("unknown authority"))
+
+    monkeypatch.setattr(room.urllib.request, "urlopen", unknown)
+    assert answers("https://own.server")
+
+
+def test_online_needs_somebody_who_is_logged_in(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"folder": home / "runs" / "name" / "first", "project": "p"}
+    with pytest.raises(
+        ValueError, match=r"^mode=online, but nobody is logged in; run `wandb login`, or choose auto or"
+    ):
+        WandB(mode="online", **options)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with pytest.raises(ValueError, match=r"^WANDB_MODE=online, but nobody is logged in; run `wandb login`, or choose"):
+        WandB(**options)
+    WandB(mode="offline", **options)
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    WandB(**options)  # rank 0 may be on another machine
+    assert not (home / "runs").exists()
