@@ -146,9 +146,12 @@ def test_the_script_that_checks(script: Script) -> None:
 
 @pytest.mark.parametrize("option", [f"{p.parent.name}={p.stem}" for p in sorted(CONFIGS.glob("*/*.yaml"))])
 def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
-    beside = {"task=regression": ["data=synthetic", "data.kind=numbers"], "data=tabular": ["experiment=diabetes"]}
-    if option in ("trainer=ddp", "data=images"):
-        pytest.skip("depends on the machine")
+    beside = {
+        "task=regression": ["data=synthetic", "data.kind=numbers"],
+        "data=tabular": ["experiment=diabetes"],
+        "data=images": ["data.outputs=3"],
+        "trainer=ddp": ["trainer.devices=1"],
+    }
     assert said("--check", option, *beside.get(option, [])) == ["ok"]
 
 
@@ -160,9 +163,9 @@ def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
         ("model=", "model=convnet model=linear model=mlp model=resnet model=null"),
         ("model=m", "model=mlp"),
         ("+model=m", "+model=mlp"),
-        ("callback=[default,e", "callback=[default,early_stopping callback=[default,ema"),
-        ("callback=[default,ema", "callback=[default,ema callback=[default,ema]"),
-        ("callback=[d", "callback=[default"),
+        ("callback=[default,ea", "callback=[default,early_stopping] callback=[default,early_stopping,"),
+        ("callback=[default,ema", "callback=[default,ema] callback=[default,ema,"),
+        ("callback=[d", "callback=[default] callback=[default,"),
         ("callback=[default,d", ""),
         ("trainer.max_", "trainer.max_epochs="),
         ("callback.be", "callback.best."),
@@ -273,6 +276,8 @@ def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
             "python other.py model=ru": "python other.py model=runs/",
             "python scripts/train.py ru": "python scripts/train.py runs/",
         }.items():
+            if name == "zsh" and line.endswith(" callback=[default,em"):
+                continue  # there a bare [ is a pattern, so that a person has to quote it
             assert after_tab(line).rstrip() == expected.rstrip(), line
     assert not (tmp_path / "was run").exists()
 

@@ -175,8 +175,8 @@ def complete(configs: Path, usage: str, current: str = "", *given: str) -> list[
         opening, last = re.fullmatch(r"(\[(?:[^,\]]*,)*)?(.*)", start, re.S).groups(default="")  # type: ignore[union-attr]
         taken = opening.strip("[").split(",")
         options = [option for option in [*known.get(key, {}), "null"] if key in known and option not in taken]
-        closing = [f"{last}]"] if opening and last in options else []
-        return [f"{sign}{key}={opening}{o}" for o in [*(o for o in options if o.startswith(last)), *closing]]
+        ends = ("]", ",") if opening else ("",)  # with two ways to go on, no shell takes the word for finished
+        return [f"{sign}{key}={opening}{o}{end}" for o in options if o.startswith(last) for end in ends]
     own = [f"{word}=" for word in re.findall(r"(\w+)=", usage.partition("\n")[0]) if word not in ("group", "key")]
     everything = [*(f"{group}=" for group in known), *own, *(f"{path}=" for path in _keys(configs, given))]
     found = [f"{sign}{word}" for word in everything if f"{sign}{word}".startswith(current)]
@@ -189,5 +189,6 @@ def _keys(configs: Path, given: Sequence[str]) -> list[str]:
     for words in (given, ()):
         with suppress(ConfigError):
             cfg = compose(configs, [word for word in words if not word.startswith("-")])
-            return [path for path in paths(cfg) if "_target_" not in path and path.partition(".")[0] != "choices"]
+            found = [path for path in paths(cfg) if "_target_" not in path and path.partition(".")[0] != "choices"]
+            return [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
     return []

@@ -100,7 +100,7 @@ GRAPHQL = {
 
 # Imports once, then forks a process for each run: importing takes longer than most runs do.
 RUNS = """
-import json, os, signal, sys, time, traceback, urllib.request, warnings
+import atexit, json, os, sys, time, traceback, urllib.request, warnings
 from pathlib import Path
 import psutil
 from boltcutter.logger.wandb import WandB
@@ -136,10 +136,15 @@ def main(name, how, folder, env):
     began = time.monotonic()
     logger.close(3)
     closing = time.monotonic() - began
-    return {"seconds": seconds, "closing": closing, "where": where, "offline": offline, "disabled": disabled, "told": told}
+    if how == "resumed":
+        logger = WandB(folder=Path(folder), project="p")
+        logger.log_metrics({"train/loss": 0.5}, 10)
+        logger.close(0)
+    modes = {"where": where, "offline": offline, "disabled": disabled}
+    return {"seconds": seconds, "closing": closing, "told": told} | modes
 
 
-for run in json.loads(sys.argv[1]):
+for run in json.loads(Path('runs.json').read_text()):
     if os.fork() == 0:
         try:
             result = main(**run)
@@ -147,7 +152,8 @@ for run in json.loads(sys.argv[1]):
             result = {"error": traceback.format_exc()}
         Path(run["env"]["HOME"], "draft").write_text(json.dumps(result))
         Path(run["env"]["HOME"], "draft").rename(Path(run["env"]["HOME"], "result"))
-        sys.exit()
+        atexit._run_exitfuncs()
+        os._exit(0)  # taking all modules down takes seconds
 try:
     while True:
         os.wait()
@@ -168,7 +174,8 @@ class Runs:
             for name, env in runs.items()
         ]
         env = {"PATH": os.environ["PATH"], "HOME": str(root), "OMP_NUM_THREADS": "1", "PLANTED": PLANTED}
-        self.process = subprocess.Popen([sys.executable, "-c", RUNS, json.dumps(given)], env=env, cwd=root)
+        (root / "runs.json").write_text(json.dumps(given))
+        self.process = subprocess.Popen([sys.executable, "-c", RUNS], env=env, cwd=root)
 
     def folder(self, name: str) -> Path:
         return self.root / name / "runs" / "name" / "first"
@@ -240,7 +247,7 @@ def runs(
     named = {name: at(servers[name].url) for name in ("silent", "broken", "forbids", "wandb", "vanished")}
     nowhere = {"black hole": at(black_hole), "refused": at(refused), "no name": at("https://no.such.host.invalid")}
     modes = {mode: at(servers["unwanted"].url) | {"WANDB_MODE": mode} for mode in ("disabled", "offline")}
-    nobody: dict[str, dict[str, str]] = {name: {} for name in ("nobody", "reborn", "given up", "killed")}
+    nobody: dict[str, dict[str, str]] = {name: {} for name in ("nobody", "resumed", "reborn", "given up", "killed")}
     made = Runs(tmp_path_factory.mktemp("wandb"), named | nowhere | modes | nobody)
     try:
         yield made
@@ -309,6 +316,10 @@ def test_a_server_that_fails_neither_stops_nor_holds_up_a_run(runs: Runs, name: 
     (told,) = result["told"]
     assert re.fullmatch(r"W&B: .*; going on offline, `wandb sync` later", told)
     assert len(history(runs.folder(name))) == 10
+    pid, deadline = int(runs.wait_for(name, "pid")), time.monotonic() + 8
+    while Path(f"/proc/{pid}").exists() and sys.platform == "linux":
+        assert time.monotonic() < deadline, "the process does not end"
+        time.sleep(0.05)
 
 
 @pytest.mark.timeout(120)
@@ -336,6 +347,15 @@ def test_the_environment_chooses_the_mode(runs: Runs, servers: dict[str, Server]
     assert result["where"].startswith(mode)
     assert bool(list(runs.folder(mode).rglob("*.wandb"))) == (mode == "offline")
     assert not servers["unwanted"].seen
+
+
+@pytest.mark.timeout(120)
+def test_a_resumed_run_has_the_same_id(runs: Runs) -> None:
+    runs.result("resumed")
+    found = records(runs.folder("resumed"))
+    assert [record.run.run_id for record in found if record.HasField("run")] == ["first", "first"]
+    assert [record.exit.exit_code for record in found if record.HasField("exit")] == [3, 0]
+    assert [row["trainer/global_step"] for row in history(runs.folder("resumed"))] == list(range(11))
 
 
 @pytest.mark.timeout(120)

@@ -53,7 +53,5 @@ def test_smoothing_is_a_share(share: float) -> None:
 
 
 def test_a_weight_is_not_negative() -> None:
-    with pytest.raises(
-        ValueError, match=r"^task\.class_weights=\[1, -1\]: a factor of 0 or more for each class"
-    ):
+    with pytest.raises(ValueError, match=r"^task\.class_weights=\[1, -1\]: a factor of 0 or more for each class"):
         task(class_weights=[1, -1])

@@ -104,6 +104,8 @@ class WandB(WandbLogger):
         self._experiment = None
 
     def _begin(self, mode: str) -> None:
+        # Reports of W&B's errors to W&B hold up the end of the process by 20 s where its server is silent.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._wandb_init["mode"] = mode
         self._wandb_init["settings"] = wandb.Settings(
             init_timeout=10,
