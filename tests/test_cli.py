@@ -276,8 +276,8 @@ def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
             "python other.py model=ru": "python other.py model=runs/",
             "python scripts/train.py ru": "python scripts/train.py runs/",
         }.items():
-            if name == "zsh" and line.endswith(" callback=[default,em"):
-                continue  # there a bare [ is a pattern, so that a person has to quote it
+            if name == "zsh" and line.endswith((" callback=[default,em", "other.py model=ru")):
+                continue  # there a person has to quote a [, and nothing is completed after another program's =
             assert after_tab(line).rstrip() == expected.rstrip(), line
     assert not (tmp_path / "was run").exists()
 
