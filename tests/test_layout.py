@@ -14,7 +14,7 @@ ROOMS = {path.name for path in SRC.iterdir() if path.is_dir() and not path.name.
 # A room's own folder apart, what it may import of the project.
 OPEN_TO_ROOMS: dict[str, set[str]] = {"bench": set()}
 SOLE_KNOWERS = {
-    "omegaconf": {"config", "build", "assemble", "run", "train", "cli"},
+    "omegaconf": {"config", "build"},
     "wandb": {"logger"},
     "subprocess": {"run", "bench", "launch"},
 }

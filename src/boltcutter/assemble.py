@@ -15,11 +15,10 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
-from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from boltcutter import build, run
-from boltcutter.config import ConfigError, hint, merge, one_line
+from boltcutter.config import ConfigError, DictConfig, hint, merge, one_line
 from boltcutter.quiet import quiet
 
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}  # arguments of the trainer
@@ -179,7 +178,7 @@ def check_devices(trainer: DictConfig) -> None:
     """
     accelerator, devices = str(trainer.get("accelerator", "auto")), trainer.get("devices", "auto")
     gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
-    wanted = devices if isinstance(devices, int) else len(devices) if OmegaConf.is_list(devices) else 0
+    wanted = devices if isinstance(devices, int) else 0 if isinstance(devices, str) else len(devices or ())
     if not re.fullmatch(r"auto|-1|[1-9]\d*|\d+(, ?\d+)+|\[.+\]", str(devices)):
         raise ConfigError(f"trainer.devices={devices} is no number of devices; try trainer.devices=1, or auto for all")
     if accelerator in ("cuda", "gpu") and (gpus == 0 or wanted > gpus):

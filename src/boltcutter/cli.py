@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from boltcutter.config import ConfigError, compose, groups, hint, paths, say_unresolved
+from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, public
 from boltcutter.environment.process import is_first
 
 FLAGS = {
@@ -133,18 +133,14 @@ def _answer(configs: Path, usage: str, flags: list[str], words: list[str]) -> No
 
 def _resolved(configs: Path, words: list[str]) -> str:
     """The configuration as YAML, every reference followed."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from boltcutter.run import public, read_words, reopen_for, take
+    from boltcutter.run import read_words, reopen_for, take
 
     special, rest = take(words, "run", "ckpt", "split", "input", "output")
     cfg = reopen_for(configs, special, rest)[0] if "run" in special else read_words(configs, words)
-    try:
-        cfg.folder = cfg.get("folder") or f"{cfg.runs}/{cfg.name}/<id>"  # the name is given when the run begins
-        return OmegaConf.to_yaml(public(cfg))
-    except OmegaConfBaseException as error:
-        raise ConfigError(say_unresolved(error, cfg)) from None
+    if not cfg.get("folder"):
+        # The name is given when the run begins, and the references for it may lead nowhere.
+        cfg.folder = "${runs}/${name}/<id>"
+    return as_yaml(public(cfg))
 
 
 def _help(configs: Path, usage: str) -> str:

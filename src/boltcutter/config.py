@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig as DictConfig  # the type of a configuration, for those who take one
+from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 # A token alone or of a service; pad_token and its like belong to a vocabulary.
@@ -155,6 +156,36 @@ def say_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
         near = hint(name, (path for path in paths(cfg) if path != where)) if key[1] else ""
         return f"{where}: ${{{name}}} refers to nothing{near or '; --print shows all keys'}"
     return f"{where}: {text}; correct the reference"
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Plain types, references as they are written."""
+    return dict(OmegaConf.to_container(cfg))  # type: ignore[arg-type]
+
+
+def public(cfg: DictConfig) -> dict[str, Any]:
+    """Plain types, every reference followed, secrets veiled.
+
+    Raises:
+        ConfigError: A reference leads nowhere.
+    """
+
+    def veil(node: Any) -> Any:
+        if isinstance(node, list):
+            return [veil(value) for value in node]
+        if isinstance(node, dict):
+            return {k: "***" if SECRET.search(str(k)) and v else veil(v) for k, v in node.items()}
+        return node
+
+    try:
+        return dict(veil(OmegaConf.to_container(cfg, resolve=True)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(say_unresolved(error, cfg)) from None
+
+
+def as_yaml(values: dict[str, Any]) -> str:
+    """Values as a YAML file."""
+    return OmegaConf.to_yaml(DictConfig(values))
 
 
 def paths(node: Any, prefix: str = "") -> Iterator[str]:

@@ -26,9 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TextIO
 
-from omegaconf import DictConfig, OmegaConf
-
-from boltcutter.config import SECRET, ConfigError, compose, merge
+from boltcutter.config import ConfigError, DictConfig, as_yaml, compose, merge, plain, public
 
 UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
 
@@ -120,9 +118,9 @@ def create(cfg: DictConfig) -> None:
     """Make the folder with ``config.yaml`` and ``record.json``; one process does this."""
     folder = Path(cfg.folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(public(cfg)))
+    write_atomically(folder / "config.yaml", as_yaml(public(cfg)))
     if (folder / "record.json").is_file():
-        update_record(folder, config=OmegaConf.to_container(cfg))  # a resumed run may have been given new words
+        update_record(folder, config=plain(cfg))  # a resumed run may have been given new words
         return
     source = git_state(Path(__file__).parent)
     patch = source.pop("patch")
@@ -133,7 +131,7 @@ def create(cfg: DictConfig) -> None:
         id=folder.name,
         name=cfg.name,
         command=shlex.join(sys.argv),
-        config=OmegaConf.to_container(cfg),
+        config=plain(cfg),
         seed=cfg.seed,
         git=source | {"patch": "code.patch" if patch else None},
         packages=packages(),
@@ -142,19 +140,6 @@ def create(cfg: DictConfig) -> None:
         reproduces=cfg.reproduce,
         attempts=[],
     )
-
-
-def public(cfg: DictConfig) -> DictConfig:
-    """Every value resolved, but what stands for a secret."""
-
-    def veil(node: Any) -> Any:
-        if isinstance(node, list):
-            return [veil(value) for value in node]
-        if isinstance(node, dict):
-            return {k: "***" if SECRET.search(str(k)) and v else veil(v) for k, v in node.items()}
-        return node
-
-    return DictConfig(veil(OmegaConf.to_container(cfg, resolve=True)))
 
 
 @contextmanager

@@ -9,12 +9,11 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig, OmegaConf
 
 from boltcutter import run, summary
 from boltcutter.assemble import Parts, assemble, read, told_in_one_line
 from boltcutter.checkpoint import CheckpointError, initialize, misfit
-from boltcutter.config import ConfigError
+from boltcutter.config import ConfigError, DictConfig, public
 from boltcutter.environment.identity import run_id
 from boltcutter.quiet import quiet
 
@@ -152,9 +151,9 @@ class Recorder(Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         if hasattr(data, "fingerprint"):
             run.update_record(folder, data=data.fingerprint())
-        hyperparameters = OmegaConf.to_container(run.public(self.cfg))
+        hyperparameters = public(self.cfg)
         for logger in trainer.loggers:
-            logger.log_hyperparams(hyperparameters)  # type: ignore[arg-type]
+            logger.log_hyperparams(hyperparameters)
         summary.begin(folder, trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
