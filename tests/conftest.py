@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 QUICK = ["logger=null", "report=false", "trainer.max_epochs=2"]
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -48,8 +50,24 @@ def torchrun() -> Script:
     """Run one of ``scripts`` in two processes of torchrun."""
 
     def call(name: str, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-        return run_command([*launcher, f"scripts/{name}.py", *words], **options)  # type: ignore[arg-type]
+        return run_command([*TORCHRUN, f"scripts/{name}.py", *words], **options)  # type: ignore[arg-type]
+
+    return call
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path) -> Script:
+    """Run code in two processes of torchrun that leave together."""
+
+    def call(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+        file = tmp_path / "ranks.py"
+        body = "\n".join(f"    {line}" for line in code.strip().split("\n"))
+        file.write_text(
+            f"from boltcutter.environment.process import leaving_together\nwith leaving_together():\n{body}\n"
+        )
+        done = run_command([*TORCHRUN, str(file), *words])
+        assert done.returncode == 0, done.stderr
+        return done
 
     return call
 

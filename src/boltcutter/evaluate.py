@@ -21,6 +21,7 @@ from torch import Tensor
 from boltcutter import run, summary
 from boltcutter.assemble import Parts, assemble, check_cfg
 from boltcutter.config import ConfigError, hint
+from boltcutter.environment.process import leaving_together
 from boltcutter.quiet import quiet
 
 WORST = 24  # errors whose inputs are kept to be looked at
@@ -44,9 +45,10 @@ def main(configs: Path, words: list[str]) -> None:
     name = split if not any(word.startswith("data") for word in rest) else f"{cfg.choices.data}-{split}"
     output = Path(special.get("output") or folder / "evaluation" / name)
     parts = assemble(cfg, logs=False)
-    scores = score(parts, find_checkpoint(folder, special.get("ckpt", "best")), output, split)
-    if parts.trainer.is_global_zero:
-        summary.evaluation(output, scores)
+    with leaving_together():
+        scores = score(parts, find_checkpoint(folder, special.get("ckpt", "best")), output, split)
+        if parts.trainer.is_global_zero:
+            summary.evaluation(output, scores)
 
 
 def find_checkpoint(folder: Path, which: str) -> Path:

@@ -15,6 +15,7 @@ from boltcutter.assemble import Parts, assemble, read, told_in_one_line
 from boltcutter.checkpoint import CheckpointError, initialize, misfit
 from boltcutter.config import ConfigError, DictConfig, public
 from boltcutter.environment.identity import run_id
+from boltcutter.environment.process import leaving_together
 from boltcutter.quiet import quiet
 
 
@@ -26,7 +27,7 @@ def main(configs: Path, words: list[str]) -> None:
         raise ConfigError(
             f"folder={cfg.folder} holds a run; say resume={cfg.folder} to go on with it, or choose another"
         )
-    with run_id() as name:
+    with run_id() as name, leaving_together():
         cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / name)
         train(cfg)
 

@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from conftest import Script
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from rich.console import Console
 from torch import Tensor, nn
@@ -293,12 +294,7 @@ def test_a_real_terminal_is_left_as_it_was(tmp_path: Path, how: str) -> None:
         assert plain[2:] == [""]
 
 
-def test_of_two_real_ranks_one_speaks(tmp_path: Path) -> None:
-    (tmp_path / "ranks.py").write_text(REAL)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launch, tmp_path / "ranks.py", "ranks"], capture_output=True, text=True, timeout=120, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+def test_of_two_real_ranks_one_speaks(two_ranks: Script) -> None:
+    done = two_ranks(REAL, "ranks")
     assert [line[:9] for line in done.stdout.splitlines() if "epoch" in line] == ["epoch 1/2", "epoch 2/2"]
     assert done.stdout.count("after") == 2

@@ -1,6 +1,4 @@
 import random
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,6 +7,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from conftest import Script
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -112,11 +111,8 @@ print("differ")
 """
 
 
-def test_two_real_ranks_draw_differently(tmp_path: Path) -> None:
-    (tmp_path / "ranks.py").write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", tmp_path / "ranks.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_two_real_ranks_draw_differently(two_ranks: Script) -> None:
+    done = two_ranks(RANKS)
     assert done.stdout.count("differ") == 2
 
 

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +5,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from conftest import Script
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -157,9 +156,6 @@ print("counted")
 """
 
 
-def test_two_real_ranks_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "ranks.py").write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", tmp_path / "ranks.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_two_real_ranks_are_counted(two_ranks: Script) -> None:
+    done = two_ranks(RANKS)
     assert done.stdout.count("counted") == 2

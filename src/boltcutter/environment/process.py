@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 
 
 def is_first(env: Mapping[str, str] = os.environ) -> bool:
@@ -20,6 +22,33 @@ def is_first(env: Mapping[str, str] = os.environ) -> bool:
     if told is not None:
         return int(told) == 0
     return int(env.get("LOCAL_RANK", 0)) == int(env.get("NODE_RANK", 0)) == 0
+
+
+@contextmanager
+def leaving_together() -> Iterator[None]:
+    """After the block, wait for the other ranks and take the connection to them down.
+
+    An interpreter that ends while gloo's threads still run is aborted now and then, and a finished run looks failed.
+    """
+    try:
+        yield
+    except SystemExit:
+        _disconnect()
+        raise
+    _disconnect()
+
+
+def _disconnect() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return
+    with suppress(RuntimeError):  # a rank that has died is not waited for
+        if dist.get_backend() == "gloo":
+            dist.monitored_barrier(timeout=timedelta(seconds=60))
+        else:
+            dist.barrier()
+    dist.destroy_process_group()
 
 
 def in_slurm_step(env: Mapping[str, str] = os.environ) -> bool:
