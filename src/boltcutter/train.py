@@ -127,6 +127,9 @@ def closing_loggers(trainer: L.Trainer) -> Iterator[None]:
     try:
         yield
         code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+        raise
     finally:
         for logger in trainer.loggers:
             close = getattr(logger, "close", None)

@@ -1,6 +1,8 @@
+import pytest
 from conftest import Script
 
 
+@pytest.mark.slow
 def test_ratios_are_measured_in_one_run(script: Script) -> None:
     done = script("bench", "startup", "rounds=1", timeout=170)
     assert done.returncode == 0, done.stderr

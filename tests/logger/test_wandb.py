@@ -501,3 +501,11 @@ def test_online_needs_somebody_who_is_logged_in(home: Path, monkeypatch: pytest.
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     WandB(**options)  # rank 0 may be on another machine
     assert not (home / "runs").exists()
+
+
+def test_a_run_that_a_signal_ended_is_marked_preempted(tmp_path: Path) -> None:
+    logger = WandB(folder=tmp_path / "run", project="p", mode="offline")
+    logger.log_metrics({"a": 1.0}, step=0)
+    logger.close(143)
+    kinds = [record.WhichOneof("record_type") for record in records(tmp_path / "run")]
+    assert "preempting" in kinds

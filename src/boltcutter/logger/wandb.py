@@ -140,9 +140,11 @@ class WandB(WandbLogger):
 
     @rank_zero_only
     def close(self, exit_code: int) -> None:
-        """End the W&B run, so that it shows how the process ended."""
+        """End the W&B run, so that it shows how the process ended; above 128, by a signal, and to go on later."""
         if self._experiment is not None:
             try:
+                if exit_code > 128:
+                    self._experiment.mark_preempting()
                 self._experiment.finish(exit_code=exit_code)
             except ConnectionError as error:
                 rank_zero_warn(f"W&B: its process has died ({error}); the end of the run is not in it")
