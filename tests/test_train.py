@@ -56,11 +56,9 @@ def test_a_run_leaves_all_that_traces_it(trained: Path) -> None:
     assert known["attempts"][0]["reason"] == "completed"
     assert len(known["data"]) == 16
     assert known["test"]["test/accuracy"] > 0.9
-    assert list((trained / "wandb").glob("offline-run-*"))
-    assert (
-        "test/accuracy" in (trained / "logs" / "rank-0.log").read_text()
-        or "epoch" in (trained / "logs" / "rank-0.log").read_text()
-    )
+    assert known["wandb"]["id"] == known["id"]
+    assert list((trained / "wandb").glob(f"offline-run-*-{known['id']}"))
+    assert "epoch 6/6" in (trained / "logs" / "rank-0.log").read_text()
 
 
 def test_a_checkpoint_says_which_run_and_code_made_it(trained: Path) -> None:
@@ -162,6 +160,16 @@ def test_a_folder_that_holds_a_run_is_not_written_over(script: Script, alone: Pa
     assert done.returncode == 2
     assert done.stderr == f"error: folder={alone} holds a run; say resume={alone} to go on with it, or choose another\n"
     assert record(alone) == before
+
+
+def test_a_run_starts_from_given_weights(script: Script, alone: Path, tmp_path: Path) -> None:
+    start = f"init_from={alone}/checkpoints/best.ckpt"
+    still = ["optimizer=sgd", "optimizer.lr=0", "scheduler=null", "trainer.max_epochs=1"]
+    done = script("train", *PLAIN, *still, start, f"folder={tmp_path}/run", "seed=5")
+    assert done.returncode == 0, done.stderr
+    assert "init_from" not in done.stdout  # all of it fitted
+    ours, theirs = weights(tmp_path / "run"), weights(alone, "best")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_failure_in_training_ends_with_status_1_and_its_reason(script: Script, tmp_path: Path) -> None:

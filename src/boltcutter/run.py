@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from boltcutter.config import ConfigError, DictConfig, as_yaml, compose, merge, plain, public
+from boltcutter.environment.process import is_first
 
 UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
 
@@ -111,7 +112,7 @@ def last_checkpoint(folder: Path) -> str | None:
     """Where the run would go on from: its newest whole checkpoint."""
     from boltcutter.checkpoint import newest  # imports torch, which --print does without
 
-    return newest(folder / "checkpoints")
+    return newest(folder / "checkpoints", print if is_first() else lambda told: None)
 
 
 def create(cfg: DictConfig) -> None:

@@ -81,8 +81,9 @@ def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None) -> None:
             if fault:
                 raise ConfigError(f"resume={cfg.folder}: {checkpoint} was made by something else: {fault}")
         elif cfg.init_from:
-            for line in initialize(getattr(parts.task, "model", parts.task), cfg.init_from):
-                print(f"init_from: {line}")
+            left_alone = initialize(getattr(parts.task, "model", parts.task), cfg.init_from)
+            if parts.trainer.is_global_zero:
+                print(*(f"init_from: {line}\n" for line in left_alone), sep="", end="")
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
 
@@ -158,6 +159,8 @@ class Recorder(Callback):
         hyperparameters = public(self.cfg)
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
+            if hasattr(logger, "where"):
+                run.update_record(folder, wandb={"id": logger.version, "where": logger.where})
         summary.begin(folder, trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
