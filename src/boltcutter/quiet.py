@@ -15,6 +15,7 @@ def quiet() -> None:
         ".*Checkpoint directory .* exists and is not empty.*",
         ".*The number of training batches .* is smaller than the logging interval.*",
         ".*LeafSpec.*",
+        r".*use of fork\(\) may lead to deadlocks.*",  # said of every loader with workers, from Python 3.12 on
         ".*your dataloader is not resumable.*",  # the data module is, which Lightning does not look for
         ".*when using `ckpt_path`, callbacks used to create the checkpoint.*",
         ".*sync_dist=True.*when logging on epoch level.*",  # tasks log what torchmetrics has reduced

@@ -9,10 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import psutil
 import pytest
 import torch
 from conftest import ROOT, Script
+
+from boltcutter.callback.preemption import Preempted, Preemption
+from boltcutter.callback.reseed import Reseed
+from boltcutter.data.digits import Digits
+from boltcutter.logger.csv import CSV
+from boltcutter.model.linear import Linear
+from boltcutter.task.classification import Classification
 
 # Dropout, BatchNorm, a moving average, accumulated gradients, clipping, metrics over the epoch, best checkpoints.
 WORDS = ["logger=null", "report=false", "trainer.max_epochs=10", "trainer.accumulate_grad_batches=2"]
@@ -131,3 +139,51 @@ def test_what_cannot_go_on_is_told_before_anything_starts(
     assert "was made by something else" in done.stderr
     assert done.stderr.count("\n") == 1
     assert record(untouched[1]) == before
+
+
+class SignalAt(L.Callback):
+    """Sets the flag as a handler would, before the given batch."""
+
+    def __init__(self, preemption: Preemption, epoch: int, batch: int) -> None:
+        self.preemption, self.place = preemption, (epoch, batch)
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if (trainer.current_epoch, batch_idx) == self.place:
+            self.preemption.received = signal.SIGTERM
+
+
+def fit(folder: Path, interval: float, place: tuple[int, int] | None = None, checkpoint: Path | None = None) -> str:
+    """Train, perhaps interrupted at (epoch, batch) or resumed; what the logger then has."""
+    L.seed_everything(0, verbose=False)
+    preemption = Preemption(folder)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        logger=CSV(folder / "metrics.csv"),
+        callbacks=[Reseed(0), preemption, *([SignalAt(preemption, *place)] if place else [])][::-1],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        val_check_interval=interval,
+        log_every_n_steps=4,
+    )
+    task = Classification(Linear((1, 8, 8), 10), optimizer=torch.optim.SGD)
+    if place:
+        with pytest.raises(Preempted) as left:
+            trainer.fit(task, datamodule=Digits(), ckpt_path=checkpoint)
+        assert left.value.code == 128 + signal.SIGTERM
+    else:
+        trainer.fit(task, datamodule=Digits(), ckpt_path=checkpoint, weights_only=True)
+    return (folder / "metrics.csv").read_text() if (folder / "metrics.csv").is_file() else ""
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*your dataloader is not resumable")
+@pytest.mark.parametrize(
+    ("interval", "place"),
+    [(1.0, (0, 0)), (1.0, (1, 0)), (1.0, (1, 1)), (1.0, (2, 18)), (0.5, (1, 9)), (0.5, (1, 10)), (0.5, (1, 18))],
+)
+def test_wherever_it_stops_the_loggers_see_the_same(tmp_path: Path, interval: float, place: tuple[int, int]) -> None:
+    whole = fit(tmp_path / "whole", interval)
+    fit(tmp_path / "cut", interval, place)
+    assert fit(tmp_path / "cut", interval, checkpoint=tmp_path / "cut" / "last-preempted.ckpt") == whole

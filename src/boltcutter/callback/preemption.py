@@ -70,10 +70,16 @@ class Preemption(Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """The batch that was fetched and will not be trained on is not ready: it comes again."""
-        if self._saving:
-            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-            for counts in (progress["total"], progress["current"]):
-                counts["ready"] -= 1
+        if not self._saving:
+            return
+        loops = checkpoint["loops"]["fit_loop"]
+        progress = loops["epoch_loop.batch_progress"]
+        for counts in (progress["total"], progress["current"]):
+            counts["ready"] -= 1
+        progress["is_last_batch"] = False
+        if _validates_first(trainer):
+            # Lightning then passes over one validation, and counts a step for the loggers that is none.
+            loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Hear no more: saving is over, and what comes after is short."""
@@ -110,3 +116,17 @@ class Preemption(Callback):
         if number == signal.SIGINT and self.received == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = number
+
+
+def _validates_first(trainer: L.Trainer) -> bool:
+    """Whether Lightning, resumed before the batch that has just been fetched, thinks a validation is due."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    progress = loop.batch_progress
+    last, progress.is_last_batch = progress.is_last_batch, False
+    progress.total.ready -= 1
+    progress.current.ready -= 1
+    due = bool(loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
+    progress.total.ready += 1
+    progress.current.ready += 1
+    progress.is_last_batch = last
+    return due
