@@ -110,6 +110,14 @@ def test_torchrun_makes_one_run_and_one_wandb_run(torchrun: Script, alone: Path,
     assert done.stdout.count("test/accuracy") == 1  # one rank speaks
 
 
+def test_more_processes_than_devices_do_not_train_beside_each_other(torchrun: Script, tmp_path: Path) -> None:
+    done = torchrun("train", *PLAIN, f"runs={tmp_path}/runs")
+    assert done.returncode != 0
+    told = "trainer.devices=1, trainer.num_nodes=1: 2 processes were started; say trainer.devices=2 trainer.num_nodes=1"
+    assert done.stderr.count(f"error: {told}") == 1
+    assert not (tmp_path / "runs").exists()
+
+
 def test_ranks_set_by_hand_make_one_run(alone: Path, tmp_path: Path) -> None:
     port = str(20000 + os.getpid() % 20000)
     command = [sys.executable, "scripts/train.py", *PLAIN, *TWO[1:], f"runs={tmp_path}", "seed=5"]

@@ -19,6 +19,7 @@ from torch import nn
 
 from boltcutter import build, run
 from boltcutter.config import ConfigError, DictConfig, hint, merge, one_line
+from boltcutter.environment.process import started
 from boltcutter.quiet import quiet
 
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}  # arguments of the trainer
@@ -161,6 +162,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},
     )
+    check_processes(trainer)
     data = build.build(cfg.data, "data")
     check_batch(trainer, data)
     task = build.build(cfg.task, "task")
@@ -195,6 +197,21 @@ def check_devices(trainer: DictConfig) -> None:
         raise ConfigError(
             f"trainer.devices={devices}: this machine has no GPU and {cores} processor cores; "
             f"try trainer.devices=1, or trainer.accelerator=cpu to start {wanted} processes all the same"
+        )
+
+
+def check_processes(trainer: L.Trainer) -> None:
+    """See that the trainer uses all processes that were started; else each would train alone in the same folder.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    processes = started()
+    if processes and processes[0] != trainer.world_size:
+        every, here = processes
+        raise ConfigError(
+            f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {every} processes were "
+            f"started; say trainer.devices={here} trainer.num_nodes={max(1, every // here)}"
         )
 
 

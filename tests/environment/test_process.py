@@ -1,6 +1,6 @@
 import pytest
 
-from boltcutter.environment.process import in_slurm_step, is_first
+from boltcutter.environment.process import in_slurm_step, is_first, started
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
 
@@ -41,3 +41,10 @@ def test_is_first(env: dict[str, str], first: bool) -> None:
 )
 def test_in_slurm_step(env: dict[str, str], inside: bool) -> None:
     assert in_slurm_step(env) is inside
+
+
+def test_processes_that_a_launcher_started() -> None:
+    torchrun = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    assert started(torchrun) == (4, 2)
+    assert started({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}) is None  # Lightning's own child
+    assert started({}) is None

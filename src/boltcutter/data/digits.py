@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from boltcutter.data.module import DataModule, Splits, TensorSamples, split_indices
+from boltcutter.data.module import DataModule, Splits, TensorSamples, check_shares, split_indices
 from boltcutter.data.picture import read_pictures
 
 
@@ -43,6 +43,7 @@ class Digits(DataModule):
             raise ValueError(
                 f"data.shape={shape}, data.outputs={outputs}: digits have (1, 8, 8) and 10; leave both alone"
             )
+        check_shares(split)
         self.shape, self.outputs, self.split = shape, outputs, split
 
     def load(self) -> Splits:

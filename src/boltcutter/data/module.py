@@ -257,6 +257,18 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
+def check_shares(fractions: tuple[float, float, float]) -> None:
+    """Refuse shares of train, val and test that are none.
+
+    Raises:
+        ValueError: One is not positive, or they do not add up to 1.
+    """
+    if abs(sum(fractions) - 1) > 1e-6 or min(fractions) <= 0:
+        raise ValueError(
+            f"data.split={list(fractions)}: three shares that add up to 1 are needed; try [0.7, 0.15, 0.15]"
+        )
+
+
 def split_indices(
     length: int, fractions: tuple[float, float, float], seed: int, labels: Indices | None = None
 ) -> tuple[Indices, Indices, Indices]:
@@ -274,10 +286,7 @@ def split_indices(
     Raises:
         ValueError: The fractions do not add up to 1, or there are too few samples.
     """
-    if abs(sum(fractions) - 1) > 1e-6 or min(fractions) <= 0:
-        raise ValueError(
-            f"data.split={list(fractions)}: three shares that add up to 1 are needed; try [0.7, 0.15, 0.15]"
-        )
+    check_shares(fractions)
     _, val, test = fractions
     rest, tested = cut(np.arange(length), test, seed, labels)
     trained, validated = cut(rest, val * length / len(rest), seed, labels)

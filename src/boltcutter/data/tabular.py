@@ -14,7 +14,7 @@ from pandas.api import types
 from sklearn.datasets import load_diabetes
 from torch import Tensor
 
-from boltcutter.data.module import DataModule, Indices, Kind, Splits, TensorSamples, split_indices
+from boltcutter.data.module import DataModule, Indices, Kind, Splits, TensorSamples, check_shares, split_indices
 
 Floats = npt.NDArray[np.float64]
 
@@ -60,6 +60,7 @@ class Tabular(DataModule):
             raise ValueError(f"data.target is not set; name the column of {path} to predict, as in data.target=price")
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
         self.kind_given, self.kind, self.ignore = kind, kind or "numbers", list(ignore)
+        check_shares(split)
         self.shape, self.outputs, self.split = shape, outputs, split
 
     def sizes(self) -> dict[str, Any]:

@@ -24,6 +24,13 @@ def is_first(env: Mapping[str, str] = os.environ) -> bool:
     return int(env.get("LOCAL_RANK", 0)) == int(env.get("NODE_RANK", 0)) == 0
 
 
+def started(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """Processes that torchrun, or a person with its variables, has started: in all, and on this node; else None."""
+    if not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= env.keys():
+        return None
+    return int(env["WORLD_SIZE"]), int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"]))
+
+
 @contextmanager
 def leaving_together() -> Iterator[None]:
     """After the block, wait for the other ranks and take the connection to them down.
