@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from boltcutter.data.augment import Augment
-from boltcutter.data.module import DataModule, Indices, Pair, Splits, cut, split_indices
+from boltcutter.data.module import DataModule, Indices, Pair, Splits, check_shares, cut, split_indices
 from boltcutter.data.picture import check_picture_shape, find_pictures, read_picture, read_pictures
 from boltcutter.data.sampler import Batch
 
@@ -85,6 +85,7 @@ class Images(DataModule):
         super().__init__(batch_size=batch_size, seed=seed, workers=workers)
         check_picture_shape(shape)
         self.folder, self.shape, self.outputs = folder, shape, outputs
+        check_shares(split)
         self.split, self.augment = split, augment
 
     def sizes(self) -> dict[str, Any]:
