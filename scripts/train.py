@@ -10,6 +10,7 @@ python scripts/train.py reproduce=runs/…
 from pathlib import Path
 
 from boltcutter.cli import main
+from boltcutter.environment.signals import listen
 
 if __name__ == "__main__":
-    main(Path(__file__).parents[1] / "configs", "boltcutter.train", __doc__ or "")
+    main(Path(__file__).parents[1] / "configs", "boltcutter.train", __doc__ or "", begin=listen)

@@ -6,12 +6,12 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, public
-from boltcutter.environment.process import is_first
+from boltcutter.environment.process import is_first, rank_of_many
 
 FLAGS = {
     "--help": "this text",
@@ -71,7 +71,14 @@ fi
 """
 
 
-def main(configs: Path, module: str, usage: str, arguments: Sequence[str] | None = None) -> None:
+def main(
+    configs: Path,
+    module: str,
+    usage: str,
+    arguments: Sequence[str] | None = None,
+    *,
+    begin: Callable[[], None] = lambda: None,
+) -> None:
     """Answer what needs no training, else call ``module``'s own main; end with 2 for a mistake, 1 for a failure.
 
     Args:
@@ -79,6 +86,7 @@ def main(configs: Path, module: str, usage: str, arguments: Sequence[str] | None
         module: Imported only once the words ask for what is heavy; its ``main`` takes ``configs`` and the words.
         usage: What --help says first.
         arguments: Instead of those of the process.
+        begin: Called before anything else where there is more to do than to answer.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -86,6 +94,7 @@ def main(configs: Path, module: str, usage: str, arguments: Sequence[str] | None
         if flags:
             _answer(configs, usage, flags, words)
         else:
+            begin()
             importlib.import_module(module).main(configs, words)
     except ConfigError as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":
@@ -95,9 +104,13 @@ def main(configs: Path, module: str, usage: str, arguments: Sequence[str] | None
         sys.exit(2)
     except Exception as error:
         # A failure that tells what to do about it needs no traceback; any other is a fault in the code.
+        which = rank_of_many()
+        on = "" if which is None else f" on rank {which}"
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not getattr(error, "explains_itself", False):
+            if on:
+                print(f"error{on}:", file=sys.stderr)
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error{on}: {error}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -18,6 +18,7 @@ def quiet() -> None:
         r".*use of fork\(\) may lead to deadlocks.*",  # said of every loader with workers, from Python 3.12 on
         ".*your dataloader is not resumable.*",  # the data module is, which Lightning does not look for
         ".*when using `ckpt_path`, callbacks used to create the checkpoint.*",
+        ".*The `srun` command is available on your system but is not used.*",  # wherever SLURM is installed
         ".*sync_dist=True.*when logging on epoch level.*",  # tasks log what torchmetrics has reduced
     ):
         warnings.filterwarnings("ignore", text)

@@ -1,23 +1,22 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import psutil
 import pytest
 import torch
-from conftest import ROOT, Script
+from conftest import Script, environment
+from forkserver import Forked, ForkServer, rank_variables
 
-from boltcutter.callback.preemption import Preempted, Preemption
+from boltcutter.callback.preemption import Preemption
 from boltcutter.callback.reseed import Reseed
 from boltcutter.data.digits import Digits
+from boltcutter.environment import signals
 from boltcutter.logger.csv import CSV
 from boltcutter.model.linear import Linear
 from boltcutter.task.classification import Classification
@@ -37,22 +36,22 @@ def last(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def training(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A run in a process group of its own, handed out once it has a checkpoint and is in the middle of an epoch."""
-    command = [sys.executable, "scripts/train.py", *WORDS, f"folder={folder}", *words]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, start_new_session=True) as process:
-        try:
-            end = time.monotonic() + 60
-            while not (folder / "checkpoints" / "last.ckpt").exists():
-                assert process.poll() is None
-                assert time.monotonic() < end
-                time.sleep(0.005)
-            time.sleep(0.06)
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+def training(forks: ForkServer, folder: Path, *words: str, ranks: int = 0) -> Iterator[list[Forked]]:
+    """The ranks of a run, or its only process, once it has a checkpoint and is in the middle of an epoch."""
+    argv = ["scripts/train.py", *WORDS, f"folder={folder}", *words]
+    with ExitStack() as stack:
+        nothing = stack.enter_context(open(os.devnull, "wb")).fileno()
+        processes = [
+            stack.enter_context(forks.start(argv, environment(**rank), nothing, 2))
+            for rank in (rank_variables(ranks) if ranks else [{}])
+        ]
+        end = time.monotonic() + 60
+        while not (folder / "checkpoints" / "last.ckpt").exists():
+            assert [process.poll() for process in processes] == [None] * len(processes)
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        time.sleep(0.06)
+        yield processes
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,8 @@ def untouched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[
     found = {}
     for processes, words in ((1, []), (2, TWO)):
         found[processes] = tmp_path_factory.mktemp("untouched") / "run"
-        done = script("train", *WORDS, *words, f"folder={found[processes]}")
+        ranks = 2 if processes == 2 else 0
+        done = script("train", *WORDS, *words, f"folder={found[processes]}", ranks=ranks)
         assert done.returncode == 0, done.stderr
     return found
 
@@ -72,27 +72,34 @@ def untouched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[
         ("SIGTERM", "first", [], []),
         ("SIGUSR1", "group", ["data.workers=2"], ["data.workers=0"]),
         ("SIGINT", "first", [], ["data.workers=1"]),
-        ("SIGUSR2", "group", TWO, []),
-        ("SIGTERM", "last", TWO, []),
+        ("SIGUSR2", "group", TWO, []),  # one rank is started by the other, as Lightning does it
+        ("SIGTERM", "last", TWO, []),  # both as by torchrun
     ],
 )
 def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(
-    script: Script, untouched: dict[int, Path], tmp_path: Path, name: str, to: str, words: list[str], resume: list[str]
+    forks: ForkServer,
+    script: Script,
+    untouched: dict[int, Path],
+    tmp_path: Path,
+    name: str,
+    to: str,
+    words: list[str],
+    resume: list[str],
 ) -> None:
     folder, number = tmp_path / "run", getattr(signal, name)
     whole = untouched[2 if words == TWO else 1]
-    with training(folder, *words) as process:
+    ranks = 2 if to == "last" else 0
+    with training(forks, folder, *words, ranks=ranks) as processes:
         if to == "group":
-            os.killpg(process.pid, number)
+            processes[0].kill_group(number)
         else:
-            children = [c for c in psutil.Process(process.pid).children() if "train.py" in " ".join(c.cmdline())]
-            os.kill(process.pid if to == "first" else children[-1].pid, number)
-        assert process.wait(timeout=20) == 128 + number
+            processes[-1].send_signal(number)
+        assert [process.wait(timeout=20) for process in processes] == [128 + number] * len(processes)
     (attempt,) = record(folder)["attempts"]
     assert attempt["reason"].startswith(f"preempted by {name}, saved ")
     saved = torch.load(folder / "checkpoints" / "last-preempted.ckpt", weights_only=True)
     assert saved["global_step"] < record_steps(whole)
-    done = script("train", f"resume={folder}", *resume)
+    done = script("train", f"resume={folder}", *resume, ranks=2 if words == TWO else 0)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     ours, theirs = last(folder), last(whole)
@@ -105,14 +112,14 @@ def record_steps(folder: Path) -> int:
     return int(torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"])
 
 
-def test_two_processes_go_on_as_one(script: Script, tmp_path: Path) -> None:
+def test_two_processes_go_on_as_one(forks: ForkServer, script: Script, tmp_path: Path) -> None:
     # No dropout, no BatchNorm, and no Adam, which makes much of differences in rounding.
     words = ["model=mlp", "callback=default", "optimizer=sgd", "optimizer.lr=0.02"]
     whole = script("train", *WORDS, *words, f"folder={tmp_path}/whole")
     assert whole.returncode == 0, whole.stderr
-    with training(tmp_path / "cut", *words, *TWO) as process:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    with training(forks, tmp_path / "cut", *words, *TWO, ranks=2) as processes:
+        processes[0].send_signal(signal.SIGTERM)
+        assert [process.wait(timeout=20) for process in processes] == [128 + signal.SIGTERM] * 2
     done = script("train", f"resume={tmp_path}/cut", "trainer=default", "trainer.max_epochs=10", *WORDS[3:4])
     assert done.returncode == 0, done.stderr
     ours, theirs = last(tmp_path / "cut"), last(tmp_path / "whole")
@@ -120,8 +127,8 @@ def test_two_processes_go_on_as_one(script: Script, tmp_path: Path) -> None:
     assert record(tmp_path / "cut")["metrics"] == pytest.approx(record(tmp_path / "whole")["metrics"], abs=1e-6)
 
 
-def test_a_second_interrupt_leaves_at_once(tmp_path: Path) -> None:
-    with training(tmp_path / "run") as process:
+def test_a_second_interrupt_leaves_at_once(forks: ForkServer, tmp_path: Path) -> None:
+    with training(forks, tmp_path / "run") as (process,):
         process.send_signal(signal.SIGINT)
         time.sleep(0.0005)
         process.send_signal(signal.SIGINT)
@@ -142,25 +149,35 @@ def test_what_cannot_go_on_is_told_before_anything_starts(
 
 
 class SignalAt(L.Callback):
-    """Sets the flag as a handler would, before the given batch."""
+    """Sets the flag as a handler would, before a batch of training, or of the validation that comes after it."""
 
-    def __init__(self, preemption: Preemption, epoch: int, batch: int) -> None:
-        self.preemption, self.place = preemption, (epoch, batch)
+    def __init__(self, epoch: int, batch: int, validation: int | None) -> None:
+        self.place, self.validation = (epoch, batch), validation
+        self.trained = (0, 0)
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if (trainer.current_epoch, batch_idx) == self.place:
-            self.preemption.received = signal.SIGTERM
+        self.trained = (trainer.current_epoch, batch_idx)
+        if self.validation is None and self.trained == self.place:
+            signals.receive(signal.SIGTERM)
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if (*self.trained, batch_idx) == (*self.place, self.validation):
+            signals.receive(signal.SIGTERM)
 
 
-def fit(folder: Path, interval: float, place: tuple[int, int] | None = None, checkpoint: Path | None = None) -> str:
-    """Train, perhaps interrupted at (epoch, batch) or resumed; what the logger then has."""
+Place = tuple[int, int, int | None]
+
+
+def fit(folder: Path, interval: float, place: Place | None = None, checkpoint: Path | None = None) -> str:
+    """Train, perhaps interrupted at (epoch, batch, batch of validation) or resumed; what the logger then has."""
     L.seed_everything(0, verbose=False)
-    preemption = Preemption(folder)
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=3,
         logger=CSV(folder / "metrics.csv"),
-        callbacks=[Reseed(0), preemption, *([SignalAt(preemption, *place)] if place else [])][::-1],
+        callbacks=[*([SignalAt(*place)] if place else []), Preemption(str(folder)), Reseed(0)],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -170,9 +187,10 @@ def fit(folder: Path, interval: float, place: tuple[int, int] | None = None, che
     )
     task = Classification(Linear((1, 8, 8), 10), optimizer=torch.optim.SGD)
     if place:
-        with pytest.raises(Preempted) as left:
+        with pytest.raises(signals.Preempted) as left:
             trainer.fit(task, datamodule=Digits(), ckpt_path=checkpoint)
         assert left.value.code == 128 + signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     else:
         trainer.fit(task, datamodule=Digits(), ckpt_path=checkpoint, weights_only=True)
     return (folder / "metrics.csv").read_text() if (folder / "metrics.csv").is_file() else ""
@@ -181,9 +199,14 @@ def fit(folder: Path, interval: float, place: tuple[int, int] | None = None, che
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*your dataloader is not resumable")
 @pytest.mark.parametrize(
     ("interval", "place"),
-    [(1.0, (0, 0)), (1.0, (1, 0)), (1.0, (1, 1)), (1.0, (2, 18)), (0.5, (1, 9)), (0.5, (1, 10)), (0.5, (1, 18))],
+    [
+        *((1.0, (*place, None)) for place in ((0, 0), (1, 0), (1, 1), (2, 18))),
+        *((0.5, (*place, None)) for place in ((1, 9), (1, 10), (1, 18))),
+        *((1.0, place) for place in ((0, 18, 0), (1, 18, 2), (2, 18, 4))),
+        *((0.5, place) for place in ((0, 8, 0), (1, 8, 2), (2, 17, 4))),
+    ],
 )
-def test_wherever_it_stops_the_loggers_see_the_same(tmp_path: Path, interval: float, place: tuple[int, int]) -> None:
+def test_wherever_it_stops_the_loggers_see_the_same(tmp_path: Path, interval: float, place: Place) -> None:
     whole = fit(tmp_path / "whole", interval)
     fit(tmp_path / "cut", interval, place)
     assert fit(tmp_path / "cut", interval, checkpoint=tmp_path / "cut" / "last-preempted.ckpt") == whole

@@ -2,77 +2,95 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback, WeightAveraging
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+from boltcutter.environment import signals
 
-
-class Preempted(SystemExit):
-    """The process leaves with 128 + the signal's number, after it has saved."""
-
-    def __init__(self, number: int, checkpoint: Path) -> None:
-        super().__init__(128 + number)
-        self.reason = f"preempted by {signal.Signals(number).name}, saved {checkpoint}"
-
-    def __str__(self) -> str:
-        return self.reason
+ENDLESS = 2**31 - 1  # batches of a stream
 
 
 class Preemption(Callback):
     """Save at the next step and leave, when a signal has come to any of the ranks.
 
-    A handler only sets a flag: a collective inside a handler hangs when the ranks stand at different places. Before
-    each optimizer step's first batch the ranks compare their flags, and if one is set they all save there, once, and
-    leave with 128 + the signal's number. A second interrupt from the keyboard leaves at once. A validation that has
-    begun is finished first, so that best checkpoint and early stopping see all of it.
+    A handler only sets a flag. Before each optimizer step's first batch, and before each batch of a validation or a
+    test, the ranks compare their flags; if one is set they all save there, once, and leave with 128 + the signal's
+    number. A validation that was cut short begins again on resume. A second interrupt from the keyboard leaves at once.
 
     Args:
-        folder: Where ``last-preempted.ckpt`` goes.
+        folder: Where ``last-preempted.ckpt`` goes; a path or a URL.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
-        self.received = 0
-        self._before: dict[int, Any] = {}
+    listens = True  # so that nobody else has to
+
+    def __init__(self, folder: str) -> None:
+        self.folder = str(folder)
+        self._world: Any = None
         self._group: Any = None
-        self._saving = False
+        self._saving = self._began_to_listen = False
+        self._common = self._seen = 0  # batches of a validation or test that all ranks have, and those seen
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Listen from here on; a signal before this ends the process at once, with nothing to lose."""
-        if stage == "fit":
-            self._listen()
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listen again, since Lightning has put its own handlers in place."""
-        self._listen()
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and torch.distributed.get_backend() != "gloo":
+        """Listen from here on, in place of Lightning, whose handlers run collectives."""
+        self._began_to_listen |= not signals.listening()
+        signals.listen()
+        trainer._signal_connector.register_signal_handlers = signals.listen  # type: ignore[method-assign]
+        if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not self._world:
             # The flag stays on the host: on the device it would make each step wait for the one before.
-            self._group = torch.distributed.new_group(backend="gloo")
+            self._world, self._group = dist.group.WORLD, dist.new_group(backend="gloo")
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """As ``teardown``, which does not come then."""
+        self.teardown(trainer, pl_module, "")
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Give the signals back to whom they belonged."""
+        if self._began_to_listen:
+            signals.forget()
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Where all ranks are at the same place and no gradient is half added up."""
-        if batch_idx % trainer.accumulate_grad_batches:
-            return
-        number = self._agree()
-        if number:
-            self._save_and_leave(trainer, number)
+        if batch_idx % trainer.accumulate_grad_batches == 0 and (number := self._agree()):
+            self._save_and_leave(trainer, pl_module, number)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """See how far all ranks go together; the last one may have a batch less."""
+        self._begin(trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """See how far all ranks go together."""
+        self._begin(trainer.num_test_batches)
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Leave a validation, to begin it again."""
+        if not trainer.sanity_checking and trainer.state.fn == "fit" and (number := self._agree_in_evaluation()):
+            self._save_and_leave(trainer, pl_module, number)
+
+    def on_test_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Leave a test; training has saved what there is."""
+        if number := self._agree_in_evaluation():
+            signals.leave(number, "trained but not tested")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """The batch that was fetched and will not be trained on is not ready: it comes again."""
+        """Let Lightning think that the batch which will not be trained on, or the validation, has not begun."""
         if not self._saving:
             return
         loops = checkpoint["loops"]["fit_loop"]
+        if trainer.validating:
+            begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}  # Lightning then runs it from its start
+            progress = loops["epoch_loop.val_loop.batch_progress"]
+            progress.update(total=dict(begun), current=dict(begun), is_last_batch=False)
+            return
         progress = loops["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
             counts["ready"] -= 1
@@ -81,41 +99,36 @@ class Preemption(Callback):
             # Lightning then passes over one validation, and counts a step for the loggers that is none.
             loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Hear no more: saving is over, and what comes after is short."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+    def _begin(self, batches: list[int | float]) -> None:
+        self._seen = 0
+        self._common = self._reduce(int(min(sum(map(float, batches)), ENDLESS)), dist.ReduceOp.MIN)
 
-    def _save_and_leave(self, trainer: L.Trainer, number: int) -> None:
-        for ignored in SIGNALS:
-            signal.signal(ignored, signal.SIG_IGN)  # one is enough; what follows must not be cut short
-        path = self.folder / "last-preempted.ckpt"
-        self._saving = True
-        trainer.save_checkpoint(path)
-        self._saving = False
-        raise Preempted(number, path)
+    def _agree_in_evaluation(self) -> int:
+        self._seen += 1
+        return self._agree() if self._seen <= self._common else 0
 
     def _agree(self) -> int:
         """The largest signal number that any rank has received; 0 for none."""
-        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-            return self.received
-        flag = torch.tensor(self.received, dtype=torch.int32)
-        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=self._group)
+        return self._reduce(signals.received(), dist.ReduceOp.MAX)
+
+    def _reduce(self, number: int, how: Any) -> int:
+        if self._group is None:
+            return number
+        flag = torch.tensor(number, dtype=torch.int32)
+        dist.all_reduce(flag, how, group=self._group)
         return int(flag)
 
-    def _listen(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return  # of a notebook's or another library's thread: Python gives signals to the main one only
-        for number in SIGNALS:
-            before = signal.signal(number, self._receive)
-            if before != self._receive:
-                self._before.setdefault(number, before)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.received == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = number
+    def _save_and_leave(self, trainer: L.Trainer, pl_module: L.LightningModule, number: int) -> None:
+        if trainer.validating:
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, WeightAveraging):
+                    callback.on_validation_epoch_end(trainer, pl_module)  # the average stood in for the weights
+        path = f"{self.folder}/last-preempted.ckpt"
+        self._saving = True
+        trainer.save_checkpoint(path)
+        self._saving = False
+        getattr(trainer.strategy.checkpoint_io, "wait", int)()  # until an asynchronous one is on the disk
+        signals.leave(number, f"saved {path}")
 
 
 def _validates_first(trainer: L.Trainer) -> bool:

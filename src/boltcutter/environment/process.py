@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+_rank_of_many: int | None = None
+
 
 def is_first(env: Mapping[str, str] = os.environ) -> bool:
     """Whether this is the run's first process, or the only one: the one that speaks and writes.
@@ -42,13 +44,28 @@ def leaving_together() -> Iterator[None]:
     except SystemExit:
         _disconnect()
         raise
+    except BaseException:
+        _disconnect(wait=False)  # the others learn of it now
+        raise
     _disconnect()
 
 
-def _disconnect() -> None:
+def rank_of_many() -> int | None:
+    """This process's rank among several that knew each other; None where there was one alone."""
+    return _rank_of_many
+
+
+def _disconnect(*, wait: bool = True) -> None:
+    global _rank_of_many
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
+        return
+    if dist.get_world_size() > 1:
+        _rank_of_many = dist.get_rank()
+    if not wait:
+        if dist.get_backend() == "gloo":  # taking nccl down can wait for the others
+            dist.destroy_process_group()
         return
     with suppress(RuntimeError):  # a rank that has died is not waited for
         if dist.get_backend() == "gloo":

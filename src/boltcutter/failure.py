@@ -1,0 +1,88 @@
+"""What failed while running, told with its remedy: memory that ran out, a rank that is gone."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+
+from boltcutter.config import DictConfig
+
+NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.I)
+NO_PEER = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Timed out waiting|Wait timeout|"
+    r"Socket closed|failed to pass monitoredBarrier|NCCL error|ncclRemoteError|Timed out after",
+    re.I,
+)
+ANSWER_SECONDS = 3.0  # in which the ranks that are there say so
+
+
+class OutOfMemory(RuntimeError):
+    """A batch was too large for the device."""
+
+    explains_itself = True  # needs no traceback
+
+
+class LostRank(RuntimeError):
+    """Another rank ended or stopped."""
+
+    explains_itself = True
+
+
+@contextmanager
+def explained(cfg: DictConfig, trainer: L.Trainer) -> Iterator[None]:
+    """Tell what to do where the error itself does not.
+
+    Raises:
+        OutOfMemory: In place of what an allocator raised.
+        LostRank: In place of what a collective raised.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        text = str(error)
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
+            raise OutOfMemory(too_large(cfg, trainer)) from error
+        if dist.is_available() and dist.is_initialized() and NO_PEER.search(text):
+            reason = " ".join(text.split("] ")[-1].split())[:120].rstrip(".")
+            raise LostRank(f"{missing_ranks(trainer.world_size)} ({reason})") from error
+        raise
+
+
+def too_large(cfg: DictConfig, trainer: L.Trainer) -> str:
+    """What a batch was, and what to try instead."""
+    size = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
+    device = trainer.strategy.root_device
+    if not size:
+        return f"{device} is out of memory: give the data module smaller batches"
+    ranks = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+    parts = trainer.accumulate_grad_batches
+    half = f"data.batch_size={max(1, size // 2 // ranks) * ranks} trainer.accumulate_grad_batches={2 * parts}"
+    share = f" ({size // ranks} on each of {ranks} ranks)" if ranks > 1 else ""
+    return (
+        f"{device} is out of memory with data.batch_size={size}{share}: try {half}, which makes the same step of "
+        "smaller parts, or `python scripts/bench.py batch` with your words for the largest batch that fits"
+    )
+
+
+def missing_ranks(world_size: int) -> str:
+    """Which ranks do not answer at the store that all of them know; each rank that asks says that it is there."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    try:
+        store.set_timeout(timedelta(seconds=5))
+        store.set(f"here/{dist.get_rank()}", "1")
+        time.sleep(ANSWER_SECONDS)
+        missing = [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
+    except RuntimeError:
+        missing = [0]  # the first one serves the store
+    if not missing:
+        return f"rank {dist.get_rank()} lost its connection to another rank"
+    named = "rank " + str(missing[0]) if len(missing) == 1 else "ranks " + ", ".join(map(str, missing))
+    return f"{named} of {world_size} ended or does not answer; its own message, if it had one, is in logs/"
