@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from forkserver import ForkServer, communicate, rank_variables
 
 ROOT = Path(__file__).parents[1]
 QUICK = ["logger=null", "report=false", "trainer.max_epochs=2"]
@@ -17,14 +19,24 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def environment(**changed: str) -> dict[str, str]:
+    """That of this process without what would lead a run astray; offline, on one thread, with all warnings."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "SLURM_", "BOLTCUTTER_", "PL_"))}
+    return clean | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "PYTHONWARNINGS": "default"} | changed
+
+
 def run_command(
     command: list[str], *, timeout: float = 120, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run in a process group of its own, so that none of its children outlives a time limit."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "SLURM_", "BOLTCUTTER_", "PL_"))}
-    clean |= {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "PYTHONWARNINGS": "default"} | (env or {})
     with subprocess.Popen(
-        command, cwd=ROOT, env=clean, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=environment(**(env or {})),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     ) as process:
         try:
             out, err = process.communicate(timeout=timeout)
@@ -36,18 +48,55 @@ def run_command(
 
 
 @pytest.fixture(scope="session")
-def script() -> Script:
-    """Run one of ``scripts`` with words."""
+def forks() -> Iterator[ForkServer]:
+    """Starts commands without the seconds that their imports take."""
+    server = ForkServer(environment())
+    yield server
+    server.close()
 
-    def call(name: str, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
-        return run_command([sys.executable, f"scripts/{name}.py", *words], **options)  # type: ignore[arg-type]
+
+def run_forked(
+    forks: ForkServer, argv: list[str], *, ranks: int = 0, timeout: float = 120, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run as one process, or as ``ranks`` with what torchrun would tell each; ended when all of them are."""
+    variables = rank_variables(ranks) if ranks else [{}]
+    (out, to_out), (err, to_err) = os.pipe(), os.pipe()
+    try:
+        with ExitStack() as stack:
+            try:
+                started = [
+                    stack.enter_context(forks.start(argv, environment(**(env or {}), **rank), to_out, to_err))
+                    for rank in variables
+                ]
+            finally:
+                os.close(to_out)
+                os.close(to_err)
+            said, ended = communicate(started, [out, err], timeout)
+    finally:
+        os.close(out)
+        os.close(err)
+    if not ended:
+        pytest.fail(f"{' '.join(argv)} did not end in {timeout} s\n{said[0]}\n{said[1]}")
+    failures = [process.returncode for process in started if process.returncode]
+    return subprocess.CompletedProcess(argv, failures[0] if failures else 0, *said)
+
+
+@pytest.fixture(scope="session")
+def script(forks: ForkServer) -> Script:
+    """Run one of ``scripts`` with words: forked, as nearly all tests may, or as a ``fresh`` interpreter."""
+
+    def call(name: str, *words: str, fresh: bool = False, **options: object) -> subprocess.CompletedProcess[str]:
+        argv = [f"scripts/{name}.py", *words]
+        if fresh:
+            return run_command([sys.executable, *argv], **options)  # type: ignore[arg-type]
+        return run_forked(forks, argv, **options)  # type: ignore[arg-type]
 
     return call
 
 
 @pytest.fixture(scope="session")
 def torchrun() -> Script:
-    """Run one of ``scripts`` in two processes of torchrun."""
+    """Run one of ``scripts`` in two processes of the real torchrun; ``script(…, ranks=2)`` has its variables."""
 
     def call(name: str, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
         return run_command([*TORCHRUN, f"scripts/{name}.py", *words], **options)  # type: ignore[arg-type]
@@ -56,8 +105,8 @@ def torchrun() -> Script:
 
 
 @pytest.fixture
-def two_ranks(tmp_path: Path) -> Script:
-    """Run code in two processes of torchrun that leave together."""
+def two_ranks(forks: ForkServer, tmp_path: Path) -> Script:
+    """Run code in two processes that leave together."""
 
     def call(code: str, *words: str) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "ranks.py"
@@ -65,7 +114,7 @@ def two_ranks(tmp_path: Path) -> Script:
         file.write_text(
             f"from boltcutter.environment.process import leaving_together\nwith leaving_together():\n{body}\n"
         )
-        done = run_command([*TORCHRUN, str(file), *words])
+        done = run_forked(forks, [str(file), *words], ranks=2)
         assert done.returncode == 0, done.stderr
         return done
 

@@ -44,8 +44,9 @@ def test_the_worst_errors_are_kept_with_their_inputs(trained: Path) -> None:
 
 def test_two_processes_count_what_one_counts(script: Script, trained: Path, tmp_path: Path) -> None:
     tables, scores = [], []
-    for name, words in (("one", []), ("two", TWO)):
-        done = script("evaluate", f"run={trained}", f"output={tmp_path / name}", "data.batch_size=32", *words)
+    for name, words, ranks in (("one", [], 0), ("two", TWO, 2)):
+        given = [f"run={trained}", f"output={tmp_path / name}", "data.batch_size=32"]
+        done = script("evaluate", *given, *words, ranks=ranks)
         assert done.returncode == 0, done.stderr
         scores.append(json.loads((tmp_path / name / "metrics.json").read_text()))
         tables.append(pd.read_csv(tmp_path / name / "predictions.csv"))
@@ -76,7 +77,7 @@ def test_the_training_split_is_counted_whole(script: Script, trained: Path, tmp_
         ([], "run: not set"),
         (["run=nowhere"], "nowhere: no run there"),
         (["run={trained}", "split=tset"], "split=tset: expected train, val or test; did you mean test?"),
-        (["run={trained}", "ckpt=other.ckpt"], "other.ckpt is not there (the run has: best.ckpt, last.ckpt)"),
+        (["run={trained}", "ckpt=other.ckpt"], "ckpt=other.ckpt: no such file (the run has: best.ckpt, last.ckpt)"),
     ],
 )
 def test_mistakes_are_one_line(script: Script, trained: Path, words: list[str], message: str) -> None:
@@ -89,9 +90,9 @@ def test_mistakes_are_one_line(script: Script, trained: Path, words: list[str], 
 def test_a_run_that_monitors_nothing_is_measured_at_its_last(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ConfigError, match="none yet"):
-        find_checkpoint(tmp_path, "best")
+        find_checkpoint(str(tmp_path / "checkpoints"), "best")
     torch.save({}, tmp_path / "checkpoints" / "last.ckpt")
-    assert find_checkpoint(tmp_path, "best").name == "last.ckpt"
+    assert Path(find_checkpoint(str(tmp_path / "checkpoints"), "best")).name == "last.ckpt"
 
 
 def test_losses_are_cross_entropies(trained: Path) -> None:

@@ -263,8 +263,8 @@ def test_a_real_process(name: str, words: str, text: str, script: Script) -> Non
     assert done.stderr.count("\n") == 1
 
 
-def test_one_rank_speaks_for_all(torchrun: Script) -> None:
-    done = torchrun("train", "data.batch_size=63", "trainer.devices=2", "trainer.accelerator=cpu")
+def test_one_rank_speaks_for_all(script: Script) -> None:
+    done = script("train", "data.batch_size=63", "trainer.devices=2", "trainer.accelerator=cpu", ranks=2)
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert lines == ["error: data.batch_size=63 does not divide over 2 ranks; try 64"]
     assert "boltcutter/" not in done.stderr

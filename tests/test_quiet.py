@@ -17,5 +17,5 @@ def test_only_what_is_no_news_is_silenced() -> None:
 
 @pytest.mark.parametrize("words", [[], ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]], ids=str)
 def test_a_training_prints_nothing_to_standard_error(script: Script, tmp_path: object, words: list[str]) -> None:
-    done = script("train", "report=false", "trainer.max_epochs=1", f"runs={tmp_path}", *words)
+    done = script("train", "report=false", "trainer.max_epochs=1", f"runs={tmp_path}", *words, fresh=not words)
     assert (done.returncode, done.stderr) == (0, "")

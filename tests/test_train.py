@@ -2,15 +2,14 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, ROOT, Script
+from conftest import QUICK, Script, environment
+from forkserver import Forked, ForkServer
 
 PLAIN = [*QUICK, "model=mlp"]  # without dropout and BatchNorm, which see no more than one rank's part of a batch
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
@@ -110,41 +109,30 @@ def test_torchrun_makes_one_run_and_one_wandb_run(torchrun: Script, alone: Path,
     assert done.stdout.count("test/accuracy") == 1  # one rank speaks
 
 
-def test_more_processes_than_devices_do_not_train_beside_each_other(torchrun: Script, tmp_path: Path) -> None:
-    done = torchrun("train", *PLAIN, f"runs={tmp_path}/runs")
+def test_more_processes_than_devices_do_not_train_beside_each_other(script: Script, tmp_path: Path) -> None:
+    done = script("train", *PLAIN, f"runs={tmp_path}/runs", ranks=2)
     assert done.returncode != 0
     told = "trainer.devices=1, trainer.num_nodes=1: 2 processes were started; say trainer.devices=2 trainer.num_nodes=1"
     assert done.stderr.count(f"error: {told}") == 1
     assert not (tmp_path / "runs").exists()
 
 
-def test_ranks_set_by_hand_make_one_run(alone: Path, tmp_path: Path) -> None:
-    port = str(20000 + os.getpid() % 20000)
-    command = [sys.executable, "scripts/train.py", *PLAIN, *TWO[1:], f"runs={tmp_path}", "seed=5"]
-    processes = []
-    for rank in ("0", "1"):
-        env = os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": "0", "OMP_NUM_THREADS": "1"}
-        env |= {"TORCHELASTIC_RUN_ID": "none"}
-        processes.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL))
-    try:
-        assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+def test_ranks_set_by_hand_make_one_run(script: Script, alone: Path, tmp_path: Path) -> None:
+    done = script("train", *PLAIN, *TWO[1:], f"runs={tmp_path}", "seed=5", ranks=2)
+    assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("*/*")
     assert furthest(alone, folder) < 1e-6
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(script: Script, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_bits(forks: ForkServer, script: Script, tmp_path: Path) -> None:
     words = ["logger=null", "report=false", "trainer.max_epochs=6"]  # with dropout and BatchNorm
     whole = script("train", *words, f"folder={tmp_path}/whole")
     assert whole.returncode == 0, whole.stderr
-    command = [sys.executable, "scripts/train.py", *words, f"folder={tmp_path}/cut"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    argv = ["scripts/train.py", *words, f"folder={tmp_path}/cut"]
+    with open(os.devnull, "wb") as nothing, forks.start(argv, environment(), nothing.fileno(), 2) as process:
         wait_for(tmp_path / "cut" / "checkpoints" / "last.ckpt", process)
         process.send_signal(signal.SIGKILL)
+        process.wait(20)
     assert process.returncode == -signal.SIGKILL
     resumed = script("train", f"resume={tmp_path}/cut")
     assert resumed.returncode == 0, resumed.stderr
@@ -154,7 +142,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(script: Script, tmp_path: Path) -
     assert record(tmp_path / "cut")["test"] == record(tmp_path / "whole")["test"]
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+def wait_for(path: Path, process: Forked) -> None:
     end = time.monotonic() + 60
     while not path.exists():
         assert process.poll() is None

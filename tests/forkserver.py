@@ -1,0 +1,311 @@
+"""Commands without the seconds that their imports take: forks of one process that has imported all and done nothing.
+
+``python tests/forkserver.py <fd>`` is that process. It has no threads, so that a fork of it is whole, and for each
+request it forks a child that becomes ``python <script> <words>``: with the environment, folder and files that it is
+given, in a session of its own, ended by the interpreter itself. It ends, and ends its children, when the other end of
+its socket is closed, however that came about. ``ForkServer`` is that other end.
+
+What a variable of the environment changes while modules are imported cannot be had here: see ``fits``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+READ_AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "TORCH", "PYTORCH_", "CUDA_", "PYTHON", "WANDB_")
+READ_AT_IMPORT += ("LD_", "LC_", "LANG", "MPL", "HOME", "XDG_", "TZ")
+READ_LATER = ("TORCHELASTIC_", "PYTHONPATH")
+
+
+class ForkServer:
+    """Starts commands by forking. To be closed.
+
+    Args:
+        env: Of the process that imports.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = dict(env)
+        self._socket, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as told:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                cwd=ROOT,
+                env=self.env | {"JE_ARROW_MALLOC_CONF": "background_thread:false"},  # pyarrow would start a thread
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=told,
+                start_new_session=True,
+            )
+            theirs.close()
+            ready = self._socket.recv(1)
+            told.seek(0)
+            text = told.read().decode()
+        if ready != b"r" or text:  # a warning at import, too, which no child would repeat
+            self.close()
+            raise RuntimeError(f"the fork server said while it imported:\n{text}")
+
+    def fits(self, env: Mapping[str, str]) -> bool:
+        """Whether a fork that is given ``env`` is as good as a process that has it from its start."""
+        ours, theirs = (
+            {k: v for k, v in e.items() if k.startswith(READ_AT_IMPORT) and not k.startswith(READ_LATER)}
+            for e in (self.env, env)
+        )
+        return ours == theirs
+
+    def start(self, argv: list[str], env: Mapping[str, str], stdout: int, stderr: int, cwd: Path = ROOT) -> Forked:
+        """Begin ``python <argv>``.
+
+        Args:
+            argv: A script, and its words.
+            env: All of its environment.
+            stdout: File descriptor.
+            stderr: File descriptor.
+            cwd: Where it runs.
+        """
+        assert self.fits(env), "the environment has what is read at import; start a fresh process"
+        ours, theirs = socket.socketpair()
+        with theirs, open(os.devnull, "rb") as nothing:
+            socket.send_fds(self._socket, [b"+"], [theirs.fileno(), nothing.fileno(), stdout, stderr])
+        ours.sendall(json.dumps({"argv": argv, "env": dict(env), "cwd": str(cwd)}).encode())
+        ours.shutdown(socket.SHUT_WR)
+        return Forked(argv, ours)
+
+    def close(self) -> None:
+        """End it, and all that it started."""
+        self._socket.close()
+        self._process.wait(timeout=20)
+
+
+class Forked:
+    """A started command; the part of ``subprocess.Popen`` that tests use. Killed at the end of a ``with`` block."""
+
+    def __init__(self, argv: list[str], connection: socket.socket) -> None:
+        self.argv, self._connection = argv, connection
+        self._said = b""
+        while b"\n" not in self._said:
+            part = connection.recv(64)
+            assert part, "the fork server is gone"
+            self._said += part
+        pid, _, self._said = self._said.partition(b"\n")
+        self.pid = int(pid)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Exit status, that of ``subprocess``; None while it runs."""
+        return self._ended(0.0)
+
+    def wait(self, timeout: float) -> int:
+        """Exit status; ``subprocess.TimeoutExpired`` when it takes longer."""
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.argv, timeout)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """To this process alone."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill_group(self, number: int = signal.SIGKILL) -> None:
+        """To it and all that it started in its session, also when it has ended before them."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill_group()
+        self.wait(20)
+        self._connection.close()
+
+    def _ended(self, timeout: float) -> int | None:
+        end = time.monotonic() + timeout
+        while self.returncode is None:
+            self._connection.settimeout(max(end - time.monotonic(), 0.0))
+            try:
+                part = self._connection.recv(64)
+            except (TimeoutError, BlockingIOError):
+                return None
+            assert part, "the fork server is gone"
+            self._said += part
+            if self._said.endswith(b"\n"):
+                self.returncode = os.waitstatus_to_exitcode(int(self._said))
+        return self.returncode
+
+
+def communicate(processes: Sequence[Forked], pipes: Sequence[int], timeout: float) -> tuple[list[str], bool]:
+    """What came out of each pipe until its last writer closed it, and whether that and all processes ended in time.
+
+    Args:
+        processes: That are waited for.
+        pipes: Ends to read from.
+        timeout: In seconds; after it the processes' groups are killed.
+    """
+    end = time.monotonic() + timeout
+    found = dict.fromkeys(pipes, b"")
+    ended = True
+    with selectors.DefaultSelector() as selector:
+        for pipe in pipes:
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(end - time.monotonic(), 0.0) if ended else 5.0)
+            if not ready:
+                if not ended:
+                    break  # what left the group still writes
+                ended = False
+                for process in processes:
+                    process.kill_group()
+            for key, _ in ready:
+                part = os.read(key.fd, 65536)
+                found[key.fd] += part
+                if not part:
+                    selector.unregister(key.fd)
+    for process in processes:
+        try:
+            process.wait(max(end - time.monotonic(), 0.0) if ended else 5.0)
+        except subprocess.TimeoutExpired:
+            ended = False
+    return [found[pipe].decode() for pipe in pipes], ended
+
+
+def rank_variables(processes: int) -> list[dict[str, str]]:
+    """What torchrun would set for each of its processes on one node."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    world |= {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_WORLD_SIZE": processes, "ROLE_NAME": "default"}
+    world |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
+    ranks = ({"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank} for rank in range(processes))
+    return [{name: str(value) for name, value in (world | rank).items()} for rank in ranks]
+
+
+# --- what follows runs in the fork server and its children ---
+
+
+def prepare() -> None:
+    """Import all that the scripts do, early or late, and see that no thread came of it."""
+    import gc
+    import importlib
+    import pkgutil
+
+    import boltcutter
+
+    for module in pkgutil.walk_packages(boltcutter.__path__, "boltcutter."):
+        importlib.import_module(module.name)
+    for name in LATE:
+        importlib.import_module(name)
+    tasks = Path("/proc/self/task")
+    threads = len(list(tasks.iterdir())) if tasks.is_dir() else 1
+    assert threads == 1, f"{threads} threads after importing; a fork would have only one of them"
+    gc.collect()
+    gc.freeze()  # a collection would copy the pages that children share
+
+
+def serve(control: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request. In a child, return its request; in the server, None when the other end is closed."""
+    children: dict[int, socket.socket] = {}
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    selector = selectors.DefaultSelector()
+    selector.register(woken, selectors.EVENT_READ)
+    selector.register(control, selectors.EVENT_READ)
+    control.sendall(b"r")
+    while True:
+        ready = [key.fd for key, _ in selector.select()]
+        if woken in ready:
+            os.read(woken, 4096)
+            _tell_ends(children)
+        if control.fileno() not in ready:
+            continue
+        data, files, _, _ = socket.recv_fds(control, 1, 4)
+        if not data:
+            for pid in children:
+                os.killpg(pid, signal.SIGKILL)
+            return None
+        connection = socket.socket(fileno=files[0])
+        request: dict[str, Any] = json.loads(connection.makefile("rb").read())
+        child = os.fork()
+        if child:
+            children[child] = connection
+            for file in files[1:]:
+                os.close(file)
+            continue
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        selector.close()
+        for other in (control, *children.values()):
+            other.close()
+        os.close(woken)
+        os.close(wake)
+        os.setsid()
+        for target, file in enumerate(files[1:]):
+            os.dup2(file, target)
+            os.close(file)
+        connection.sendall(f"{os.getpid()}\n".encode())
+        connection.close()
+        return request
+
+
+def _tell_ends(children: dict[int, socket.socket]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        with children.pop(pid) as connection, suppress(BrokenPipeError):  # perhaps nobody waits for it
+            connection.sendall(f"{status}\n".encode())
+
+
+def dress(request: dict[str, Any]) -> dict[str, Any]:
+    """Make this process look as if it had just been started; the namespace that its script is to run in."""
+    import numpy as np
+    from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
+
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    script = request["argv"][0]
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [str(Path(script).resolve().parent), *given, *(p for p in sys.path[1:] if p not in own)]
+    sys.argv[:] = request["argv"]
+    sys.orig_argv[:] = [sys.executable, *request["argv"]]
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    tempfile.tempdir = None
+    np.random.seed()
+    rank_zero_only.rank = _get_rank() or 0  # is read from the environment when it is imported
+    main = type(sys)("__main__")
+    main.__dict__.update(__file__=script, __builtins__=__builtins__)
+    sys.modules["__main__"] = main
+    return main.__dict__
+
+
+LATE = ["matplotlib.pyplot", "matplotlib.backends.backend_agg", "pandas", "sklearn.metrics", "wandb", "psutil"]
+
+if __name__ == "__main__":
+    this = sys.modules["__main__"]  # a module that nobody holds is emptied
+    prepare()
+    request = serve(socket.socket(fileno=int(sys.argv[1])))
+    if request:
+        scope = dress(request)
+        # Whatever this raises is left to the interpreter, as the end of every process is.
+        exec(compile(Path(request["argv"][0]).read_bytes(), request["argv"][0], "exec"), scope)
