@@ -76,7 +76,7 @@ def test_a_resumed_run_keeps_older_lines_and_does_later_ones_again(path: Path) -
         "0,,10.0,1.0,",
         "1,,9.0,1.0,",
         "2,,8.0,1.0,",
-        "3,,0.3,,2.0",
+        "3,,0.3,1.0,2.0",
         "4,,0.4,,",
     ]
 

@@ -135,7 +135,7 @@ class CSV(Logger):
         """Put a new file in place of the old, whose rows stay but for those that are done again."""
         columns, rows = self._read()
         if not self._columns and self._first is not None:
-            rows = {step: row for step, row in rows.items() if step < self._first}
+            rows = {step: row for step, row in rows.items() if step <= self._first}  # it may begin in mid-step
         for step, row in fresh.items():
             rows[step] = rows.get(step, {}) | row
         rows = dict(sorted(rows.items()))
