@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from boltcutter import checkpoint
-from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError, damage, initialize, misfit, newest, weights
+from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError, damage, newest
 
 STATE = {"state_dict": {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(2)}, "epoch": 3}
 
@@ -126,54 +124,3 @@ def test_a_damaged_newest_gives_way_to_the_one_before(saved: Path) -> None:
     assert newest(saved.parent, told.append) == str(saved)
     assert len(told) == 1
     assert "cut short" in told[0]
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda own: {"state_dict": {f"model.{k}": v for k, v in own.items()} | {"mean": torch.ones(1)}},
-        lambda own: own,
-        lambda own: {f"module.{k}": v for k, v in own.items()},
-        lambda own: {"model": {f"_orig_mod.{k}": v for k, v in own.items()}},
-        lambda own: {"state_dict": {f"model._orig_mod.module.{k}": v for k, v in own.items()}},
-        lambda own: {"model_state_dict": {k.replace("0.", "0._fsdp_wrapped_module."): v for k, v in own.items()}},
-    ],
-    ids=["lightning", "bare", "DataParallel", "compile", "compile+ddp", "FSDP"],
-)
-def test_foreign_files_are_understood(tmp_path: Path, write: Any) -> None:
-    given, model = nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2))
-    torch.save(write(given.state_dict()), tmp_path / "model.pt")
-    assert initialize(model, tmp_path / "model.pt") == []
-    assert torch.equal(model[0].weight, given[0].weight)
-
-
-def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
-    given = nn.ModuleDict({"body": nn.Linear(3, 3), "head": nn.Linear(3, 10), "old": nn.Linear(1, 1)})
-    model = nn.ModuleDict({"body": nn.Linear(3, 3), "head": nn.Linear(3, 2), "new": nn.Linear(1, 1)})
-    torch.save(given.state_dict(), tmp_path / "model.pt")
-    missing, unexpected, reshaped = initialize(model, tmp_path / "model.pt")
-    assert torch.equal(model["body"].weight, given["body"].weight)
-    assert missing == "2 missing: new.weight, new.bias"
-    assert unexpected == "2 unexpected: old.weight, old.bias"
-    assert reshaped == "2 of another shape: head.weight [10, 3] → [2, 3], head.bias [10] → [2]"
-
-
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    torch.save({"epoch": 3}, tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match="nothing in it fits the model"):
-        initialize(nn.Linear(1, 1), tmp_path / "model.pt")
-    assert weights({"epoch": 3}) == {}
-
-
-def test_another_model_or_optimizer_is_told(tmp_path: Path) -> None:
-    task: Any = nn.Linear(3, 2)
-    adam = torch.optim.Adam(task.parameters())
-    path = tmp_path / "last.ckpt"
-    torch.save({"state_dict": task.state_dict(), "optimizer_states": [adam.state_dict()]}, path)
-    task.optimizer = torch.optim.Adam
-    assert misfit(path, task) is None
-    task.optimizer = torch.optim.SGD
-    assert "optimizer settings are missing (dampening, momentum, nesterov)" in str(misfit(path, task))
-    other = nn.Linear(3, 5)
-    assert misfit(path, other) == "2 weights have another shape (weight, bias)"
-    assert checkpoint.misfit(path, nn.Sequential(task)) is not None

@@ -15,9 +15,7 @@ def folder_with(tmp_path: Path, name: str, **record: object) -> Path:
 
 
 def test_the_end_tells_metrics_time_and_what_is_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = folder_with(tmp_path, "run", test={"test/accuracy": 0.98765})
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "best.ckpt").touch()
+    folder = folder_with(tmp_path, "run", test={"test/accuracy": 0.98765}, best="checkpoints/best.ckpt")
     summary.end(folder)
     shown = capsys.readouterr().out
     for part in ("test/accuracy  0.9877", "1:02:03", "best.ckpt", f"evaluate.py run={folder}", f"resume={folder}"):

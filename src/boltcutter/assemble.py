@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from torch import nn
@@ -44,6 +45,8 @@ class Config:
         seed: Of weights, split, order and augmentation.
         runs: Where the folders of runs are made.
         folder: Of this run.
+        checkpoints: Folder or URL of its checkpoints.
+        checkpoint_io: How they are written and read.
         init_from: Weights to start from.
         test: Whether to measure the best checkpoint on the test split at the end.
         report: Whether to write report.html at the end.
@@ -64,6 +67,8 @@ class Config:
     seed: int = 0
     runs: Path = Path("runs")
     folder: Path | None = None
+    checkpoints: str | None = None
+    checkpoint_io: CheckpointIO | None = None
     init_from: Path | None = None
     test: bool = True
     report: bool = True

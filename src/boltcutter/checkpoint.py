@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import shutil
+import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import fsspec
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
-from torch import Tensor, nn
-
-# What torch.compile, FSDP and activation checkpointing put into names.
-WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 class CheckpointError(RuntimeError):
@@ -32,24 +33,31 @@ class AtomicCheckpointIO(CheckpointIO):
     A process killed at any moment, or a full disk, leaves the file that was there before. What is read is checked
     byte by byte against the checksums that it carries. Paths with a protocol (``s3://``) go through fsspec, whose
     stores show an object only when it is whole.
+
+    Args:
+        asynchronous: Write in a thread beside the training, which then waits only for a copy in memory. Files are
+            written in order, one at a time; a fault is raised at the next save, or when training ends.
     """
+
+    def __init__(self, *, asynchronous: bool = False) -> None:
+        self.asynchronous = asynchronous
+        self._snapshot = BytesIO()  # used again and again: fresh memory costs more than the copy
+        self._writer: ThreadPoolExecutor | None = None
+        self._pending: list[Future[None]] = []
+        self._used: set[Path] = set()  # folders that must not vanish
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write ``checkpoint``.
 
         Raises:
-            CheckpointError: It could not be written; what was there before is untouched.
+            CheckpointError: It could not be written, or the one before; what was there before is untouched.
         """
-        try:
-            if "://" in str(path):
-                buffer = BytesIO()
-                torch.save(checkpoint, buffer)
-                store, place = fsspec.url_to_fs(str(path))
-                store.pipe_file(place, buffer.getvalue())
-            else:
-                _write(checkpoint, Path(path))
-        except (OSError, RuntimeError) as error:  # torch gives a full disk as RuntimeError
-            raise CheckpointError(_why_not_written(path, error)) from error
+        self.wait()
+        if not self.asynchronous and not _is_url(path):
+            return self._write(path, lambda file: torch.save(checkpoint, file))
+        self._snapshot.seek(0)
+        torch.save(checkpoint, self._snapshot)
+        return self._do(partial(self._write_snapshot, path, self._snapshot.tell()))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = True
@@ -59,6 +67,7 @@ class AtomicCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: It is not there, not whole, or more than data.
         """
+        self.wait()
         found = load(path, map_location)
         if "state_dict" not in found:
             raise CheckpointError(
@@ -67,146 +76,243 @@ class AtomicCheckpointIO(CheckpointIO):
         return found
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete the file, if it is there."""
-        store, place = fsspec.url_to_fs(str(path))
-        if store.exists(place):
-            store.rm(place, recursive=True)
+        """Delete the file, if it is there; never before the one that replaces it is written."""
+        earlier = list(self._pending)
+
+        def remove() -> None:
+            if all(job.exception() is None for job in earlier):
+                with _told(path):
+                    store, place = _store(path)
+                    if store.exists(place):
+                        store.rm(place, recursive=True)
+
+        self._do(remove)
+
+    def wait(self) -> None:
+        """Return once all that was saved is written.
+
+        Raises:
+            CheckpointError: It could not be.
+        """
+        pending, self._pending = self._pending, []
+        for job in pending:
+            job.result()
+
+    def teardown(self) -> None:
+        """Write what is left."""
+        failing = sys.exc_info()[1] is not None
+        try:
+            self.wait()
+        except CheckpointError as error:
+            if not failing:
+                raise
+            print(f"error: {error}", file=sys.stderr)  # beside what ended the training
+        finally:
+            if self._writer:
+                self._writer.shutdown()
+                self._writer = None
+
+    def _do(self, job: Callable[[], None]) -> None:
+        if not self.asynchronous:
+            return job()
+        self._writer = self._writer or ThreadPoolExecutor(1, "checkpoint")
+        return self._pending.append(self._writer.submit(job))
+
+    def _write_snapshot(self, path: str | Path, size: int) -> None:
+        with self._snapshot.getbuffer() as memory, memory[:size] as content:
+            if not _is_url(path):
+                return self._write(path, lambda file: file.write(content))
+            try:
+                store, place = _store(path)
+                store.pipe_file(place, bytes(content))
+            except Exception as error:  # each store has its own
+                raise CheckpointError(_why_not_written(path, error)) from error
+
+    def _write(self, path: str | Path, dump: Callable[[IO[bytes]], object]) -> None:
+        folder = Path(path).parent
+        try:
+            if folder not in self._used:
+                folder.mkdir(parents=True, exist_ok=True)
+            _write_atomically(Path(path), dump)
+        except (OSError, RuntimeError) as error:  # torch gives a full disk as RuntimeError
+            raise CheckpointError(_why_not_written(path, error)) from error
+        self._used.add(folder)
 
 
 def load(path: str | Path, map_location: Any = "cpu", *, peek: bool = False) -> dict[str, Any]:
     """Read a file of tensors and plain types, after checking that it is whole.
 
     Args:
-        path: Of the file.
+        path: Of the file; a URL as well.
         map_location: Where tensors go, as for ``torch.load``.
-        peek: Known to be whole, and asked for names and shapes: tensors of a local file are read when they are used.
+        peek: Known to be whole: tensors of a local file are read when they are used.
 
     Raises:
         CheckpointError: It is not there, not whole, or more than data.
     """
-    fault = None if peek else damage(path)
-    if fault:
-        raise CheckpointError(f"{path}: {fault}; take another checkpoint")
-    local = "://" not in str(path)
-    with fsspec.open(str(path), "rb") as file:
-        try:
-            source: Any = str(path) if local else file
-            found = torch.load(source, map_location=map_location, weights_only=True, mmap=peek and local)
-        except (pickle.UnpicklingError, RuntimeError) as error:
-            why = " ".join(str(error).split("\n")[-1].split()) or type(error).__name__
-            raise CheckpointError(
-                f"{path}: holds more than tensors and plain types, so it is not read ({why})"
-            ) from None
+    with _told(path), _opened(path) as file:
+        fault = None if peek and file else _fault(file)
+        if fault or file is None:
+            raise CheckpointError(f"{path}: {fault}; take another checkpoint")
+        lazily = peek and not _is_url(path)
+        return _unpickled(path, str(path) if lazily else file, map_location=map_location, mmap=lazily)
+
+
+def outline(path: str | Path) -> dict[str, Any]:
+    """Names, shapes and plain values of a checkpoint; of tensors nothing is read. Raises as ``load`` does."""
+    with _told(path), _opened(path, whole=False) as file:
+        if file is None:
+            raise CheckpointError(f"{path}: no such file; take another checkpoint")
+        return _unpickled(path, file, map_location="meta")
+
+
+def damage(path: str | Path) -> str | None:
+    """What is wrong with a file, by size, form and checksums; None if nothing is."""
+    with _told(path), _opened(path) as file:
+        return _fault(file)
+
+
+def newest(place: str | Path, say: Callable[[str], None] = print) -> str | None:
+    """The whole checkpoint named ``last…`` that has come furthest; a damaged one is passed over, and told.
+
+    Args:
+        place: A folder, or a URL.
+        say: Told of each damaged file.
+
+    Raises:
+        CheckpointError: The store behind the URL cannot be reached.
+    """
+    # By steps, since a store's clock may tell only seconds. What cannot be read is shown first, to be passed over.
+    return _first_whole(_files(place, "last*.ckpt"), lambda found: found.get("global_step", 0), say)
+
+
+def best(place: str | Path, say: Callable[[str], None] = print) -> str | None:
+    """The whole checkpoint named ``best…`` with the best score; without one the newest. As ``newest`` otherwise."""
+
+    def score(found: Mapping[str, Any]) -> float:
+        known = found.get("best", {"mode": "max", "score": -math.inf})
+        return float(known["score"] if known["mode"] == "max" else -known["score"])
+
+    return _first_whole(_files(place, "best*.ckpt"), score, say) or newest(place, say)
+
+
+def names(place: str | Path) -> list[str]:
+    """Of all checkpoints there."""
+    return sorted(path.rpartition("/")[2] for path in _files(place, "*.ckpt"))
+
+
+def check_place(place: str | Path) -> None:
+    """See that checkpoints can be written, before hours are spent on the first.
+
+    Raises:
+        CheckpointError: They cannot.
+    """
+    probe = f"{place}/.probe-{os.getpid()}"
+    try:
+        store, path = _store(probe)
+        if not _is_url(place):
+            Path(place).mkdir(parents=True, exist_ok=True)
+        store.pipe_file(path, b"can be written")
+        store.rm_file(path)
+    except Exception as error:  # each store has its own
+        raise CheckpointError(f"checkpoints={place}: cannot be written ({_text(error)}); {_remedy(place)}") from error
+
+
+def _is_url(path: str | Path) -> bool:
+    return "://" in str(path)
+
+
+def _store(path: str | Path) -> tuple[Any, str]:
+    store, place = fsspec.url_to_fs(str(path))
+    store.invalidate_cache()  # what another process, or another thread, has written
+    return store, place
+
+
+@contextmanager
+def _opened(path: str | Path, *, whole: bool = True) -> Iterator[IO[bytes] | None]:
+    """A file to read, or None; what is behind a URL is fetched at once, or only those parts that are asked for."""
+    store, place = _store(path)
+    if not store.isfile(place):
+        yield None
+    elif _is_url(path) and whole:
+        yield BytesIO(store.cat_file(place))
+    else:
+        with store.open(place, "rb", block_size=2**20) as file:
+            yield file
+
+
+def _unpickled(path: str | Path, source: Any, **options: Any) -> dict[str, Any]:
+    try:
+        found = torch.load(source, weights_only=True, **options)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        why = " ".join(str(error).split("\n")[-1].split()) or type(error).__name__
+        raise CheckpointError(f"{path}: holds more than tensors and plain types, so it is not read ({why})") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: holds a {type(found).__name__}, not a checkpoint; take another file")
     return found
 
 
-def damage(path: str | Path) -> str | None:
-    """What is wrong with a file, by size, form and checksums; None if nothing is."""
-    store, place = fsspec.url_to_fs(str(path))
-    if not store.isfile(place):
+def _fault(file: IO[bytes] | None) -> str | None:
+    if file is None:
         return "no such file"
-    if store.size(place) == 0:
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
         return "the file is empty"
-    with store.open(place, "rb") as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                broken = archive.testzip()
-        except (zipfile.BadZipFile, OSError, EOFError, ValueError):
-            return f"not a checkpoint, or cut short ({store.size(place)} bytes)"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError):
+        return f"not a checkpoint, or cut short ({size} bytes)"
+    file.seek(0)
     return f"damaged at its record {broken}" if broken else None
 
 
-def newest(folder: str | Path, say: Callable[[str], None] = print) -> str | None:
-    """The newest whole checkpoint named ``last…`` in a folder, or under a URL; a damaged one is passed over, and told.
+def _files(place: str | Path, pattern: str) -> list[str]:
+    """Paths or URLs, the last written first."""
+    with _told(place):
+        store, folder = _store(place)
+        found = sorted(store.glob(f"{folder}/{pattern}"), key=store.modified, reverse=True)
+        return [str(store.unstrip_protocol(file)) if _is_url(place) else str(file) for file in found]
 
-    Args:
-        folder: Where to look.
-        say: Told of each damaged file.
-    """
-    store, place = fsspec.url_to_fs(str(folder))
-    for file in sorted(store.glob(f"{place}/last*.ckpt"), key=store.modified, reverse=True):
-        path = str(store.unstrip_protocol(file)) if "://" in str(folder) else str(file)
+
+def _first_whole(
+    paths: list[str], merit: Callable[[Mapping[str, Any]], float], say: Callable[[str], None]
+) -> str | None:
+    def known(path: str) -> float:
+        try:
+            return merit(outline(path))
+        except CheckpointError:
+            return math.inf
+
+    for path in sorted(paths, key=known, reverse=True) if len(paths) > 1 else paths:
         fault = damage(path)
         if fault is None:
             return path
-        say(f"warning: {path}: {fault}; taking the one before")
+        say(f"warning: {path}: {fault}; taking another")
     return None
 
 
-def weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The model's own weights in any file that training programs write.
-
-    Understood are Lightning's checkpoints, bare state dicts, ``{"model": …}`` and ``{"state_dict": …}``, with the
-    prefixes that DataParallel, ``torch.compile``, FSDP and a LightningModule's ``model.`` put before each key.
-    """
-    inner = next((found[key] for key in ("state_dict", "model", "model_state_dict") if key in found), found)
-    plain = {}
-    for key, value in inner.items():
-        if isinstance(value, Tensor):
-            plain[".".join(part for part in key.split(".") if part not in WRAPPERS)] = value
-    for outer in ("module.", "model.", "module."):  # DataParallel around or inside a LightningModule
-        if any(key.startswith(outer) for key in plain):
-            plain = {key.removeprefix(outer): value for key, value in plain.items() if key.startswith(outer)}
-    return plain
+@contextmanager
+def _told(path: str | Path) -> Iterator[None]:
+    """What a store behind a URL raises becomes one line; each has errors of its own."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        if not _is_url(path):
+            raise
+        raise CheckpointError(f"{path}: cannot be reached ({_text(error)}); {_remedy(path)}") from error
 
 
-def initialize(model: nn.Module, path: str | Path) -> list[str]:
-    """Give ``model`` the weights of a file, where names and shapes fit.
-
-    Returns:
-        A line for each kind of weight that was left alone: missing, unexpected, of another shape.
-
-    Raises:
-        CheckpointError: The file cannot be read, or nothing in it fits.
-    """
-    given, own = weights(load(path)), model.state_dict()
-    fitting = {key: value for key, value in given.items() if key in own and own[key].shape == value.shape}
-    if not fitting:
-        some = ", ".join(list(given)[:3]) or "no weights"
-        raise CheckpointError(f"init_from={path}: nothing in it fits the model (it has {some} …); take another file")
-    model.load_state_dict(fitting, strict=False)
-    reshaped = [f"{k} {list(given[k].shape)} → {list(own[k].shape)}" for k in given if k in own and k not in fitting]
-    kinds = {
-        "missing": [key for key in own if key not in given],
-        "unexpected": [key for key in given if key not in own],
-        "of another shape": reshaped,
-    }
-    return [f"{len(keys)} {kind}: {_some(keys)}" for kind, keys in kinds.items() if keys]
-
-
-def misfit(path: str | Path, task: nn.Module) -> str | None:
-    """In one line, why training cannot go on from a checkpoint with this task; None if it can.
-
-    Compared are names and shapes of the weights, and the settings that the optimizer keeps for each group.
-    """
-    found = load(path, peek=True)
-    given, own = found.get("state_dict", {}), task.state_dict()
-    kinds = {
-        "weights are missing": [key for key in own if key not in given],
-        "weights are unexpected": [key for key in given if key not in own],
-        "weights have another shape": [key for key in own if key in given and given[key].shape != own[key].shape],
-    }
-    make: Any = getattr(task, "optimizer", None)
-    if make is not None and found.get("optimizer_states"):
-        then = found["optimizer_states"][0]["param_groups"][0].keys()  # with what schedulers have added
-        now = make([nn.Parameter(torch.zeros(1))]).param_groups[0].keys()
-        kinds["optimizer settings are missing"] = sorted(now - then)
-    return "; ".join(f"{len(keys)} {kind} ({_some(keys)})" for kind, keys in kinds.items() if keys) or None
-
-
-def _some(keys: list[str]) -> str:
-    return ", ".join(keys[:3]) + (" …" if len(keys) > 3 else "")
-
-
-def _write(checkpoint: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _write_atomically(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
+    for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed
+        left.unlink()
     # In the same folder: a rename from another disk would be a copy, which a kill can cut short.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(draft, "wb") as file:
-            torch.save(checkpoint, file)
+            dump(file)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
@@ -220,6 +326,21 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def _why_not_written(path: str | Path, error: Exception) -> str:
-    there = next((p for p in Path(path).parents if p.is_dir()), Path("/"))
-    free = "" if "://" in str(path) else f"; {shutil.disk_usage(there).free / 2**20:,.0f} MiB are free there"
-    return f"{path}: not written ({' '.join(str(error).split())}){free}; the checkpoint before it is untouched"
+    if _is_url(path):
+        return f"{path}: not written ({_text(error)}); the checkpoint before it is untouched; {_remedy(path)}"
+    folder = Path(path).parent
+    there = next((p for p in folder.resolve().parents if p.is_dir()), Path("/")) if not folder.is_dir() else folder
+    free = f"{shutil.disk_usage(there).free / 2**20:,.0f} MiB are free there"
+    if isinstance(error, FileNotFoundError) and not folder.is_dir():
+        return f"{path}: not written: the folder has vanished, with the checkpoints in it; {free}"
+    return f"{path}: not written ({_text(error)}); {free}; the checkpoint before it is untouched"
+
+
+def _text(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _remedy(place: str | Path) -> str:
+    if not _is_url(place):
+        return "free some space, or say checkpoints=<another folder>"
+    return "see that the store is there and that its variables (AWS_…) are set, or say checkpoints=<folder or URL>"

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from boltcutter import run, summary
 from boltcutter.assemble import Parts, assemble, check_cfg
+from boltcutter.checkpoint import CheckpointError, best, damage, names, newest
 from boltcutter.config import ConfigError, hint
-from boltcutter.environment.process import leaving_together
+from boltcutter.environment.process import is_first, leaving_together
 from boltcutter.quiet import quiet
 
 WORST = 24  # errors whose inputs are kept to be looked at
@@ -46,27 +47,32 @@ def main(configs: Path, words: list[str]) -> None:
     output = Path(special.get("output") or folder / "evaluation" / name)
     parts = assemble(cfg, logs=False)
     with leaving_together():
-        scores = score(parts, find_checkpoint(folder, special.get("ckpt", "best")), output, split)
+        scores = score(parts, find_checkpoint(cfg.checkpoints, special.get("ckpt", "best")), output, split)
         if parts.trainer.is_global_zero:
             summary.evaluation(output, scores)
 
 
-def find_checkpoint(folder: Path, which: str) -> Path:
-    """``best``, ``last``, or a path.
+def find_checkpoint(place: str, which: str) -> str:
+    """``best``, ``last``, the name of one of the run's checkpoints, a path or a URL.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is none, or it is damaged.
     """
-    path = folder / "checkpoints" / f"{which}.ckpt" if which in ("best", "last") else Path(which)
-    if which == "best" and not path.is_file():
-        path = folder / "checkpoints" / "last.ckpt"  # a run that monitors nothing
-    if not path.is_file():
-        known = ", ".join(sorted(file.name for file in (folder / "checkpoints").glob("*.ckpt"))) or "none yet"
-        raise ConfigError(f"ckpt={which}: {path} is not there (the run has: {known})")
-    return path
+    try:
+        known = names(place)
+        if which in ("best", "last"):
+            found = (best if which == "best" else newest)(place, print if is_first() else lambda told: None)
+        else:
+            found = f"{place}/{which}" if which in known else which
+        fault = damage(found) if found else "none is there"
+    except CheckpointError as error:
+        raise ConfigError(f"ckpt={which}: {error}") from error
+    if found is None or fault:
+        raise ConfigError(f"ckpt={which}: {fault} (the run has: {', '.join(known) or 'none yet'})")
+    return found
 
 
-def score(parts: Parts, checkpoint: Path | None, output: Path, split: str = "test") -> dict[str, float]:
+def score(parts: Parts, checkpoint: str | None, output: Path, split: str = "test") -> dict[str, float]:
     """Measure ``checkpoint`` on a split and write ``output``: metrics, tables, predictions, a picture, worst errors.
 
     Args:

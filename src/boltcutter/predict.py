@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter import run
 from boltcutter.assemble import Parts, assemble, check_cfg, told_in_one_line
+from boltcutter.checkpoint import load
 from boltcutter.config import ConfigError
 from boltcutter.evaluate import find_checkpoint
 from boltcutter.quiet import quiet
@@ -36,7 +37,7 @@ def main(configs: Path, words: list[str]) -> None:
         raise ConfigError(f"input={missing[0]}: no such file or folder; give files that are there")
     check_cfg(cfg)
     parts = assemble(cfg, logs=False)
-    table = predict(parts, find_checkpoint(folder, special.get("ckpt", "best")), inputs)
+    table = predict(parts, find_checkpoint(cfg.checkpoints, special.get("ckpt", "best")), inputs)
     if parts.trainer.is_global_zero:
         output = Path(special.get("output") or folder / "predictions.csv")
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -44,14 +45,14 @@ def main(configs: Path, words: list[str]) -> None:
         print(f"{len(table)} predictions: {output}")
 
 
-def predict(parts: Parts, checkpoint: Path, inputs: list[Path]) -> pd.DataFrame:
+def predict(parts: Parts, checkpoint: str, inputs: list[Path]) -> pd.DataFrame:
     """A line for each sample in ``inputs``: its name and prediction, and the probability of each class.
 
     Raises:
         ConfigError: The data module cannot read an input.
     """
     data: Any = parts.data
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    state = load(checkpoint)
     data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
     with told_in_one_line():
         samples, names = data.read(inputs)

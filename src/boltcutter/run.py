@@ -51,8 +51,9 @@ def read_words(configs: Path, words: Sequence[str]) -> DictConfig:
         return compose(configs, rest)
     ((verb, text),) = special.items()
     cfg = reopen(configs, Path(text), rest)
-    cfg.resume, cfg.reproduce = (text, None) if verb == "resume" else (None, text)
+    cfg.resume = text if verb == "resume" else None
     if verb == "reproduce":
+        cfg.reproduce = text
         cfg.folder = next((word.partition("=")[2] for word in rest if word.startswith("folder=")), None)
     return cfg
 
@@ -108,20 +109,37 @@ def write_atomically(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def last_checkpoint(folder: Path) -> str | None:
-    """Where the run would go on from: its newest whole checkpoint."""
-    from boltcutter.checkpoint import newest  # imports torch, which --print does without
+def last_checkpoint(place: str) -> str | None:
+    """Where a run with its checkpoints there would go on from: the newest whole one.
 
-    return newest(folder / "checkpoints", print if is_first() else lambda told: None)
+    Raises:
+        ConfigError: There is no such store, or it cannot be reached.
+    """
+    from boltcutter.checkpoint import CheckpointError, newest  # imports torch, which --print does without
+
+    try:
+        return newest(place, print if is_first() else lambda told: None)
+    except CheckpointError as error:
+        raise ConfigError(f"checkpoints={error}") from error
 
 
-def create(cfg: DictConfig) -> None:
-    """Make the folder with ``config.yaml`` and ``record.json``; one process does this."""
+def freeze(cfg: DictConfig, **facts: Any) -> None:
+    """Make the folder with ``config.yaml``, and what is known before the run begins in ``record.json``."""
     folder = Path(cfg.folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.yaml", as_yaml(public(cfg)))
-    if (folder / "record.json").is_file():
-        update_record(folder, config=plain(cfg))  # a resumed run may have been given new words
+    facts["config"] = plain(cfg)  # a resumed run may have been given new words
+    if not (folder / "record.json").is_file():
+        facts |= {"id": folder.name, "name": cfg.name, "command": shlex.join(sys.argv), "seed": cfg.seed}
+        facts |= {"reproduces": cfg.reproduce, "attempts": []}
+    update_record(folder, **facts)
+
+
+def create(cfg: DictConfig) -> None:
+    """Make the folder, if a launcher has not, and record what trains; one process does this."""
+    freeze(cfg)
+    folder = Path(cfg.folder)
+    if "git" in read_record(folder):
         return
     source = git_state(Path(__file__).parent)
     patch = source.pop("patch")
@@ -129,17 +147,10 @@ def create(cfg: DictConfig) -> None:
         (folder / "code.patch").write_text(patch)
     update_record(
         folder,
-        id=folder.name,
-        name=cfg.name,
-        command=shlex.join(sys.argv),
-        config=plain(cfg),
-        seed=cfg.seed,
         git=source | {"patch": "code.patch" if patch else None},
         packages=packages(),
         python=platform.python_version(),
         hardware=hardware(),
-        reproduces=cfg.reproduce,
-        attempts=[],
     )
 
 

@@ -42,8 +42,7 @@ def end(folder: Path) -> None:
     started, ended = (datetime.fromisoformat(last[key]) for key in ("start", "end"))
     metrics = record.get("test") or record.get("metrics", {})
     rows: dict[str, str | None] = {name: _number(value) for name, value in sorted(metrics.items())}
-    best = folder / "checkpoints" / "best.ckpt"
-    rows["best"] = str(best) if best.is_file() else None
+    rows["best"] = record.get("best")
     rows["time"] = str(ended - started)
     report = folder / "report.html"
     rows["report"] = str(report) if report.is_file() else None

@@ -12,21 +12,22 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter import run, summary
 from boltcutter.assemble import Parts, assemble, read, told_in_one_line
-from boltcutter.checkpoint import CheckpointError, initialize, misfit
+from boltcutter.checkpoint import CheckpointError, best, check_place
 from boltcutter.config import ConfigError, DictConfig, public
 from boltcutter.environment.identity import run_id
 from boltcutter.environment.process import leaving_together
 from boltcutter.quiet import quiet
+from boltcutter.weights import initialize, misfit
 
 
 def main(configs: Path, words: list[str]) -> None:
     """Train as the words say."""
     quiet()
     cfg = read(configs, words)
-    if cfg.folder and not cfg.resume and run.last_checkpoint(Path(cfg.folder)):
-        raise ConfigError(
-            f"folder={cfg.folder} holds a run; say resume={cfg.folder} to go on with it, or choose another"
-        )
+    if not cfg.resume and run.last_checkpoint(cfg.checkpoints):
+        inside = cfg.folder and cfg.checkpoints.startswith(f"{cfg.folder}/")
+        key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
+        raise ConfigError(f"{key}={cfg[key]} holds a run; say resume={its} to go on with it, or choose another")
     with run_id() as name, leaving_together():
         cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / name)
         train(cfg)
@@ -40,7 +41,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     """
     folder = Path(cfg.folder)
     L.seed_everything(cfg.seed, verbose=False)
-    checkpoint = run.last_checkpoint(folder)
+    checkpoint = run.last_checkpoint(cfg.checkpoints)
     parts = assemble(cfg, [Recorder(cfg)])
     load_early(parts)
     begin_from(parts, cfg, checkpoint)
@@ -59,9 +60,10 @@ def train(cfg: DictConfig) -> dict[str, float]:
         stack.enter_context(run.attempt(folder, writes=first, **facts))
         parts.trainer.fit(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         metrics = final_metrics(parts.trainer)
-        scores = test(parts, folder) if cfg.test else {}
+        kept = best_kept(parts.trainer, cfg.checkpoints)
+        scores = test(parts, folder, kept) if cfg.test else {}
         if first:
-            run.update_record(folder, metrics=metrics, test=scores)
+            run.update_record(folder, best=kept, metrics=metrics, test=scores)
     if first:
         summary.end(folder)
         if cfg.reproduce:
@@ -70,12 +72,14 @@ def train(cfg: DictConfig) -> dict[str, float]:
 
 
 def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None) -> None:
-    """See that ``checkpoint`` fits before anything starts, or load ``init_from``.
+    """See that checkpoints can be written and ``checkpoint`` fits before anything starts, or load ``init_from``.
 
     Raises:
-        ConfigError: It does not fit, or cannot be read.
+        ConfigError: They cannot; it does not fit, or cannot be read.
     """
     try:
+        if parts.trainer.is_global_zero and parts.trainer.checkpoint_callbacks:
+            check_place(cfg.checkpoints)
         if checkpoint:
             fault = misfit(checkpoint, parts.task)
             if fault:
@@ -88,12 +92,17 @@ def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None) -> None:
         raise ConfigError(str(error)) from error
 
 
-def test(parts: Parts, folder: Path) -> dict[str, float]:
-    """Metrics of the best checkpoint on the test split; of the weights as they are where none was kept."""
-    from boltcutter.evaluate import find_checkpoint, score  # its libraries would hold up the first step
+def best_kept(trainer: L.Trainer, place: str) -> str | None:
+    """The best checkpoint as the first rank finds it, which has written them; None where there is none."""
+    found: str | None = trainer.strategy.broadcast(best(place) if trainer.is_global_zero else None)
+    return found
 
-    kept = any((folder / "checkpoints").glob("*.ckpt"))
-    return score(parts, find_checkpoint(folder, "best") if kept else None, folder / "evaluation" / "test")
+
+def test(parts: Parts, folder: Path, checkpoint: str | None) -> dict[str, float]:
+    """Metrics of a checkpoint on the test split; without one, of the weights as they are."""
+    from boltcutter.evaluate import score  # its libraries would hold up the first step
+
+    return score(parts, checkpoint, folder / "evaluation" / "test")
 
 
 def write_report(folder: Path) -> None:
@@ -147,12 +156,15 @@ class Recorder(Callback):
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
+        self.made_by: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Fingerprint the data, give the configuration to the loggers, and show what is about to happen."""
         if not trainer.is_global_zero:
             return
         folder = Path(self.cfg.folder)
+        record = run.read_record(folder)
+        self.made_by = {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
         data = trainer.datamodule  # type: ignore[attr-defined]
         if hasattr(data, "fingerprint"):
             run.update_record(folder, data=data.fingerprint())
@@ -165,6 +177,4 @@ class Recorder(Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Say which run and which code made the checkpoint."""
-        record = run.read_record(Path(self.cfg.folder))
-        code = {name: record["git"][name] for name in ("commit", "dirty")}
-        checkpoint["boltcutter"] = {"run": record["id"], **code}
+        checkpoint["boltcutter"] = self.made_by

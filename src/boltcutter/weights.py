@@ -1,0 +1,80 @@
+"""The weights in files that any training program has written, and whether they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from boltcutter.checkpoint import CheckpointError, load, outline
+
+# What torch.compile, FSDP and activation checkpointing put into names.
+WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+def weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The model's own weights in any file that training programs write.
+
+    Understood are Lightning's checkpoints, bare state dicts, ``{"model": …}`` and ``{"state_dict": …}``, with the
+    prefixes that DataParallel, ``torch.compile``, FSDP and a LightningModule's ``model.`` put before each key.
+    """
+    inner = next((found[key] for key in ("state_dict", "model", "model_state_dict") if key in found), found)
+    plain = {}
+    for key, value in inner.items():
+        if isinstance(value, Tensor):
+            plain[".".join(part for part in key.split(".") if part not in WRAPPERS)] = value
+    for outer in ("module.", "model.", "module."):  # DataParallel around or inside a LightningModule
+        if any(key.startswith(outer) for key in plain):
+            plain = {key.removeprefix(outer): value for key, value in plain.items() if key.startswith(outer)}
+    return plain
+
+
+def initialize(model: nn.Module, path: str | Path) -> list[str]:
+    """Give ``model`` the weights of a file, where names and shapes fit.
+
+    Returns:
+        A line for each kind of weight that was left alone: missing, unexpected, of another shape.
+
+    Raises:
+        CheckpointError: The file cannot be read, or nothing in it fits.
+    """
+    given, own = weights(load(path)), model.state_dict()
+    fitting = {key: value for key, value in given.items() if key in own and own[key].shape == value.shape}
+    if not fitting:
+        some = ", ".join(list(given)[:3]) or "no weights"
+        raise CheckpointError(f"init_from={path}: nothing in it fits the model (it has {some} …); take another file")
+    model.load_state_dict(fitting, strict=False)
+    reshaped = [f"{k} {list(given[k].shape)} → {list(own[k].shape)}" for k in given if k in own and k not in fitting]
+    kinds = {
+        "missing": [key for key in own if key not in given],
+        "unexpected": [key for key in given if key not in own],
+        "of another shape": reshaped,
+    }
+    return [f"{len(keys)} {kind}: {_some(keys)}" for kind, keys in kinds.items() if keys]
+
+
+def misfit(path: str | Path, task: nn.Module) -> str | None:
+    """In one line, why training cannot go on from a checkpoint with this task; None if it can.
+
+    Compared are names and shapes of the weights, and the settings that the optimizer keeps for each group.
+    """
+    found = outline(path)
+    given, own = found.get("state_dict", {}), task.state_dict()
+    kinds = {
+        "weights are missing": [key for key in own if key not in given],
+        "weights are unexpected": [key for key in given if key not in own],
+        "weights have another shape": [key for key in own if key in given and given[key].shape != own[key].shape],
+    }
+    make: Any = getattr(task, "optimizer", None)
+    if make is not None and found.get("optimizer_states"):
+        then = found["optimizer_states"][0]["param_groups"][0].keys()  # with what schedulers have added
+        now = make([nn.Parameter(torch.zeros(1))]).param_groups[0].keys()
+        kinds["optimizer settings are missing"] = sorted(now - then)
+    return "; ".join(f"{len(keys)} {kind} ({_some(keys)})" for kind, keys in kinds.items() if keys) or None
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (" …" if len(keys) > 3 else "")
