@@ -25,7 +25,14 @@ class Spoilt(L.LightningModule):
         return loss * self.value if batch_idx in self.bad else loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=0.1)
+        return torch.optim.AdamW(self.parameters(), lr=0.1, fused=True)
+
+
+class Later(Guard):
+    """As on CUDA: the optimizer passes over the step itself, and the guard learns of it at the next one."""
+
+    def _late(self, norm: Tensor, optimizer: torch.optim.Optimizer) -> bool:
+        return True
 
 
 def fit(module: L.LightningModule, guard: Guard, **options: Any) -> None:
@@ -45,11 +52,12 @@ def fit(module: L.LightningModule, guard: Guard, **options: Any) -> None:
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*smaller than the logging")
 
 
+@pytest.mark.parametrize("kind", [Guard, Later])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_training_stops_with_the_weights_of_the_step_before(tmp_path: Path, value: float) -> None:
+def test_training_stops_with_the_weights_of_the_step_before(tmp_path: Path, kind: type[Guard], value: float) -> None:
     module = Spoilt({3}, value)
     with pytest.raises(NonFinite) as error:
-        fit(module, Guard(tmp_path))
+        fit(module, kind(tmp_path))
     assert torch.equal(module.layer.weight, module.steps[3])
     for part in ("layer.weight, layer.bias", "epoch 0, batch 3", "those of step 3", "nonfinite-rank-0.pt"):
         assert part in str(error.value)
@@ -57,20 +65,27 @@ def test_training_stops_with_the_weights_of_the_step_before(tmp_path: Path, valu
     assert torch.equal(torch.load(tmp_path / "nonfinite-rank-0.pt", weights_only=True), torch.eye(2))
 
 
-def test_some_steps_are_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Guard, Later])
+def test_some_steps_are_passed_over(tmp_path: Path, kind: type[Guard]) -> None:
     module = Spoilt({1, 2, 4})
     with pytest.warns(UserWarning, match="passing over step"):
-        fit(module, Guard(tmp_path, skip=2))
+        fit(module, kind(tmp_path, skip=2))
     assert torch.equal(module.steps[1], module.steps[2])
     assert torch.equal(module.steps[2], module.steps[3])
     assert not torch.equal(module.steps[3], module.steps[4])
     assert module.layer.weight.isfinite().all()
 
 
-def test_but_not_more_in_a_row_than_allowed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Guard, Later])
+def test_but_not_more_in_a_row_than_allowed(tmp_path: Path, kind: type[Guard]) -> None:
     with pytest.warns(UserWarning, match="in a row"), pytest.raises(NonFinite, match="batch 3"):
-        fit(Spoilt({1, 2, 3}), Guard(tmp_path, skip=2, keep_batch=False))
+        fit(Spoilt({1, 2, 3}), kind(tmp_path, skip=2, keep_batch=False))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_last_step_is_looked_at_too(tmp_path: Path) -> None:
+    with pytest.raises(NonFinite, match="batch 5"):
+        fit(Spoilt({5}), Later(tmp_path))
 
 
 def test_a_finite_training_is_let_alone(tmp_path: Path) -> None:
@@ -90,3 +105,32 @@ def test_a_run_stops_on_all_ranks_with_one_line_and_a_finite_checkpoint(
     for file in (tmp_path / "run" / "checkpoints").glob("*.ckpt"):
         for value in torch.load(file, weights_only=True)["state_dict"].values():
             assert value.isfinite().all()
+
+
+RANKS = """
+import os, lightning as L, torch
+from boltcutter.callback.guard import Guard, Uneven
+
+class Task(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+    def training_step(self, batch, batch_idx):
+        return self.weight.sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+trainer = L.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, callbacks=[Guard("unused")],
+)
+try:
+    trainer.fit(Task(), torch.utils.data.DataLoader(torch.zeros(3 + int(os.environ["RANK"]), 1), 1))
+except Uneven as error:
+    print(error)
+"""
+
+
+def test_ranks_with_different_numbers_of_batches_do_not_begin(two_ranks: Script) -> None:
+    done = two_ranks(RANKS)
+    assert done.stdout.count("shared out unevenly (rank 0 has 3, rank 1 has 4); give each rank as many") == 2

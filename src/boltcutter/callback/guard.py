@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 from torch.optim import Optimizer
 
 
@@ -18,11 +19,30 @@ class NonFinite(RuntimeError):
     explains_itself = True  # needs no traceback
 
 
+class Uneven(RuntimeError):
+    """Ranks have different numbers of batches; one would wait for the others for ever."""
+
+    explains_itself = True
+
+
+class Look(NamedTuple):
+    """What was measured before a step, and where."""
+
+    norms: Tensor  # of each gradient
+    parameters: list[Tensor]
+    ready: torch.cuda.Event | None  # None: at once
+    batch: Any
+    epoch: int
+    batch_idx: int
+    step: int
+
+
 class Guard(Callback):
     """Look at the gradient before each optimizer step; stop, or pass over the step, when it is not finite.
 
     Gradients are the same on all ranks by then, so all of them stop at the same step, and none waits for another.
-    With a gradient scaler (``16-mixed``) an overflow is daily bread, which the scaler itself passes over.
+    With a fused optimizer on CUDA nothing is waited for: the device itself passes over the step, and the host learns
+    of it one step later. With a gradient scaler (``16-mixed``) an overflow is daily bread: the scaler passes over it.
 
     Args:
         folder: Where the batch that did it is kept, as ``nonfinite-rank-<n>.pt``.
@@ -37,6 +57,20 @@ class Guard(Callback):
         self.skipped = 0
         self._batch: Any = None
         self._batch_idx = 0
+        self._look: Look | None = None  # that is not yet judged
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """See that all ranks will make the same steps.
+
+        Raises:
+            Uneven: They will not.
+        """
+        if trainer.world_size > 1:
+            mine = torch.tensor(float(trainer.num_training_batches), device=pl_module.device)
+            counts = pl_module.all_gather(mine).flatten().tolist()  # type: ignore[union-attr]
+            if len(set(counts)) > 1:
+                told = ", ".join(f"rank {rank} has {count:.0f}" for rank, count in enumerate(counts))
+                raise Uneven(f"data: training batches are shared out unevenly ({told}); give each rank as many")
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -53,26 +87,71 @@ class Guard(Callback):
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if not gradients or bool(torch.stack(torch._foreach_norm(gradients)).sum().isfinite()):
+        if not gradients:
+            return
+        self._judge(trainer, pl_module)
+        norms = torch.stack(torch._foreach_norm(gradients))
+        norm = torch.linalg.vector_norm(norms)
+        late = self._late(norm, optimizer)
+        if late:
+            optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
+        if late or not bool(norm.isfinite()):
+            self._look = self._measured(norms, late, trainer, optimizer)
+        else:
+            self.skipped = 0
+        if not late and self._look:
+            self._judge(trainer, pl_module)
+            optimizer.zero_grad()  # an optimizer leaves alone what has no gradient
+        elif type(norm) is Tensor and hasattr(pl_module, "gradient_norm"):
+            pl_module.gradient_norm = norm  # for clipping, which need not measure it again
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Judge the newest step before it is kept."""
+        self._judge(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Judge the last step."""
+        self._judge(trainer, pl_module)
+
+    def _late(self, norm: Tensor, optimizer: Optimizer) -> bool:
+        """Whether the device can pass over the step itself."""
+        return norm.is_cuda and all(group.get("fused") for group in optimizer.param_groups)
+
+    def _measured(self, norms: Tensor, late: bool, trainer: L.Trainer, optimizer: Optimizer) -> Look:
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        ready = None
+        if late and norms.is_cuda:
+            norms = norms.to("cpu", non_blocking=True)
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+        return Look(norms, parameters, ready, self._batch, trainer.current_epoch, self._batch_idx, trainer.global_step)
+
+    def _judge(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop, or count the step as passed over, if what was measured last is not finite."""
+        look, self._look = self._look, None
+        if look is None:
+            return
+        if look.ready:
+            look.ready.synchronize()  # of the step before, so nothing is waited for
+        bad = {id(p) for p, good in zip(look.parameters, look.norms.isfinite().tolist(), strict=True) if not good}
+        if not bad:
             self.skipped = 0
             return
-        bad = [n for n, p in pl_module.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        some = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
-        where = f"epoch {trainer.current_epoch}, batch {self._batch_idx}"
-        what = f"the gradient of {some or 'the loss'} is not finite at {where}"
+        names = [name for name, parameter in pl_module.named_parameters() if id(parameter) in bad]
+        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        what = f"the gradient of {some} is not finite at epoch {look.epoch}, batch {look.batch_idx}"
         if self.skipped < self.skip:
             self.skipped += 1
-            rank_zero_warn(f"{what}; passing over step {trainer.global_step} ({self.skipped} of {self.skip} in a row)")
-            optimizer.zero_grad()  # an optimizer leaves alone what has no gradient
+            rank_zero_warn(f"{what}; passing over step {look.step} ({self.skipped} of {self.skip} in a row)")
             return
-        kept = f"; the batch is in {self._keep(trainer.global_rank)}" if self.keep_batch else ""
+        kept = f"; the batch is in {self._keep(look.batch, trainer.global_rank)}" if self.keep_batch else ""
         raise NonFinite(
-            f"{what}{kept}; the weights are those of step {trainer.global_step}: lower optimizer.lr, "
+            f"{what}{kept}; the weights are those of step {look.step}: lower optimizer.lr, "
             "set trainer.gradient_clip_val, or pass over such steps with callback.guard.skip=5"
         )
 
-    def _keep(self, rank: int) -> Path:
+    def _keep(self, batch: Any, rank: int) -> Path:
         path = self.folder / f"nonfinite-rank-{rank}.pt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(self._batch, path)
+        torch.save(batch, path)
         return path
