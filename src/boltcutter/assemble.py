@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,12 @@ class Config:
         folder: Of this run.
         checkpoints: Folder or URL of its checkpoints.
         checkpoint_io: How they are written and read.
+        timeout: Seconds that ranks wait for one another.
         init_from: Weights to start from.
         test: Whether to measure the best checkpoint on the test split at the end.
         report: Whether to write report.html at the end.
         resume: Folder of the run that goes on.
+        resume_exact: Whether to refuse what would not end with the bits of an untouched run.
         reproduce: Folder of the run that is made again.
     """
 
@@ -69,10 +72,12 @@ class Config:
     folder: Path | None = None
     checkpoints: str | None = None
     checkpoint_io: CheckpointIO | None = None
+    timeout: float = 1800.0
     init_from: Path | None = None
     test: bool = True
     report: bool = True
     resume: Path | None = None
+    resume_exact: bool = True
     reproduce: Path | None = None
 
 
@@ -114,6 +119,8 @@ def check_cfg(cfg: DictConfig) -> DictConfig:
         cfg.name = str(cfg.name)
     if not 0 <= cfg.seed < 2**32:
         raise ConfigError(f"seed={cfg.seed} is not in [0, {2**32 - 1}]; try 0")
+    if not cfg.timeout > 0:
+        raise ConfigError(f"timeout={cfg.timeout} is not a number of seconds; try 1800")
     for key, setting in SET_ELSEWHERE.items():
         if key in cfg.trainer:
             raise ConfigError(f"trainer.{key}: {setting} sets it; say {setting}=… instead")
@@ -150,6 +157,8 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
         ConfigError: They do not.
     """
     check_devices(cfg.trainer)
+    if isinstance(parts := cfg.trainer.get("accumulate_grad_batches"), int) and parts < 1:
+        raise ConfigError(f"trainer.accumulate_grad_batches={parts} is not a number of batches; try 1")
     callbacks = {k: v for k, v in build.build(cfg.callback or {}, "callback").items() if v is not None} if logs else {}
     loggers = [v for v in build.build(cfg.logger or {}, "logger").values() if v is not None] if logs else []
     if logs:
@@ -167,6 +176,8 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},
     )
+    if hasattr(trainer.strategy, "_timeout"):  # an argument of each strategy, but not of strategy=auto
+        trainer.strategy._timeout = timedelta(seconds=float(cfg.timeout))
     check_processes(trainer)
     data = build.build(cfg.data, "data")
     check_batch(trainer, data)
@@ -233,14 +244,14 @@ def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
 
 
 def check_kinds(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataModule) -> None:
-    """See that the task wants what the data has: classes or numbers.
+    """See that the task wants what the data has: classes, numbers or tokens.
 
     Raises:
         ConfigError: It does not.
     """
     wants, has = getattr(task, "kind", None), getattr(data, "kind", None)
     if wants and has and wants != has:
-        fitting = {"classes": "classification", "numbers": "regression"}[has]
+        fitting = {"classes": "classification", "numbers": "regression", "tokens": "language"}[has]
         picked = cfg.choices
         raise ConfigError(f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting}")
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter import run, summary
 from boltcutter.assemble import Parts, assemble, read, told_in_one_line
-from boltcutter.checkpoint import CheckpointError, best, check_place
+from boltcutter.checkpoint import CheckpointError, best, check_place, load
 from boltcutter.config import ConfigError, DictConfig, public
+from boltcutter.environment import signals
 from boltcutter.environment.identity import run_id
 from boltcutter.environment.process import leaving_together
+from boltcutter.failure import explained
 from boltcutter.quiet import quiet
 from boltcutter.weights import initialize, misfit
 
@@ -43,8 +46,12 @@ def train(cfg: DictConfig) -> dict[str, float]:
     L.seed_everything(cfg.seed, verbose=False)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
     parts = assemble(cfg, [Recorder(cfg)])
+    if not any(getattr(callback, "listens", False) for callback in parts.trainer.callbacks):  # type: ignore[attr-defined]
+        signals.forget()  # nobody would look at the flag
     load_early(parts)
     begin_from(parts, cfg, checkpoint)
+    if signals.received() and not others(parts.trainer):
+        signals.leave(signals.received(), "before anything was trained")
     first = parts.trainer.is_global_zero
     if first:
         run.create(cfg)
@@ -58,17 +65,26 @@ def train(cfg: DictConfig) -> dict[str, float]:
         stack.enter_context(run.keep_log(folder, parts.trainer.global_rank))
         stack.enter_context(closing_loggers(parts.trainer))
         stack.enter_context(run.attempt(folder, writes=first, **facts))
+        stack.enter_context(explained(cfg, parts.trainer))
         parts.trainer.fit(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         metrics = final_metrics(parts.trainer)
+        if first and metrics:  # none where a resumed run had only its test to do
+            run.update_record(folder, metrics=metrics)
         kept = best_kept(parts.trainer, cfg.checkpoints)
         scores = test(parts, folder, kept) if cfg.test else {}
         if first:
-            run.update_record(folder, best=kept, metrics=metrics, test=scores)
+            run.update_record(folder, best=kept, test=scores)
     if first:
         summary.end(folder)
         if cfg.reproduce:
             summary.compare(Path(cfg.reproduce), folder)
     return scores
+
+
+def others(trainer: L.Trainer) -> bool:
+    """Whether other processes of this run are there, and would wait for one that leaves."""
+    environment: Any = getattr(trainer.strategy, "cluster_environment", None)
+    return trainer.world_size > 1 and (environment is None or environment.creates_processes_externally)
 
 
 def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None) -> None:
@@ -84,6 +100,7 @@ def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None) -> None:
             fault = misfit(checkpoint, parts.task)
             if fault:
                 raise ConfigError(f"resume={cfg.folder}: {checkpoint} was made by something else: {fault}")
+            go_on_with(parts.data, cfg, load(checkpoint, peek=True))
         elif cfg.init_from:
             left_alone = initialize(getattr(parts.task, "model", parts.task), cfg.init_from)
             if parts.trainer.is_global_zero:
@@ -96,6 +113,26 @@ def best_kept(trainer: L.Trainer, place: str) -> str | None:
     """The best checkpoint as the first rank finds it, which has written them; None where there is none."""
     found: str | None = trainer.strategy.broadcast(best(place) if trainer.is_global_zero else None)
     return found
+
+
+def go_on_with(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:
+    """See that the samples are those of the checkpoint, in their order; with ``resume_exact=false`` go on all the same.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    data.exact = cfg.resume_exact
+    then = run.read_record(Path(cfg.folder)).get("data")
+    if cfg.resume_exact and then and hasattr(data, "fingerprint") and then != data.fingerprint():
+        raise ConfigError(
+            f"resume={cfg.folder}: the data is not what it was (fingerprint {data.fingerprint()}, was {then}); bring "
+            "it back, or say resume_exact=false"
+        )
+    state = saved.get(type(data).__qualname__)
+    if state:
+        with told_in_one_line():
+            data.load_state_dict(state)
+            data.train_dataloader()
 
 
 def test(parts: Parts, folder: Path, checkpoint: str | None) -> dict[str, float]:
@@ -116,12 +153,18 @@ def load_early(parts: Parts) -> None:
     """Read the data once before any process is started, so that a mistake in it is told in one line.
 
     Raises:
-        ConfigError: Something is wrong with the data.
+        ConfigError: Something is wrong with the data, or a split has no batch.
     """
-    if parts.trainer.local_rank == 0:
-        with told_in_one_line():
-            parts.data.prepare_data()
-            parts.data.setup("fit")
+    if parts.trainer.local_rank:
+        return
+    with told_in_one_line():
+        parts.data.prepare_data()
+        parts.data.setup("fit")
+        parts.data.trainer = parts.trainer
+        for split in ("train", "val"):
+            make: Any = getattr(parts.data, f"{split}_dataloader")
+            if is_overridden(make.__name__, parts.data) and isinstance(loader := make(), Sized) and not len(loader):
+                raise ValueError(f"data: the {split} split has no batch; give more samples or lower data.batch_size")
 
 
 def final_metrics(trainer: L.Trainer) -> dict[str, float]:
@@ -138,7 +181,7 @@ def closing_loggers(trainer: L.Trainer) -> Iterator[None]:
         yield
         code = 0
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
+        code = getattr(error, "status", error.code if isinstance(error.code, int) else 1)
         raise
     finally:
         for logger in trainer.loggers:
