@@ -135,18 +135,6 @@ def freeze(cfg: DictConfig, **facts: Any) -> None:
     update_record(folder, **facts)
 
 
-def freeze(cfg: DictConfig, **facts: Any) -> None:
-    """Make the folder with ``config.yaml``, and what is known before the run begins in ``record.json``."""
-    folder = Path(cfg.folder)
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "config.yaml", as_yaml(public(cfg)))
-    facts["config"] = plain(cfg)  # a resumed run may have been given new words
-    if not (folder / "record.json").is_file():
-        facts |= {"id": folder.name, "name": cfg.name, "command": shlex.join(sys.argv), "seed": cfg.seed}
-        facts |= {"reproduces": cfg.reproduce, "attempts": []}
-    update_record(folder, **facts)
-
-
 def create(cfg: DictConfig) -> None:
     """Make the folder, if a launcher has not, and record what trains; one process does this."""
     freeze(cfg)
