@@ -6,9 +6,10 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, public
 from boltcutter.environment.process import is_first, rank_of_many
@@ -78,6 +79,7 @@ def main(
     arguments: Sequence[str] | None = None,
     *,
     begin: Callable[[], None] = lambda: None,
+    own: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Answer what needs no training, else call ``module``'s own main; end with 2 for a mistake, 1 for a failure.
 
@@ -87,12 +89,13 @@ def main(
         usage: What --help says first.
         arguments: Instead of those of the process.
         begin: Called before anything else where there is more to do than to answer.
+        own: Flags that ``module`` answers, with what --help says; one may stand in for one of ``FLAGS``.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         flags = [word for word in words if word.startswith("-")]
-        if flags:
-            _answer(configs, usage, flags, words)
+        if not set(flags) <= own.keys():
+            _answer(configs, usage, flags, words, {**FLAGS, **own})
         else:
             begin()
             importlib.import_module(module).main(configs, words)
@@ -104,30 +107,27 @@ def main(
         sys.exit(2)
     except Exception as error:
         # A failure that tells what to do about it needs no traceback; any other is a fault in the code.
-        which = rank_of_many()
-        on = "" if which is None else f" on rank {which}"
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not getattr(error, "explains_itself", False):
-            if on:
-                print(f"error{on}:", file=sys.stderr)
             raise
-        print(f"error{on}: {error}", file=sys.stderr)
+        rank = rank_of_many()
+        print("error" if rank is None else f"error on rank {rank}", error, sep=": ", file=sys.stderr)
         sys.exit(1)
 
 
-def _answer(configs: Path, usage: str, flags: list[str], words: list[str]) -> None:
+def _answer(configs: Path, usage: str, flags: list[str], words: list[str], known: Mapping[str, str]) -> None:
     flag = "--help" if flags[0] == "-h" else flags[0]
     at = words.index(flags[0])
     rest = words[:at] + words[at + 1 :]
     if flag == "--complete":
-        print("".join(f"{word}\n" for word in complete(configs, usage, *words[at + 1 :])), end="")
+        print("".join(f"{word}\n" for word in complete(configs, usage, *words[at + 1 :], flags=known)), end="")
         return
     for other in flags:
-        if other not in (*FLAGS, "-h"):
-            raise ConfigError(f"{other}: no such flag{hint(other, FLAGS)} (there are: {', '.join(FLAGS)})")
+        if other not in (*known, "-h"):
+            raise ConfigError(f"{other}: no such flag{hint(other, known)} (there are: {', '.join(known)})")
     if len(flags) > 1:
         raise ConfigError(f"{flags[1]}: cannot go with {flags[0]}; give one of them")
     if flag == "--help":
-        print(_help(configs, usage))
+        print(_help(configs, usage, known))
     elif flag == "--print":
         print(_resolved(configs, rest), end="")
     elif flag == "--check":
@@ -156,8 +156,8 @@ def _resolved(configs: Path, words: list[str]) -> str:
     return as_yaml(public(cfg))
 
 
-def _help(configs: Path, usage: str) -> str:
-    lines = [usage.strip(), "", "Flags:", *(f"  {flag:14}{text}" for flag, text in FLAGS.items()), ""]
+def _help(configs: Path, usage: str, flags: Mapping[str, str]) -> str:
+    lines = [usage.strip(), "", "Flags:", *(f"  {flag:14}{text}" for flag, text in flags.items()), ""]
     for group, options in groups(configs).items():
         lines.append(f"{group}=")
         lines += [f"  {option:18}{text}" for option, text in options.items()]
@@ -170,13 +170,13 @@ def _completion(scripts: Path) -> str:
     return COMPLETION.strip() % {"python": sys.executable, "folder": scripts, "scripts": " | ".join(names)}
 
 
-def complete(configs: Path, usage: str, current: str = "", *given: str) -> list[str]:
+def complete(configs: Path, usage: str, current: str = "", *given: str, flags: Mapping[str, str] = FLAGS) -> list[str]:
     """Words that begin with ``current``: flags, groups, their options, and keys of what ``given`` words mean.
 
     Keys come one level at a time, so that a hundred of them do not fill the screen; none for what a file may be.
     """
     if current.startswith("-"):
-        return [flag for flag in FLAGS if flag.startswith(current)]
+        return [flag for flag in flags if flag.startswith(current)]
     key, equals, start = current.lstrip("+~").partition("=")
     sign = current[: len(current) - len(current.lstrip("+~"))]
     known = groups(configs)
