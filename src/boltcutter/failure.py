@@ -13,8 +13,6 @@ import lightning as L
 import torch
 import torch.distributed as dist
 
-from boltcutter.config import DictConfig
-
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.I)
 NO_PEER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Timed out waiting|Wait timeout|"
@@ -37,7 +35,7 @@ class LostRank(RuntimeError):
 
 
 @contextmanager
-def explained(cfg: DictConfig, trainer: L.Trainer) -> Iterator[None]:
+def explained(trainer: L.Trainer) -> Iterator[None]:
     """Tell what to do where the error itself does not.
 
     Raises:
@@ -49,14 +47,14 @@ def explained(cfg: DictConfig, trainer: L.Trainer) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
-            raise OutOfMemory(too_large(cfg, trainer)) from error
+            raise OutOfMemory(too_large(trainer)) from error
         if dist.is_available() and dist.is_initialized() and NO_PEER.search(text):
             reason = " ".join(text.split("] ")[-1].split())[:120].rstrip(".")
             raise LostRank(f"{missing_ranks(trainer.world_size)} ({reason})") from error
         raise
 
 
-def too_large(cfg: DictConfig, trainer: L.Trainer) -> str:
+def too_large(trainer: L.Trainer) -> str:
     """What a batch was, and what to try instead."""
     size = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
     device = trainer.strategy.root_device

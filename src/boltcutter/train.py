@@ -17,7 +17,7 @@ from boltcutter.checkpoint import CheckpointError, best, check_place, load
 from boltcutter.config import ConfigError, DictConfig, public
 from boltcutter.environment import signals
 from boltcutter.environment.identity import run_id
-from boltcutter.environment.process import leaving_together
+from boltcutter.environment.process import leaving_together, mind
 from boltcutter.failure import explained
 from boltcutter.quiet import quiet
 from boltcutter.weights import initialize, misfit
@@ -52,6 +52,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     begin_from(parts, cfg, checkpoint)
     if signals.received() and not others(parts.trainer):
         signals.leave(signals.received(), "before anything was trained")
+    mind(getattr(parts.trainer.strategy.launcher, "procs", []))
     first = parts.trainer.is_global_zero
     if first:
         run.create(cfg)
@@ -65,7 +66,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         stack.enter_context(run.keep_log(folder, parts.trainer.global_rank))
         stack.enter_context(closing_loggers(parts.trainer))
         stack.enter_context(run.attempt(folder, writes=first, **facts))
-        stack.enter_context(explained(cfg, parts.trainer))
+        stack.enter_context(explained(parts.trainer))
         parts.trainer.fit(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         metrics = final_metrics(parts.trainer)
         if first and metrics:  # none where a resumed run had only its test to do

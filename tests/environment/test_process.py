@@ -1,5 +1,10 @@
+import signal
+import subprocess
+import time
+
 import pytest
 
+from boltcutter.environment import process
 from boltcutter.environment.process import in_slurm_step, is_first, started
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
@@ -48,3 +53,15 @@ def test_processes_that_a_launcher_started() -> None:
     assert started(torchrun) == (4, 2)
     assert started({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}) is None  # Lightning's own child
     assert started({}) is None
+
+
+def test_nothing_is_left_behind_by_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "CHILD_SECONDS", 0.3)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process.mind([child])
+        began = time.monotonic()
+        with pytest.raises(ZeroDivisionError), process.leaving_together():
+            raise ZeroDivisionError
+        assert child.returncode == -signal.SIGKILL
+        assert time.monotonic() - began < 30
+        process.mind([])

@@ -65,9 +65,9 @@ class Guard(Callback):
         Raises:
             Uneven: They will not.
         """
-        if trainer.world_size > 1:
-            mine = torch.tensor(float(trainer.num_training_batches), device=pl_module.device)
-            counts = pl_module.all_gather(mine).flatten().tolist()  # type: ignore[union-attr]
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            counts: list[float] = [0.0] * trainer.world_size
+            torch.distributed.all_gather_object(counts, float(trainer.num_training_batches))
             if len(set(counts)) > 1:
                 told = ", ".join(f"rank {rank} has {count:.0f}" for rank, count in enumerate(counts))
                 raise Uneven(f"data: training batches are shared out unevenly ({told}); give each rank as many")

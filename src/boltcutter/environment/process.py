@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
+
+CHILD_SECONDS = 8.0  # in which a process that was started from here may end by itself
 
 _rank_of_many: int | None = None
+_children: list[Any] = []
 
 
 def is_first(env: Mapping[str, str] = os.environ) -> bool:
@@ -46,6 +51,7 @@ def leaving_together() -> Iterator[None]:
         raise
     except BaseException:
         _disconnect(wait=False)  # the others learn of it now
+        _end_children()
         raise
     _disconnect()
 
@@ -53,6 +59,23 @@ def leaving_together() -> Iterator[None]:
 def rank_of_many() -> int | None:
     """This process's rank among several that knew each other; None where there was one alone."""
     return _rank_of_many
+
+
+def mind(children: list[Any]) -> None:
+    """Do not leave these processes (``subprocess.Popen``) behind when this one fails; the list may yet be empty."""
+    global _children
+    _children = children
+
+
+def _end_children() -> None:
+    """Wait for a while until they have seen for themselves, and told, that this process is gone."""
+    end = time.monotonic() + CHILD_SECONDS
+    for child in _children:
+        while child.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        if child.poll() is None:
+            child.kill()
+            child.wait()
 
 
 def _disconnect(*, wait: bool = True) -> None:
