@@ -1,16 +1,24 @@
 import os
 import pickle
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
+from conftest import QUICK, Script, environment
+from forkserver import Forked, ForkServer
 
-from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError, damage, newest
+from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError, best, check_place, damage, newest
 
 STATE = {"state_dict": {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(2)}, "epoch": 3}
 
@@ -42,45 +50,129 @@ def test_stores_behind_a_url_are_the_same() -> None:
     assert newest("memory://bucket/run") is None
 
 
-def test_a_kill_while_writing_leaves_what_was_there(tmp_path: Path) -> None:
-    code = """
+SAVING = """
 import sys, torch
 from boltcutter.checkpoint import AtomicCheckpointIO
-while True:
-    AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.randn(1_000_000)}}, sys.argv[1])
-    print("saved", flush=True)
+store, folder = AtomicCheckpointIO(asynchronous=sys.argv[1] == "True"), sys.argv[2]
+for step in range(10**6):
+    store.save_checkpoint({"state_dict": {"w": torch.randn(1_000_000)}}, f"{folder}/last-{step}.ckpt")
+    store.remove_checkpoint(f"{folder}/last-{step - 1}.ckpt")
+    if step == 1:
+        print("saved", flush=True)
 """
-    path = tmp_path / "last.ckpt"
-    for delay in (0.0, 0.005, 0.011, 0.017, 0.023):
-        with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as process:
-            assert process.stdout
-            process.stdout.readline()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_kill_while_writing_leaves_what_was_there(forks: ForkServer, tmp_path: Path, asynchronous: bool) -> None:
+    (tmp_path / "saving.py").write_text(SAVING)
+    for delay in (0.0, 0.005, 0.011, 0.017, 0.023, 0.031):
+        out, to_out = os.pipe()
+        argv = [str(tmp_path / "saving.py"), str(asynchronous), str(tmp_path)]
+        with open(out) as said, forks.start(argv, environment(), to_out, 2) as process:
+            os.close(to_out)
+            assert said.readline() == "saved\n"
             time.sleep(delay)
             process.send_signal(signal.SIGKILL)
-        assert damage(path) is None
+            process.wait(10)
+        left = list(tmp_path.glob("last-*.ckpt"))
+        assert left
+        assert [damage(path) for path in left] == [None] * len(left)
+        for path in left:
+            path.unlink()
+
+
+def test_what_a_killed_process_left_goes(saved: Path) -> None:
+    saved.with_name(".last.ckpt.1").write_text("half")
+    AtomicCheckpointIO().save_checkpoint(STATE, saved)
+    assert [path.name for path in saved.parent.iterdir()] == ["last.ckpt"]
+
+
+def test_an_asynchronous_save_is_of_the_moment_and_in_order(tmp_path: Path) -> None:
+    store, state = AtomicCheckpointIO(asynchronous=True), {"w": torch.zeros(10**6)}
+    for step in range(3):
+        state["w"].fill_(step)
+        store.save_checkpoint({"state_dict": state, "global_step": step}, tmp_path / f"{step}.ckpt")
+        state["w"].fill_(-1.0)
+    store.remove_checkpoint(tmp_path / "0.ckpt")
+    assert store.load_checkpoint(tmp_path / "2.ckpt")["state_dict"]["w"].unique().tolist() == [2.0]
+    store.teardown()
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["1.ckpt", "2.ckpt"]
+    plain = AtomicCheckpointIO()
+    plain.save_checkpoint({"state_dict": {"w": torch.full((10**6,), 2.0)}, "global_step": 2}, tmp_path / "plain.ckpt")
+    found, other = (torch.load(tmp_path / name, weights_only=True) for name in ("2.ckpt", "plain.ckpt"))
+    assert torch.equal(found["state_dict"]["w"], other["state_dict"]["w"])
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A disk of 2 MiB."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=True, timeout=20)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=20)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
-def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=True, timeout=20)
-    try:
-        AtomicCheckpointIO().save_checkpoint(STATE, disk / "last.ckpt")
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path, asynchronous: bool) -> None:
+    store = AtomicCheckpointIO(asynchronous=asynchronous)
+
+    def save_too_much() -> None:
+        store.save_checkpoint({"state_dict": {"w": torch.zeros(10**6)}}, disk / "new.ckpt")
+        store.remove_checkpoint(disk / "last.ckpt")  # not, since nothing has replaced it
+        store.wait()
+
+    with small_disk(tmp_path / "disk") as disk:
+        store.save_checkpoint(STATE, disk / "last.ckpt")
         with pytest.raises(
             CheckpointError, match=r"not written .* MiB are free there; the checkpoint before it is untouched"
         ):
-            AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.zeros(10**6)}}, disk / "last.ckpt")
-        assert AtomicCheckpointIO().load_checkpoint(disk / "last.ckpt")["epoch"] == 3
+            save_too_much()
+        assert store.load_checkpoint(disk / "last.ckpt")["epoch"] == 3
         assert [path.name for path in disk.iterdir()] == ["last.ckpt"]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True, timeout=20)
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"last\.ckpt: not written"):
         AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / "file" / "last.ckpt")
+    with pytest.raises(CheckpointError, match=r"^checkpoints=.*: cannot be written .*; .* or say checkpoints="):
+        check_place(tmp_path / "file" / "checkpoints")
+    check_place(tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_folder_that_has_vanished_is_told(saved: Path) -> None:
+    store = AtomicCheckpointIO()
+    store.save_checkpoint(STATE, saved)
+    shutil.rmtree(saved.parent)
+    with pytest.raises(CheckpointError, match=r"the folder has vanished, with the checkpoints in it; .* MiB are free"):
+        store.save_checkpoint(STATE, saved)
+
+
+def test_a_fault_of_an_asynchronous_write_comes_out_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    store = AtomicCheckpointIO(asynchronous=True)
+    store.save_checkpoint(STATE, tmp_path / "file" / "last.ckpt")
+    with pytest.raises(CheckpointError, match="not written"):
+        store.save_checkpoint(STATE, tmp_path / "last.ckpt")
+    store.save_checkpoint(STATE, tmp_path / "file" / "last.ckpt")
+    with pytest.raises(CheckpointError, match="not written"):
+        store.teardown()
+    store.save_checkpoint(STATE, tmp_path / "file" / "last.ckpt")
+    with pytest.raises(ValueError, match="of the training"):  # which is what ended it
+        end_training(store)
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/file/last.ckpt: not written")
+
+
+def end_training(store: AtomicCheckpointIO) -> None:
+    try:
+        raise ValueError("of the training")
+    except ValueError:
+        store.teardown()
+        raise
 
 
 def flipped(path: Path) -> None:
@@ -114,13 +206,110 @@ def test_a_bad_file_is_told_in_one_line(saved: Path, spoil: Any, message: str) -
     assert not Path("/tmp/never").exists()
 
 
-def test_a_damaged_newest_gives_way_to_the_one_before(saved: Path) -> None:
-    newer = saved.with_name("last-preempted.ckpt")
-    torch.save(STATE, newer)
-    os.utime(saved, (1, 1))
+def test_the_newest_has_come_furthest_and_a_damaged_one_gives_way(saved: Path) -> None:
+    older, newer = saved, saved.with_name("last-preempted.ckpt")
+    for path, step in ((newer, 20), (older, 10)):
+        torch.save(STATE | {"global_step": step}, path)
+        os.utime(path, (1, 1))  # a store's clock may tell no more than seconds
     told: list[str] = []
     assert newest(saved.parent, told.append) == str(newer)
     newer.write_bytes(newer.read_bytes()[:-50])
-    assert newest(saved.parent, told.append) == str(saved)
+    assert newest(saved.parent, told.append) == str(older)
     assert len(told) == 1
-    assert "cut short" in told[0]
+    assert told[0].startswith(f"warning: {newer}: not a checkpoint, or cut short")
+
+
+@pytest.mark.parametrize(("mode", "order"), [("min", [1, 2, 3]), ("max", [3, 2, 1])])
+def test_a_damaged_best_gives_way_to_the_next_and_at_the_end_to_the_newest(
+    saved: Path, mode: str, order: list[int]
+) -> None:
+    for score in (2, 1, 3):
+        state = STATE | {"best": {"monitor": "m", "mode": mode, "score": float(score)}}
+        torch.save(state, saved.with_name(f"best-{score}.ckpt"))
+    told: list[str] = []
+    for count, score in enumerate(order):
+        path = saved.with_name(f"best-{score}.ckpt")
+        assert best(saved.parent, told.append) == str(path)
+        assert len(told) == sum(range(count + 1))
+        flipped(path)
+    assert best(saved.parent, told.append) == str(saved)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[dict[str, str]]:
+    """Variables of a store that speaks S3, with ``s3://bucket`` in it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["timeout", "300", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    url, end = f"http://127.0.0.1:{port}", time.monotonic() + 60
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            while True:
+                with suppress(OSError):
+                    urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=20).close()
+                    break
+                assert process.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            variables = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+            yield variables | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+        finally:
+            process.terminate()
+
+
+def test_a_run_with_its_checkpoints_behind_a_url_goes_on_after_a_kill(
+    forks: ForkServer, script: Script, bucket: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.items():
+        monkeypatch.setenv(name, value)
+    folder, place = tmp_path / "run", "s3://bucket/run"
+    store = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+    words = [*QUICK, "model=mlp", "trainer.max_epochs=4", "callback.best.save_top_k=2", f"folder={folder}"]
+    words += [f"checkpoints={place}", "checkpoint_io.asynchronous=true"]
+    with forks.start(["scripts/train.py", *words], environment(), 2, 2) as process:
+        wait_for(process, lambda: store.exists(f"{place}/last.ckpt"))
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+    resumed = script("train", f"resume={folder}")
+    assert resumed.returncode == 0, resumed.stderr
+    left = {path.rpartition("/")[2] for path in store.ls(place)}
+    assert "last.ckpt" in left
+    assert len(left) == 3
+    assert newest(place) == f"{place}/last.ckpt"
+    assert f"best           {best(place)}" in resumed.stdout
+    assert script("evaluate", f"run={folder}").returncode == 0
+    again = script("train", *words[:-2], f"checkpoints={place}", f"folder={tmp_path}/other")
+    assert (again.returncode, again.stderr) == (
+        2,
+        f"error: checkpoints={place} holds a run; say resume=<its folder> to go on with it, or choose another\n",
+    )
+
+
+def wait_for(process: Forked, condition: Any) -> None:
+    end = time.monotonic() + 90
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_store_that_is_not_there_is_told_in_one_line(
+    bucket: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # where nobody is known either
+    for name, value in bucket.items():
+        monkeypatch.setenv(name, value)
+    for place, why in (("s3://other/run", "bucket does not exist"), ("s4://bucket", "Protocol not known: s4")):
+        for call in (check_place, newest, best):
+            with pytest.raises(CheckpointError, match=rf"{place}.*: cannot be .*{why}\); see that the store is there"):
+                call(place)
+        with pytest.raises(CheckpointError, match=rf"{place}/last\.ckpt: not written .*{why}"):
+            AtomicCheckpointIO().save_checkpoint(STATE, f"{place}/last.ckpt")
+    assert newest("s3://bucket/nothing") is None
+    with pytest.raises(CheckpointError, match="no such file"):
+        AtomicCheckpointIO().load_checkpoint("s3://bucket/nothing/last.ckpt")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    with pytest.raises(CheckpointError, match="Unable to locate credentials"):
+        newest("s3://bucket/run")
