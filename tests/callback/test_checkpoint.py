@@ -1,0 +1,98 @@
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from boltcutter.callback.checkpoint import Best, NoRoom
+from boltcutter.checkpoint import AtomicCheckpointIO, best
+
+SCORES = [5.0, 2.0, 3.0, 1.0, 4.0]  # of an epoch each
+
+
+class Scored(L.LightningModule):
+    """Some weights, and the scores it is told to have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 256)  # 0.25 MiB
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.layer(batch[0]).square().mean()  # type: ignore[no-any-return]
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("score", SCORES[self.current_epoch])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+def kept(folder: Path, callback: Best, asynchronous: bool = False) -> list[str]:
+    """Names of what is left of a training, one optimizer step an epoch."""
+    data: Any = DataLoader(TensorDataset(torch.ones(1, 256)))
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=len(SCORES),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[callback],
+        plugins=[AtomicCheckpointIO(asynchronous=asynchronous)],
+        default_root_dir=folder,
+    )
+    trainer.fit(Scored(), data, data)
+    return sorted(path.name for path in folder.glob("*.ckpt"))
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*log_every_n_steps")
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "of_all"),
+    [
+        ({}, ["best.ckpt"], "best.ckpt"),
+        ({"save_top_k": 2}, ["best-2.ckpt", "best-4.ckpt"], "best-4.ckpt"),
+        ({"save_top_k": 2, "mode": "max"}, ["best-1.ckpt", "best-5.ckpt"], "best-1.ckpt"),
+        ({"save_top_k": -1}, [f"best-{step}.ckpt" for step in (1, 2, 3, 4, 5)], "best-4.ckpt"),
+        ({"save_top_k": -1, "max_gib": 0.6 / 1024}, ["best-2.ckpt", "best-4.ckpt"], "best-4.ckpt"),
+        ({"save_top_k": 3, "max_gib": 0.3 / 1024}, ["best-4.ckpt"], "best-4.ckpt"),
+        ({"save_top_k": -1, "max_gib": 1, "mode": "max"}, [f"best-{s}.ckpt" for s in (1, 2, 3, 4, 5)], "best-1.ckpt"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_best_are_kept_and_the_best_of_them_is_found(
+    tmp_path: Path, options: dict[str, Any], names: list[str], of_all: str, asynchronous: bool
+) -> None:
+    assert kept(tmp_path, Best(str(tmp_path), monitor="score", **options), asynchronous) == names
+    assert best(tmp_path) == str(tmp_path / of_all)
+
+
+def test_no_room_for_the_weights_is_told_before_training(tmp_path: Path) -> None:
+    with pytest.raises(
+        NoRoom, match=r"^callback\.best\.max_gib=0\.0002: one checkpoint takes 0\.000245 GiB or more; try"
+    ):
+        kept(tmp_path, Best(str(tmp_path), monitor="score", max_gib=0.0002))
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_room_for_all_of_a_checkpoint_is_told_at_the_first(tmp_path: Path) -> None:
+    with pytest.raises(NoRoom, match=r"^callback\.best\.max_gib=0\.000246: one checkpoint takes"):
+        kept(tmp_path, Best(str(tmp_path), monitor="score", max_gib=0.000246))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"save_top_k": -2}, r"^callback\.best\.save_top_k=-2 is not a number of checkpoints; try 3"),
+        ({"max_gib": 0.0}, r"^callback\.best\.max_gib=0\.0 is no room; try 10"),
+        ({"max_gib": 1.0, "monitor": None}, r"^callback\.best\.max_gib=1\.0: nothing tells the worst; set"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Best(**options)
