@@ -1,0 +1,1 @@
+"""Where a training runs: this machine, or a cluster; imports no torch."""

@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+# A real SLURM of several nodes on one Linux machine, for tests: apt-get install slurm-wlm munge iproute2.
+#   slurm_cluster.sh start DIR [NODES] [CPUS_PER_NODE]
+#   slurm_cluster.sh exec DIR [-n NODE] [-u USER] COMMAND...    on the login node, or on NODE
+#   slurm_cluster.sh crash DIR NODE                             as if the power went
+#   slurm_cluster.sh boot DIR NODE                              and came back
+#   slurm_cluster.sh stop DIR
+# Each node is a network, host name, process and mount namespace; its cable is a veth pair to a bridge that lives in the
+# login node's namespace. The machine's own network, /etc and cgroups stay as they are, and the end of one process ends
+# a node with all that runs on it. Makes itself root by sudo; commands run as who called, or as -u says.
+set -euo pipefail
+self=$(readlink -f "$0")
+[ "$(id -u)" = 0 ] || exec sudo -n --preserve-env=PATH,SLURM_CLUSTER_SUBNET "$self" "$@"
+command=${1:?start, exec, crash, boot or stop} dir=$(readlink -m "${2:?folder of the cluster}")
+shift 2
+subnet=${SLURM_CLUSTER_SUBNET:-10.213.7}
+conf=$dir/etc/slurm.conf
+
+die() { echo "slurm_cluster: $*" >&2; exit 1; }
+wait_for() { # SECONDS COMMAND...
+    local tries=$(($1 * 20))
+    shift
+    for ((; tries; tries--)); do "$@" >/dev/null 2>&1 && return 0; sleep 0.05; done
+    return 1
+}
+# A file holds "PID START": a number that another process has been given since is never killed.
+started() { # PID -> when it started, in clock ticks; fails if it has ended
+    local stat
+    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+    set -- ${stat##*) }
+    [ "$1" != Z ] && echo "${20}"
+}
+ended() { ! started "$1" >/dev/null; }
+outer() { # NODE -> the process that holds its namespaces
+    local pid start
+    read -r pid start 2>/dev/null <"$dir/run/$1.pid" && [ "$(started "$pid")" = "$start" ] && echo "$pid"
+}
+first() { # NODE -> its process 1, as numbered out here
+    local pid child
+    pid=$(outer "$1") && child=$(cat "/proc/$pid/task/$pid/children") && [ -n "$child" ] && echo "${child%% *}"
+}
+inside() { # NODE COMMAND...
+    local pid
+    pid=$(first "$1") || die "$1 is not running"
+    shift
+    nsenter -t "$pid" --net --uts --pid --mount -- "$@"
+}
+boot() { # NODE ADDRESS: its namespaces, then its cable
+    local node=$1 pid hub
+    rm -f "$dir/run/$node.wired"
+    setsid unshare --net --uts --mount --pid --fork --mount-proc --kill-child=KILL \
+        bash "$self" node "$dir" "$node" </dev/null >>"$dir/log/$node.log" 2>&1 &
+    echo "$! $(started $!)" >"$dir/run/$node.pid"
+    disown
+    wait_for 10 first "$node" || die "$node has no namespaces: $(tail -n 1 "$dir/log/$node.log")"
+    [ "$node" != login ] || return 0
+    pid=$(first "$node") hub=$(first login)
+    nsenter -t "$hub" --net ip link del "to-$node" 2>/dev/null || true # of the node that crashed
+    nsenter -t "$hub" --net ip link add "to-$node" type veth peer name eth0 netns "$pid"
+    nsenter -t "$hub" --net ip link set "to-$node" master cable up
+    nsenter -t "$pid" --net sh -c "ip addr add $2/24 dev eth0 && ip link set lo up && ip link set eth0 up"
+    : >"$dir/run/$node.wired"
+}
+crash() { # NODE: the kernel ends everything in a process namespace with its process 1
+    local pid holder
+    holder=$(outer "$1") || return 0
+    pid=$(first "$1") && kill -9 "$pid" && { wait_for 10 ended "$pid" || die "$1 does not end"; }
+    wait_for 10 ended "$holder" || die "$1 does not end"
+    rm -f "$dir/run/$1.pid"
+}
+node_address() { echo "$subnet.$((10 + ${1#node}))"; }
+idle() { [ "$(inside login env SLURM_CONF="$conf" sinfo -h -N -t idle -o %N | sort -u | wc -l)" = "$1" ]; }
+configure() { # NODES CPUS
+    local i
+    head -c 1024 /dev/urandom >"$dir/etc/munge.key"
+    chmod 400 "$dir/etc/munge.key"
+    {
+        echo "127.0.0.1 localhost"
+        echo "$subnet.1 login"
+        for ((i = 1; i <= $1; i++)); do echo "$(node_address "node$i") node$i"; done
+    } >"$dir/etc/hosts"
+    cat >"$conf" <<CONF
+ClusterName=test
+SlurmctldHost=login($subnet.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+# A requeued job waits until its credential has expired, two minutes otherwise; less than 5 is not taken.
+AuthInfo=socket=$dir/run/munge.sock,cred_expire=5
+StateSaveLocation=$dir/state
+SlurmdSpoolDir=$dir/spool/%n
+SlurmctldPidFile=$dir/run/slurmctld
+SlurmdPidFile=$dir/run/%n.slurmd
+SlurmctldLogFile=$dir/log/slurmctld.log
+SlurmdLogFile=$dir/log/%n.slurmd.log
+ProctrackType=proctrack/linuxproc
+PropagateResourceLimits=NONE
+# As many processors as the test says, whatever the machine has.
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=100000,bf_interval=1
+# Clocks for tests: a dead node is noticed within seconds; a node that comes back is used again.
+ReturnToService=2
+SlurmdTimeout=6
+InactiveLimit=0
+KillWait=10
+MinJobAge=3600
+NodeName=node[1-$1] CPUs=$2 RealMemory=4000 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=10 State=UP
+CONF
+    : >"$dir/etc/cgroup.conf"
+    case $(slurmd -V) in *" 2"[0-2].*) ;; *) echo "CgroupPlugin=disabled" >"$dir/etc/cgroup.conf" ;; esac
+}
+
+case $command in
+start)
+    for tool in slurmctld slurmd munged ip unshare nsenter; do
+        command -v $tool >/dev/null || die "$tool is missing; apt-get install slurm-wlm munge iproute2"
+    done
+    ! outer login >/dev/null || die "already running in $dir"
+    unshare --net --uts --mount --pid --fork --mount-proc true || die "this machine allows no namespaces"
+    rm -rf "$dir"
+    mkdir -p "$dir"/{etc,log,run,state,spool}
+    chmod 755 "$dir" "$dir"/*
+    configure "${1:-3}" "${2:-4}"
+    trap 'bash "$self" stop "$dir"' EXIT # unless all goes well
+    boot login
+    wait_for 20 test -S "$dir/run/munge.sock" || die "munged does not start: $(tail -n 1 "$dir/log/munged.log")"
+    for ((i = 1; i <= ${1:-3}; i++)); do boot "node$i" "$(node_address "node$i")"; done
+    wait_for 60 idle "${1:-3}" || { tail -n 5 "$dir"/log/*.log >&2; die "its nodes do not become idle"; }
+    trap - EXIT
+    ;;
+node) # process 1 of a node
+    hostname "$1"
+    mount --bind "$dir/etc/hosts" /etc/hosts
+    export SLURM_CONF=$conf
+    if [ "$1" = login ]; then
+        ip link set lo up
+        ip link add cable type bridge
+        ip addr add "$subnet.1/24" dev cable
+        ip link set cable up
+        munged --foreground --force --socket="$dir/run/munge.sock" --key-file="$dir/etc/munge.key" --num-threads=4 \
+            --log-file="$dir/log/munged.log" --pid-file="$dir/run/munged.lock" --seed-file="$dir/run/munge.seed" &
+        wait_for 10 test -S "$dir/run/munge.sock"
+        slurmctld -D -i &
+    else
+        wait_for 20 test -e "$dir/run/$1.wired"
+        slurmd -D -N "$1" &
+    fi
+    while :; do sleep 1000000 & wait || true; done # and bury orphans
+    ;;
+exec)
+    node=login user=${SUDO_USER:-root}
+    while getopts "+n:u:" option; do
+        case $option in n) node=$OPTARG ;; u) user=$OPTARG ;; *) exit 2 ;; esac
+    done
+    shift $((OPTIND - 1))
+    # sudo has cleaned the environment: what a command needs is given to it with env.
+    inside "$node" env SLURM_CONF="$conf" \
+        setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups env --chdir="$PWD" "$@"
+    ;;
+crash)
+    outer "$1" >/dev/null || die "$1 is not running"
+    crash "$1"
+    ;;
+boot)
+    ! outer "$1" >/dev/null || die "$1 is running"
+    boot "$1" "$(node_address "$1")"
+    ;;
+stop)
+    for file in "$dir"/run/node*.pid "$dir/run/login.pid"; do
+        name=${file##*/}
+        crash "${name%.pid}"
+    done
+    ;;
+*) die "no such command: $command" ;;
+esac
