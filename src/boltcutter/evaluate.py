@@ -106,8 +106,9 @@ def score(parts: Parts, checkpoint: str | None, output: Path, split: str = "test
 class Outcomes(Callback):
     """Gathers what the task says of each sample, over all ranks, and writes it.
 
-    ``predictions.csv`` has a line for each sample; ``classes.csv`` and ``confusion.csv`` the counts for each class;
-    ``confusion.png`` or ``scatter.png`` is to be looked at; ``worst.npz`` has the inputs with the largest loss.
+    ``predictions.csv`` has a line for each sample: its loss and, where the task tells it, its prediction;
+    ``classes.csv`` and ``confusion.csv`` have the counts for each class; ``confusion.png`` or ``scatter.png`` is to be
+    looked at; ``worst.npz`` has the inputs with the largest loss.
 
     Args:
         folder: Where it writes.
@@ -129,9 +130,10 @@ class Outcomes(Callback):
     ) -> None:
         """Keep predictions; keep inputs of the largest losses."""
         inputs, targets = batch
-        losses, predictions = outputs["losses"].float().cpu(), outputs["predictions"].float().cpu()
+        losses = outputs["losses"].float().cpu()
         begin = sum(len(columns["loss"]) for columns in self.columns)
-        self.columns.append({"loss": losses.numpy(), **_columns(predictions, targets.cpu())})
+        told = _columns(outputs["predictions"].float().cpu(), targets.cpu()) if "predictions" in outputs else {}
+        self.columns.append({"loss": losses.numpy(), **told})
         for place in losses.topk(min(WORST, len(losses))).indices.tolist():
             self.worst.append((float(losses[place]), begin + place, inputs[place].cpu().numpy()))
         self.worst = sorted(self.worst, key=lambda kept: -kept[0])[:WORST]
@@ -146,8 +148,8 @@ class Outcomes(Callback):
         if trainer.is_global_zero:
             table = pd.concat([frame for frame, _ in everyone]).sort_values("index", ignore_index=True)
             kept = sorted((w for _, some in everyone for w in some), key=lambda w: (-w[0], w[1]))[:WORST]
-            classes = list(getattr(trainer.datamodule, "classes", ()))  # type: ignore[attr-defined]
-            _write(self.folder, table, kept, classes)
+            data = trainer.datamodule  # type: ignore[attr-defined]
+            _write(self.folder, table, kept, list(getattr(data, "classes", ())), _texts(data, kept))
 
 
 def _columns(predictions: Tensor, targets: Tensor) -> dict[str, npt.NDArray[Any]]:
@@ -176,7 +178,20 @@ def _gather(mine: Any) -> list[Any]:
     return everyone
 
 
-def _write(folder: Path, table: pd.DataFrame, worst: Sequence[tuple[float, int, Any]], classes: list[str]) -> None:
+def _texts(data: Any, worst: Sequence[tuple[float, int, Any]]) -> dict[str, Any]:
+    """What the worst inputs say, where they are tokens of text."""
+    if not worst or getattr(data, "kind", None) != "tokens" or "tokenizer" not in data.statistics:
+        return {}
+    return {"text": np.array([data.tokenizer.decode(tokens.tolist()) for _, _, tokens in worst])}
+
+
+def _write(
+    folder: Path,
+    table: pd.DataFrame,
+    worst: Sequence[tuple[float, int, Any]],
+    classes: list[str],
+    texts: dict[str, Any],
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     table.to_csv(folder / "predictions.csv", index=False)
     chosen = table.set_index("index").loc[[index for _, index, _ in worst]]
@@ -186,6 +201,7 @@ def _write(folder: Path, table: pd.DataFrame, worst: Sequence[tuple[float, int, 
         index=chosen.index.to_numpy(),
         allow_pickle=False,
         **{str(name): chosen[name].to_numpy() for name in chosen},
+        **texts,
     )
     if "confidence" in table:
         _write_classes(folder, table, classes)

@@ -1,7 +1,8 @@
-"""Predictions for new files."""
+"""Predictions for new files, or the continuation of a text."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,38 @@ from boltcutter.config import ConfigError
 from boltcutter.evaluate import find_checkpoint
 from boltcutter.quiet import quiet
 
+SAMPLING = ("tokens", "temperature", "top_k", "seed")
+
 
 def main(configs: Path, words: list[str]) -> None:
-    """Write a line for each new sample.
+    """Write a line for each new sample; or where the run's task can ``generate``, go on with a text.
 
     Args:
         configs: Folder of the configuration.
         words: ``run=<folder>``, ``input=<file or folder>`` (several with commas), and ``ckpt=best|last|<path>``,
-            ``output=<file>``; any other word changes the run's configuration.
+            ``output=<file>``; for a text ``input=<file or text>``, ``tokens=<how many>``, ``temperature=<0 or more>``,
+            ``top_k=<likeliest tokens to draw from>`` and ``seed=<number>``; any other word changes the run's
+            configuration.
     """
     quiet()
-    special, rest = run.take(words, "run", "input", "ckpt", "output")
+    special, rest = run.take(words, "run", "input", "ckpt", "output", *SAMPLING)
     cfg, folder = run.reopen_for(configs, special, rest)
+    check_cfg(cfg)
+    parts = assemble(cfg, logs=False)
+    writes = hasattr(parts.task, "generate")
     if not special.get("input"):
-        raise ConfigError("input: not set; say input=<file or folder>, several with commas between them")
+        what = "<text or file>" if writes else "<file or folder>, several with commas between them"
+        raise ConfigError(f"input: not set; say input={what}")
+    checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
+    if writes:
+        _write_text(continuation(parts, checkpoint, special), special.get("output"))
+        return
+    if odd := [name for name in SAMPLING if name in special and name != "seed"]:
+        raise ConfigError(f"{odd[0]}: task={cfg.choices.task} writes no text; leave it out")
     inputs = [Path(text) for text in special["input"].split(",")]
     if missing := [str(path) for path in inputs if not path.exists()]:
         raise ConfigError(f"input={missing[0]}: no such file or folder; give files that are there")
-    check_cfg(cfg)
-    parts = assemble(cfg, logs=False)
-    table = predict(parts, find_checkpoint(cfg.checkpoints, special.get("ckpt", "best")), inputs)
+    table = predict(parts, checkpoint, inputs)
     if parts.trainer.is_global_zero:
         output = Path(special.get("output") or folder / "predictions.csv")
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -52,13 +65,68 @@ def predict(parts: Parts, checkpoint: str, inputs: list[Path]) -> pd.DataFrame:
         ConfigError: The data module cannot read an input.
     """
     data: Any = parts.data
-    state = load(checkpoint)
-    data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
+    _restore(data, checkpoint)
     with told_in_one_line():
         samples, names = data.read(inputs)
     loader = DataLoader(TensorDataset(samples), batch_size=data.batch_size)
     found: Any = parts.trainer.predict(parts.task, loader, ckpt_path=checkpoint, weights_only=True)
     return _table(torch.cat(found).float(), names, list(data.classes), data.kind)
+
+
+def continuation(parts: Parts, checkpoint: str, words: dict[str, str]) -> str:
+    """The text of ``input``, which may be a file, and what the model makes of it.
+
+    Args:
+        parts: Of a run whose task can ``generate``, and whose data has a ``tokenizer``.
+        checkpoint: Whose weights are asked.
+        words: ``input``, ``tokens`` (200), ``temperature`` (0.8), ``top_k`` (50), ``seed`` (0).
+
+    Raises:
+        ConfigError: A word is no number of its kind, or there is no text to begin from.
+    """
+    count, seed = _number(words, "tokens", 200, int, 1), _number(words, "seed", 0, int, 0)
+    temperature, top_k = _number(words, "temperature", 0.8, float, 0), _number(words, "top_k", 50, int, 1)
+    data: Any = parts.data
+    task: Any = parts.task
+    state = _restore(data, checkpoint)
+    with told_in_one_line():
+        tokenizer = data.tokenizer
+        text, file = words["input"].encode(), Path(words["input"])
+        # The name of a file is shorter than a text may be, and the system refuses to look for a longer one.
+        if len(text) < 256 and file.is_file():
+            text = file.read_bytes()
+        prompt = torch.tensor(tokenizer.encode(text))
+    task.load_state_dict(state["state_dict"])
+    task.to(parts.trainer.strategy.root_device)
+    found = list(task.generate(prompt, count, temperature=temperature, top_k=top_k, seed=seed))
+    return str(tokenizer.decode([*prompt.tolist(), *found]))
+
+
+def _write_text(text: str, output: str | None) -> None:
+    print(text)
+    if output:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        Path(output).write_text(text + "\n")
+
+
+def _number(words: dict[str, str], name: str, default: Any, kind: type, least: int) -> Any:
+    """A word's number, or the default.
+
+    Raises:
+        ConfigError: It is none, or too small.
+    """
+    text = words.get(name, str(default))
+    pattern = r"\d+" if kind is int else r"\d+(\.\d*)?|\.\d+"
+    if not re.fullmatch(pattern, text) or kind(text) < least:
+        raise ConfigError(f"{name}={text} is not a number of {least} or more; try {name}={default}")
+    return kind(text)
+
+
+def _restore(data: Any, checkpoint: str) -> dict[str, Any]:
+    """Give the data module what a checkpoint keeps for it; give the checkpoint."""
+    state = load(checkpoint)
+    data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
+    return state
 
 
 def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str) -> pd.DataFrame:

@@ -51,9 +51,9 @@ def render(folder: Path) -> str:
     config, sections = parts.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
     groups = parts.get("Curves", {}, _read_groups, folder / "metrics.csv")
     scores = parts.get("Test metrics", record.get("test") or {}, _read_object, test / "metrics.json")
-    scatters = parts.get("Predictions", [], _read_scatters, test / "predictions.csv")
-    classes = [] if scatters else parts.get("Classes", [], _read_classes, test / "classes.csv")
-    confusion = {} if scatters else parts.get("Confusion matrix", {}, _read_confusion, test / "confusion.csv")
+    scatters, classified = parts.get("Predictions", ([], True), _read_predictions, test / "predictions.csv")
+    classes = [] if not classified else parts.get("Classes", [], _read_classes, test / "classes.csv")
+    confusion = {} if not classified else parts.get("Confusion matrix", {}, _read_confusion, test / "confusion.csv")
     goals = _goals(config, groups)
     page = _template().render(
         folder=folder,
@@ -252,15 +252,18 @@ def _read_confusion(path: Path) -> dict[str, Any]:
     return {"names": names, "cells": cells if len(names) <= CELLS else [], "sums": sums.tolist(), "pairs": pairs}
 
 
-def _read_scatters(path: Path) -> list[dict[str, Any]]:
-    """Truth, prediction and index for each target of a regression; of many samples, some of each size of loss."""
+def _read_predictions(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Truth, prediction and index for each target of a regression; and whether there are classes instead.
+
+    Of many samples, some of each size of loss are taken.
+    """
     table = pd.read_csv(path)
     if "confidence" in table:
-        return []
+        return [], True
     by_loss = table.sort_values("loss") if "loss" in table else table
     chosen = np.unique(np.linspace(0, len(table) - 1, min(len(table), DOTS)).astype(int))
     endings = [str(c).removeprefix("target") for c in table if re.fullmatch(r"target(_\d+)?", str(c))]
-    return [_scatter(by_loss.iloc[chosen], ending, len(table)) for ending in endings[:TARGETS]]
+    return [_scatter(by_loss.iloc[chosen], ending, len(table)) for ending in endings[:TARGETS]], False
 
 
 def _scatter(table: pd.DataFrame, ending: str, samples: int) -> dict[str, Any]:
@@ -279,6 +282,7 @@ def _read_worst(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     return [
         {
             "picture": _picture(values) if pictures else None,
+            "text": str(arrays["text"][place]) if "text" in arrays else None,
             "values": [] if pictures else [float(value) for value in values.ravel()[:8]],
             "shape": " × ".join(map(str, values.shape)),
             "truth": _answer(arrays, "target", place, names),

@@ -3,7 +3,8 @@ import pickle
 import numpy as np
 import pytest
 
-from boltcutter.data.sampler import Batch, BatchSampler, uniform
+from boltcutter.data import sampler
+from boltcutter.data.sampler import Batch, BatchSampler, scattered, uniform
 
 
 def batches(length: int, size: int, world: int = 1, epoch: int = 0, **settings: bool | int) -> list[list[list[int]]]:
@@ -94,3 +95,28 @@ def test_random_numbers_are_uniform() -> None:
     assert ((counts - 5000) ** 2 / 5000).sum() < 27.9  # chi-square with 9 degrees of freedom, 99.9 %
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.02
     assert abs(np.corrcoef(drawn[:-1, 0], drawn[1:, 0])[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 1000, 4099])
+def test_an_order_that_is_not_written_down_has_each_sample_once(length: int) -> None:
+    places = np.arange(length)
+    found = scattered(places, length, 5, 1)
+    assert sorted(found.tolist()) == places.tolist()
+    assert np.array_equal(found[length // 2 :], scattered(places[length // 2 :], length, 5, 1))
+    if length >= 1000:
+        assert not np.array_equal(found, scattered(places, length, 5, 2))
+        assert abs(np.corrcoef(found, places)[0, 1]) < 0.1
+        assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.1
+
+
+def test_many_samples_are_shown_once_whatever_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "MANY", 100)
+    monkeypatch.setattr(sampler, "AT_ONCE", 64)
+    whole = list(BatchSampler(1003, 10, seed=3, shuffle=True))
+    assert sorted(index for batch in whole for index in batch) == list(range(1003))
+    assert [len(batch) for batch in whole] == [10] * 100 + [3]
+    rest = BatchSampler(1003, 10, seed=3, shuffle=True)
+    rest.start = 37
+    assert list(rest) == whole[37:]
+    halves = [list(BatchSampler(1003, 10, seed=3, shuffle=True, rank=rank, world_size=2)) for rank in (0, 1)]
+    assert [a + b for a, b in zip(*halves, strict=True)] == whole

@@ -8,12 +8,16 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+MANY = 1 << 22  # samples, above which their order is computed as it is needed, and not kept
+AT_ONCE = 1 << 16  # samples whose places are then computed together
+
 
 class Batch(list[int]):
-    """Indices of one batch, with what a random augmentation may depend on."""
+    """Indices of one batch, also as an ``array``, with what a random augmentation may depend on."""
 
-    def __init__(self, indices: Sequence[int], *, seed: int = 0, epoch: int = 0) -> None:
-        super().__init__(indices)
+    def __init__(self, indices: Sequence[int] | npt.NDArray[np.int64], *, seed: int = 0, epoch: int = 0) -> None:
+        self.array = np.asarray(indices, np.int64)
+        super().__init__(self.array.tolist())
         self.seed = seed
         self.epoch = epoch
 
@@ -65,11 +69,14 @@ class BatchSampler(Sampler[Batch]):
         if not self.start:
             self.epoch = epoch
 
-    def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of all samples over all ranks, shape (length,)."""
+    def order(self, epoch: int, first: int = 0, last: int | None = None) -> npt.NDArray[np.int64]:
+        """The order of all samples over all ranks from place ``first`` to before ``last``, shape (last - first,)."""
+        last = self.length if last is None else min(last, self.length)
         if not self.shuffle:
-            return np.arange(self.length)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.length)
+            return np.arange(first, last)
+        if self.length > MANY:
+            return scattered(np.arange(first, last), self.length, self.seed, epoch)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.length)[first:last]
 
     def __len__(self) -> int:
         full, rest = divmod(self.length, self.batch_size)
@@ -78,11 +85,14 @@ class BatchSampler(Sampler[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         start, self.start = self.start, 0
-        order, size = self.order(self.epoch), self.batch_size
-        for number in range(start, len(self)):
-            part = order[number * size : (number + 1) * size]
-            first, last = self._cut(len(part))
-            yield Batch(part[first:last].tolist(), seed=self.seed, epoch=self.epoch)
+        size, batches = self.batch_size, len(self)
+        at_once = max(1, AT_ONCE // size) if self.length > MANY else batches
+        for begin in range(start, batches, at_once):
+            order = self.order(self.epoch, begin * size, (begin + at_once) * size)
+            for place in range(0, min(at_once, batches - begin) * size, size):
+                part = order[place : place + size]
+                first, last = self._cut(len(part))
+                yield Batch(part[first:last], seed=self.seed, epoch=self.epoch)
 
     def _cut(self, size: int) -> tuple[int, int]:
         """This rank's part of a global batch of ``size`` samples."""
@@ -102,6 +112,42 @@ def check_batch_size(batch_size: int, world_size: int) -> None:
         raise ValueError(f"data.batch_size={batch_size} does not divide over {world_size} ranks; try {fitting}")
 
 
+def scattered(places: npt.NDArray[np.int64], length: int, *key: int) -> npt.NDArray[np.int64]:
+    """What stands at some places of a random order of 0, 1, …, ``length`` - 1, which is nowhere written down.
+
+    Numbers are cut in halves, and each half in turn is changed by a hash of the other: that can be undone, so no two
+    become the same. What comes out beyond the length goes through again.
+
+    Args:
+        places: Any of 0, 1, …, ``length`` - 1.
+        length: Of the whole.
+        key: All that the order depends on.
+
+    Source: Luby & Rackoff, How to Construct Pseudorandom Permutations from Pseudorandom Functions, 1988; Black &
+    Rogaway, Ciphers with Arbitrary Finite Domains, 2002 (walking until inside).
+    """
+    half = np.uint64(max(1, (int(length - 1).bit_length() + 1) // 2))
+    mask = np.uint64((1 << int(half)) - 1)
+    rounds = np.random.SeedSequence(key).generate_state(6, np.uint64)
+    found = np.array(places, np.uint64)
+    outside = np.ones(len(found), bool)
+    while outside.any():
+        left, right = found[outside] >> half, found[outside] & mask
+        with np.errstate(over="ignore"):
+            for salt in rounds:
+                left, right = right, left ^ (_mixed(right + salt) & mask)
+        found[outside] = left << half | right
+        outside = found >= length
+    return found.astype(np.int64)
+
+
+def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
 def uniform(batch: Batch, count: int) -> npt.NDArray[np.float32]:
     """Random numbers that depend on seed, epoch and sample alone, so not on workers, ranks or batches.
 
@@ -115,11 +161,8 @@ def uniform(batch: Batch, count: int) -> npt.NDArray[np.float32]:
     Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (SplitMix64).
     """
     key = np.random.SeedSequence([batch.seed, batch.epoch]).generate_state(1, np.uint64)
-    counter = np.asarray(batch, np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
+    counter = batch.array.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
+        z = _mixed(key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
     numbers: npt.NDArray[np.float32] = ((z >> np.uint64(40)) * np.float64(2**-24)).astype(np.float32)
     return numbers

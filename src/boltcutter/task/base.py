@@ -40,7 +40,7 @@ class Task(L.LightningModule, ABC):
         ValueError: A factor is negative, or a scheduler would look for a metric after each step.
     """
 
-    kind: ClassVar[Literal["classes", "numbers"]]
+    kind: ClassVar[Literal["classes", "numbers", "tokens"]]
 
     def __init__(
         self,
@@ -175,7 +175,8 @@ class Task(L.LightningModule, ABC):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimizer over trainable parameters, with its schedule."""
-        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        groups = getattr(self.model, "parameter_groups", None)  # of a model that says which weights decay
+        optimizer = self.optimizer(groups() if groups else [p for p in self.parameters() if p.requires_grad])
         if self.scheduler is None:
             return optimizer
         scheduler = self.scheduler(optimizer, **self._total_steps(self.scheduler))

@@ -1,0 +1,286 @@
+"""Windows of tokens from files of any size, of which only what is asked for is read."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from boltcutter.data.module import DataModule, Pair, Splits, check_shares
+from boltcutter.data.sampler import Batch
+from boltcutter.data.tokenizer import Tokenizer, make_tokenizer
+
+Dtype = Literal["uint8", "uint16", "uint32", "int32", "int64"]
+Array = npt.NDArray[Any]
+Part = tuple[Array, Path]  # tokens (n,), and where they are from
+BLOCK, BLOCKS = 4096, 16  # bytes of a block, and blocks of each file, that a fingerprint looks at
+
+
+class Windows:
+    """Stretches of T + 1 tokens: T of input, and the same one further as targets.
+
+    Windows lie side by side, so that all of an epoch's are different; what is left at the end of a part is left out.
+
+    Args:
+        parts: Tokens, mapped from a file or in memory, and the file.
+        context: T.
+        vocabulary: Tokens are below this.
+        shift: Whether each epoch begins at another place, so that windows are cut otherwise each time.
+        fingerprint: Of the contents, where it is known already.
+
+    Raises:
+        ValueError: There is not one window.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        context: int,
+        vocabulary: int,
+        *,
+        shift: bool = False,
+        fingerprint: bytes | None = None,
+    ) -> None:
+        self.context, self.vocabulary, self.known = context, vocabulary, fingerprint
+        self.room = context if shift else 1  # places where an epoch can begin
+        self.parts = [part for part in parts if len(part[0]) >= context + self.room]
+        if not self.parts:
+            length = max((len(tokens) for tokens, _ in parts), default=0)
+            where = f"{parts[0][1]}: " if parts else ""
+            raise ValueError(
+                f"{where}{length} tokens are too few for a window of {context}; lower data.shape=[{context}]"
+            )
+        self.counts = [(len(tokens) - self.room) // context for tokens, _ in self.parts]
+        self.ends = np.cumsum(self.counts)
+        self.dtype = self.parts[0][0].dtype
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitems__(self, batch: Batch) -> Pair:
+        """Inputs and targets (N, T), as the file has them: 8, 16 or 32 bits.
+
+        Raises:
+            ValueError: A token is not in the vocabulary.
+        """
+        begin = int(np.random.default_rng([batch.seed, batch.epoch]).integers(self.room)) if self.room > 1 else 0
+        chosen = batch.array
+        if len(self.parts) == 1:
+            found = self._cut(0, chosen, begin)
+        else:
+            found = np.empty((len(chosen), self.context + 1), self.dtype)
+            owners = np.searchsorted(self.ends, chosen, side="right")
+            for part in np.unique(owners).tolist():
+                mine = owners == part
+                found[mine] = self._cut(part, chosen[mine] - (self.ends[part] - self.counts[part]), begin)
+        if found.max(initial=0) >= self.vocabulary or found.min(initial=0) < 0:
+            self._tell(batch, found)
+        tokens = torch.from_numpy(found)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def fingerprint(self) -> bytes:
+        """Of length, time of change, and some blocks of each file, which may be too large to be read in whole."""
+        return self.known or hashlib.sha256(b"".join(sampled(path) for _, path in self.parts)).digest()
+
+    def _cut(self, part: int, windows: npt.NDArray[np.int64], begin: int) -> Array:
+        tokens, length = self.parts[part][0], self.context
+        rest, step = tokens[begin:], tokens.itemsize
+        view = np.lib.stride_tricks.as_strided(rest, (self.counts[part], length + 1), (length * step, step))
+        return view[windows]
+
+    def _tell(self, batch: Batch, found: Array) -> None:
+        row, column = np.argwhere((found >= self.vocabulary) | (found < 0))[0]
+        path = self.parts[int(np.searchsorted(self.ends, batch[row], side="right"))][1]
+        raise ValueError(
+            f"{path}: token {found[row, column]} is not one of the {self.vocabulary} of the vocabulary; set "
+            "data.outputs to their number, or data.dtype to what the file was written with"
+        )
+
+
+class TokenData(DataModule):
+    """What data of tokens share: windows of a context, a vocabulary, and a tokenizer that checkpoints keep.
+
+    Args:
+        shape: Of one sample: (T,), the context.
+        outputs: Tokens of the vocabulary.
+        batch_size: Windows in one step over all devices.
+        seed: What split and order depend on.
+        workers: Processes for each device that prepare batches.
+    """
+
+    kind: Literal["classes", "numbers", "tokens"] = "tokens"
+
+    def __init__(self, *, shape: tuple[int], outputs: int, batch_size: int, seed: int, workers: int) -> None:
+        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
+        if shape[0] < 1:
+            raise ValueError(f"data.shape={list(shape)} is not a number of tokens; try [256]")
+        if outputs < 2:
+            raise ValueError(f"data.outputs={outputs} is not a number of tokens; try 256")
+        self.shape, self.outputs = shape, outputs
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What turns text into these tokens, and back.
+
+        Raises:
+            ValueError: It is not known.
+        """
+        if "tokenizer" not in self.statistics:
+            self.setup("predict")
+        if "tokenizer" not in self.statistics:
+            raise ValueError("data.tokenizer: not set, so these tokens stand for no text; set it to a tokenizer.json")
+        return make_tokenizer(self.statistics["tokenizer"])
+
+    def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+        """Windows (N, T) of new files of text, each file named ``file:window``."""
+        tokenizer, length = self.tokenizer, self.shape[0]
+        windows: list[Tensor] = []
+        names: list[str] = []
+        for path in paths:
+            tokens = torch.tensor(tokenizer.encode(path.read_bytes()))
+            found = tokens[: len(tokens) // length * length].view(-1, length)
+            windows.append(found)
+            names += [f"{path}:{number}" for number in range(len(found))]
+        if not names:
+            raise ValueError(f"input: no text of {length} tokens or more; give a longer one")
+        return torch.cat(windows), names
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint's position, with its tokenizer."""
+        if self.statistics not in ({}, state_dict["statistics"]):
+            self.splits = None
+        super().load_state_dict(state_dict)
+
+
+class Tokens(TokenData):
+    """Files of token ids, one after another, as nanoGPT and others write them; mapped, never loaded.
+
+    Args:
+        path: A ``.bin`` or ``.npy`` file, a folder of them, or a pattern such as ``data/train_*.bin``.
+        val: Likewise; none takes a share of ``path``.
+        test: Likewise.
+        dtype: Of a ``.bin`` file; a ``.npy`` file says its own.
+        header: Bytes at the beginning of a ``.bin`` file to pass over.
+        split: Shares of train, val and test, in this order in each file of ``path``; used for those without files.
+        tokenizer: ``bytes``, or a ``tokenizer.json``, with which the tokens were made; for bits per byte and sampling.
+        shape: Of one sample: (T,), the context.
+        outputs: Tokens of the vocabulary.
+        batch_size: Windows in one step over all devices.
+        seed: What the order depends on.
+        workers: Processes for each device that prepare batches.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        val: str | None = None,
+        test: str | None = None,
+        dtype: Dtype = "uint16",
+        header: int = 0,
+        split: tuple[float, float, float] = (0.98, 0.01, 0.01),
+        tokenizer: str | None = None,
+        shape: tuple[int] = (1024,),
+        outputs: int = 50304,
+        batch_size: int = 16,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(shape=shape, outputs=outputs, batch_size=batch_size, seed=seed, workers=workers)
+        check_shares(split)
+        if header < 0:
+            raise ValueError(f"data.header={header} is not a number of bytes; try 0")
+        self.paths = {"train": path, "val": val, "test": test}
+        self.dtype, self.header, self.split, self.tokenized_by = dtype, header, split, tokenizer
+
+    def load(self) -> Splits:
+        """Map all files."""
+        if self.tokenized_by and not self.statistics:
+            tokenizer = make_tokenizer(self.tokenized_by)
+            self.statistics = {"tokenizer": tokenizer.saved, "token_bytes": tokenizer.token_bytes(self.outputs)}
+        files = {name: self._open(name, pattern) for name, pattern in self.paths.items() if pattern}
+        shares = dict(zip(self.paths, self.split, strict=True))
+        cut = {name: shares[name] for name in self.paths if name == "train" or name not in files}
+        made = {}
+        for name in self.paths:
+            parts = files[name] if name not in cut else [(_share(t, cut, name), path) for t, path in files["train"]]
+            made[name] = Windows(parts, self.shape[0], self.outputs, shift=name == "train")
+        return Splits(**made)
+
+    def _open(self, name: str, pattern: str) -> list[Part]:
+        setting = "data.path" if name == "train" else f"data.{name}"
+        return [(open_tokens(path, self.dtype, self.header), path) for path in find(pattern, setting)]
+
+
+def _share(tokens: Array, shares: dict[str, float], name: str) -> Array:
+    """The part of ``tokens`` that is ``name``'s, where those in ``shares`` stand in their order."""
+    names, total = list(shares), sum(shares.values())
+    ends = np.round(np.cumsum([shares[n] / total for n in names]) * len(tokens)).astype(np.int64)
+    at = names.index(name)
+    return tokens[ends[at - 1] if at else 0 : ends[at]]
+
+
+def find(pattern: str, setting: str, endings: tuple[str, ...] = (".bin", ".npy")) -> list[Path]:
+    """Files that a path, a folder or a pattern means, in the order of their names.
+
+    Raises:
+        ValueError: There are none.
+    """
+    path = Path(pattern)
+    if path.is_dir():
+        found = sorted(file for file in path.iterdir() if file.name.endswith(endings))
+    else:
+        found = [path] if path.is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
+    if not found:
+        raise ValueError(f"{setting}={pattern}: no such file; give one, a folder of {', '.join(endings)}, or a pattern")
+    return found
+
+
+def open_tokens(path: Path, dtype: Dtype, header: int) -> Array:
+    """Map a file of tokens; nothing of it is read but a few samples.
+
+    Raises:
+        ValueError: It is damaged, or was written otherwise.
+    """
+    if path.suffix == ".npy":
+        try:
+            found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise ValueError(f"{path}: not a whole .npy file ({' '.join(str(error).split())}); replace it") from None
+        if found.ndim != 1 or found.dtype.kind not in "ui" or found.dtype.itemsize > 8:
+            raise ValueError(f"{path}: {found.dtype} of shape {list(found.shape)}; one row of whole numbers is needed")
+        return np.asarray(found)
+    size, each = path.stat().st_size - header, np.dtype(dtype).itemsize
+    if size <= 0 or size % each:
+        raise ValueError(
+            f"{path}: {max(0, size)} bytes are not a number of tokens of {each} bytes; it is cut short, or "
+            f"data.dtype={dtype} or data.header={header} is wrong"
+        )
+    tokens: Array = np.asarray(np.memmap(path, dtype, mode="r", offset=header))
+    if dtype == "uint16" and looks_twice_as_wide(tokens):
+        raise ValueError(f"{path}: every other token is 0, as if written with 32 bits; set data.dtype=uint32")
+    return tokens
+
+
+def looks_twice_as_wide(tokens: Array) -> bool:
+    """Whether every other number is 0 at the beginning, and most of those between are not."""
+    odd, even = tokens[1:BLOCK:2], tokens[0:BLOCK:2]
+    return bool(len(odd) > 8 and not odd.any() and even.astype(bool).mean() > 0.5)
+
+
+def sampled(path: Path) -> bytes:
+    """Hash of a file's size, time of change, and some of its blocks; takes as long for a large file as for a small."""
+    stat = path.stat()
+    digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+    with open(path, "rb") as file:
+        for place in np.linspace(0, max(0, stat.st_size - BLOCK), BLOCKS).astype(np.int64).tolist():
+            file.seek(place)
+            digest.update(file.read(BLOCK))
+    return digest.digest()

@@ -1,0 +1,121 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from boltcutter.data.text import Text
+from boltcutter.data.tokens import Windows
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Forty documents that say which one they are."""
+    made = tmp_path / "notes"
+    (made / "inner").mkdir(parents=True)
+    for number in range(40):
+        path = made / ("inner" if number % 2 else ".") / f"{number:02}.txt"
+        path.write_text(f"document {number:02}\n" * (20 + number))
+    (made / ".hidden").write_text("secret\n")
+    (made / "picture.raw").write_bytes(b"\0\1\2")
+    return made
+
+
+def text(folder: Path, **settings: Any) -> Text:
+    where = {"path": str(folder), "cache": folder.parent / "cache"}
+    data = Text(**where | {"shape": (32,), "batch_size": 4, "split": (0.8, 0.1, 0.1)} | settings)  # type: ignore[arg-type]
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def said(data: Text, split: str) -> str:
+    """All text of a split, an end after each document."""
+    windows: Windows = getattr(data.splits, split)
+    return "".join("|" if t == data.tokenizer.end else data.tokenizer.decode([t]) for t in windows.parts[0][0].tolist())
+
+
+@pytest.mark.parametrize("settings", [{}, {"tokenizer": "bpe", "outputs": 280}], ids=["bytes", "bpe"])
+def test_each_document_is_in_one_split_and_nothing_else_is(folder: Path, settings: dict[str, Any]) -> None:
+    data = text(folder, **settings)
+    documents = {split: said(data, split).split("|")[:-1] for split in ("train", "val", "test")}
+    assert sorted(d for split in documents.values() for d in split) == sorted(
+        path.read_text() for path in folder.rglob("*.txt")
+    )
+    sizes = {split: sum(map(len, found)) for split, found in documents.items()}
+    assert sizes["train"] / sum(sizes.values()) == pytest.approx(0.8, abs=0.05)
+    assert sizes["val"] / sum(sizes.values()) == pytest.approx(0.1, abs=0.05)
+    assert said(text(folder, seed=1, **settings), "val") != said(data, "val")
+    assert said(text(folder, **settings), "val") == said(data, "val")
+
+
+def test_targets_are_the_inputs_one_further(folder: Path) -> None:
+    data = text(folder)
+    whole = said(data, "val")
+    inputs, targets = zip(*data.val_dataloader(), strict=True)
+    assert "".join(map(chr, torch.cat(inputs).flatten().tolist())).replace("\0", "|") == whole[: len(whole) // 32 * 32]
+    assert torch.equal(torch.cat(targets).flatten()[:-1], torch.cat(inputs).flatten()[1:])
+
+
+def test_few_documents_are_cut_at_lines(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("".join(f"line {number}\n" for number in range(1000)))
+    data = text(tmp_path / "one.txt")
+    parts = [said(data, split) for split in ("train", "val", "test")]
+    assert "".join(parts).replace("|", "") == (tmp_path / "one.txt").read_text()
+    assert all(part.startswith("line ") and part.endswith("\n|") for part in parts)
+
+
+def test_text_is_tokenized_once(folder: Path) -> None:
+    data = text(folder)
+    (made,) = (folder.parent / "cache").iterdir()
+    before = {file: file.stat().st_mtime_ns for file in made.iterdir()}
+    again = text(folder)
+    assert {file: file.stat().st_mtime_ns for file in made.iterdir()} == before
+    assert again.fingerprint() == data.fingerprint()
+    for path in folder.rglob("*.txt"):
+        os.utime(path, (1, 1))  # as a copy has other times
+    assert text(folder).fingerprint() == data.fingerprint()
+    (folder / "02.txt").write_text("document 99\n" * 22)
+    assert text(folder).fingerprint() != data.fingerprint()
+    assert not list((folder.parent / "cache").glob("*.part"))
+
+
+def test_a_checkpoint_keeps_the_tokenizer(folder: Path) -> None:
+    before = text(folder, tokenizer="bpe", outputs=280)
+    for path in folder.rglob("*.txt"):
+        path.write_text(path.read_text().replace("document", "Dokument"))
+    after = text(folder, tokenizer="bpe", outputs=280)  # as Lightning does: set up, then told what was
+    assert after.statistics != before.statistics
+    after.load_state_dict(before.state_dict())
+    after.train_dataloader()
+    assert after.tokenizer.saved == before.tokenizer.saved
+    assert "Dokument 03" in said(after, "train")
+    assert torch.equal(after.read([folder / "00.txt"])[0], before.read([folder / "00.txt"])[0])
+
+
+def test_pythons_own_library_is_there(tmp_path: Path) -> None:
+    data = Text(cache=tmp_path, split=(0.98, 0.01, 0.01))
+    data.setup("fit")
+    assert data.splits is not None
+    assert len(data.splits.train) * 256 > 4e6  # bytes
+    tokens = np.concatenate([inputs.numpy().ravel() for inputs, _ in data.val_dataloader()])
+    assert b"import " in tokens.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"path": "nowhere/*.md"}, r"^data.path=nowhere/\*.md: no text there; give a file, a folder, or a pattern"),
+        ({"split": (0.5, 0.5, 0.5)}, r"^data.split=\[0.5, 0.5, 0.5\]"),
+        ({"shape": (0,)}, r"^data.shape=\[0\] is not a number of tokens; try \[256\]"),
+        ({"shape": (9999,)}, r"train.bin: \d+ tokens are too few for a window of 9999; lower data.shape=\[9999\]"),
+        ({"tokenizer": "bpe"}, r"^data.outputs=256: 256 bytes and an end are the least"),
+        ({"outputs": 100}, r"^data.outputs=100, but the tokenizer has 256 tokens; set data.outputs=256"),
+    ],
+)
+def test_mistakes_are_one_line(folder: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        text(folder, **settings)
+    assert "\n" not in str(error.value)

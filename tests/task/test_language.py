@@ -1,0 +1,232 @@
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from conftest import Script, environment
+from forkserver import ForkServer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from boltcutter.task.language import BitsPerByte, Language
+
+
+class Counting(nn.Module):
+    """Thinks that each token is followed by the next number, and is not sure."""
+
+    context = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sure = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        assert tokens.size(1) <= self.context
+        return self.sure * nn.functional.one_hot((tokens.long() + 1) % 10, 10)
+
+
+class Cached(Counting):
+    caches = True
+
+    def forward(self, tokens: Tensor, cache: list[Any] | None = None) -> Tensor:
+        if cache is not None:
+            cache[:] = [(cache[0] if cache else 0) + tokens.size(1)]
+            assert cache[0] <= self.context
+        return super().forward(tokens)
+
+
+def task(model: nn.Module | None = None) -> Language:
+    return Language(model or Counting(), optimizer=partial(torch.optim.SGD, lr=0.1))
+
+
+def go_on(model: nn.Module, count: int = 30, **settings: Any) -> list[int]:
+    return list(task(model).generate(torch.tensor([3, 4]), count, **settings))
+
+
+class Data(L.LightningDataModule):
+    def __init__(self, token_bytes: list[int] | None = None) -> None:
+        super().__init__()
+        self.statistics = {} if token_bytes is None else {"token_bytes": token_bytes}
+        torch.manual_seed(0)
+        self.windows = [torch.randint(10, (3, 9), dtype=torch.uint8) for _ in range(4)]
+
+    def test_dataloader(self) -> Any:
+        return DataLoader([(window[:, :-1], window[:, 1:]) for window in self.windows], batch_size=None)
+
+    val_dataloader = train_dataloader = test_dataloader
+
+
+def measured(data: Data) -> dict[str, float]:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(accelerator="cpu", devices=1, enable_checkpointing=False, **quiet)  # type: ignore[arg-type]
+    return dict(trainer.test(task(), data, verbose=False)[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec:FutureWarning")
+def test_bits_per_byte_and_perplexity_are_those_of_the_text() -> None:
+    lengths = [0, *range(1, 10)]  # token 0 stands for no text
+    data = Data(lengths)
+    inputs, targets = (torch.cat(part).long() for part in zip(*data.test_dataloader(), strict=True))
+    nats = -Counting()(inputs).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    found = measured(data)
+    assert found["test/loss"] == pytest.approx(nats.mean().item(), rel=1e-5)
+    assert found["test/perplexity"] == pytest.approx(math.exp(found["test/loss"]), rel=1e-5)
+    counted = nats[targets > 0].sum().item() / math.log(2)
+    assert found["test/bits_per_byte"] == pytest.approx(counted / targets.sum().item(), rel=1e-5)
+    assert task().logged >= found.keys()
+    assert "test/bits_per_byte" not in measured(Data())  # nobody knows how long tokens are
+
+
+TWO = """
+import torch
+from boltcutter.task.language import BitsPerByte
+bits = BitsPerByte()
+bits.learn([1, 3], torch.device("cpu"))
+rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else None
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+bits.update(torch.full((1 + rank, 2), 0.5 + rank), torch.tensor([[0, rank]] * (1 + rank)))
+nats, number = 2 * 0.5 + 4 * 1.5, 2 + 8
+assert abs(float(bits.compute()) - nats / 0.6931471805599453 / number) < 1e-6, bits.compute()
+print("exact")
+"""
+
+
+def test_ranks_are_weighed_by_their_bytes(two_ranks: Script) -> None:
+    assert two_ranks(TWO).stdout.count("exact") == 2
+
+
+@pytest.mark.parametrize("model", [Counting(), Cached()], ids=["plain", "cached"])
+def test_the_likeliest_goes_on_beyond_the_context(model: nn.Module) -> None:
+    counted = [number % 10 for number in range(5, 35)]
+    assert go_on(model, temperature=0) == counted
+    assert go_on(model, top_k=1, temperature=5.0) == counted
+
+
+def test_draws_depend_on_the_seed_and_get_wilder_with_heat() -> None:
+    assert go_on(Counting(), seed=1) == go_on(Counting(), seed=1)
+    assert go_on(Counting(), seed=1) != go_on(Counting(), seed=2)
+
+    def wrong(temperature: float) -> int:
+        drawn = [4, *go_on(Counting(), 300, temperature=temperature)]
+        return sum(b != (a + 1) % 10 for a, b in itertools.pairwise(drawn))
+
+    assert wrong(0.2) < wrong(1.0) < wrong(5.0)
+
+
+def test_a_metric_that_is_told_nothing_stays_silent() -> None:
+    bits = BitsPerByte()
+    bits.update(torch.ones(1, 1), torch.zeros(1, 1))
+    assert not bits.known
+    assert bits.bytes == 0
+
+
+CORPUS = ["data=text", "model=gpt", "task=language", "logger=null", "report=false", "data.shape=[32]", "model.width=32"]
+CORPUS += [
+    "data.batch_size=4",
+    "trainer.max_epochs=3",
+    "model.layers=1",
+    "trainer.val_check_interval=0.5",
+    "seed=3",
+    "~callback.lean",
+]
+
+
+BPE = ["data.tokenizer=bpe", "data.outputs=300", "model.dropout=0.1"]
+
+
+def words(tmp_path: Path, *more: str) -> list[str]:
+    folder = tmp_path / "text"
+    if not folder.exists():
+        folder.mkdir()
+        for number in range(30):
+            (folder / f"{number}.txt").write_text(f"the number {number} comes before {number + 1}\n" * 5)
+    return [*CORPUS, f"data.path={folder}", f"data.cache={tmp_path}/cache", *more]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    return {name: value for name, value in state.items() if name.startswith("model.")}
+
+
+@pytest.fixture(scope="module")
+def whole(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("language")
+    done = script("train", *words(folder, *BPE, "report=true", f"folder={folder}/run"))
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    return folder
+
+
+def test_a_run_is_measured_and_reported(whole: Path) -> None:
+    left = {path.name for path in (whole / "run" / "evaluation" / "test").iterdir()}
+    assert left == {"metrics.json", "predictions.csv", "worst.npz"}
+    header = (whole / "run" / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {"train/loss", "val/loss", "val/bits_per_byte", "val/perplexity", "test/bits_per_byte"} <= set(header)
+    report = (whole / "run" / "report.html").read_text()
+    assert "comes before" in report  # of the worst windows
+    assert "is not there" not in report
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
+    forks: ForkServer, script: Script, whole: Path, tmp_path: Path
+) -> None:
+    argv = ["scripts/train.py", *words(whole, *BPE, f"folder={tmp_path}/run")]
+    with open(os.devnull, "wb") as nothing, forks.start(argv, environment(), nothing.fileno(), 2) as process:
+        end = time.monotonic() + 60
+        while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists():
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    assert process.returncode == 128 + signal.SIGTERM
+    shutil.rmtree(whole / "cache")  # a machine that has not seen the text yet
+    resumed = script("train", f"resume={tmp_path}/run")
+    assert resumed.returncode == 0, resumed.stderr
+    before, after = weights(whole / "run"), weights(tmp_path / "run")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_two_processes_see_the_same_order(script: Script, tmp_path: Path) -> None:
+    two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+    for name, more in (("one", ["trainer.accelerator=cpu"]), ("two", two)):
+        done = script("train", *words(tmp_path, f"folder={tmp_path}/{name}", *more))
+        assert done.returncode == 0, done.stderr
+    alone, shared = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert all((alone[name] - shared[name]).abs().max() < 1e-5 for name in alone)
+    metrics = [json.loads((tmp_path / n / "evaluation" / "test" / "metrics.json").read_text()) for n in ("one", "two")]
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
+
+
+def test_a_text_is_gone_on_with(script: Script, whole: Path) -> None:
+    def ask(*more: str) -> str:
+        done = script("predict", f"run={whole}/run", "input=the number", "tokens=40", *more)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert ask() == ask()
+    assert ask().startswith("the number")
+    assert ask("seed=1") != ask()
+    (whole / "prompt.txt").write_text("comes before")
+    assert ask(f"input={whole}/prompt.txt", "temperature=0").startswith("comes before")
+
+
+def test_gpt_124m_takes_a_step_at_a_smaller_size(script: Script, tmp_path: Path) -> None:
+    small = ["model.layers=1", "model.width=48", "data.shape=[16]", "data.outputs=300", "data.batch_size=2"]
+    short = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=1", "task.compile=false", "trainer.devices=1"]
+    mine = [word for word in words(tmp_path) if word.startswith(("data.path", "data.cache", "logger", "~"))]
+    done = script("train", "experiment=gpt_124m", *mine, *small, *short, "report=false", f"folder={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 1
+    assert script("check", "experiment=gpt_124m").stdout == "ok\n"
+    assert script("check", "experiment=gpt_small").stdout == "ok\n"
