@@ -336,7 +336,9 @@ def _why_not_written(path: str | Path, error: Exception) -> str:
     return f"{path}: not written ({_text(error)}); {free}; the checkpoint before it is untouched"
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
+    if isinstance(error.__context__, OSError):
+        error = error.__context__  # what torch only follows up
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TextIO
@@ -185,33 +185,42 @@ def attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None]:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         raise
     finally:
-        update_record(folder, attempts=[*earlier, now | {"end": _time(), "reason": reason}])
+        try:
+            update_record(folder, attempts=[*earlier, now | {"end": _time(), "reason": reason}])
+        except OSError as error:
+            if reason == "completed":
+                raise
+            print(f"warning: {folder}/record.json does not tell how the run ended ({error})", file=sys.stderr)
 
 
 @contextmanager
 def keep_log(folder: Path, rank: int) -> Iterator[None]:
     """Also write what this process prints to ``logs/rank-<rank>.log``."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    with open(folder / "logs" / f"rank-{rank}.log", "a", buffering=1) as log:
-        before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = _Tee(sys.stdout, log), _Tee(sys.stderr, log)
-        try:
-            yield
-        except BaseException:
+    log = open(folder / "logs" / f"rank-{rank}.log", "a", buffering=1)  # noqa: SIM115 - closing must not fail
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Tee(sys.stdout, log), _Tee(sys.stderr, log)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
             log.write(traceback.format_exc())
-            raise
-        finally:
-            sys.stdout, sys.stderr = before
+        raise
+    finally:
+        sys.stdout, sys.stderr = before
+        with suppress(OSError):
+            log.close()
 
 
 class _Tee(io.TextIOBase):
-    """A stream that writes to two."""
+    """A stream that also writes to a log, for as long as its disk has room."""
 
     def __init__(self, stream: TextIO, log: TextIO) -> None:
         self.stream, self.log = stream, log
 
     def write(self, text: str) -> int:
-        self.log.write(text)
+        with suppress(OSError):
+            self.log.write(text)
         return self.stream.write(text)
 
     def flush(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -144,10 +145,13 @@ def test(parts: Parts, folder: Path, checkpoint: str | None) -> dict[str, float]
 
 
 def write_report(folder: Path) -> None:
-    """Write ``report.html``."""
+    """Write ``report.html``; where it cannot be, how training ended matters more."""
     from boltcutter import report  # its libraries would hold up the first step
 
-    report.write(folder)
+    try:
+        report.write(folder)
+    except OSError as error:
+        print(f"warning: {folder}/report.html is not written ({error})", file=sys.stderr)
 
 
 def load_early(parts: Parts) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +37,7 @@ class CSV(Logger):
         self.path, self.seconds_between_writes = Path(path), seconds_between_writes
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._error: OSError | None = None
+        self._told = False
         self._fresh: dict[int, Row] = {}  # rows that the file lacks, in whole or in part
         self._first: int | None = None  # step of this attempt
         self._columns: list[str] = []  # of the file, once it is this attempt's
@@ -76,13 +77,7 @@ class CSV(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """See that what is new gets written within ``seconds_between_writes``.
-
-        Raises:
-            OSError: The last time it could not be written.
-        """
-        if self._error:
-            raise self._error
+        """See that what is new gets written within ``seconds_between_writes``."""
         if self._fresh and self._timer is None:
             self._timer = threading.Timer(self.seconds_between_writes, self._write_later)
             self._timer.daemon = True
@@ -94,14 +89,22 @@ class CSV(Logger):
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        self._write()
+        self._try_to_write()
 
     def _write_later(self) -> None:
         self._timer = None
+        self._try_to_write()
+
+    def _try_to_write(self) -> None:
+        """Write, or keep for the next time what cannot be written; a full disk must not end a training."""
         try:
             self._write()
         except OSError as error:
-            self._error = error
+            if not self._told:
+                print(
+                    f"warning: {self.path}: not written ({error}); what is new is kept until it can be", file=sys.stderr
+                )
+            self._told = True
 
     def _write(self) -> None:
         with self._lock:
