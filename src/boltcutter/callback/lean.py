@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import PassThroughProfiler
 
 HOOKS = (
@@ -16,16 +18,15 @@ HOOKS = (
     "on_before_backward",
     "on_after_backward",
     "on_before_optimizer_step",
-    "on_validation_batch_start",
-    "on_validation_batch_end",
 )
+AROUND_TRANSFER = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
 class Lean(Callback):
     """Take out of each step what does nothing: hooks that nobody has written, and profiling where nobody asked for it.
 
     Lightning passes over a hook that cannot be called. Otherwise it calls all of them, of each callback and of the
-    module, and prepares a line for the profiler each time, which takes longer than a step of a small model.
+    module, and prepares a line for the profiler each time; together that takes as long as a step of a small model.
     """
 
     def __init__(self) -> None:
@@ -33,13 +34,20 @@ class Lean(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take out."""
-        if type(trainer.profiler) is PassThroughProfiler:
-            trainer.profiler = NoProfiler()
-        for owner, base in (*((callback, Callback) for callback in trainer.callbacks), (pl_module, L.LightningModule)):  # type: ignore[attr-defined]
+        if type(trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]
+            trainer.profiler = NoProfiler()  # type: ignore[attr-defined]
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        for owner in (*callbacks, pl_module):
             for hook in HOOKS:
-                if getattr(type(owner), hook) is getattr(base, hook) and hook not in vars(owner):
-                    setattr(owner, hook, None)
-                    self._emptied.append((owner, hook))
+                if not written(hook, owner) or _saves_at_no_step(owner, hook):
+                    self._put(owner, hook, None)
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        owners = [owner for owner in (pl_module, data) if owner is not None]
+        # Lightning looks at each batch who has written these.
+        if not any(written(hook, owner) for hook in AROUND_TRANSFER for owner in owners):
+            mover = owners[-1] if written("transfer_batch_to_device", owners[-1]) else pl_module
+            self._put(pl_module, "_on_before_batch_transfer", _as_it_is)
+            self._put(pl_module, "_apply_batch_transfer_handler", partial(_move, mover))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put back."""
@@ -49,9 +57,39 @@ class Lean(Callback):
         """Put back."""
         self._put_back()
 
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        if hasattr(owner, name) and name not in vars(owner):
+            setattr(owner, name, value)
+            self._emptied.append((owner, name))
+
     def _put_back(self) -> None:
         while self._emptied:
             delattr(*self._emptied.pop())
+
+
+def written(hook: str, owner: Any) -> bool:
+    """Whether a hook is anybody's own, and not Lightning's empty one."""
+    base = next(base for base in (Callback, L.LightningModule, L.LightningDataModule) if isinstance(owner, base))
+    return hook in vars(owner) or getattr(type(owner), hook) is not getattr(base, hook)
+
+
+def _saves_at_no_step(owner: Any, hook: str) -> bool:
+    """Whether it is a checkpoint's look at a batch's end, where checkpoints are made at the end of epochs only."""
+    return (
+        hook == "on_train_batch_end"
+        and isinstance(owner, ModelCheckpoint)
+        and type(owner).on_train_batch_end is ModelCheckpoint.on_train_batch_end
+        and owner._every_n_train_steps < 1
+        and owner._train_time_interval is None
+    )
+
+
+def _as_it_is(batch: Any, dataloader_idx: int = 0) -> Any:
+    return batch
+
+
+def _move(mover: Any, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+    return mover.transfer_batch_to_device(batch, device, dataloader_idx)
 
 
 class NoProfiler(PassThroughProfiler):

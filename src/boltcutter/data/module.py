@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import lightning as L
@@ -245,13 +246,22 @@ class Loader(DataLoader[Pair]):
         )
         vars(self)["sampler"] = sampler  # torch refuses plain assignment, and Lightning looks for set_epoch here
         self.done = 0
+        self.waited = 0.0
 
     def __iter__(self) -> Iterator[Pair]:  # type: ignore[override]
         # A generator, because Lightning asks for the iterator before it sets the epoch.
-        self.done = self.sampler.start
+        counted = vars(self)  # torch looks closely at each plain assignment
+        counted["done"] = self.sampler.start
         try:
-            for batch in super().__iter__() if self.num_workers else self._here():
-                self.done += 1
+            batches = super().__iter__() if self.num_workers else self._here()
+            while True:
+                began = perf_counter()
+                batch = next(batches, None)
+                if not busy():
+                    counted["waited"] += perf_counter() - began
+                if batch is None:
+                    return
+                counted["done"] += 1
                 yield batch
         except ValueError as error:
             if "in DataLoader worker" not in str(error):
@@ -265,6 +275,11 @@ class Loader(DataLoader[Pair]):
         for chosen in self.sampler:
             batch = samples.__getitems__(chosen)
             yield tuple(part.pin_memory() for part in batch) if self.pin_memory else batch  # type: ignore[misc]
+
+
+def busy() -> bool:
+    """Whether a CUDA device still has work in its queue."""
+    return torch.cuda.is_initialized() and not torch.cuda.current_stream().query()
 
 
 def _as_it_is(batch: Any) -> Any:

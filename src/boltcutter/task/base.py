@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
+from shutil import which
 from typing import Any, ClassVar, Literal
 
 import lightning as L
 import torch
+from lightning.pytorch.plugins import Precision
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,13 +21,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
 Pair = tuple[Tensor, Tensor]
+Observed = tuple[Tensor, ...]  # losses, outputs and targets of a batch
+AT_ONCE = 1 << 14  # numbers in outputs that are counted together
 
 
 class Task(L.LightningModule, ABC):
     """A model with what it takes to train it. A subclass says what the loss of each sample is.
 
-    Losses and metrics are gathered on the device and reduced over ranks at the end of an epoch, so a step waits
-    neither for the host nor for other ranks. On CUDA a metric that counts classes with ``bincount`` does wait.
+    Losses and metrics are gathered on the device, many batches at a time, and reduced over ranks at the end of an
+    epoch, so a step waits neither for the host nor for other ranks. On CUDA a metric that counts classes with
+    ``bincount`` does wait.
 
     Args:
         model: Takes inputs (N, …) and gives outputs (N, …).
@@ -35,9 +41,17 @@ class Task(L.LightningModule, ABC):
         metrics: By the name under which they are logged.
         l1: Factor of the sum of absolute weights that is added to the loss; biases and norms are left out.
         l2: Factor of the sum of squared weights, likewise.
+        compile: Make machine code of the model for training; worth its minute where convolutions or attention train
+            long. It changes no more than the rounding.
+        channels_last: Keep images and filters with their channels innermost in memory, which is faster where
+            convolutions are; a compiler chooses for itself.
+
+    Attributes:
+        gradient_norm: Of all gradients of this step, where a callback has measured it before they are clipped.
 
     Raises:
-        ValueError: A factor is negative, or a scheduler would look for a metric after each step.
+        ValueError: A factor is negative, a scheduler would look for a metric after each step, or nothing here
+            can compile.
     """
 
     kind: ClassVar[Literal["classes", "numbers", "tokens"]]
@@ -53,6 +67,8 @@ class Task(L.LightningModule, ABC):
         metrics: Mapping[str, Metric] | None = None,
         l1: float = 0.0,
         l2: float = 0.0,
+        compile: bool = False,
+        channels_last: bool = False,
     ) -> None:
         super().__init__()
         for name, value in (("l1", l1), ("l2", l2)):
@@ -63,7 +79,15 @@ class Task(L.LightningModule, ABC):
                 f"task.interval={interval}, but ReduceLROnPlateau watches {monitor}, which is not there after each "
                 "step; set task.interval=epoch"
             )
+        if compile and not any(map(which, (os.environ.get("CXX", "g++"), "clang++", "cl"))):
+            raise ValueError(
+                "task.compile=true, but there is no C++ compiler here; install g++, or set task.compile=false"
+            )
         self.model = model
+        self.compile_model, self.channels_last = compile, channels_last and not compile
+        if self.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.gradient_norm: Tensor | None = None
         self.optimizer, self.scheduler = optimizer, scheduler
         self.interval, self.monitor = interval, monitor
         self.l1, self.l2 = l1, l2
@@ -71,6 +95,30 @@ class Task(L.LightningModule, ABC):
         self.metrics = nn.ModuleDict({f"{stage}_": collection.clone(prefix=f"{stage}/") for stage in STAGES})
         # Without the check for NaN, which makes the host wait for the device at each step.
         self.means = nn.ModuleDict({f"{stage}_": MeanMetric(nan_strategy="disable") for stage in STAGES})
+        self._waiting: dict[str, list[Observed]] = {stage: [] for stage in STAGES}
+        self._told: dict[str, Any] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes here which hook runs, dozens of times a step; torch would look for a parameter each time.
+        if name in ("_current_fx_name", "gradient_norm"):
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """As Lightning's, but without its bookkeeping where a training step tells a number of its own.
+
+        It takes as long as a step of a small model does. What is told is handed on once the step is over.
+        """
+        plain = isinstance(value, int | float | Tensor) and not args and options.keys() <= {"sync_dist"}
+        if not plain or self._current_fx_name not in ("training_step", "on_train_batch_end"):
+            super().log(name, value, *args, **options)
+            return
+        if isinstance(value, Tensor):
+            value = value.detach()
+            if options.get("sync_dist"):
+                value = self.trainer.strategy.reduce(value, reduce_op="mean")
+        self._told[name] = value
 
     @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -88,19 +136,48 @@ class Task(L.LightningModule, ABC):
             names |= set(collection.keys(keep_base=False))  # type: ignore[operator]
         return names
 
+    def setup(self, stage: str) -> None:
+        """Have the model compiled when it is first trained; evaluation, of batches of many sizes, goes without."""
+        if self.compile_model and stage == "fit":
+            self.model.compile()
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """What the model makes of ``inputs``."""
+        if self.channels_last and inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        if self.compile_model and not self.training:
+            with torch.compiler.set_stance("force_eager"):
+                evaluated: Tensor = self.model(inputs)
+                return evaluated
+        trained: Tensor = self.model(inputs)
+        return trained
+
     def forward(self, inputs: Tensor) -> Tensor:
         """The model's outputs."""
-        outputs: Tensor = self.model(inputs)
-        return outputs
+        return self.outputs(inputs)
 
     def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
         """Mean loss of the batch, with penalties."""
         losses, _ = self._observe("train", batch)
-        loss = losses.mean() + self.penalty()
+        loss = losses.mean()
+        if self.l1 or self.l2:
+            loss = loss + self.penalty()
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every and (self.global_step + 1) % every == 0:
             self.log("train/loss", loss.detach(), sync_dist=True)
         return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Hand on what the step has told, when and as Lightning does."""
+        if not self._told or self.trainer.fit_loop._should_accumulate():
+            return
+        told, self._told = self._told, {}
+        self.trainer.callback_metrics.update(
+            {name: value if isinstance(value, Tensor) else torch.tensor(float(value)) for name, value in told.items()}
+        )
+        connector = self.trainer._logger_connector
+        if connector.should_update_logs:
+            connector.log_metrics(told)
 
     def validation_step(self, batch: Pair, batch_idx: int) -> None:
         """Gather losses and metrics."""
@@ -127,9 +204,38 @@ class Task(L.LightningModule, ABC):
         """Log the means over the split."""
         self._report("test", "test/loss")
 
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Let go of the gradients, without torch's record of it."""
+        if type(optimizer).zero_grad is not Optimizer.zero_grad:
+            optimizer.zero_grad()
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the norm that is known already, if it is, and if Lightning would clip in no way of its own."""
+        norm, self.gradient_norm = self.gradient_norm, None
+        plugin = type(self.trainer.precision_plugin)
+        special = (
+            plugin.clip_gradients is not Precision.clip_gradients
+            or plugin.clip_grad_by_norm is not Precision.clip_grad_by_norm
+        )
+        if special or norm is None or not gradient_clip_val or gradient_clip_algorithm not in (None, "norm"):
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif norm.device.type != "cpu" or norm.item() > gradient_clip_val:  # a device is not waited for
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_mul_(gradients, (gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what is gathered of an epoch that is not over, of each rank."""
-        mine = {name: _state(metric) for name, metric in self._train_metrics()}
+        mine: dict[str, Any] = {name: _state(metric) for name, metric in self._train_metrics()}
+        mine["waiting"] = [[part.cpu() for part in observed] for observed in self._waiting["train"]]
         ranks: list[Any] = [mine]
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             ranks = [None] * torch.distributed.get_world_size()
@@ -149,6 +255,10 @@ class Task(L.LightningModule, ABC):
         if trainer is None or not ranks:
             return
         same = len(ranks) == trainer.world_size
+        found = [ranks[trainer.global_rank]] if same else ranks if trainer.global_rank == 0 else []
+        self._waiting["train"] = [
+            tuple(part.to(self.device) for part in observed) for rank in found for observed in rank.get("waiting", [])
+        ]
         for name, metric in self._train_metrics():
             if same:
                 _restore(metric, ranks[trainer.global_rank][name])
@@ -177,6 +287,9 @@ class Task(L.LightningModule, ABC):
         """The optimizer over trainable parameters, with its schedule."""
         groups = getattr(self.model, "parameter_groups", None)  # of a model that says which weights decay
         optimizer = self.optimizer(groups() if groups else [p for p in self.parameters() if p.requires_grad])
+        # A fused optimizer would undo a gradient scaler's factor itself, too late for gradients to be clipped.
+        if hasattr(optimizer, "_step_supports_amp_scaling"):
+            optimizer._step_supports_amp_scaling = False
         if self.scheduler is None:
             return optimizer
         scheduler = self.scheduler(optimizer, **self._total_steps(self.scheduler))
@@ -202,11 +315,28 @@ class Task(L.LightningModule, ABC):
         inputs, targets = batch
         outputs = self(inputs)
         losses = self.losses(outputs, targets)
-        self.means[f"{stage}_"].update(losses.detach())  # type: ignore[operator]
-        self.metrics[f"{stage}_"].update(outputs.detach(), targets)  # type: ignore[operator]
+        self._gather(stage, (losses.detach(), outputs.detach(), targets))
         return losses, outputs
 
+    def _gather(self, stage: str, observed: Observed) -> None:
+        """Count now or later: metrics take as long for a small batch as for many of them."""
+        waiting = self._waiting[stage]
+        if waiting and waiting[0][1].shape[1:] != observed[1].shape[1:]:
+            self._count(stage)
+        waiting.append(observed)
+        if len(waiting) * observed[1].numel() >= AT_ONCE:
+            self._count(stage)
+
+    def _count(self, stage: str) -> None:
+        waiting = self._waiting[stage]
+        if waiting:
+            losses, outputs, targets = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+            waiting.clear()
+            self.means[f"{stage}_"].update(losses)  # type: ignore[operator]
+            self.metrics[f"{stage}_"].update(outputs, targets)  # type: ignore[operator]
+
     def _report(self, stage: str, loss: str) -> None:
+        self._count(stage)
         mean, metrics = self.means[f"{stage}_"], self.metrics[f"{stage}_"]
         self.log_dict({loss: mean.compute(), **metrics.compute()})  # type: ignore[operator]
         mean.reset()  # type: ignore[operator]

@@ -46,6 +46,7 @@ class Regression(Task):
 
     def setup(self, stage: str) -> None:
         """Take the targets' scale from the training data."""
+        super().setup(stage)
         statistics = getattr(getattr(self.trainer, "datamodule", None), "statistics", {})
         if "target_mean" in statistics:
             mean, std = torch.tensor(statistics["target_mean"]), torch.tensor(statistics["target_std"])
@@ -58,7 +59,7 @@ class Regression(Task):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Numbers in the targets' own units, shape (N, T)."""
-        outputs: Tensor = self.model(inputs)
+        outputs = self.outputs(inputs)
         # Sums in bfloat16 or float16 would lose what tells large targets apart.
         return outputs.to(torch.promote_types(outputs.dtype, torch.float32)) * self.std + self.mean
 
