@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.callback import progress
-from boltcutter.callback.progress import Progress, clock, number
+from boltcutter.callback.progress import Progress, clock, number, speeds
+from boltcutter.callback.throughput import Throughput
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{text}")
@@ -298,3 +299,17 @@ def test_of_two_real_ranks_one_speaks(two_ranks: Script) -> None:
     done = two_ranks(REAL, "ranks")
     assert [line[:9] for line in done.stdout.splitlines() if "epoch" in line] == ["epoch 1/2", "epoch 2/2"]
     assert done.stdout.count("after") == 2
+
+
+def test_what_is_measured_besides_is_shown() -> None:
+    meter = Throughput()
+    assert [field.text for field in speeds(1234.5, None)] == ["1,234 samples/s"]
+    meter.tokens, meter.rates = 100, {"mfu": 0.416, "data_wait": 0.3, "memory_gib": 1.25}
+    assert [field.text for field in speeds(1234.5, meter)] == [
+        "123,450 tokens/s",
+        "MFU 42%",
+        "waiting for data 30%",
+        "1.2 GiB",
+    ]
+    meter.rates["data_wait"] = 0.01
+    assert not any("waiting" in field.text for field in speeds(1.0, meter))

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +115,70 @@ def test_intervals_that_no_logging_step_ends_count_for_the_epoch(tmp_path: Path,
         steps, epochs = fit(tmp_path, clock, max_epochs=1, log_every_n_steps=every)
         assert steps == ({3: pytest.approx(40 / 6)} if every == 4 else {})
         assert list(epochs.values()) == [60 / 8]
+
+
+class Slow:
+    """A loader that counts the half second for which it lets wait, each time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.waited = clock, 0.0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        for _ in range(40):
+            self.clock.now += 0.5
+            self.waited += 0.5
+            yield [torch.zeros(4, 7)]
+
+
+class Language(Timed):
+    kind = "tokens"
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.model = nn.Linear(7, 5)
+
+
+def slow(folder: Path, clock: Clock, **settings: Any) -> Recorded:
+    log = Recorded()
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, logger=log, default_root_dir=folder, callbacks=[Throughput(**settings)],
+        max_epochs=1, log_every_n_steps=5, **quiet,  # type: ignore[arg-type]
+    )  # fmt: skip
+    trainer.fit(Language(clock), Slow(clock))
+    return log
+
+
+def test_waiting_for_data_is_told_once_with_its_remedy(tmp_path: Path, clock: Clock) -> None:
+    with pytest.warns(
+        UserWarning, match=r"data.workers=0: training waits for data 33% .* set data.workers=2, or"
+    ) as told:
+        log = slow(tmp_path, clock)
+    assert sum("waits for data" in str(warning.message) for warning in told) == 1
+    assert list(log.values("throughput/data_wait").values())[1:] == [pytest.approx(1 / 3)] * 7
+    slow(tmp_path, clock, patience=0.5)  # warnings are errors
+
+
+def test_tokens_utilization_and_memory_are_logged(tmp_path: Path, clock: Clock) -> None:
+    log = slow(tmp_path, clock, peak=1e-9, patience=1.0)  # a thousand operations a second
+    assert log.values("throughput/samples_per_second")[9] == pytest.approx(4 / 1.5)
+    assert log.values("throughput/tokens_per_second")[9] == pytest.approx(7 * 4 / 1.5)
+    assert log.values("throughput/mfu")[9] == pytest.approx(4 / 1.5 * 3 * 2 * 7 * 5 / 1000)
+    assert 0.05 < log.values("throughput/memory_gib")[9] < 100
+
+
+def test_without_a_known_peak_there_is_no_utilization(tmp_path: Path, clock: Clock) -> None:
+    assert not slow(tmp_path, clock, patience=1.0).values("throughput/mfu")
+
+
+def test_mistakes_are_one_line() -> None:
+    with pytest.raises(ValueError, match=r"callback.throughput.peak=0.0 is no speed; give null"):
+        Throughput(peak=0.0)
+    with pytest.raises(ValueError, match=r"callback.throughput.patience=2.0 is not a share in \(0, 1\]; try 0.2"):
+        Throughput(patience=2.0)
 
 
 def test_ranks_that_share_the_data_count_and_others_do_not() -> None:

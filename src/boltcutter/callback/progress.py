@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 
 from boltcutter.callback.screen import Field, Screen
-from boltcutter.callback.throughput import ranks, samples
+from boltcutter.callback.throughput import Throughput, ranks, samples
 
 SMOOTHING = 3.0  # seconds over which speed is averaged
 
@@ -83,9 +83,7 @@ class Progress(ProgressBar):
         if not self.enabled:
             return
         self._samples += samples(batch)
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        # Lightning has divided it, so that accumulated gradients add up to a mean.
-        self._loss = None if loss is None else loss * trainer.accumulate_grad_batches
+        self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self._screen and time.monotonic() >= self._next:
             self._look(trainer)
             self._draw(trainer)
@@ -182,19 +180,34 @@ class Progress(ProgressBar):
         if total:
             found.append(Field("", f"{math.floor(100 * step / total):3d} %", 1))
         if self._loss is not None:
-            found.append(Field("loss", number(self._loss), 6))
+            # Lightning has divided it, so that accumulated gradients add up to a mean.
+            found.append(Field("loss", number(self._loss * trainer.accumulate_grad_batches), 6))
         if self._metric is not None:
             found.append(Field(self.monitor, number(self._metric), 5))
         if self._validated is not None:
             found.append(Field("validating", self._validated, 4))
         elif self._speed is not None:
-            found.append(Field("", f"{self._speed * ranks(trainer):,.0f} samples/s", 3))
+            meters = (c for c in trainer.callbacks if isinstance(c, Throughput))  # type: ignore[attr-defined]
+            found += speeds(self._speed * ranks(trainer), next(meters, None))
         found.append(Field("step", f"{step:,}/{total:,}" if total else f"{step:,}", 0 if total else 2))
         if ended or total == step:
             found.append(Field("in", clock(spent), 4))
         elif total and done:
             found.append(Field("", f"{clock(spent / done * (total - step))} left", 4))
         return found
+
+
+def speeds(samples: float, meter: Throughput | None) -> list[Field]:
+    """Samples or tokens a second, and what else is measured."""
+    tokens, rates = (meter.tokens, meter.rates) if meter else (0, dict[str, float]())
+    found = [Field("", f"{samples * tokens:,.0f} tokens/s" if tokens else f"{samples:,.0f} samples/s", 3)]
+    if "mfu" in rates:
+        found.append(Field("MFU", f"{rates['mfu']:.0%}", 2))
+    if rates.get("data_wait", 0.0) >= 0.05:
+        found.append(Field("waiting for data", f"{rates['data_wait']:.0%}", 1))
+    if "memory_gib" in rates:
+        found.append(Field("", f"{rates['memory_gib']:.1f} GiB", 0))
+    return found
 
 
 def number(value: Any) -> str:

@@ -1,36 +1,77 @@
-"""How fast training goes."""
+"""How fast training goes, and what it waits for."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from boltcutter.callback.peak import count_flops, peak
+
+SECONDS = 10.0  # of training over which waiting for data is judged
 
 
 class Throughput(Callback):
-    """Log samples a second over all devices, at each logging step and for the whole epoch.
+    """Log speed over all devices at each logging step, samples a second also for the whole epoch.
+
+    Names begin with ``throughput/``: ``samples_per_second``; ``tokens_per_second`` of a task whose ``kind`` is tokens;
+    ``mfu``, the share of what the devices could do at best, where that is known; ``data_wait``, the share of time that
+    training waits for a loader which counts it (``waited``, seconds); ``memory_gib``, the most that this process has
+    had at once, of a CUDA device's memory or else of the machine's.
 
     The clock is read on the host without waiting for the device: the device's queue is short, so the mean over a
     logging interval is right, and no step is held up. Time spent in validation does not count.
+
+    Args:
+        peak: Operations a second that a device can do at best, in 10¹²; none takes it from a table of GPUs.
+        patience: Largest share of time that training may wait for data before it is told, once.
+
+    Source: Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022 (model FLOPs utilization).
     """
 
-    def __init__(self) -> None:
-        self.samples_per_second = 0.0  # newest interval
+    def __init__(self, *, peak: float | None = None, patience: float = 0.2) -> None:
+        if peak is not None and peak <= 0:
+            raise ValueError(f"callback.throughput.peak={peak} is no speed; give null to take it from the table")
+        if not 0 < patience <= 1:
+            raise ValueError(f"callback.throughput.patience={patience} is not a share in (0, 1]; try 0.2")
+        self.peak, self.patience = peak, patience
+        self.rates: dict[str, float] = {}  # of the newest interval
+        self.tokens = 0  # of a sample
         self._samples = 0
-        self._began = 0.0
+        self._began = self._waited = 0.0
         self._step = 0  # optimizer steps done when the last batch ended
         self._epoch_samples = 0
         self._epoch_seconds = 0.0
+        self._flops: float | None = None  # operations for a sample over those that all devices do in a second at best
+        self._judged: tuple[float, float] | None = None  # seconds, and of these waited; none before the first interval
+        self._told = False
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clocks."""
         self._step = trainer.global_step
         self._samples = self._epoch_samples = 0
         self._epoch_seconds = 0.0
-        self._began = time.perf_counter()
+        self._start(trainer)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Once, see what a sample is."""
+        if batch_idx or self.tokens or self._flops:
+            return
+        inputs = first(batch)
+        if getattr(pl_module, "kind", None) == "tokens":
+            self.tokens = inputs.numel() // len(inputs)
+        best = self.peak * 1e12 if self.peak else best_of(pl_module.device, str(trainer.precision))
+        flops = count_flops(getattr(pl_module, "model", pl_module), inputs) if best else None
+        self._flops = flops / len(inputs) / (best * trainer.world_size) if flops and best else None
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -41,7 +82,9 @@ class Throughput(Callback):
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if stepped and every and trainer.global_step % every == 0:
             self._close(trainer)
-            pl_module.log("throughput/samples_per_second", self.samples_per_second)
+            self.rates["memory_gib"] = memory(pl_module.device) / 2**30
+            for name, value in self.rates.items():
+                pl_module.log(f"throughput/{name}", value)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clock."""
@@ -49,7 +92,7 @@ class Throughput(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock again."""
-        self._began = time.perf_counter()
+        self._start(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Tell the epoch's mean."""
@@ -58,25 +101,83 @@ class Throughput(Callback):
             rate = self._epoch_samples * ranks(trainer) / self._epoch_seconds
             pl_module.log("throughput/samples_per_second_epoch", rate)
 
+    def _start(self, trainer: L.Trainer) -> None:
+        self._began, self._waited = time.perf_counter(), waited(trainer) or 0.0
+
     def _close(self, trainer: L.Trainer) -> None:
         """End the interval, unless nothing was trained in it."""
         now = time.perf_counter()
         if self._samples:
             seconds = now - self._began
-            self.samples_per_second = self._samples * ranks(trainer) / seconds
+            rate = self._samples * ranks(trainer) / seconds
+            self.rates["samples_per_second"] = rate
+            if self.tokens:
+                self.rates["tokens_per_second"] = rate * self.tokens
+            if self._flops:
+                self.rates["mfu"] = rate * self._flops
+            total = waited(trainer)
+            if total is not None:
+                self.rates["data_wait"] = (total - self._waited) / seconds
+                self._waited = total
+                self._judge(trainer, seconds)
             self._epoch_samples += self._samples
             self._epoch_seconds += seconds
         self._samples, self._began = 0, now
 
+    def _judge(self, trainer: L.Trainer, seconds: float) -> None:
+        """Tell once if training waits too long; the first interval, when workers start and caches fill, is not it."""
+        if self._judged is None or self._told:
+            self._judged = (0.0, 0.0)
+            return
+        whole = self._judged[0] + seconds
+        waiting = self._judged[1] + seconds * self.rates["data_wait"]
+        self._judged = (whole, waiting)
+        if whole < SECONDS:
+            return
+        self._judged = (0.0, 0.0)
+        if waiting / whole > self.patience:
+            self._told = True
+            workers = getattr(trainer.datamodule, "workers", 0)  # type: ignore[attr-defined]
+            rank_zero_warn(
+                f"data.workers={workers}: training waits for data {waiting / whole:.0%} of its time; "
+                f"set data.workers={2 * workers or 2}, or make samples cheaper (data.augment, smaller files)"
+            )
+
+
+def first(batch: Any) -> Tensor:
+    """The first tensor of a batch: its inputs."""
+    while isinstance(batch, list | tuple | Mapping):
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    found: Tensor = batch
+    return found
+
 
 def samples(batch: Any) -> int:
     """Samples of one rank's batch: the length of its first tensor."""
-    while isinstance(batch, list | tuple | Mapping):
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-    return len(batch)
+    return len(first(batch))
 
 
 def ranks(trainer: L.Trainer) -> int:
     """Ranks that share the data; those that share a model's layers see the same samples."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
     return int(kwargs.get("num_replicas", 1))
+
+
+def waited(trainer: L.Trainer) -> float | None:
+    """Seconds that training has waited for its loader, if that counts them."""
+    found = getattr(trainer.train_dataloader, "waited", None)
+    return float(found) if isinstance(found, float) else None
+
+
+def best_of(device: torch.device, precision: str) -> float | None:
+    """Operations a second that a device can do, where they are known."""
+    return peak(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
+
+
+def memory(device: torch.device) -> int:
+    """Bytes that this process has had at most: of the device, where that is a CUDA one, else of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # not on every system
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

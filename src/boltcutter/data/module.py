@@ -279,7 +279,8 @@ class Loader(DataLoader[Pair]):
 
 def busy() -> bool:
     """Whether a CUDA device still has work in its queue."""
-    return torch.cuda.is_initialized() and not torch.cuda.current_stream().query()
+    # Without work on it there is no context, and asking for a stream would make one.
+    return bool(torch.cuda.is_initialized() and not torch.cuda.current_stream().query())  # type: ignore[no-untyped-call]
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -130,7 +130,7 @@ def scattered(places: npt.NDArray[np.int64], length: int, *key: int) -> npt.NDAr
     mask = np.uint64((1 << int(half)) - 1)
     rounds = np.random.SeedSequence(key).generate_state(6, np.uint64)
     found = np.array(places, np.uint64)
-    outside = np.ones(len(found), bool)
+    outside: npt.NDArray[np.bool_] = np.ones(len(found), bool)
     while outside.any():
         left, right = found[outside] >> half, found[outside] & mask
         with np.errstate(over="ignore"):

@@ -1,0 +1,62 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from boltcutter.callback.peak import count_flops, peak
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "wanted"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "bf16-mixed", 312e12),
+        ("NVIDIA A100-SXM4-80GB", "32-true", 19.5e12),
+        ("NVIDIA H100 PCIe", "bf16-true", 756e12),
+        ("NVIDIA H100 80GB HBM3", "16-mixed", 989.4e12),
+        ("NVIDIA H200", "bf16-mixed", 989.4e12),
+        ("NVIDIA L40S", "bf16-mixed", 362e12),
+        ("NVIDIA L4", "bf16-mixed", 121e12),
+        ("NVIDIA GeForce RTX 4090", "bf16-mixed", 165.2e12),
+        ("Tesla T4", "16-mixed", 65e12),
+        ("Tesla T4", "bf16-mixed", None),
+        ("Tesla V100-SXM2-16GB", "16-true", 125e12),
+        ("NVIDIA A100-SXM4-80GB", "64-true", None),
+        ("NVIDIA A1000", "bf16-mixed", None),
+        ("AMD Instinct MI300X", "bf16-mixed", None),
+    ],
+)
+def test_peaks_are_those_of_the_device(device: str, precision: str, wanted: float | None) -> None:
+    assert peak(device, precision) == wanted
+
+
+def test_tf32_counts_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert peak("NVIDIA A100-SXM4-80GB", "32-true") == 156e12
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.norm = nn.Linear(64, 192), nn.BatchNorm1d(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x.transpose(1, 2)).transpose(1, 2))[:, None].chunk(3, dim=-1)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_operations_are_those_of_the_formula() -> None:
+    model, batch, length = Attention(), 3, 16
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    linear, products = 2 * batch * length * 64 * 192, 2 * 2 * batch * length * length * 64
+    assert count_flops(model, torch.zeros(batch, length, 64)) == 3 * (linear + products)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    convolution = nn.Conv2d(3, 8, 3, padding=1)
+    assert count_flops(convolution, torch.zeros(2, 3, 10, 10)) == 3 * 2 * (2 * 8 * 100) * 27
+
+
+class Looking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum().item() > 0 else x
+
+
+def test_a_model_that_looks_at_its_numbers_is_not_counted() -> None:
+    assert count_flops(Looking(), torch.ones(2)) is None
