@@ -100,9 +100,10 @@ GRAPHQL = {
 
 # Imports once, then forks a process for each run: importing takes longer than most runs do.
 RUNS = """
-import atexit, json, os, sys, time, traceback, urllib.request, warnings
+import atexit, contextlib, json, os, sys, time, traceback, urllib.request, warnings
 from pathlib import Path
 import psutil
+from boltcutter.logger import wandb as room
 from boltcutter.logger.wandb import WandB
 
 
@@ -120,8 +121,19 @@ def main(name, how, folder, env):
     seconds = time.monotonic() - began
     where, offline, disabled = logger.where, run.offline, run.disabled
     logger.log_hyperparams({"lr": 0.1, "api_key": "***"})
+    more = {f"m{i}": 1.0 for i in range(200)} if how == "full" else {}  # than the last page of a file has room for
+    if how == "full":
+        room.SECONDS = 2.0
     for step in range(10_000 if how == "killed" else 10):
-        logger.log_metrics({"val/loss": abs(step - 5), "val/accuracy": step / 10, "train/loss": 1.0}, step)
+        logger.log_metrics({"val/loss": abs(step - 5), "val/accuracy": step / 10, "train/loss": 1.0} | more, step)
+        if how == "full" and 4 <= step < 9:
+            time.sleep(2.5)
+            filler = Path(folder).parents[1] / "filler"
+            if step == 4:
+                with contextlib.suppress(OSError):
+                    filler.write_bytes(bytes(2**25))
+            if step == 7:
+                filler.unlink()
         if how == "killed":
             print(time.time(), step)
             time.sleep(0.02)
@@ -169,6 +181,10 @@ class Runs:
         self.root, self.names = root, list(runs)
         for name in runs:
             (root / name).mkdir()
+            if name == "full":
+                (root / name / "runs").mkdir()
+                mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(root / name / "runs")]
+                subprocess.run(mount, check=True, timeout=20)
         given = [
             {"name": name, "how": name, "folder": str(self.folder(name)), "env": env | {"HOME": str(root / name)}}
             for name, env in runs.items()
@@ -207,6 +223,8 @@ class Runs:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if "full" in self.names:
+            subprocess.run(["umount", "-l", str(self.root / "full" / "runs")], check=True, timeout=20)
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +266,8 @@ def runs(
     nowhere = {"black hole": at(black_hole), "refused": at(refused), "no name": at("https://no.such.host.invalid")}
     modes = {mode: at(servers["unwanted"].url) | {"WANDB_MODE": mode} for mode in ("disabled", "offline")}
     nobody: dict[str, dict[str, str]] = {name: {} for name in ("nobody", "resumed", "reborn", "given up", "killed")}
+    if os.geteuid() == 0:  # mounting a small disk takes root
+        nobody["full"] = {}
     made = Runs(tmp_path_factory.mktemp("wandb"), named | nowhere | modes | nobody)
     try:
         yield made
@@ -381,6 +401,19 @@ def test_a_run_outlives_the_process_of_wandb(runs: Runs) -> None:
 def test_a_process_of_wandb_that_dies_again_and_again_is_given_up(runs: Runs) -> None:
     told = runs.result("given up")["told"]
     assert [text.rpartition(" ")[2] for text in told] == ["offline"] * 3 + ["disabled"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+def test_a_full_disk_is_told_once_and_outlived(runs: Runs) -> None:
+    result, folder = runs.result("full"), runs.folder("full")
+    full, room = result["told"]
+    assert re.fullmatch(r"W&B: .*/run-first\.wandb does not grow; is its disk full\? What is logged .*", full)
+    assert room == "W&B: there is room on its disk; going on offline"
+    steps = [row["trainer/global_step"] for row in history(folder)]
+    assert steps[:5] == [0, 1, 2, 3, 4]
+    assert steps[-1] == 9
+    assert result["closing"] < 30
 
 
 @pytest.mark.timeout(120)

@@ -6,8 +6,10 @@ import configparser
 import http.client
 import netrc
 import os
+import shutil
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
 from argparse import Namespace
@@ -26,6 +28,7 @@ Mode = Literal["auto", "online", "offline", "disabled"]
 SECONDS = 5.0  # to wait for the server to answer at all
 OWN = {"api.wandb.ai", "api.forge.coreweave.com"}  # names of W&B's own server; a login to one is to both
 RESTARTS = 3  # of W&B's own process, before a run goes on without it
+ROOM = 2**23  # bytes that are enough to begin again
 
 
 class WandB(WandbLogger):
@@ -64,6 +67,7 @@ class WandB(WandbLogger):
         super().__init__(name="/".join(folder.parts[-2:]), save_dir=folder, project=project, id=folder.name, **wandb)
         self.mode, self.best = mode, best or {}
         self._restarts = 0
+        self._looked, self._size, self._stuck = 0.0, -1, False  # at W&B's file
         self._wandb_init.pop("anonymous", None)  # W&B warns of it, though it is not set
 
     @property
@@ -79,6 +83,8 @@ class WandB(WandbLogger):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Send metrics of a step."""
         self._surely(super().log_metrics, metrics, step)
+        if time.monotonic() - self._looked > SECONDS and not self.experiment.disabled:
+            self._look_at_file()
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -90,12 +96,28 @@ class WandB(WandbLogger):
         try:
             call(*args)
         except ConnectionError as error:
-            self._restarts += 1
-            mode = "offline" if self._restarts <= RESTARTS else "disabled"
-            rank_zero_warn(f"W&B: its process has died ({error}); going on {mode}")
-            self._tear_down()
-            self._begin(mode)
+            self._begin_again(f"its process has died ({error})")
             call(*args)
+
+    def _look_at_file(self) -> None:
+        """W&B writes nothing more after its disk was full, and does not say so."""
+        file = Path(self.experiment.settings.sync_file)
+        size = file.stat().st_size if file.is_file() else 0
+        # What was logged at the last look is written within a second.
+        stuck, self._size, self._looked = size == self._size, size, time.monotonic()
+        if stuck and not self._stuck:
+            rank_zero_warn(f"W&B: {file} does not grow; is its disk full? What is logged meanwhile is not in it")
+        self._stuck = self._stuck or stuck
+        if stuck and self.experiment.offline and shutil.disk_usage(file.parent).free > ROOM:
+            self._begin_again("there is room on its disk")
+
+    def _begin_again(self, why: str) -> None:
+        self._restarts += 1
+        mode = "offline" if self._restarts <= RESTARTS else "disabled"
+        rank_zero_warn(f"W&B: {why}; going on {mode}")
+        self._tear_down()
+        self._stuck, self._size = False, -1
+        self._begin(mode)
 
     def _tear_down(self) -> None:
         with suppress(ConnectionError):
@@ -118,13 +140,14 @@ class WandB(WandbLogger):
         )
         try:
             WandbLogger.experiment.fget(self)  # type: ignore[attr-defined]
-        except (wandb.errors.Error, TimeoutError, ConnectionError) as error:
-            if mode == "offline":
+        except (wandb.errors.Error, OSError) as error:  # ConnectionError and TimeoutError are OSErrors
+            if mode == "disabled":
                 raise
             reason = " ".join(str(error).split())[:120]
-            rank_zero_warn(f"W&B: {type(error).__name__}: {reason}; going on offline, `wandb sync` later")
+            instead = "disabled" if mode == "offline" else "offline, `wandb sync` later"
+            rank_zero_warn(f"W&B: {type(error).__name__}: {reason}; going on {instead}")
             self._tear_down()
-            self._begin("offline")
+            self._begin(instead.partition(",")[0])
             return
         begun: Any = self._experiment
         for metric, summary in self.best.items():
