@@ -31,29 +31,6 @@ def test_without_a_checkpoint_none_is_named(tmp_path: Path, capsys: pytest.Captu
     assert "12345.7" in shown
 
 
-def test_equal_metrics_are_reproduced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = {"val/loss": 0.1}
-    summary.compare(folder_with(tmp_path, "a", metrics=metrics), folder_with(tmp_path, "b", metrics=metrics))
-    assert capsys.readouterr().out == f"reproduced: all 1 metrics equal those of {tmp_path / 'a'}\n"
-
-
-@pytest.mark.parametrize(
-    ("here", "told"),
-    [
-        ({"metrics": {"val/loss": 0.1 + 1e-17}}, "reproduced"),
-        ({"metrics": {"val/loss": 0.1 + 1e-15}}, "not reproduced: val/loss is 0.100000000000001, was 0.1"),
-        ({"metrics": {}}, "not reproduced: val/loss is None, was 0.1"),
-        ({"metrics": {"val/loss": 0.1}, "data": "b"}, "warning: the data differs: fingerprint b, was a"),
-    ],
-)
-def test_differences_are_told_to_the_bit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], here: dict[str, object], told: str
-) -> None:
-    before = folder_with(tmp_path, "a", metrics={"val/loss": 0.1}, data="a")
-    summary.compare(before, folder_with(tmp_path, "b", **({"data": "a"} | here)))
-    assert told in capsys.readouterr().out
-
-
 def test_evaluation_shows_all_then_each_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "classes.csv").write_text("class,precision,recall,f1,samples\ncat,0.5,1.0,0.66667,3\n")
     summary.evaluation(tmp_path, {"test/accuracy": 0.5})

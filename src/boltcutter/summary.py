@@ -64,21 +64,6 @@ def evaluation(folder: Path, scores: Mapping[str, float]) -> None:
         print(classes.to_string(index=False, float_format=_number))
 
 
-def compare(original: Path, again: Path) -> None:
-    """Whether a run that was made again has the metrics of the first, to the bit."""
-    before, after = read_record(original), read_record(again)
-    there = {**before.get("metrics", {}), **before.get("test", {})}
-    here = {**after.get("metrics", {}), **after.get("test", {})}
-    if before.get("data") != after.get("data"):
-        print(f"warning: the data differs: fingerprint {after.get('data')}, was {before.get('data')}")
-    different = {name for name in there.keys() | here.keys() if there.get(name) != here.get(name)}
-    if not different:
-        print(f"reproduced: all {len(there)} metrics equal those of {original}")
-        return
-    for name in sorted(different):
-        print(f"not reproduced: {name} is {here.get(name)}, was {there.get(name)}")
-
-
 def _sizes(splits: Any) -> str:
     return ", ".join(f"{name} {len(split):,}" for name, split in splits._asdict().items())
 
