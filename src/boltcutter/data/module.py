@@ -170,6 +170,7 @@ class DataModule(L.LightningDataModule, ABC):
                 world_size=ranks.get("num_replicas", 1),
                 shuffle=shuffle,
                 drop_last=drop_last,
+                blocks=getattr(samples, "blocks", None),
             )
         except ValueError as error:
             raise ValueError(f"data: in the {split} split, {error}") from None
@@ -219,8 +220,8 @@ class DataModule(L.LightningDataModule, ABC):
         for name in ("seed", "length", "batch_size"):
             if self.exact and then[name] != getattr(now, name):
                 raise ValueError(
-                    f"data: {name}={getattr(now, name)}, but the checkpoint was made with {then[name]}; set it back, or "
-                    "say resume_exact=false to go on without the same order of samples"
+                    f"data: {name}={getattr(now, name)}, but the checkpoint was made with {then[name]}; set it back, "
+                    "or say resume_exact=false to go on without the same order of samples"
                 )
         return min(done, len(now))
 

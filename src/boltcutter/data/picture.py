@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ from torch import Tensor
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
-def read_picture(path: Path, shape: tuple[int, int, int]) -> Tensor:
+def read_picture(path: Path, shape: tuple[int, int, int], contents: BinaryIO | None = None) -> Tensor:
     """One picture as bytes: upright, scaled until it covers ``shape``, and cut at the centre.
 
     Args:
         path: A PNG or JPEG file.
         shape: Channels (1 or 3), height, width.
+        contents: Of the file, where it is not one of its own.
 
     Raises:
         ValueError: The file is not a whole picture.
@@ -26,7 +28,7 @@ def read_picture(path: Path, shape: tuple[int, int, int]) -> Tensor:
     channels, height, width = shape
     mode = "L" if channels == 1 else "RGB"
     try:
-        with Image.open(path) as file:
+        with Image.open(contents or path) as file:
             file.draft(mode, (2 * width, 2 * height))  # a JPEG much larger than that is decoded at a fraction
             upright = ImageOps.exif_transpose(file)
             picture = (_eight_bits(upright) if upright.mode.startswith("I") else upright).convert(mode)

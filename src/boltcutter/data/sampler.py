@@ -9,6 +9,7 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 MANY = 1 << 22  # samples, above which their order is computed as it is needed, and not kept
+TOGETHER = 16  # blocks of samples that are mixed
 AT_ONCE = 1 << 16  # samples whose places are then computed together
 
 
@@ -36,6 +37,8 @@ class BatchSampler(Sampler[Batch]):
         world_size: Number of ranks.
         shuffle: A new order in each epoch, else 0, 1, 2, …
         drop_last: Leave out the last, smaller batch.
+        blocks: Lengths of stretches of samples that are dear to come back to: then ``TOGETHER`` of them, at random, are
+            mixed and gone through before the next are.
 
     Raises:
         ValueError: The batch does not divide over the ranks, or there are too few samples.
@@ -51,6 +54,7 @@ class BatchSampler(Sampler[Batch]):
         world_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
+        blocks: Sequence[int] | None = None,
     ) -> None:
         check_batch_size(batch_size, world_size)
         if length < (batch_size if drop_last else world_size):
@@ -59,6 +63,7 @@ class BatchSampler(Sampler[Batch]):
         self.length, self.batch_size, self.seed = length, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.shuffle, self.drop_last = shuffle, drop_last
+        self.blocks = None if blocks is None else np.asarray(blocks, np.int64)
         self.epoch = 0
         self.start = 0  # batches of this epoch to pass over, once
         self.sampler = self  # Lightning looks for set_epoch here
@@ -74,6 +79,8 @@ class BatchSampler(Sampler[Batch]):
         last = self.length if last is None else min(last, self.length)
         if not self.shuffle:
             return np.arange(first, last)
+        if self.blocks is not None:
+            return _by_blocks(self.blocks, first, last, self.seed, epoch)
         if self.length > MANY:
             return scattered(np.arange(first, last), self.length, self.seed, epoch)
         return np.random.default_rng([self.seed, epoch]).permutation(self.length)[first:last]
@@ -139,6 +146,23 @@ def scattered(places: npt.NDArray[np.int64], length: int, *key: int) -> npt.NDAr
         found[outside] = left << half | right
         outside = found >= length
     return found.astype(np.int64)
+
+
+def _by_blocks(blocks: npt.NDArray[np.int64], first: int, last: int, *key: int) -> npt.NDArray[np.int64]:
+    """Places ``first`` to before ``last`` of an order that mixes a few blocks at a time."""
+    chosen = np.random.default_rng(key).permutation(len(blocks))
+    starts = np.cumsum(blocks) - blocks
+    ends = np.cumsum(blocks[chosen])[TOGETHER - 1 :: TOGETHER]
+    ends = ends if len(blocks) % TOGETHER == 0 else np.append(ends, blocks.sum())
+    found: list[npt.NDArray[np.int64]] = [np.arange(0)]
+    begin, until = np.searchsorted(ends, [first, max(first, last - 1)], side="right").tolist()
+    for pool in range(begin, min(until + 1, len(ends))):
+        mine = chosen[pool * TOGETHER : (pool + 1) * TOGETHER]
+        rows = np.concatenate([np.arange(starts[block], starts[block] + blocks[block]) for block in mine])
+        before = int(ends[pool]) - len(rows)
+        mixed = np.random.default_rng([*key, pool]).permutation(rows)
+        found.append(mixed[max(0, first - before) : max(0, last - before)])
+    return np.concatenate(found)
 
 
 def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

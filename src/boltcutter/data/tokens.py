@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +61,7 @@ class Windows:
         self.counts = [(len(tokens) - self.room) // context for tokens, _ in self.parts]
         self.ends = np.cumsum(self.counts)
         self.dtype = self.parts[0][0].dtype
+        self.signed = self.dtype.kind == "i"
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -70,7 +72,7 @@ class Windows:
         Raises:
             ValueError: A token is not in the vocabulary.
         """
-        begin = int(np.random.default_rng([batch.seed, batch.epoch]).integers(self.room)) if self.room > 1 else 0
+        begin = _begin(self.room, batch.seed, batch.epoch)
         chosen = batch.array
         if len(self.parts) == 1:
             found = self._cut(0, chosen, begin)
@@ -80,7 +82,7 @@ class Windows:
             for part in np.unique(owners).tolist():
                 mine = owners == part
                 found[mine] = self._cut(part, chosen[mine] - (self.ends[part] - self.counts[part]), begin)
-        if found.max(initial=0) >= self.vocabulary or found.min(initial=0) < 0:
+        if found.max(initial=0) >= self.vocabulary or (self.signed and found.min(initial=0) < 0):
             self._tell(batch, found)
         tokens = torch.from_numpy(found)
         return tokens[:, :-1], tokens[:, 1:]
@@ -102,6 +104,12 @@ class Windows:
             f"{path}: token {found[row, column]} is not one of the {self.vocabulary} of the vocabulary; set "
             "data.outputs to their number, or data.dtype to what the file was written with"
         )
+
+
+@cache
+def _begin(room: int, seed: int, epoch: int) -> int:
+    """Where an epoch's first window begins."""
+    return int(np.random.default_rng([seed, epoch]).integers(room)) if room > 1 else 0
 
 
 class TokenData(DataModule):
