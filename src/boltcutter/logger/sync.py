@@ -1,0 +1,92 @@
+"""Bring runs that were logged offline up to W&B, each step once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import wandb
+import yaml
+
+from boltcutter.logger.wandb import answers, base_url, logged_in
+
+
+class SyncError(ValueError):
+    """A run cannot be brought up; one line says why, and what to do."""
+
+    explains_itself = True  # needs no traceback
+
+
+def main(configs: Path, words: list[str]) -> None:
+    """Bring up ``run=<folder>``, one or several, from its configuration, record and ``metrics.csv``.
+
+    A run that was killed and went on has a W&B folder of each attempt, and ``wandb sync`` sends the steps that two of
+    them have twice. ``metrics.csv`` has each step once. What the server may have of the run already is replaced.
+
+    Args:
+        configs: Not used: the run's own folder has all.
+        words: ``run=<folder>``, any number of times.
+
+    Raises:
+        SyncError: There is no such run, nobody is logged in, or nobody answers.
+    """
+    folders = [Path(word.partition("=")[2]) for word in words if word.startswith("run=")]
+    if not folders or len(folders) != len(words):
+        odd = next((word for word in words if not word.startswith("run=")), "run")
+        raise SyncError(f"{odd}: say run=<folder of a run>, once or several times")
+    for folder in folders:
+        if not (folder / "record.json").is_file():
+            raise SyncError(f"run={folder}: no run there (record.json is missing); give the folder of a run")
+    if not logged_in():
+        raise SyncError(f"{base_url()}: nobody is logged in; run `wandb login` first")
+    if not answers(base_url()):
+        raise SyncError(f"{base_url()} does not answer; try again when it does")
+    for folder in folders:
+        print(f"{folder}: {sync(folder)}")
+
+
+def sync(folder: Path) -> str:
+    """Bring one run up.
+
+    Returns:
+        Where it is shown.
+    """
+    record = json.loads((folder / "record.json").read_text())
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    settings = (config.get("logger") or {}).get("wandb") or {}
+    rest = {k: v for k, v in settings.items() if k not in ("_target_", "folder", "project", "mode", "best")}
+    with tempfile.TemporaryDirectory() as scratch:
+        run = wandb.init(
+            id=record["id"],
+            name="/".join(folder.resolve().parts[-2:]),
+            project=settings.get("project") or record["name"],
+            config=config,
+            dir=scratch,
+            mode="online",
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
+            **rest,
+        )
+        run.define_metric("trainer/global_step")
+        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        for metric, summary in (settings.get("best") or {}).items():
+            run.define_metric(metric, summary=summary, step_metric="trainer/global_step")
+        for row in rows(folder / "metrics.csv"):
+            run.log(row)
+        run.summary.update(record.get("test", {}))
+        reason = (record.get("attempts") or [{}])[-1].get("reason")
+        run.finish(exit_code=0 if reason == "completed" else 1)
+    return str(run.url)
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """What was logged at each step."""
+    if not path.is_file():
+        return
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            step = int(row.pop("step"))
+            yield {name: float(value) for name, value in row.items() if value} | {"trainer/global_step": step}

@@ -1,0 +1,120 @@
+import gzip
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Script
+
+from boltcutter.logger.sync import SyncError, main
+
+BUCKET = {
+    "id": "abc",
+    "name": "run",
+    "displayName": "name/run",
+    "config": "{}",
+    "project": {"id": "p", "name": "p", "entity": {"id": "e", "name": "me"}},
+    "historyLineCount": 0,
+}
+GRAPHQL = {
+    "data": {
+        "model": {"bucket": None},
+        "viewer": {"id": "1", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}},
+        "upsertBucket": {"inserted": True, "bucket": BUCKET},
+        "createRunFiles": {"runID": "abc", "uploadHeaders": [], "files": []},
+        "entity": {"organization": {"coreWeaveOrganizationId": None}},
+        "serverInfo": {"features": []},
+    }
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as W&B's server does, and keeps the history that it is sent."""
+
+    history: list[dict[str, Any]]
+    upserted: list[dict[str, Any]]
+
+    def do_GET(self) -> None:
+        self.answer(b"")
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if self.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        if "file_stream" in self.path:
+            for name, file in json.loads(body).get("files", {}).items():
+                if "history" in name:
+                    self.history.extend(map(json.loads, file["content"]))
+        elif b"upsertBucket" in body:
+            self.upserted.append(json.loads(body)["variables"])
+        self.answer(body)
+
+    def answer(self, body: bytes) -> None:
+        text = json.dumps(GRAPHQL if self.path == "/graphql" else {}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Handler.history, Handler.upserted = [], []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
+        found.daemon_threads = True
+        thread = threading.Thread(target=found.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+        thread.join()
+
+
+def test_each_step_goes_up_once(script: Script, trained: Path, server: str, tmp_path: Path) -> None:
+    folder = tmp_path / "name" / "run"
+    shutil.copytree(trained, folder)
+    env = {
+        "WANDB_BASE_URL": server,
+        "WANDB_API_KEY": "5ec7e7" * 6 + "abcd",
+        "WANDB_MODE": "online",
+        "HOME": str(tmp_path),
+    }
+    done = script("sync", f"run={folder}", fresh=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{folder}: {server}/me/p/runs/")
+    lines = (folder / "metrics.csv").read_text().splitlines()
+    names = lines[0].split(",")
+    assert [row["trainer/global_step"] for row in Handler.history] == [int(line.split(",")[0]) for line in lines[1:]]
+    for row, line in zip(Handler.history, lines[1:], strict=True):
+        for name, value in zip(names[1:], line.split(",")[1:], strict=True):
+            assert row.get(name) == (float(value) if value else None)
+    told = json.loads((trained / "record.json").read_text())
+    assert any(variables.get("name") == told["id"] for variables in Handler.upserted)
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "message"),
+    [
+        ([], {}, "run: say run=<folder of a run>"),
+        (["runs=x"], {}, "runs=x: say run=<folder of a run>"),
+        (["run=nowhere"], {}, "run=nowhere: no run there"),
+        (["run={trained}"], {}, "nobody is logged in; run `wandb login` first"),
+        (["run={trained}"], {"WANDB_API_KEY": "k" * 40}, "http://127.0.0.1:9 does not answer"),
+    ],
+)
+def test_what_hinders_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path, words: list[str], env: dict[str, str], message: str
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for name, value in {"WANDB_BASE_URL": "http://127.0.0.1:9", "HOME": str(tmp_path), **env}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SyncError) as error:
+        main(tmp_path, [word.format(trained=trained) for word in words])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
