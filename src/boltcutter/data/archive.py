@@ -46,7 +46,7 @@ class Archive:
             self.offsets, self.sizes = file["offsets"], file["sizes"]
             self.targets, self.endings = file["targets"], file["endings"]
         self._raw: Array | None = None
-        self._header: tuple[bytes, str] | None = None  # of the newest .npy, and its dtype
+        self._header: tuple[Array, str] | None = None  # of the .npy looked at last, and its dtype
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -59,7 +59,19 @@ class Archive:
         """
         if self._raw is None:
             self._raw = np.asarray(np.memmap(self.path, np.uint8, mode="r"))
-        return np.stack([self._input(place) for place in chosen.tolist()]), self.targets[chosen]
+        return self._arrays(chosen), self.targets[chosen]
+
+    def _arrays(self, chosen: npt.NDArray[np.int64]) -> Array:
+        sizes = self.sizes[chosen]
+        if self._header is None or self.endings[chosen].any() or sizes.min() != sizes.max():
+            return np.stack([self._input(place) for place in chosen.tolist()])
+        assert self._raw is not None
+        header, dtype, size = *self._header, int(sizes[0])
+        found = np.empty((len(chosen), size), np.uint8)
+        for row, begin in zip(found, self.offsets[chosen].tolist(), strict=True):
+            row[:] = self._raw[begin : begin + size]
+        same = size > len(header) and bool((found[:, : len(header)] == header).all())
+        return found[:, len(header) :].view(dtype) if same else np.stack([self._input(p) for p in chosen.tolist()])
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_raw": None}  # another process maps the file itself
@@ -74,19 +86,14 @@ class Archive:
             where = Path(f"{self.path}, sample {place}")
             shape = (self.shape[0], self.shape[1], self.shape[2])
             return read_picture(where, shape, io.BytesIO(contents.tobytes())).numpy()
-        if self._header and contents[: len(self._header[0])].tobytes() == self._header[0]:
-            return contents[len(self._header[0]) :].view(self._header[1])  # shape is the shards' to see to
-        return self._first(contents, place)
-
-    def _first(self, contents: Array, place: int) -> Array:
-        """A ``.npy`` of another kind than the one before: its header is looked at."""
         file = io.BytesIO(contents.tobytes())
         try:
             found: Array = np.load(file, allow_pickle=False)
         except (ValueError, EOFError, OSError) as error:
             why = " ".join(str(error).split())
             raise ValueError(f"{self.path}: sample {place} is not a whole .npy file ({why}); replace it") from None
-        self._header = (contents[: len(contents) - found.nbytes].tobytes(), found.dtype.str)
+        # Others will have the same, and then need not be looked at one by one.
+        self._header = (contents[: len(contents) - found.nbytes], found.dtype.str)
         return found.reshape(-1)
 
 

@@ -22,6 +22,7 @@ from boltcutter.data.table import Kept, row_groups
 from boltcutter.data.tokens import find, sampled
 
 Array = npt.NDArray[Any]
+ORDERED = 1 << 20  # numbers of an order that are kept
 ENDINGS = (".npy", ".parquet", ".tar")
 Shard = Any  # has __len__, and ``rows`` as Arrays has it
 
@@ -62,7 +63,8 @@ class ShardSamples:
         shape: Of one input.
         kind: Whether targets are classes or numbers.
         outputs: Number of classes, or of numbers in a target.
-        part: First and last place of this split, among all samples in random order; none means all as they stand.
+        part: First and last place of this split, among all samples in random order; none means all as they stand. Of
+            more than a million, some neighbours stay together, so that the order takes little memory.
         seed: Of that order.
         augment: Changes inputs at random.
 
@@ -83,8 +85,10 @@ class ShardSamples:
     ) -> None:
         self.shards, self.shape, self.kind, self.outputs = list(shards), shape, kind, outputs
         self.ends = np.cumsum([len(shard) for shard in shards]).tolist()
-        self.part, self.seed, self.augment = part or (0, self.ends[-1]), seed, augment
-        self.mixed = part is not None
+        self.part, self.augment = part or (0, self.ends[-1]), augment
+        self.together = -(-self.ends[-1] // ORDERED)  # neighbours
+        count = self.ends[-1] // self.together
+        self.order = np.random.default_rng(seed).permutation(count) if part else None
         together = any(getattr(shard, "together", False) for shard in shards)
         self.blocks = [len(shard) for shard in shards] if together else None
 
@@ -97,42 +101,51 @@ class ShardSamples:
         Raises:
             ValueError: A sample is damaged, has another shape, or is of no class that there is.
         """
-        places = batch.array + self.part[0]
-        if self.mixed:
-            places = scattered(places, self.ends[-1], self.seed)
+        places = self._places(batch.array)
         owners = np.searchsorted(self.ends, places, side="right")
         inputs: Array | None = None
         targets: Array | None = None
-        for owner in np.unique(owners).tolist():
+        for owner in set(owners.tolist()):
             mine = np.flatnonzero(owners == owner)
             begin = self.ends[owner - 1] if owner else 0
             found, wanted = self.shards[owner].rows(places[mine] - begin)
-            self._check(self.shards[owner].path, found, wanted)
             if inputs is None or targets is None:
                 inputs = np.empty((len(places), *self.shape), found.dtype)
                 targets = np.empty((len(places), *wanted.shape[1:]), wanted.dtype)
-            inputs[mine], targets[mine] = found.reshape(-1, *self.shape), wanted
+                flat = inputs.reshape(len(places), -1)
+            if found[0].size != flat.shape[1]:
+                path, shape = self.shards[owner].path, list(found.shape[1:])
+                raise ValueError(f"{path}: inputs of shape {shape}, but data.shape={list(self.shape)}")
+            flat[mine], targets[mine] = found.reshape(len(mine), -1), wanted
         assert inputs is not None
         assert targets is not None
+        if self.kind == "classes" and (targets.max() >= self.outputs or targets.min() < 0):
+            odd = np.flatnonzero((targets >= self.outputs) | (targets < 0))[0]
+            path = self.shards[owners[odd]].path
+            raise ValueError(
+                f"{path}: class {targets[odd]}, but data.outputs={self.outputs}; give the number of classes"
+            )
         x = torch.from_numpy(inputs)
         return self.augment(x, batch) if self.augment else x, self._targets(targets)
 
     def fingerprint(self) -> bytes:
         """Of size, time of change, and some blocks of each file, which may be too large to be read in whole."""
         files = dict.fromkeys(file for shard in self.shards for file in shard.files)
-        return hashlib.sha256(b"".join(map(sampled, files)) + repr((self.part, self.mixed)).encode()).digest()
+        return hashlib.sha256(b"".join(map(sampled, files)) + repr((self.part, self.order is None)).encode()).digest()
+
+    def _places(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where samples of this split stand among all."""
+        if self.order is None:
+            return chosen
+        places = chosen + self.part[0]
+        blocks, rest = places // self.together, places % self.together
+        whole = blocks < len(self.order)  # the last block may have less, and stays where it is
+        return np.where(whole, self.order[np.where(whole, blocks, 0)] * self.together + rest, places)
 
     def _targets(self, targets: Array) -> Tensor:
         if self.kind == "classes":
             return torch.from_numpy(targets.astype(np.int64).reshape(-1))
         return torch.from_numpy(targets.astype(np.float32).reshape(len(targets), -1))
-
-    def _check(self, path: Path, inputs: Array, targets: Array) -> None:
-        if inputs[0].size != np.prod(self.shape, dtype=np.int64):
-            raise ValueError(f"{path}: inputs of shape {list(inputs.shape[1:])}, but data.shape={list(self.shape)}")
-        if self.kind == "classes" and (targets.max() >= self.outputs or targets.min() < 0):
-            odd = targets[(targets >= self.outputs) | (targets < 0)][0]
-            raise ValueError(f"{path}: class {odd}, but data.outputs={self.outputs}; give the number of classes")
 
 
 class Shards(DataModule):
