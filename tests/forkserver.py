@@ -29,6 +29,11 @@ READ_AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "TORCH", "PYTORC
 READ_AT_IMPORT += ("LD_", "LC_", "LANG", "MPL", "HOME", "XDG_", "TZ")
 READ_LATER = ("TORCHELASTIC_", "PYTHONPATH")
 
+# What a run imports only once it needs it; those of extras may be absent.
+LATE = ["matplotlib.pyplot", "matplotlib.backends.backend_agg", "PIL.JpegImagePlugin", "s3fs", "sklearn.metrics"]
+LATE += ["torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook", "torch.utils.serialization.config"]
+LATE += ["torch.utils.tensorboard", "wandb.apis.public", "wandb.sdk.launch"]
+
 
 class ForkServer:
     """Starts commands by forking. To be closed.
@@ -204,13 +209,15 @@ def prepare() -> None:
     import gc
     import importlib
     import pkgutil
+    from importlib.util import find_spec
 
     import boltcutter
 
     for module in pkgutil.walk_packages(boltcutter.__path__, "boltcutter."):
         importlib.import_module(module.name)
     for name in LATE:
-        importlib.import_module(name)
+        if find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
     tasks = Path("/proc/self/task")
     threads = len(list(tasks.iterdir())) if tasks.is_dir() else 1
     assert threads == 1, f"{threads} threads after importing; a fork would have only one of them"
@@ -298,8 +305,6 @@ def dress(request: dict[str, Any]) -> dict[str, Any]:
     sys.modules["__main__"] = main
     return main.__dict__
 
-
-LATE = ["matplotlib.pyplot", "matplotlib.backends.backend_agg", "pandas", "sklearn.metrics", "wandb", "psutil"]
 
 if __name__ == "__main__":
     this = sys.modules["__main__"]  # a module that nobody holds is emptied

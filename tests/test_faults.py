@@ -1,0 +1,174 @@
+"""Wherever a run is hit, by whatever, it ends soon; resumed, it ends with the bits of a run that was let alone."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from conftest import environment
+from faulty import PLACES
+from forkserver import Forked, ForkServer, rank_variables
+
+# Dropout, a moving average, accumulated gradients, a schedule over the whole training, every step in metrics.csv.
+WORDS = ["logger=null", "report=false", "test=false", "model=mlp", "model.hidden=[32]", "model.dropout=0.2"]
+WORDS += ["model.norm=batch", "callback=[default,ema]", "scheduler=onecycle", "trainer.max_epochs=2"]
+WORDS += ["trainer.accumulate_grad_batches=2", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu"]
+LIMIT = 40.0  # for a run that takes two seconds on a quiet machine
+TOLD_APART = ("throughput/", "test/")
+SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+
+# For each place and number of processes: faults, and whom they hit. The rest of the product is run by `pytest -m slow`.
+QUICK = {
+    "start": ("SIGKILL SIGTERM SIGINT", "SIGKILL:last SIGTERM:all"),
+    "begin": ("SIGKILL SIGTERM", "SIGKILL:first SIGINT:last"),
+    "training": (
+        "SIGKILL SIGTERM SIGUSR1 exception",
+        "SIGKILL:last SIGKILL:all SIGTERM:first SIGTERM:last SIGINT:all SIGUSR1:last exception:last",
+    ),
+    "validation": ("SIGKILL SIGINT exception", "SIGKILL:first SIGTERM:last exception:first"),
+    "checkpoint": ("SIGKILL SIGTERM exception", "SIGKILL:first SIGKILL:last SIGTERM:all exception:first"),
+    "saved": ("SIGKILL SIGUSR2", "SIGKILL:first SIGTERM:last"),
+    "test": ("SIGKILL SIGUSR1 exception", "SIGKILL:last SIGTERM:first exception:last"),
+    "report": ("SIGKILL SIGTERM", "SIGKILL:first SIGTERM:first"),
+    "exit": ("SIGKILL SIGTERM", "SIGKILL:last SIGTERM:all"),
+}
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    place: str
+    processes: int
+    fault: str
+    hit: list[int]  # ranks
+
+
+def table() -> Iterator[Any]:
+    """Every place, fault and choice of ranks; those that are not in ``QUICK`` marked as slow."""
+    for place in PLACES:
+        for processes, quick in zip((1, 2), QUICK[place], strict=True):
+            for fault in ("SIGKILL", *SIGNALS, "exception"):
+                for whom, hit in {"first": [0], "last": [processes - 1], "all": list(range(processes))}.items():
+                    name = fault if processes == 1 else f"{fault}:{whom}"
+                    if (processes == 1 and whom != "all") or (place == "report" and processes == 2 and whom != "first"):
+                        continue  # the same again; the first rank alone reports
+                    marks = () if name in quick.split() else pytest.mark.slow
+                    yield pytest.param(Row(place, processes, fault, hit), id=f"{place}-{processes}-{name}", marks=marks)
+
+
+class Runs:
+    """Attempts at runs.
+
+    Args:
+        forks: That starts them.
+        errors: File that keeps what they say on standard error.
+    """
+
+    def __init__(self, forks: ForkServer, errors: Path) -> None:
+        self.forks, self.errors = forks, errors
+
+    def attempt(self, words: list[str], processes: int, row: Row | None = None) -> list[int]:
+        """Run to the end, perhaps with a fault; the status of each rank."""
+        with ExitStack() as stack:
+            nothing = stack.enter_context(open(os.devnull, "wb")).fileno()
+            told = stack.enter_context(open(self.errors, "ab")).fileno()
+            started: list[Forked] = []
+            for rank, variables in enumerate(rank_variables(processes) if processes > 1 else [{}]):
+                hit = row is not None and rank in row.hit
+                prefix = ["tests/faulty.py", row.fault, row.place] if row and hit else []
+                argv = [*prefix, "scripts/train.py", *words]
+                started.append(stack.enter_context(self.forks.start(argv, environment(**variables), nothing, told)))
+            if row and row.place == "start" and row.fault in ("SIGKILL", "exception"):
+                started[row.hit[0]].wait(LIMIT)
+                for process in started:  # what waits for a rank that never came is ended by what started it
+                    process.kill_group()
+            end = time.monotonic() + LIMIT
+            try:
+                return [process.wait(max(end - time.monotonic(), 0.0)) for process in started]
+            except subprocess.TimeoutExpired:
+                running = [rank for rank, process in enumerate(started) if process.poll() is None]
+        raise AssertionError(f"ranks {running} hang after {row}\n{self.said()}")
+
+    def finish(self, folder: Path, words: list[str], processes: int) -> None:
+        """Go on with a run that has begun, or begin it again, until it is done."""
+        began = (folder / "record.json").is_file()
+        statuses = self.attempt([f"resume={folder}"] if began else words, processes)
+        assert statuses == [0] * processes, self.said()
+
+    def said(self) -> str:
+        """What the attempts said on standard error."""
+        return self.errors.read_text(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def untouched(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The same run on one process and on two, let alone."""
+    found = {}
+    for processes in (1, 2):
+        place = tmp_path_factory.mktemp("untouched")
+        found[processes] = place / "run"
+        runs = Runs(forks, place / "errors")
+        words = [*WORDS, "test=true", f"trainer.devices={processes}", f"folder={found[processes]}"]
+        assert runs.attempt(words, processes) == [0] * processes, runs.said()
+    return found
+
+
+def record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "record.json").read_text())
+    return found
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    return found
+
+
+def lines(folder: Path) -> list[dict[str, str]]:
+    """Of metrics.csv, but for what tells of time or of the test."""
+    with open(folder / "metrics.csv", newline="") as file:
+        rows = [{k: v for k, v in row.items() if v and not k.startswith(TOLD_APART)} for row in csv.DictReader(file)]
+    return [row for row in rows if row.keys() - {"step", "epoch"}]
+
+
+def allowed(row: Row) -> list[set[int]]:
+    """What the status of each rank may be; of those that were not hit, 1 and such that tell of a fault."""
+    told = {1, -signal.SIGABRT, -signal.SIGKILL}
+    if row.fault == "SIGKILL":
+        return [{-signal.SIGKILL} if rank in row.hit else told | {0} for rank in range(row.processes)]
+    if row.fault == "exception":
+        return [{1} if rank in row.hit else told | {0} for rank in range(row.processes)]
+    left = {128 + getattr(signal, row.fault)}
+    return [left | {0} if row.place in ("report", "exit") else left] * row.processes  # all may be done by then
+
+
+@pytest.mark.parametrize("row", list(table()))
+def test_whatever_hits_it(forks: ForkServer, untouched: dict[int, Path], tmp_path: Path, row: Row) -> None:
+    folder, runs = tmp_path / "run", Runs(forks, tmp_path / "errors")
+    words = [*WORDS, f"trainer.devices={row.processes}", f"folder={folder}"]
+    words += {"test": ["test=true"], "report": ["report=true"], "exit": ["report=true"]}.get(row.place, [])
+    statuses = runs.attempt(words, row.processes, row)
+    assert all(status in may for status, may in zip(statuses, allowed(row), strict=True)), (statuses, runs.said())
+    late = row.place in ("report", "exit")
+    assert any(statuses) or late, statuses
+    if any(statuses):
+        runs.finish(folder, words, row.processes)
+    whole = untouched[row.processes]
+    ours, theirs = weights(folder), weights(whole)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+    assert lines(folder) == lines(whole)
+    known = record(folder)
+    assert known["attempts"][-1]["reason"] == "completed"
+    assert known["metrics"] == record(whole)["metrics"]
+    if row.place == "test":
+        assert known["test"] == record(whole)["test"]
+    assert (folder / "report.html").is_file() == late
+    assert not list((folder / "checkpoints").glob(".*")), "half a checkpoint is left"
