@@ -1,4 +1,13 @@
-"""Measure: python scripts/bench.py startup [rounds=5], or batch [words of train.py] for the largest batch that fits"""
+"""Measure: python scripts/bench.py step|scaling|startup|memory|loader|all [folder=runs/bench] [key=value …]
+
+step      a training step, over hand-written loops: [work=mlp,convnet,resnet,gpt] [threads=1,2] [rounds=n] [clock=cpu]
+scaling   two processes, over two runs at the same time
+startup   the first training step, over the import of Lightning
+memory    the peak, over hand-written loops
+loader    batches, over NumPy's indexing
+all       all of these, in about twelve minutes
+batch     the largest batch that fits into memory: [words of train.py]
+"""
 
 import sys
 from pathlib import Path
@@ -6,5 +15,6 @@ from pathlib import Path
 from boltcutter.cli import main
 
 if __name__ == "__main__":
-    room = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in ("startup", "batch") else "startup"
+    parts = ("step", "scaling", "startup", "memory", "loader", "all", "batch")
+    room = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in parts else "all"
     main(Path(__file__).parents[1] / "configs", f"boltcutter.bench.{room}", __doc__ or "")

@@ -1,11 +1,15 @@
+import json
+from pathlib import Path
+
 import pytest
 from conftest import Script
 
 
 @pytest.mark.slow
-def test_ratios_are_measured_in_one_run(script: Script) -> None:
-    done = script("bench", "startup", "rounds=1", timeout=170)
+def test_ratios_are_measured_in_one_run(script: Script, tmp_path: Path) -> None:
+    done = script("bench", "startup", "rounds=1", f"folder={tmp_path}", timeout=170)
     assert done.returncode == 0, done.stderr
-    rows = {line[:32].strip(): line[32:].split() for line in done.stdout.splitlines()[2:]}
-    assert rows["import lightning.pytorch"][1] == "1.00"
-    assert float(rows["--help"][0]) < float(rows["--check"][0]) < float(rows["first training step"][0]) * 1.5
+    ratios = {r["what"]: r for r in json.loads((tmp_path / "startup.json").read_text())["ratios"]}
+    assert ratios["import lightning.pytorch"]["value"] == 1.0
+    assert ratios["--help"]["value"] < ratios["--check"]["value"] < ratios["first training step"]["value"] * 1.5
+    assert ratios["first training step"]["target"] == 1.35

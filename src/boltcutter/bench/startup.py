@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -12,10 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch.callbacks import Callback
 
-ROOT = Path(__file__).parents[3]
+from boltcutter.bench import harness
+from boltcutter.bench.harness import ROOT, ratio
+
+MOST = 1.35  # for the first training step
 
 
 class FirstStep(Callback):
@@ -27,8 +28,9 @@ class FirstStep(Callback):
 
 
 def main(configs: Path, words: list[str]) -> None:
-    """Measure in fresh processes, in turn, and print medians as ratios; ``rounds=5`` sets how often."""
-    rounds = int(dict(word.split("=", 1) for word in words).get("rounds", 5))
+    """Measure in fresh processes, in turn, and print medians as ratios; ``rounds=5 folder=runs/bench`` choose how."""
+    chosen = harness.options(words, {"rounds": "5", "folder": "runs/bench"})
+    rounds = int(chosen["rounds"])
     with tempfile.TemporaryDirectory() as scratch:
         script = str(configs.parent / "scripts" / "train.py")
         first_step = f"+callback.first_step={{_target_: {__name__}.FirstStep}}"
@@ -45,12 +47,14 @@ def main(configs: Path, words: list[str]) -> None:
                 took = measure([sys.executable, *command])
                 if turn:  # the first one only warms the disk
                     seconds[name].append(took)
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
-    base = statistics.median(seconds["import lightning.pytorch"])
-    print(f"{'median of ' + str(rounds):32} {'seconds':>8} {'ratio':>7}   spread")
+    base = "import lightning.pytorch"
     for name, times in seconds.items():
-        middle = statistics.median(times)
-        print(f"{name:32} {middle:8.2f} {middle / base:7.2f}   {min(times):.2f}–{max(times):.2f}")
+        print(f"{name:32} {statistics.median(times):6.2f} s   {min(times):.2f}–{max(times):.2f}")
+    ratios = [
+        ratio(name, times, base, seconds[base], MOST if name == "first training step" else None)
+        for name, times in seconds.items()
+    ]
+    harness.report("startup", Path(chosen["folder"]), ratios, seconds)
 
 
 def measure(command: list[str]) -> float:

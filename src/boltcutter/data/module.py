@@ -58,9 +58,11 @@ class TensorSamples:
 
     def __getitems__(self, batch: Batch) -> Pair:
         """Inputs and targets of the samples in ``batch``."""
-        chosen = torch.from_numpy(batch.array)
-        inputs = self.inputs.index_select(0, chosen)  # copies rows, a tenth of the time of inputs[chosen]
-        return self.augment(inputs, batch) if self.augment else inputs, self.targets.index_select(0, chosen)
+        # NumPy copies rows in a tenth of the time that inputs[batch] takes, and wakes no other thread for it.
+        inputs, targets = (
+            torch.from_numpy(tensor.numpy().take(batch.array, axis=0)) for tensor in (self.inputs, self.targets)
+        )
+        return self.augment(inputs, batch) if self.augment else inputs, targets
 
     def fingerprint(self) -> bytes:
         """Hash of every byte."""

@@ -1,0 +1,38 @@
+"""All measurements, one after the other, and all their ratios in one picture."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+from boltcutter.bench import harness
+from boltcutter.bench.harness import Ratio
+
+PARTS = ("step", "scaling", "startup", "memory", "loader")
+ROUNDS = {"startup": "3", "scaling": "2"}
+
+
+def main(configs: Path, words: list[str]) -> None:
+    """Measure all; ``folder=runs/bench`` says where results go, and ``parts=step,loader`` what is measured.
+
+    Raises:
+        Failed: A process failed.
+    """
+    chosen = harness.options(words, {"folder": "runs/bench", "parts": ",".join(PARTS)})
+    folder = Path(chosen["folder"])
+    ratios: list[Ratio] = []
+    for part in chosen["parts"].split(","):
+        if part not in PARTS:
+            raise harness.Failed(f"parts={part}: no such measurement; there are: {', '.join(PARTS)}")
+        more = [f"rounds={ROUNDS[part]}"] if part in ROUNDS else []
+        import_module(f"boltcutter.bench.{part}").main(configs, [f"folder={folder}", *more])
+        for found in json.loads((folder / f"{part}.json").read_text())["ratios"]:
+            found.pop("met")
+            ratios.append(Ratio(**{**found, "what": f"{part}: {found['what']}", "spread": tuple(found["spread"])}))
+        print()
+    harness.report("all", folder, ratios, None)
+    missed = [r.what for r in ratios if not r.met]
+    print(f"{len(ratios) - len(missed)} of {len(ratios)} within their targets")
+    if missed:
+        print("missed:", *missed, sep="\n  ")

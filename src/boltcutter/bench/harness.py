@@ -1,0 +1,210 @@
+"""What the measurements share: fresh processes on given cores, tables, and the files of the results."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import pty
+import re
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[3]
+TRAIN = ROOT / "scripts" / "train.py"
+
+
+class Failed(RuntimeError):
+    """A measured process failed, or did not do what it was compared with."""
+
+    explains_itself = True
+
+
+@dataclass
+class Ratio:
+    """One line of a table.
+
+    Args:
+        what: Was measured.
+        over: What it is divided by.
+        value: Of the medians.
+        target: Not to be exceeded; or, with ``least``, to be reached.
+        spread: Smallest and largest ratio of the rounds.
+    """
+
+    what: str
+    over: str
+    value: float
+    spread: tuple[float, float]
+    target: float | None = None
+    least: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is."""
+        if self.target is None:
+            return True
+        return self.value >= self.target if self.least else self.value <= self.target
+
+
+def ratio(
+    what: str, mine: list[float], over: str, theirs: list[float], target: float | None = None, *, least: bool = False
+) -> Ratio:
+    """Medians divided, and the spread of what each round gives."""
+    each = [a / b for a, b in zip(mine, theirs, strict=True)]
+    value = statistics.median(mine) / statistics.median(theirs)
+    return Ratio(what, over, value, (min(each), max(each)), target, least)
+
+
+class Process:
+    """Python on some cores, with a thread for each; what it prints is kept for when it fails.
+
+    Args:
+        command: After ``python``.
+        cores: By number.
+        terminal: Give it one, so that it draws its bar.
+        threads: In place of one for each core.
+    """
+
+    def __init__(
+        self, command: Sequence[str], cores: Sequence[int], *, terminal: bool = False, threads: int | None = None
+    ) -> None:
+        env = os.environ | {"OMP_NUM_THREADS": str(threads or len(cores)), "TERM": "xterm", "COLUMNS": "120"}
+        self.output = b""
+        self._read, write = pty.openpty() if terminal else os.pipe()
+        self._process = subprocess.Popen(
+            [*_pinned(cores), sys.executable, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=write,
+            stderr=write,
+            cwd=ROOT,
+            env=env,
+        )
+        os.close(write)
+        self._drain = threading.Thread(target=self._keep, daemon=True)
+        self._drain.start()
+
+    def wait(self, seconds: float = 900) -> None:
+        """Until it has ended.
+
+        Raises:
+            Failed: It did not end well, or not in time.
+        """
+        try:
+            code = self._process.wait(seconds)
+        except BaseException as error:
+            self._process.kill()
+            self._process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise Failed(f"a measured process did not end in {seconds:.0f} s") from None
+        self._drain.join(5)
+        os.close(self._read)
+        if code:
+            told = self.output.decode(errors="replace").strip().splitlines()
+            raise Failed(f"a measured process ended with {code}: {told[-1] if told else 'it said nothing'}")
+
+    def _keep(self) -> None:
+        with suppress(OSError):  # how a terminal ends
+            while chunk := os.read(self._read, 1 << 16):
+                self.output = (self.output + chunk)[-10_000:]
+
+
+def resolved(words: Sequence[str]) -> dict[str, Any]:
+    """The configuration that the words of ``train.py`` mean.
+
+    Raises:
+        Failed: They mean none.
+    """
+    done = subprocess.run([sys.executable, str(TRAIN), "--print", *words], capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise Failed(done.stderr.strip().removeprefix("error: "))
+    found: dict[str, Any] = yaml.safe_load(done.stdout)
+    return found
+
+
+def options(words: Sequence[str], known: dict[str, str]) -> dict[str, str]:
+    """``key=value`` words over what holds without them.
+
+    Raises:
+        Failed: A word is none of them.
+    """
+    given = {name: value for name, _, value in (word.partition("=") for word in words)}
+    for name in given:
+        if name not in known:
+            raise Failed(f"{name}: no such setting here; there are: {', '.join(known)}")
+    return known | given
+
+
+def cores(count: int) -> list[int]:
+    """The first cores that this process may use.
+
+    Raises:
+        Failed: There are not as many.
+    """
+    have = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    if count > len(have):
+        raise Failed(f"threads={count}, but there are {len(have)} cores; give fewer")
+    return have[:count]
+
+
+def machine() -> str:
+    """The processor, its cores, and what runs on it."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+        name = found.group(1).strip() if found else name
+    made_of = ", ".join(f"{package} {version(package)}" for package in ("torch", "lightning"))
+    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, {made_of}"
+
+
+def report(name: str, folder: Path, ratios: Sequence[Ratio], details: Any) -> None:
+    """Print a table of ratios; write it with ``details`` as JSON, and as a picture."""
+    print(f"{name}: {machine()}")
+    width = max(len(r.what) for r in ratios)
+    beside = max(len(r.over) for r in ratios)
+    for r in ratios:
+        target = "" if r.target is None else f"  {'≥' if r.least else '≤'} {r.target:.2f} {'' if r.met else 'missed'}"
+        spread = f"({r.spread[0]:.3f}–{r.spread[1]:.3f})"
+        print(f"{r.what:{width}}  / {r.over:{beside}}  {r.value:6.3f}  {spread}{target}".rstrip())
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {"machine": machine(), "ratios": [{**asdict(r), "met": r.met} for r in ratios], "details": details}
+    (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
+    draw(folder / f"{name}.png", name, ratios)
+
+
+def draw(file: Path, title: str, ratios: Sequence[Ratio]) -> None:
+    """A bar for each ratio, with its spread and its target."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.35 * len(ratios)), layout="constrained")
+    for row, r in enumerate(ratios):
+        axes.barh(row, r.value, color="tab:blue" if r.met else "tab:red")
+        axes.plot(r.spread, [row, row], color="black", linewidth=1)
+        if r.target is not None:
+            axes.plot([r.target, r.target], [row - 0.4, row + 0.4], color="black", linewidth=2)
+    axes.set_yticks(range(len(ratios)), [f"{r.what} / {r.over}" for r in ratios])
+    axes.invert_yaxis()
+    axes.axvline(1, color="gray", linestyle=":")
+    axes.set_xlabel("ratio of medians; thin: spread over rounds, thick: target")
+    axes.set_title(title)
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def _pinned(cores: Sequence[int]) -> list[str]:
+    return ["taskset", "-c", ",".join(map(str, cores))] if which("taskset") else []

@@ -1,0 +1,38 @@
+"""Peak of memory while training, over that of hand-written loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from boltcutter.bench import harness
+from boltcutter.bench.harness import Ratio, ratio
+from boltcutter.bench.step import COMPILED, GUIDE, OURS, WORKS, measure
+
+MOST = 1.15
+
+
+def main(configs: Path, words: list[str]) -> None:
+    """Measure; ``work=resnet threads=2 rounds=1 steps=2 folder=runs/bench`` choose what.
+
+    Raises:
+        Failed: A process failed.
+    """
+    known = {"work": "resnet", "threads": "2", "rounds": "1", "steps": "2", "folder": "runs/bench"}
+    chosen = harness.options(words, known)
+    ratios: list[Ratio] = []
+    details: dict[str, Any] = {}
+    for name in chosen["work"].split(","):
+        measured = measure(WORKS[name], int(chosen["threads"]), int(chosen["rounds"]), int(chosen["steps"]))
+        ratios += compare(name, {loop: [found["mib"] for found in each] for loop, each in measured.items()})
+        details[name] = measured
+    harness.report("memory", Path(chosen["folder"]), ratios, details)
+
+
+def compare(name: str, mib: dict[str, list[float]]) -> list[Ratio]:
+    """Boltcutter over the guides' loop, and compiled over what is compiled by hand."""
+    found = [ratio(f"{name}: {OURS}", mib[OURS], GUIDE, mib[GUIDE], MOST)]
+    if COMPILED in mib:
+        other = next(loop for loop in mib if loop.startswith("best") and "compiled" in loop)
+        found.append(ratio(f"{name}: {COMPILED}", mib[COMPILED], other, mib[other], MOST))
+    return found

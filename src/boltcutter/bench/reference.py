@@ -1,0 +1,127 @@
+"""What people write by hand: the loop of the guides, and the best one.
+
+Both train the model that Boltcutter trained, from the same weights on the same samples in the same order, with the same
+optimizer, schedule and clipping. Run as a process of its own: ``python -m boltcutter.bench.reference '<spec>'``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from pydoc import locate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from boltcutter.bench.window import CHECKED, Stopwatch
+
+
+def guide(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
+    """The default loader over single samples, the default optimizer, the loss read at each step."""
+    optimizer, scheduler = make_optimizer(model, kept, spec, fused=None)
+    order = kept["order"].flatten().tolist()
+    batches = DataLoader(TensorDataset(kept["inputs"], kept["targets"]), kept["order"].size(1), sampler=order)
+    clock = Clock(spec, kept)
+    model.train()
+    for inputs, targets in batches:
+        clock.begin_step()
+        optimizer.zero_grad()
+        loss = loss_of(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if spec["clip"]:
+            nn.utils.clip_grad_norm_(model.parameters(), spec["clip"])
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+        clock.end_step(loss.item())
+
+
+def best(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Each batch fetched whole, a fused optimizer, nothing read; a compiled model if ``spec`` says so."""
+    optimizer, scheduler = make_optimizer(model, kept, spec, fused=True)
+    if spec["compile"]:
+        model.compile()
+    elif kept["inputs"].ndim == 4:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    clock = Clock(spec, kept)
+    model.train()
+    parameters = list(model.parameters())
+    for chosen in kept["order"]:
+        clock.begin_step()
+        inputs, targets = kept["inputs"].index_select(0, chosen), kept["targets"].index_select(0, chosen)
+        optimizer.zero_grad()
+        loss = loss_of(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if spec["clip"]:
+            nn.utils.clip_grad_norm_(parameters, spec["clip"])
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+        clock.end_step(loss.detach())
+
+
+def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of classes (N, C), or of tokens (N, T, V)."""
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten().long())
+
+
+def make_optimizer(
+    model: nn.Module, kept: dict[str, Any], spec: dict[str, Any], *, fused: bool | None
+) -> tuple[torch.optim.Optimizer, Any]:
+    """As the configuration has it, but fused or as torch makes it."""
+    groups = getattr(model, "parameter_groups", None)
+    parameters = groups() if groups else [p for p in model.parameters() if p.requires_grad]
+    optimizer = call(spec["optimizer"], parameters, fused=fused)
+    if not spec["scheduler"]:
+        return optimizer, None
+    return optimizer, call(spec["scheduler"], optimizer, total_steps=kept["total_steps"])
+
+
+def call(made: dict[str, Any], *args: Any, **more: Any) -> Any:
+    """What a mapping with ``_target_`` stands for."""
+    target: Any = locate(made["_target_"])
+    return target(*args, **{name: value for name, value in made.items() if not name.startswith("_")} | more)
+
+
+class Clock:
+    """Seeds the first steps as Boltcutter did, notes their losses, and ends the process after the window."""
+
+    def __init__(self, spec: dict[str, Any], kept: dict[str, Any]) -> None:
+        self.spec, self.seeds = spec, kept["seeds"]
+        self.done, self.stopwatch = 0, Stopwatch()
+        self.losses: list[float] = []
+
+    def begin_step(self) -> None:
+        """Before a step."""
+        if self.done < CHECKED:
+            torch.manual_seed(self.seeds[self.done])
+
+    def end_step(self, loss: Tensor | float) -> None:
+        """After a step."""
+        self.done += 1
+        if self.done <= CHECKED:
+            self.losses.append(float(loss))
+        if self.done == self.spec["warm"]:
+            self.stopwatch = Stopwatch()
+        elif self.done == self.spec["warm"] + self.spec["steps"]:
+            self.stopwatch.write(Path(self.spec["file"]), self.spec["steps"], self.losses)
+            sys.exit()
+
+
+def main(words: Iterable[str]) -> None:
+    """Train as the specification says, which is JSON."""
+    (text,) = words
+    spec = json.loads(text)
+    kept = torch.load(spec["keep"], weights_only=True)
+    model = call(spec["model"])
+    model.load_state_dict(kept["weights"])
+    {"guide": guide, "best": best}[spec["loop"]](model, kept, spec)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,16 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from boltcutter.bench import all as everything
+from boltcutter.bench.harness import Failed
+
+
+def test_all_ratios_come_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    everything.main(Path(), [f"folder={tmp_path}", "parts=loader"])
+    single, together = (json.loads((tmp_path / f"{name}.json").read_text())["ratios"] for name in ("loader", "all"))
+    assert [r["what"] for r in together] == [f"loader: {r['what']}" for r in single]
+    assert capsys.readouterr().out.splitlines()[-1] == f"{len(single)} of {len(single)} within their targets"
+    with pytest.raises(Failed, match="parts=loder: no such measurement"):
+        everything.main(Path(), ["parts=loder"])

@@ -1,0 +1,11 @@
+from boltcutter.bench import memory
+from boltcutter.bench.step import BEST_COMPILED, COMPILED, GUIDE, OURS
+
+
+def test_like_is_compared_with_like() -> None:
+    eager, compiled = memory.compare(
+        "resnet", {OURS: [110.0], COMPILED: [180.0], GUIDE: [100.0], BEST_COMPILED: [150.0]}
+    )
+    assert (eager.value, eager.met) == (1.1, True)
+    assert (compiled.value, compiled.met) == (1.2, False)
+    assert len(memory.compare("mlp", {OURS: [1.0], GUIDE: [1.0]})) == 1

@@ -1,0 +1,56 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from boltcutter.bench import reference
+
+
+def losses(folder: Path, loop: str, **changed: Any) -> list[float]:
+    """The first losses of a loop over a linear layer."""
+    torch.manual_seed(0)
+    kept = {
+        "inputs": torch.randn(40, 3),
+        "targets": torch.randint(4, (40,)),
+        "order": torch.randperm(40).view(10, 4),
+        "weights": nn.Linear(3, 4).state_dict(),
+        "total_steps": 10,
+        "seeds": list(range(5)),
+    }
+    torch.save(kept, folder / "kept.pt")
+    spec = {
+        "model": {"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 4},
+        "optimizer": {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 0.1, "fused": True},
+        "scheduler": None,
+        "clip": 0.5,
+        "compile": False,
+        "warm": 6,
+        "steps": 2,
+        "file": str(folder / "measured.json"),
+        "keep": str(folder / "kept.pt"),
+        "loop": loop,
+    } | changed
+    with pytest.raises(SystemExit):
+        reference.main([json.dumps(spec)])
+    found: list[float] = json.loads((folder / "measured.json").read_text())["losses"]
+    return found
+
+
+def test_both_loops_compute_the_same(tmp_path: Path) -> None:
+    guide = losses(tmp_path, "guide")
+    assert len(guide) == len(set(guide)) == 5
+    assert losses(tmp_path, "best") == pytest.approx(guide, rel=1e-4)
+    assert losses(tmp_path, "best", clip=None) != pytest.approx(guide, rel=1e-4)
+    schedule = {"_target_": "boltcutter.task.schedule.warmup_cosine", "_partial_": True, "warmup": 0.5}
+    assert losses(tmp_path, "guide", scheduler=schedule) == pytest.approx(
+        losses(tmp_path, "best", scheduler=schedule), rel=1e-4
+    )
+
+
+def test_windows_of_tokens_count_each_token() -> None:
+    outputs, targets = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
+    each = [nn.functional.cross_entropy(o, t) for o, t in zip(outputs, targets, strict=True)]
+    assert reference.loss_of(outputs, targets).item() == pytest.approx(torch.stack(each).mean().item())

@@ -1,0 +1,23 @@
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Script
+
+from boltcutter.bench import scaling
+from boltcutter.bench.harness import Failed
+
+
+@pytest.mark.slow
+def test_two_processes_are_measured_against_two_runs(script: Script, tmp_path: Path) -> None:
+    done = script("bench", "scaling", "rounds=1", "warm=2", "steps=2", f"folder={tmp_path}", timeout=170)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "scaling.json").read_text())
+    assert found["ratios"][0]["target"] == scaling.LEAST
+    assert found["ratios"][0]["least"]
+    assert min(*found["details"]["together"], *found["details"]["apart"]) > 0
+
+
+def test_a_mistake_is_told() -> None:
+    with pytest.raises(Failed, match=r"^round: no such setting here"):
+        scaling.main(Path(), ["round=1"])
