@@ -311,7 +311,7 @@ def test_where_nobody_is_logged_in_a_run_is_offline(runs: Runs) -> None:
     result, folder = runs.result("nobody"), runs.folder("nobody")
     assert result["offline"]
     assert not result["told"]
-    assert re.fullmatch(rf"offline; wandb sync {folder}/wandb/offline-run-\S+-first", result["where"])
+    assert re.fullmatch(rf"offline; python scripts/sync.py run={folder}", result["where"])
     assert [row["trainer/global_step"] for row in history(folder)] == list(range(10))
     assert [row["val/loss"] for row in history(folder)] == [abs(step - 5) for step in range(10)]
     (run,) = (record.run for record in records(folder) if record.WhichOneof("record_type") == "run")
@@ -334,7 +334,7 @@ def test_a_server_that_fails_neither_stops_nor_holds_up_a_run(runs: Runs, name: 
     assert result["offline"]
     assert result["seconds"] < 20
     (told,) = result["told"]
-    assert re.fullmatch(r"W&B: .*; going on offline, `wandb sync` later", told)
+    assert re.fullmatch(r"W&B: .*; going on offline, `scripts/sync.py` later", told)
     assert len(history(runs.folder(name))) == 10
     pid, deadline = int(runs.wait_for(name, "pid")), time.monotonic() + 8
     while Path(f"/proc/{pid}").exists() and sys.platform == "linux":
@@ -488,7 +488,9 @@ def test_the_mode_is_chosen_by_login_and_server(
     monkeypatch.setenv("WANDB_MODE", "")
     assert choose("auto") == "online"
     monkeypatch.setenv("WANDB_BASE_URL", refused)
-    with pytest.warns(UserWarning, match=rf"^W&B: {refused} does not answer; going on offline, `wandb sync` later$"):
+    with pytest.warns(
+        UserWarning, match=rf"^W&B: {refused} does not answer; going on offline, `scripts/sync.py` later$"
+    ):
         assert choose("online") == "offline"
 
 

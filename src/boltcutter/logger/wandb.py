@@ -35,7 +35,7 @@ class WandB(WandbLogger):
     """One W&B run for the whole run, over all of its attempts.
 
     Where the server cannot be reached it goes on offline, after twenty seconds at most;
-    ``wandb sync <folder>/wandb/offline-run-*`` brings such a run up later. What was logged is on disk within a second,
+    ``scripts/sync.py`` brings such a run up later. What was logged is on disk within a second,
     also when the process is killed.
 
     Args:
@@ -144,7 +144,7 @@ class WandB(WandbLogger):
             if mode == "disabled":
                 raise
             reason = " ".join(str(error).split())[:120]
-            instead = "disabled" if mode == "offline" else "offline, `wandb sync` later"
+            instead = "disabled" if mode == "offline" else "offline, `scripts/sync.py` later"
             rank_zero_warn(f"W&B: {type(error).__name__}: {reason}; going on {instead}")
             self._tear_down()
             self._begin(instead.partition(",")[0])
@@ -159,7 +159,7 @@ class WandB(WandbLogger):
         run = self.experiment
         if run.disabled:
             return "disabled"
-        return f"offline; wandb sync {Path(run.dir).parent}" if run.offline else str(run.url)
+        return f"offline; python scripts/sync.py run={self.save_dir}" if run.offline else str(run.url)
 
     @rank_zero_only
     def close(self, exit_code: int) -> None:
@@ -181,7 +181,7 @@ def choose(mode: Mode) -> str:
     if wanted == "auto":
         wanted = "online" if logged_in() else "offline"
     if wanted == "online" and not answers(base_url()):
-        rank_zero_warn(f"W&B: {base_url()} does not answer; going on offline, `wandb sync` later")
+        rank_zero_warn(f"W&B: {base_url()} does not answer; going on offline, `scripts/sync.py` later")
         return "offline"
     return wanted
 
