@@ -137,7 +137,6 @@ CORPUS += [
     "model.layers=1",
     "trainer.val_check_interval=0.5",
     "seed=3",
-    "~callback.lean",
 ]
 
 

@@ -49,6 +49,7 @@ class Throughput(Callback):
         self._step = 0  # optimizer steps done when the last batch ended
         self._epoch_samples = 0
         self._epoch_seconds = 0.0
+        self._known = False  # what a sample is
         self._flops: float | None = None  # operations for a sample over those that all devices do in a second at best
         self._judged: tuple[float, float] | None = None  # seconds, and of these waited; none before the first interval
         self._told = False
@@ -60,23 +61,12 @@ class Throughput(Callback):
         self._epoch_seconds = 0.0
         self._start(trainer)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Once, see what a sample is."""
-        if batch_idx or self.tokens or self._flops:
-            return
-        inputs = first(batch)
-        if getattr(pl_module, "kind", None) == "tokens":
-            self.tokens = inputs.numel() // len(inputs)
-        best = self.peak * 1e12 if self.peak else best_of(pl_module.device, str(trainer.precision))
-        flops = count_flops(getattr(pl_module, "model", pl_module), inputs) if best else None
-        self._flops = flops / len(inputs) / (best * trainer.world_size) if flops and best else None
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count; at a logging step tell."""
+        if not self._known:
+            self._look(trainer, pl_module, batch)
         self._samples += samples(batch)
         stepped, self._step = trainer.global_step != self._step, trainer.global_step
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -100,6 +90,16 @@ class Throughput(Callback):
         if self._epoch_seconds:
             rate = self._epoch_samples * ranks(trainer) / self._epoch_seconds
             pl_module.log("throughput/samples_per_second_epoch", rate)
+
+    def _look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
+        """See once what a sample is, and what it asks of the device."""
+        self._known = True
+        inputs = first(batch)
+        if getattr(pl_module, "kind", None) == "tokens":
+            self.tokens = inputs.numel() // len(inputs)
+        best = self.peak * 1e12 if self.peak else best_of(pl_module.device, str(trainer.precision))
+        flops = count_flops(getattr(pl_module, "model", pl_module), inputs) if best else None
+        self._flops = flops / len(inputs) / (best * trainer.world_size) if flops and best else None
 
     def _start(self, trainer: L.Trainer) -> None:
         self._began, self._waited = time.perf_counter(), waited(trainer) or 0.0
