@@ -12,7 +12,10 @@ SRC = ROOT / "src" / "boltcutter"
 FILES = sorted(SRC.rglob("*.py"))
 ROOMS = {path.name for path in SRC.iterdir() if path.is_dir() and not path.name.startswith("__")}
 # A room's own folder apart, what it may import of the project.
-OPEN_TO_ROOMS: dict[str, set[str]] = {"callback": {"environment"}}  # the flag that a signal sets
+OPEN_TO_ROOMS: dict[str, set[str]] = {
+    "callback": {"environment"},  # the flag that a signal sets
+    "launch": {"config", "build", "run", "assemble", "environment"},  # it composes, checks and freezes as train does
+}
 SOLE_KNOWERS = {
     "omegaconf": {"config", "build"},
     "wandb": {"logger"},
