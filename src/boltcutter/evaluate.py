@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,8 @@ def _columns(predictions: Tensor, targets: Tensor) -> dict[str, npt.NDArray[Any]
 def _indices(trainer: L.Trainer, length: int) -> Sequence[int]:
     """Which samples of the split this rank saw, in its order."""
     sampler = getattr(trainer.test_dataloaders, "batch_sampler", None)
-    seen = [index for batch in sampler or () for index in batch]
-    return seen[:length] if len(seen) >= length else range(length)
+    seen = list(islice((index for batch in sampler or () for index in batch), length))
+    return seen if len(seen) == length else range(length)
 
 
 def _gather(mine: Any) -> list[Any]:
