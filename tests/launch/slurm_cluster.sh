@@ -7,10 +7,11 @@
 #   slurm_cluster.sh stop DIR
 # Each node is a network, host name, process and mount namespace; its cable is a veth pair to a bridge that lives in the
 # login node's namespace. The machine's own network, /etc and cgroups stay as they are, and the end of one process ends
-# a node with all that runs on it. Makes itself root by sudo; commands run as who called, or as -u says.
+# a node with all that runs on it. Makes itself root by sudo; commands run as who called, or as -u says. Folders in
+# SLURM_CLUSTER_VISIBLE, with colons between them, can be reached on the nodes by all users, as on a shared disk.
 set -euo pipefail
 self=$(readlink -f "$0")
-[ "$(id -u)" = 0 ] || exec sudo -n --preserve-env=PATH,SLURM_CLUSTER_SUBNET "$self" "$@"
+[ "$(id -u)" = 0 ] || exec sudo -n --preserve-env=PATH,SLURM_CLUSTER_SUBNET,SLURM_CLUSTER_VISIBLE "$self" "$@"
 command=${1:?start, exec, crash, boot or stop} dir=$(readlink -m "${2:?folder of the cluster}")
 shift 2
 subnet=${SLURM_CLUSTER_SUBNET:-10.213.7}
@@ -53,6 +54,7 @@ boot() { # NODE ADDRESS: its namespaces, then its cable
     echo "$! $(started $!)" >"$dir/run/$node.pid"
     disown
     wait_for 10 first "$node" || die "$node has no namespaces: $(tail -n 1 "$dir/log/$node.log")"
+    readlink "/proc/$(first "$node")/ns/net" >>"$dir/run/networks"
     [ "$node" != login ] || return 0
     pid=$(first "$node") hub=$(first login)
     nsenter -t "$hub" --net ip link del "to-$node" 2>/dev/null || true # of the node that crashed
@@ -68,7 +70,32 @@ crash() { # NODE: the kernel ends everything in a process namespace with its pro
     wait_for 10 ended "$holder" || die "$1 does not end"
     rm -f "$dir/run/$1.pid"
 }
+reveal() { # FOLDERS: lay an open folder over what others may not enter, and the wanted ones into it
+    local folder top held=() at
+    IFS=: read -ra folders <<<"$1"
+    for folder in "${folders[@]}"; do
+        at=$dir/run/held.$HOSTNAME.${#held[@]}
+        mkdir "$at"
+        mount --bind "$folder" "$at"
+        held+=("$at")
+    done
+    for folder in "${folders[@]}"; do
+        top=/$(cut -d/ -f2 <<<"$folder")
+        mountpoint -q "$top" || [ $(($(stat -c 0%a "$top") & 1)) = 1 ] || mount -t tmpfs -o mode=755 visible "$top"
+    done
+    for at in "${!held[@]}"; do
+        mkdir -p "${folders[at]}"
+        mount --move "${held[at]}" "${folders[at]}"
+        rmdir "${held[at]}"
+    done
+}
 node_address() { echo "$subnet.$((10 + ${1#node}))"; }
+survivors() { # processes in a network of the cluster, and its mounts and cables out here
+    readlink /proc/[0-9]*/ns/net 2>/dev/null | grep -Fxf "$dir/run/networks" || true
+    grep -F "$dir" /proc/self/mountinfo || true
+    ip -o link | grep -E "to-node|cable" || true
+}
+all_gone() { [ -z "$(survivors)" ]; }
 idle() { [ "$(inside login env SLURM_CONF="$conf" sinfo -h -N -t idle -o %N | sort -u | wc -l)" = "$1" ]; }
 configure() { # NODES CPUS
     local i
@@ -103,6 +130,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=1000
 # Clocks for tests: a dead node is noticed within seconds; a node that comes back is used again.
 ReturnToService=2
 SlurmdTimeout=6
+MessageTimeout=5
 InactiveLimit=0
 KillWait=10
 MinJobAge=3600
@@ -133,7 +161,9 @@ start)
     ;;
 node) # process 1 of a node
     hostname "$1"
+    HOSTNAME=$1
     mount --bind "$dir/etc/hosts" /etc/hosts
+    [ -z "${SLURM_CLUSTER_VISIBLE:-}" ] || reveal "$SLURM_CLUSTER_VISIBLE"
     export SLURM_CONF=$conf
     if [ "$1" = login ]; then
         ip link set lo up
@@ -173,6 +203,7 @@ stop)
         name=${file##*/}
         crash "${name%.pid}"
     done
+    wait_for 10 all_gone || die "left behind: $(survivors)"
     ;;
 *) die "no such command: $command" ;;
 esac

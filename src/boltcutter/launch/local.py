@@ -51,6 +51,7 @@ class Local:
             process = subprocess.Popen(
                 ["bash", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        process.returncode = 0  # whoever launches does not wait for it
         return [f"{process.pid} on {socket.gethostname()} since {_started(process.pid)}"]
 
     def status(self, job_id: str) -> Status:

@@ -105,7 +105,7 @@ def status(job_id: str) -> Status:
         return Status("unknown", f"job {job_id}, which SLURM does not know any more")
     state = STATES.get(name, "ended")
     parts = [f"job {job_id}", name]
-    if state == "waiting":
+    if state == "waiting" and facts.get("Reason") not in ("None", None):
         parts.append(f"for {facts['Reason']}")
     elif facts.get("NodeList") not in (None, "(null)", ""):
         parts.append(f"on {facts['NodeList']}")

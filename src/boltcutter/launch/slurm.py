@@ -57,6 +57,7 @@ elif [ -z "$cause" ] || [[ "$cause" == *"Exited with"* || "$cause" == *"Out Of M
     say "job $job ends with status $status"
     exit "$status"
 fi
+cause=${cause#srun: error: }
 """
 NEXT = r"""
 touch "$mark"

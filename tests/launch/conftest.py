@@ -1,0 +1,103 @@
+"""A real SLURM of three nodes, and what tests do with it."""
+
+import getpass
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import ROOT, run_command
+
+CLUSTER = Path(__file__).with_name("slurm_cluster.sh")
+# A login node need not have torch; and without it a submission takes no seconds.
+WITHOUT_TORCH = "import runpy, sys; sys.modules.update(torch=None, lightning=None); del sys.argv[0]; "
+WITHOUT_TORCH += "runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+class Cluster:
+    """Commands on the login node, by a user who is not root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.runs = folder / "cluster", folder / "runs"
+        self.user = "nobody" if os.getuid() == 0 else getpass.getuser()
+        self.runs.mkdir()
+        if os.getuid() == 0:
+            shutil.chown(self.runs, self.user)
+
+    def manage(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
+        # Nobody may be able to enter the folder of an administrator's Python or project.
+        visible = {"SLURM_CLUSTER_VISIBLE": f"{ROOT}:{sys.base_prefix}:{sys.prefix}"}
+        return run_command(["bash", str(CLUSTER), command, str(self.folder), *words], env=visible)
+
+    def call(self, *command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        env = [f"{name}={value}" for name, value in {"HOME": self.runs, "PYTHONWARNINGS": "default"}.items()]
+        words = ["exec", str(self.folder), "-u", self.user, "env", *env, *command]
+        return run_command(["bash", str(CLUSTER), *words], timeout=timeout)
+
+    def launch(self, *words: str, torch: bool = False) -> subprocess.CompletedProcess[str]:
+        """scripts/launch.py."""
+        start = [sys.executable] if torch else [sys.executable, "-c", WITHOUT_TORCH]
+        return self.call(*start, "scripts/launch.py", *words)
+
+    def submit(self, name: str, *words: str, torch: bool = False) -> tuple[Path, str]:
+        """The folder and the job's id of a new run."""
+        folder = self.runs / name
+        done = self.launch("launch=slurm", f"folder={folder}", "trainer.accelerator=cpu", *words, torch=torch)
+        assert done.returncode == 0, done.stderr
+        first = next(folder.parent.glob(f"{name}/**/record.json"))
+        return folder, str(json.loads(first.read_text())["launch"]["id"])
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """What SLURM knows of a job."""
+        told = self.call("scontrol", "-o", "show", "job", job_id).stdout
+        return dict(word.split("=", 1) for word in told.split() if "=" in word)
+
+
+def wait_until(found: Callable[[], Any], folder: Path, seconds: float = 90) -> Any:
+    """What ``found`` gives, as soon as it gives something; ``folder`` has the log to show if it never does."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := found():
+            return value
+        time.sleep(0.2)
+    log = folder / "logs" / "slurm.log"
+    pytest.fail(f"not within {seconds} s:\n{log.read_text() if log.exists() else 'no log'}")
+
+
+def processes(folder: Path) -> dict[tuple[str, int], int]:
+    """Training processes of a run by node and rank."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            if f"resume={folder}" in process.cmdline() and "srun" not in process.name():
+                env = process.environ()
+                found[env["SLURMD_NODENAME"], int(env["SLURM_PROCID"])] = process.pid
+        except (psutil.Error, KeyError):
+            continue
+    return found
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    folder.chmod(0o755)
+    try:
+        found = Cluster(folder)
+        started = found.manage("start")
+        if started.returncode:
+            if os.environ.get("CI") == "true":
+                pytest.fail(started.stderr)
+            pytest.skip(started.stderr)
+        yield found
+        stopped = found.manage("stop")
+        assert stopped.returncode == 0, stopped.stderr
+    finally:
+        shutil.rmtree(folder)

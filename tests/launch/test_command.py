@@ -1,0 +1,104 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from boltcutter.config import ConfigError
+from boltcutter.launch import command
+
+ROOT = Path(__file__).parents[2]
+Launch = Callable[..., str]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launch:
+    """What scripts/launch.py prints, of a user with files of their own, on a machine without torch."""
+    monkeypatch.setattr(command, "SITE", tmp_path / "site")
+    monkeypatch.setattr(command, "can_check_values", lambda: False)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # whether SLURM is installed or not
+
+    def call(*words: str) -> str:
+        command.main(ROOT / "configs", [*words])
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_a_login_node_needs_no_torch() -> None:
+    code = "import sys; sys.modules.update(torch=None, lightning=None); import boltcutter.launch.command"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_launch_is_taken_out_of_what_is_trained(launch: Launch) -> None:
+    words = ["launch=slurm", "trainer.accelerator=cpu", "launch.time=2:00:00", "model=mlp"]
+    text = launch(*words, "--dry-run")
+    assert text.startswith("note: without torch here, only the names of the configuration were checked, not its values")
+    assert "#SBATCH --time=2:00:00" in text
+    with pytest.raises(ConfigError, match=r"launch.tim: Slurm takes no such argument; did you mean time\?"):
+        launch(*words, "launch.tim=1:00:00", "--dry-run")
+    with pytest.raises(ConfigError, match="modl: no such key"):
+        launch(*words, "modl=mlp", "--dry-run")
+
+
+def test_a_users_own_file_lies_between_the_projects_and_the_words(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "slurm.yaml").write_text('partition: mine\ntime: "9:00:00"\n')
+    text = launch("launch=slurm", "launch.time=2:00:00", "--dry-run")
+    assert "#SBATCH --partition=mine\n" in text
+    assert "#SBATCH --time=2:00:00\n" in text
+    (tmp_path / "site" / "slurm.yaml").write_text("time: 9:00:00\n")  # YAML takes it for a number
+    with pytest.raises(ConfigError, match=r"launch\.time=32400 is no time; write H:MM:SS .* with quotes"):
+        launch("launch=slurm", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], r"launch: not set; say launch=… \(there are: local, .*slurm"),
+        (["launch=slurn"], "launch=slurn: no such option; did you mean slurm"),
+        (["launch=local", "launch.array=seed=1,2"], "launch.array: Local takes no such argument"),
+        (["launch=slurm", "launch.array=seed=1,2", "resume=x"], "leave out resume or the array"),
+        (["launch=slurm", "launch.array=trainer.devices=1,2"], "all runs need the same nodes, devices and workers"),
+        (["launch=slurm", "trainer=ddp"], "trainer.devices=auto: a job has to say how many"),
+        (["launch=slurm", "trainer.devices=3"], "data.batch_size=64 does not divide over 3 ranks; try 66"),
+        (["launch=slurm", "trainer.num_nodes=0"], "trainer.num_nodes=0 is no number of nodes"),
+        (["status"], "status: say status run=<folder"),
+        (["cancel", "run=nowhere"], "nowhere: no run there"),
+    ],
+)
+def test_mistakes_are_one_line(launch: Launch, words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        launch(*words, "--dry-run")
+
+
+def test_what_is_refused_leaves_nothing_behind(launch: Launch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no sbatch here"):
+        launch("launch=slurm", f"folder={tmp_path}/array", "launch.array=seed=1,2")
+    assert not (tmp_path / "array").exists()
+
+
+def test_a_run_of_this_machine_from_submission_to_its_end(launch: Launch, tmp_path: Path) -> None:
+    stand_in, folder = tmp_path / "python", tmp_path / "run"
+    stand_in.write_text('#!/bin/bash\necho "given $*"\n')
+    stand_in.chmod(0o755)
+    said = launch("launch=local", f"launch.python={stand_in}", f"folder={folder}", "seed=3")
+    assert f": {folder}\n" in said
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["config"]["seed"], record["attempts"]) == (3, [])
+    assert "launch" not in record["config"]
+    assert launch("logs", f"run={folder}", "--wait") == f"given {ROOT}/scripts/train.py resume={folder}\n"
+    assert launch("status", f"run={folder}") == f"{folder}: process {record['launch']['id'].split()[0]}\n"
+    with pytest.raises(ConfigError, match="holds a run; say resume="):
+        launch("launch=local", f"folder={folder}")
+    os.waitpid(int(record["launch"]["id"].split()[0]), 0)
+
+
+def test_what_can_be_set_is_described(launch: Launch) -> None:
+    assert "launch.max_parallel" in launch("launch=slurm", "--describe")
+    assert "Seconds before the limit" in launch("launch=slurm", "--describe", "launch.grace")

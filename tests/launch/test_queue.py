@@ -1,0 +1,46 @@
+"""Against stand-ins for SLURM's commands; test_slurm_cluster.py has the real ones."""
+
+from pathlib import Path
+
+import pytest
+
+from boltcutter.launch import queue
+from boltcutter.launch.queue import UNLIMITED, Partition
+
+
+def command(folder: Path, name: str, text: str) -> None:
+    file = folder / name
+    file.write_text(f"#!/bin/bash\n{text}\n")
+    file.chmod(0o755)
+
+
+def test_partitions_with_gpus_and_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    lines = ["gpu*|4|128|gpu:a100:8(S:0-1),shard:2|2-00:00:00", "cpu|9|64+|(null)|infinite", "gpu*|1|8|gpu:2|1:30:00"]
+    command(tmp_path, "sinfo", f"printf '%s\\n' '{lines[0]}' '{lines[1]}' '{lines[2]}'")
+    first, third = Partition(4, 128, 8, 172800), Partition(1, 8, 2, 5400)
+    assert queue.partitions(None) == [first, third]
+    assert queue.partitions("gpu,cpu") == [first, Partition(9, 64, 0, UNLIMITED), third]
+    command(tmp_path, "sinfo", "exit 1")
+    assert queue.partitions(None) == []
+
+
+def test_the_environment_beats_no_option_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"SLURM_JOB_ID": "7", "SRUN_CPUS_PER_TASK": "2", "SBATCH_PARTITION": "old", "SBATCH_TIMELIMIT": "1"}
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "mine"}
+    for name, value in (given | kept).items():
+        monkeypatch.setenv(name, value)
+    found = queue.environment("#!/bin/bash\n#SBATCH --partition=new\n#SBATCH --time=1:00:00\n")
+    assert {name: found.get(name) for name in given | kept} == dict.fromkeys(given) | kept
+
+
+def test_a_job_that_slurm_has_forgotten_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert queue.status("7").text == "job 7; there is no SLURM here"
+    with pytest.raises(ValueError, match="there is no sbatch here; go to a login node"):
+        queue.submit(tmp_path / "job.sh")
+    with pytest.raises(ValueError, match="there is no scancel here"):
+        queue.cancel("7")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    command(tmp_path, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert queue.status("7") == queue.Status("unknown", "job 7, which SLURM does not know any more")

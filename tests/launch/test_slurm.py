@@ -1,0 +1,131 @@
+"""The text of the job's file; test_slurm_cluster.py runs it."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from boltcutter.launch.job import Job
+from boltcutter.launch.slurm import Slurm, seconds
+
+JOB = Job("digits convnet", Path("/runs/a b/x"), Path("/p/scripts/train.py"), nodes=2, devices=4, gpus=True, workers=3)
+ARRAY = Job("digits", Path("/runs/100%/x"), Path("/p/scripts/train.py"), tasks=4, environment={"WANDB_RUN_GROUP": "x"})
+
+
+def render(job: Job = JOB, **settings: Any) -> str:
+    text = Slurm(**({"python": "/venv/bin/python"} | settings)).render(job)
+    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
+    return text
+
+
+def directives(text: str) -> list[str]:
+    return re.findall(r"^#SBATCH (.*)", text, re.M)
+
+
+def command(text: str) -> str:
+    return re.sub(r" \\\n +", " ", text[text.index("\nsrun") + 1 : text.index("\nstatus=")])
+
+
+def test_nodes_and_devices_are_those_of_the_trainer() -> None:
+    text = render(gpu_type="a100", partition="gpu", time="1-00:00:00", memory="64G", exclusive=True, constraint="ib")
+    assert directives(text) == [
+        "--job-name=digits-convnet",
+        "--nodes=2",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=4",
+        "--gres=gpu:a100:4",
+        "--time=1-00:00:00",
+        "--signal=USR2@120",
+        "--requeue",
+        '--output="/runs/a b/x/logs/slurm.log"',
+        "--open-mode=append",
+        "--partition=gpu",
+        "--constraint=ib",
+        "--exclusive",
+        "--mem=64G",
+    ]
+    assert command(text) == (
+        'srun --kill-on-bad-exit=1 --wait=60 /venv/bin/python /p/scripts/train.py "resume=$folder"'
+    )
+    assert "folder='/runs/a b/x' job=$SLURM_JOB_ID\n" in text
+
+
+def test_an_array_has_a_folder_and_a_log_for_each_task() -> None:
+    text = render(ARRAY, array="seed=1,2;lr=1,2", max_parallel=2)
+    assert {"--array=0-3%2", "--output=/runs/100%%/x/x-%a/logs/slurm.log"} <= set(directives(text))
+    assert "folder=/runs/100%/x/x-$SLURM_ARRAY_TASK_ID job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID\n" in text
+    assert "export WANDB_RUN_GROUP=x\n" in text
+
+
+def test_what_a_site_needs_comes_before_the_run() -> None:
+    text = render(
+        modules=["cuda/12.4", "gcc"],
+        conda="my env",
+        venv="/v",
+        setup=["ulimit -n 4096"],
+        environment={"A": "b c"},
+        interface="ib0",
+        sbatch=["--mail-type=END"],
+        python=None,
+    )
+    lines = ["set -e", "module load cuda/12.4 gcc", 'eval "$(conda shell.bash hook)"', "conda activate 'my env'"]
+    lines += ["source /v/bin/activate", "ulimit -n 4096", "set +e", "", "export OMP_NUM_THREADS=4"]
+    lines += ["export SRUN_CPUS_PER_TASK=4", "export GLOO_SOCKET_IFNAME=ib0", "export NCCL_SOCKET_IFNAME=ib0"]
+    assert "\n".join([*lines, "export A='b c'"]) in text
+    assert "--mail-type=END" in directives(text)
+    assert "--wait=60 python /p/" in command(text)
+
+
+def test_containers() -> None:
+    mounts = ["/data", "/a:/b"]
+    assert "apptainer exec --nv --bind /p --bind '/runs/a b/x' --bind /data --bind /a:/b 'my image.sif' python /p/" in (
+        command(render(container="my image.sif", container_mounts=mounts, python=None))
+    )
+    pyxis = render(container="nvcr.io/x:1", container_engine="pyxis", container_mounts=mounts, python=None)
+    assert (
+        "--wait=60 --container-image=nvcr.io/x:1 --container-mounts='/p:/p,/runs/a b/x:/runs/a b/x,/data:/data,/a:/b' "
+        "--container-workdir=/p python /p/"
+    ) in command(pyxis)
+
+
+def test_torchrun_has_one_task_on_each_node_and_ignores_the_signal() -> None:
+    text = render(torchrun=True)
+    assert {"--ntasks-per-node=1", "--cpus-per-task=16", "--gres=gpu:4"} <= set(directives(text))
+    assert "export OMP_NUM_THREADS=4\nexport SRUN_CPUS_PER_TASK=16\n" in text
+    assert command(text).startswith(
+        'srun --kill-on-bad-exit=1 --wait=60 bash -c \'trap "" USR1 USR2; exec "$@"\' bash '
+        "/venv/bin/python -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d"
+    )
+
+
+def test_who_goes_on() -> None:
+    assert 'scontrol requeue "$job"' in render()
+    assert {"--no-requeue"} <= set(directives(render(max_restarts=0)))
+    chain = render(chain=3)
+    assert "scontrol requeue" not in chain
+    assert "the next job of the chain goes on" in chain
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"time": "0:03:00"}, "launch.time=0:03:00 leaves no minute of training .* try launch.time=0:07:00"),
+        ({"time": "90"}, "launch.time=90 is no time; write H:MM:SS"),
+        ({"grace": 5}, "launch.grace=5 is less than 30; try launch.grace=30"),
+        ({"chain": 2, "array": "seed=1,2"}, "launch.chain=2: arrays are not chained"),
+        ({"environment": {"WANDB_API_KEY": "x"}}, "launch.environment.WANDB_API_KEY: a secret must not stand"),
+        ({"sbatch": ["--nodes=3"]}, "launch.sbatch=--nodes=3: launch and trainer set it"),
+        ({"sbatch": ["-N3"]}, "launch.sbatch=-N3: launch and trainer set it"),
+        ({"sbatch": ["reservation=x"]}, "launch.sbatch=reservation=x: no option of sbatch"),
+    ],
+)
+def test_what_cannot_be_is_told_before_submission(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Slurm(**settings)
+
+
+def test_times() -> None:
+    times = {"1:30:00": 5400, "90:00": 5400, "2-12": 216000, "1-00:30": 88200, "0-1:00:05": 3605}
+    assert {time: seconds(time) for time in times} == times

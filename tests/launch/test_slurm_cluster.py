@@ -1,0 +1,176 @@
+"""Runs on a real SLURM: three nodes, a user who is not root."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from conftest import Script
+
+from .conftest import Cluster, processes, wait_until
+
+pytestmark = pytest.mark.timeout(400)
+# No dropout, no BatchNorm, no Adam: what the number of processes changes is rounding alone.
+WORDS = ["model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "logger=null", "report=false"]
+
+
+def record(folder: Path) -> Any:
+    return json.loads((folder / "record.json").read_text())
+
+
+def attempts(folder: Path) -> list[str]:
+    return [attempt["reason"] for attempt in record(folder)["attempts"]]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]  # type: ignore[no-any-return]
+
+
+def log(folder: Path) -> str:
+    return (folder / "logs" / "slurm.log").read_text()
+
+
+def is_training(folder: Path, attempt: int) -> bool:
+    """Whether an attempt has trained for an epoch."""
+    starts = log(folder).split(" starts on ") if (folder / "logs" / "slurm.log").exists() else []
+    return len(starts) > attempt and re.search(r"^epoch ", starts[attempt], re.M) is not None
+
+
+def test_two_nodes_of_two_ranks_train_as_one_process(cluster: Cluster, script: Script, tmp_path: Path) -> None:
+    words = [*WORDS, "trainer.max_epochs=3"]
+    folder = cluster.runs / "whole"
+    two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.num_nodes=2", "trainer.devices=2"]
+    done = cluster.launch("launch=slurm", *words, *two, f"folder={folder}", "--wait", torch=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "epoch 3/3" in done.stdout  # of the job's log
+    assert attempts(folder) == ["completed"]
+    assert (folder / "checkpoints" / "last.ckpt").stat().st_uid == (cluster.runs.stat().st_uid)
+    assert "COMPLETED, on node" in cluster.launch("status", f"run={folder}").stdout
+    alone = script("train", *words, "trainer.accelerator=cpu", f"folder={tmp_path}/run")
+    assert alone.returncode == 0, alone.stderr
+    ours, theirs = weights(folder), weights(tmp_path / "run")
+    assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 1e-6
+    assert record(folder)["test"] == pytest.approx(record(tmp_path / "run")["test"], abs=1e-6)
+
+
+def test_a_run_outlives_signals_processes_and_nodes(cluster: Cluster, script: Script, tmp_path: Path) -> None:
+    words = [*WORDS, "trainer=ddp", "trainer.max_epochs=120"]
+    folder, job = cluster.submit("events", *words, "trainer.num_nodes=2", "trainer.devices=1")
+    wait_until(lambda: is_training(folder, 1), folder)
+    cluster.call("scancel", "--signal=USR2", job)
+    wait_until(lambda: is_training(folder, 2), folder)
+    os.kill(next(pid for (_, rank), pid in processes(folder).items() if rank == 1), signal.SIGKILL)
+    wait_until(lambda: is_training(folder, 3), folder)
+    dead = next(node for (node, rank) in processes(folder) if rank == 1)
+    assert cluster.manage("crash", dead).returncode == 0
+    wait_until(lambda: is_training(folder, 4), folder, 120)
+    assert dead not in {node for node, _ in processes(folder)}
+    cluster.call("scontrol", "requeue", job)  # by hand
+    wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 180)
+    assert cluster.manage("boot", dead).returncode == 0
+    ways = "preempted by SIGUSR2 (LostRank|killed) (LostRank|killed) preempted by SIGTERM completed"
+    told = [re.sub(r"[,:].*", "", reason) for reason in attempts(folder)]
+    assert re.fullmatch(ways, " ".join(told)), log(folder)
+    assert "launch: saved on SIGUSR2; requeue" in log(folder)
+    assert "task 1: Killed; requeue" in log(folder)
+    whole = script("train", *words, "trainer.accelerator=cpu", "trainer.devices=2", f"folder={tmp_path}/run")
+    assert whole.returncode == 0, whole.stderr
+    ours, theirs = weights(folder), weights(tmp_path / "run")
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert record(folder)["metrics"] == record(tmp_path / "run")["metrics"]
+
+
+def test_of_an_array_one_task_starts_again_alone(cluster: Cluster) -> None:
+    words = ["launch.array=seed=1,2", "launch.max_parallel=1", "trainer.max_epochs=60"]
+    home, _ = cluster.submit("array", *WORDS, *words)
+    one, two = (home / f"array-{task}" for task in range(2))
+    wait_until(lambda: is_training(one, 1), one)
+    assert not processes(two)
+    cluster.call("scancel", "--signal=USR2", record(one)["launch"]["id"])
+    assert cluster.launch("logs", f"run={home}", "--wait").returncode == 0
+    assert [reason.split(",")[0] for reason in attempts(one)] == ["preempted by SIGUSR2", "completed"]
+    assert attempts(two) == ["completed"]
+    assert [record(folder)["config"]["seed"] for folder in (one, two)] == [1, 2]
+    assert "export WANDB_RUN_GROUP=array" in (home / "job.sh").read_text()
+    assert cluster.launch("status", f"run={home}").stdout.count("COMPLETED") == 2
+
+
+def test_what_is_cancelled_has_saved_and_goes_on_when_told(cluster: Cluster) -> None:
+    folder, _ = cluster.submit("cancelled", *WORDS, "trainer.max_epochs=60")
+    wait_until(lambda: is_training(folder, 1), folder)
+    refused = cluster.launch("launch=slurm", f"resume={folder}")
+    assert refused.returncode == 2
+    assert re.search(r"job \d+, RUNNING, on node\d; cancel it first", refused.stderr)
+    cancelled = cluster.launch("cancel", f"run={folder}")
+    assert cancelled.returncode == 0, cancelled.stderr
+    wait_until(lambda: "CANCELLED" in cluster.launch("status", f"run={folder}").stdout, folder)
+    assert attempts(folder)[0].startswith("preempted by SIGTERM, saved ")
+    steps = torch.load(folder / "checkpoints" / "last-preempted.ckpt", weights_only=True)["global_step"]
+    done = cluster.launch("launch=slurm", f"resume={folder}", "--wait")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert record(folder)["attempts"][1]["resumed_from"].endswith("last-preempted.ckpt")
+    assert steps > 0
+    assert attempts(folder)[1:] == ["completed"]
+
+
+def stand_in(cluster: Cluster, name: str, *lines: str) -> str:
+    """Something that is started in place of the interpreter."""
+    file = cluster.runs / name
+    file.write_text("\n".join(["#!/bin/bash", *lines]) + "\n")
+    file.chmod(0o755)
+    return f"launch.python={file}"
+
+
+def test_what_cannot_get_better_is_not_tried_for_ever(cluster: Cluster) -> None:
+    two = ["trainer.num_nodes=1", "trainer.devices=2"]
+    crash = stand_in(cluster, "crash.sh", "kill -SEGV $$")
+    error = stand_in(cluster, "error.sh", "[ $SLURM_PROCID = 0 ] || exit 1", "exec sleep 60")
+    chain = stand_in(cluster, "link.sh", 'echo >>"${2#resume=}/links"', '[ -e "${2#resume=}/over" ] && exit 0')
+    with (cluster.runs / "link.sh").open("a") as more:
+        more.write('echo SIGUSR2 >"$BOLTCUTTER_REQUEUE"; touch "${2#resume=}/over"\n')
+    looping, again = cluster.submit("looping", crash)
+    raising, once = cluster.submit("raising", *two, error)
+    chained, links = cluster.submit("chained", chain, "launch.chain=3")
+    wait_until(lambda: cluster.job(once)["JobState"] == "FAILED", raising)
+    assert cluster.job(once)["Restarts"] == "0"
+    assert "launch: job" in log(raising)
+    for link in links.split(","):
+        wait_until(lambda link=link: cluster.job(link)["JobState"] == "COMPLETED", chained)
+    assert (chained / "links").read_text() == "\n\n"
+    assert f"the run has ended: nothing is left for job {links.split(',')[2]}" in log(chained)
+    wait_until(lambda: cluster.job(again)["JobState"] == "FAILED", looping)
+    assert cluster.job(again)["Restarts"] == "3"
+    assert "given up: three starts in a row" in log(looping)
+    assert not any(map(processes, (looping, raising, chained)))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["launch.partition=nowhere"], "launch=slurm: sbatch refuses: .*[Ii]nvalid partition"),
+        (
+            ["trainer.devices=5", "data.batch_size=65"],
+            "trainer.devices=5: a node has 4 times 1 processors .*; try trainer.devices=4",
+        ),
+        (["trainer.accelerator=gpu"], "trainer.devices=1: a node has 0 GPUs at most; try trainer.accelerator=cpu"),
+        (["trainer.num_nodes=4"], "trainer.num_nodes=4: 3 such nodes are there; try 3 or less"),
+        (["name=bash"], "name=bash: Lightning takes such a job for a shell"),
+    ],
+)
+def test_what_the_cluster_cannot_do_is_one_line(cluster: Cluster, words: list[str], told: str) -> None:
+    folder = cluster.runs / "refused"
+    done = cluster.launch("launch=slurm", "trainer.accelerator=cpu", f"folder={folder}", *words)
+    assert done.returncode == 2
+    assert re.match(f"error: {told}", done.stderr), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_nothing_of_the_cluster_is_out_here(cluster: Cluster) -> None:
+    assert str(cluster.folder) not in Path("/proc/self/mountinfo").read_text()
+    assert "to-node1" not in psutil.net_if_addrs()
