@@ -260,7 +260,7 @@ ranks = {"devices": 2, "strategy": "ddp"} if sys.argv[1] == "ranks" else {"devic
 loader = torch.utils.data.DataLoader(torch.zeros(16, 1), 2)
 L.Trainer(
     accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_model_summary=False,
-    callbacks=[Progress(seconds_between_lines=0, refresh=1000)], **ranks,
+    callbacks=[Progress(seconds_between_lines=0, refresh=1e9)], **ranks,
 ).fit(Task(), loader, loader)
 print("after")
 """
