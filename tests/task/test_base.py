@@ -11,15 +11,17 @@ import torch
 from conftest import Script
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins import MixedPrecision
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
+from boltcutter.task.base import NoCompiler
 from boltcutter.task.classification import Classification
 from boltcutter.task.schedule import warmup_cosine
 
@@ -366,6 +368,7 @@ import lightning as L, torch
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
+from boltcutter.task.base import NoCompiler
 from boltcutter.task.classification import Classification
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -394,3 +397,93 @@ print("exact")
 def test_means_are_exact_over_ranks_of_which_one_has_less(two_ranks: Script, tmp_path: Path) -> None:
     done = two_ranks(RANKS, str(tmp_path))
     assert done.stdout.count("exact") == 2
+
+
+def test_metrics_are_the_same_however_many_batches_are_counted_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for at_once in (1, 60, 1 << 30):
+        monkeypatch.setattr("boltcutter.task.base.AT_ONCE", at_once)
+        training = trainer(tmp_path)
+        training.fit(task(), loader(61), loader(45, seed=1))
+        found.append({name: float(value) for name, value in training.callback_metrics.items()})
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert found[0] == pytest.approx(found[2], rel=1e-6)
+
+
+def test_few_outputs_wait_and_many_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boltcutter.task.base.AT_ONCE", 100)
+    made = task()
+    outputs = torch.randn(8, CLASSES)
+    for waiting in (1, 2, 3, 4, 0, 1):
+        made._gather("train", (torch.rand(8), outputs, torch.zeros(8, dtype=torch.long)))
+        assert len(made._waiting["train"]) == waiting
+    assert made.means["train_"].update_count == 1
+
+
+def test_gradients_are_clipped_by_the_norm_that_is_known(tmp_path: Path) -> None:
+    class Knows(Callback):
+        def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Optimizer) -> None:
+            gradients = [p.grad for p in pl_module.parameters()]
+            pl_module.gradient_norm = torch.nn.utils.get_total_norm(gradients)
+
+    weights = []
+    for callbacks in ([], [Knows()]):
+        for largest in (0.01, 100.0):
+            made = task()
+            trainer(tmp_path, gradient_clip_val=largest, callbacks=callbacks).fit(made, loader(40))
+            weights.append(made.model.weight.detach().clone())
+    assert torch.allclose(weights[0], weights[2], rtol=1e-5, atol=0)
+    assert torch.equal(weights[1], weights[3])
+    assert not torch.allclose(weights[0], weights[1], rtol=1e-3)
+
+
+def test_a_fused_optimizer_goes_with_a_gradient_scaler_and_clipping(tmp_path: Path) -> None:
+    precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    made = task(optimizer=partial(AdamW, lr=0.1, fused=True))
+    training = trainer(tmp_path, plugins=[precision], gradient_clip_val=1.0)
+    training.fit(made, loader(40))
+    assert training.global_step == 5
+    assert made.model.weight.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch's compiler
+def test_a_compiled_model_trains_alike_under_the_same_names(tmp_path: Path) -> None:
+    class Own(nn.Sequential):  # torch's own would not be compiled
+        def forward(self, inputs: Tensor) -> Tensor:
+            for layer in self:
+                inputs = layer(inputs)
+            return inputs
+
+    model = Own(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    found = []
+    for compile in (False, True):
+        model.load_state_dict(state)
+        made = task(model, compile=compile)
+        training = trainer(tmp_path)
+        training.fit(made, loader(24), loader(13, 5))
+        assert [name for name in made.state_dict() if name.startswith("model.")] == [f"model.{name}" for name in state]
+        found.append({name: float(value) for name, value in training.callback_metrics.items()})
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_no_compiler_is_told_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    made = task(compile=True)  # which can still be evaluated
+    made.setup("test")
+    with pytest.raises(NoCompiler, match=r"^task.compile=true, but there is no C\+\+ compiler here; install g\+\+, or"):
+        made.setup("fit")
+
+
+def test_channels_may_lie_innermost_and_outputs_stay(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.LazyLinear(CLASSES))
+    images = torch.randn(2, 3, 6, 6)
+    plain = task(model)(images)
+    made = task(model, channels_last=True)
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(made(images), plain, atol=1e-5)

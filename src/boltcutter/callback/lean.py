@@ -48,6 +48,9 @@ class Lean(Callback):
             mover = owners[-1] if written("transfer_batch_to_device", owners[-1]) else pl_module
             self._put(pl_module, "_on_before_batch_transfer", _as_it_is)
             self._put(pl_module, "_apply_batch_transfer_handler", partial(_move, mover))
+        # Ranks agree on signals already; Lightning would ask again at each step, and wait for the device.
+        if any(getattr(callback, "listens", False) for callback in callbacks):
+            self._put(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", _nothing)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put back."""
@@ -82,6 +85,10 @@ def _saves_at_no_step(owner: Any, hook: str) -> bool:
         and owner._every_n_train_steps < 1
         and owner._train_time_interval is None
     )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _as_it_is(batch: Any, dataloader_idx: int = 0) -> Any:

@@ -25,6 +25,12 @@ Observed = tuple[Tensor, ...]  # losses, outputs and targets of a batch
 AT_ONCE = 1 << 14  # numbers in outputs that are counted together
 
 
+class NoCompiler(RuntimeError):
+    """This machine cannot do what ``compile`` asks for."""
+
+    explains_itself = True  # needs no traceback
+
+
 class Task(L.LightningModule, ABC):
     """A model with what it takes to train it. A subclass says what the loss of each sample is.
 
@@ -50,8 +56,7 @@ class Task(L.LightningModule, ABC):
         gradient_norm: Of all gradients of this step, where a callback has measured it before they are clipped.
 
     Raises:
-        ValueError: A factor is negative, a scheduler would look for a metric after each step, or nothing here
-            can compile.
+        ValueError: A factor is negative, or a scheduler would look for a metric after each step.
     """
 
     kind: ClassVar[Literal["classes", "numbers", "tokens"]]
@@ -78,10 +83,6 @@ class Task(L.LightningModule, ABC):
             raise ValueError(
                 f"task.interval={interval}, but ReduceLROnPlateau watches {monitor}, which is not there after each "
                 "step; set task.interval=epoch"
-            )
-        if compile and not any(map(which, (os.environ.get("CXX", "g++"), "clang++", "cl"))):
-            raise ValueError(
-                "task.compile=true, but there is no C++ compiler here; install g++, or set task.compile=false"
             )
         self.model = model
         self.compile_model, self.channels_last = compile, channels_last and not compile
@@ -137,8 +138,16 @@ class Task(L.LightningModule, ABC):
         return names
 
     def setup(self, stage: str) -> None:
-        """Have the model compiled when it is first trained; evaluation, of batches of many sizes, goes without."""
+        """Have the model compiled when it is first trained; evaluation, of batches of many sizes, goes without.
+
+        Raises:
+            NoCompiler: There is none.
+        """
         if self.compile_model and stage == "fit":
+            if not any(map(which, (os.environ.get("CXX", "g++"), "clang++", "cl"))):
+                raise NoCompiler(
+                    "task.compile=true, but there is no C++ compiler here; install g++, or set task.compile=false"
+                )
             self.model.compile()
 
     def outputs(self, inputs: Tensor) -> Tensor:

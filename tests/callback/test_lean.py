@@ -1,0 +1,123 @@
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from boltcutter.callback.lean import HOOKS, Lean, NoProfiler, written
+from boltcutter.data.digits import Digits
+from boltcutter.model.linear import Linear
+from boltcutter.task.classification import Classification
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:.*{text}")
+    for text in ("does not have many workers", "is smaller than the logging interval")
+]
+
+
+class Called(L.Callback):
+    """Counts the hooks that it has written, and one that is put on the instance."""
+
+    def __init__(self) -> None:
+        self.count = dict.fromkeys((*HOOKS, "instance"), 0)
+        self.on_after_backward = lambda *_: self.add("instance")  # type: ignore[method-assign]
+
+    def add(self, name: str) -> None:
+        self.count[name] += 1
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.add("on_train_batch_start")
+
+    def on_before_zero_grad(self, *_: Any) -> None:
+        self.add("on_before_zero_grad")
+
+
+class Silent(L.Callback):
+    """Has written nothing; looks at what is left of itself."""
+
+    def __init__(self) -> None:
+        self.left: list[str] = []
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.left = [hook for hook in HOOKS if callable(getattr(self, hook))]
+
+
+class Module(Classification):
+    def __init__(self) -> None:
+        super().__init__(Linear((1, 8, 8), 10), optimizer=torch.optim.SGD)
+        self.before_backward = 0
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self.before_backward += 1
+
+
+class Moved(Digits):
+    """Has a hook around the move to the device."""
+
+    moved = 0
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.moved += 1
+        return batch
+
+
+def fit(folder: Path, *callbacks: L.Callback, data: Digits | None = None, **options: Any) -> tuple[L.Trainer, Module]:
+    L.seed_everything(0, verbose=False)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        callbacks=[*callbacks, ModelCheckpoint(folder)],
+        use_distributed_sampler=False,
+        **quiet | options,
+    )
+    module = Module()
+    trainer.fit(module, datamodule=data or Digits())
+    return trainer, module
+
+
+def test_what_is_written_is_called_and_nothing_else(tmp_path: Path) -> None:
+    called, silent, data = Called(), Silent(), Moved()
+    trainer, module = fit(tmp_path, Lean(), called, silent, data=data)
+    steps = trainer.global_step
+    assert steps == 19
+    assert {k: v for k, v in called.count.items() if v} == dict.fromkeys(
+        ("on_train_batch_start", "on_before_zero_grad", "instance"), steps
+    )
+    assert silent.left == []
+    assert module.before_backward == steps
+    assert data.moved >= steps
+    assert list(tmp_path.glob("*.ckpt"))
+
+
+def test_training_is_the_same_and_all_is_as_before_when_it_is_over(tmp_path: Path) -> None:
+    silent = Silent()
+    trainer, lean = fit(tmp_path, Lean(), silent)
+    _, plain = fit(tmp_path / "plain")
+    assert all(torch.equal(a, b) for a, b in zip(lean.parameters(), plain.parameters(), strict=True))
+    for owner in (silent, lean, trainer.fit_loop.epoch_loop):
+        assert not {name for name, value in vars(owner).items() if name in HOOKS or name.startswith("_apply_batch")}
+    assert isinstance(trainer.profiler, NoProfiler)  # type: ignore[attr-defined]
+
+
+def test_what_was_asked_for_stays(tmp_path: Path) -> None:
+    trainer, _ = fit(
+        tmp_path, Lean(), ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=10), profiler="simple"
+    )
+    assert (tmp_path / "step=10.ckpt").is_file()
+    assert "run_training_batch" in trainer.profiler.recorded_durations  # type: ignore[attr-defined]
+
+
+def test_an_error_puts_all_back(tmp_path: Path) -> None:
+    class Fails(L.Callback):
+        def on_before_zero_grad(self, *_: Any) -> None:
+            raise ArithmeticError
+
+    silent = Silent()
+    with pytest.raises(ArithmeticError):
+        fit(tmp_path, Lean(), silent, Fails())
+    assert not written("on_before_backward", silent)
+    assert callable(silent.on_before_backward)
