@@ -22,7 +22,7 @@ def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
     trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
     batch = getattr(data, "batch_size", None)
     kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
-    devices = f"{trainer.world_size} × {kind}, {type(trainer.strategy).__name__}"
+    devices = f"{trainer.num_devices * trainer.num_nodes} × {kind}, {type(trainer.strategy).__name__}"
     model = type(getattr(task, "model", task)).__name__
     rows = {
         "run": str(folder),

@@ -1,0 +1,124 @@
+import threading
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from boltcutter.model.gpt import GPT
+from boltcutter.model.mlp import MLP
+from boltcutter.strategy.replicas import Replicas, gather, shares
+
+CPU = torch.device("cpu")
+
+
+def spread(module: nn.Module, devices: int) -> Replicas:
+    return Replicas(module, [CPU] * devices)
+
+
+class Watched(nn.Module):
+    """Says with how many samples each copy was called; waits until all copies are."""
+
+    def __init__(self, copies: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.seen: list[int] = []  # shared by all copies
+        self.all_here = threading.Barrier(copies, timeout=10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        self.all_here.wait()
+        out: Tensor = self.inner(x)
+        return out
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 2, 7, 8])
+def test_copies_give_the_outputs_and_gradients_of_one(devices: int, count: int) -> None:
+    model = MLP((6,), 3, hidden=[8])
+    inputs, weight = torch.randn(count, 6), torch.randn(count, 3)
+    found = []
+    for call in (model, spread(model, devices)):
+        outputs = call(inputs)
+        (outputs * weight).sum().backward()
+        found.append([outputs, *(p.grad for p in model.parameters())])
+        model.zero_grad(set_to_none=True)
+    torch.testing.assert_close(*found)
+
+
+def test_copies_run_side_by_side_each_on_its_part() -> None:
+    model = Watched(3)
+    spread(model, 3)(torch.randn(8, 4))
+    assert sorted(model.seen) == [2, 3, 3]
+
+
+def test_no_part_has_a_single_sample_unless_the_batch_has() -> None:
+    for count, devices in product(range(1, 40), range(1, 9)):
+        parts = shares(count, devices)
+        assert sum(parts) == count
+        assert max(parts) - min(parts) <= 1
+        assert min(parts) > 1 or count == 1
+
+
+def test_batch_norm_trains_on_a_last_batch_that_would_leave_one_sample() -> None:
+    model = MLP((6,), 3, hidden=[8], norm="batch")
+    norm = model.hidden[1]
+    spread(model, 2)(torch.randn(3, 6))
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert norm.num_batches_tracked == 1  # the first copy's statistics are kept
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+def test_copies_keep_the_precision(narrow: torch.dtype) -> None:
+    call = spread(Watched(2), 2)
+    with torch.autocast("cpu", narrow):
+        assert call(torch.randn(4, 4)).dtype == narrow
+    assert call(torch.randn(4, 4)).dtype == torch.float32
+
+
+def test_copies_make_no_graph_where_none_is_wanted() -> None:
+    call = spread(Watched(2), 2)
+    with torch.no_grad():
+        assert not call(torch.randn(4, 4)).requires_grad
+    with torch.inference_mode():
+        assert call(torch.randn(4, 4)).is_inference()
+    assert call(torch.randn(4, 4)).requires_grad
+
+
+def test_tied_weights_stay_tied() -> None:
+    torch.manual_seed(0)
+    model, tokens = GPT((8,), 11, layers=1, width=16, heads=2), torch.randint(11, (5, 8))
+    found = []
+    for call in (model, spread(model, 2)):
+        call(tokens).square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+        model.zero_grad(set_to_none=True)
+    torch.testing.assert_close(*found)
+
+
+def test_dropout_draws_the_same_from_the_same_seed() -> None:
+    call, inputs = spread(MLP((6,), 3, hidden=[64], dropout=0.5), 4), torch.randn(64, 6)
+    drawn = []
+    for _ in range(5):
+        torch.manual_seed(1)
+        drawn.append(call(inputs))
+    assert all(torch.equal(drawn[0], again) for again in drawn)
+
+
+def test_what_fails_in_a_copy_is_raised_as_it_is() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        spread(Watched(2), 2)(torch.randn(4, 5))
+
+
+def test_outputs_of_any_form_are_joined() -> None:
+    one, two = torch.zeros(2), torch.ones(1)
+    parts: list[Any] = [{"a": one, "b": (one, [one], None)}, {"a": two, "b": (two, [two], None)}]
+    both = torch.cat([one, two])
+    joined = gather(parts, CPU)
+    assert torch.equal(joined["a"], both)
+    assert torch.equal(joined["b"][0], both)
+    assert torch.equal(joined["b"][1][0], both)
+    assert joined["b"][2] is None
+    with pytest.raises(TypeError, match="trainer=dp: the model gives a str"):
+        gather(["a", "b"], CPU)
