@@ -126,17 +126,17 @@ def go_on_with(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:
         ConfigError: They are not.
     """
     data.exact = cfg.resume_exact
+    state = saved.get(type(data).__qualname__)
+    if state:
+        with told_in_one_line():
+            data.load_state_dict(state)
+            data.train_dataloader()
     then = run.read_record(Path(cfg.folder)).get("data")
     if cfg.resume_exact and then and hasattr(data, "fingerprint") and then != data.fingerprint():
         raise ConfigError(
             f"resume={cfg.folder}: the data is not what it was (fingerprint {data.fingerprint()}, was {then}); bring "
             "it back, or say resume_exact=false"
         )
-    state = saved.get(type(data).__qualname__)
-    if state:
-        with told_in_one_line():
-            data.load_state_dict(state)
-            data.train_dataloader()
 
 
 def test(parts: Parts, folder: Path, checkpoint: str | None) -> dict[str, float]:
