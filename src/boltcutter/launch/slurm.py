@@ -32,8 +32,10 @@ if [ "${1:-}" = next ] && [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] && [ ! -e "$mark
 fi
 """
 STARTS = r"""
-# Starts in a row that left nothing behind: the fourth would end like the others.
-if [ -n "$(find "$folder/%(progress)s" -newer "$starts" -print -quit 2>/dev/null)" ]; then : >"$starts"; fi
+# Starts in a row that ended by no signal of SLURM and left no checkpoint: the fourth would end like the others.
+if [ -e "$mark" ] || [ -n "$(find "$folder/%(progress)s" -newer "$starts" -print -quit 2>/dev/null)" ]; then
+    : >"$starts"
+fi
 echo >>"$starts"
 if [ "$(wc -l <"$starts")" -gt 3 ]; then
     say "given up: three starts in a row ended before a checkpoint; the reason stands above"
