@@ -5,6 +5,7 @@ scaling   two processes, over two runs at the same time
 startup   the first training step, over the import of Lightning
 memory    the peak, over hand-written loops
 loader    batches, over NumPy's indexing
+parts     what each part costs at a step, in processor time: [work=mlp]
 all       all of these, in about twelve minutes
 batch     the largest batch that fits into memory: [words of train.py]
 """
@@ -15,6 +16,6 @@ from pathlib import Path
 from boltcutter.cli import main
 
 if __name__ == "__main__":
-    parts = ("step", "scaling", "startup", "memory", "loader", "all", "batch")
+    parts = ("step", "scaling", "startup", "memory", "loader", "parts", "all", "batch")
     room = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in parts else "all"
     main(Path(__file__).parents[1] / "configs", f"boltcutter.bench.{room}", __doc__ or "")

@@ -39,6 +39,11 @@ def test_mistakes_are_told_on_one_line() -> None:
         harness.resolved(["mode=mlp"])
 
 
+def test_a_window_longer_than_the_training_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match=r"^steps: training was over before"):
+        harness.measured(tmp_path / "measured.json")
+
+
 def test_a_report_is_a_table_a_file_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     harness.report("some", tmp_path, [ratio("ours", [1.0], "theirs", [2.0], 0.4)], {"ours": [1.0]})
     assert capsys.readouterr().out.splitlines()[1] == "ours  / theirs   0.500  (0.500–0.500)  ≤ 0.40 missed"

@@ -134,6 +134,18 @@ def resolved(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def measured(file: Path) -> dict[str, Any]:
+    """What a process has written.
+
+    Raises:
+        Failed: It has trained to its end before the last step that was to be timed.
+    """
+    if not file.exists():
+        raise Failed("steps: training was over before all of them were done; give fewer")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
 def options(words: Sequence[str], known: dict[str, str]) -> dict[str, str]:
     """``key=value`` words over what holds without them.
 

@@ -136,8 +136,7 @@ def once(work: Work, loop: str, steps: int, cores: list[int], scratch: Path) -> 
         command = ["-m", "boltcutter.bench.reference", json.dumps(spec)]
     file.unlink(missing_ok=True)
     harness.Process(command, cores, terminal=loop in (OURS, COMPILED)).wait()
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
+    return harness.measured(file)
 
 
 def agree(ours: list[float], theirs: list[float], who: str) -> None:

@@ -1,0 +1,21 @@
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Script
+
+from boltcutter.bench import parts
+
+
+@pytest.mark.slow
+def test_each_part_is_left_out_once(script: Script, tmp_path: Path) -> None:
+    done = script("bench", "parts", "rounds=1", "steps=2", f"folder={tmp_path}", timeout=170)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "parts.json").read_text())["microseconds"]
+    assert found.keys() == parts.PARTS.keys()
+    assert all(value > 0 for (value,) in found.values())
+
+
+def test_the_words_that_leave_parts_out_are_understood() -> None:
+    for words in parts.PARTS.values():
+        assert all("=" in word or word.startswith("~callback.") for word in words)
