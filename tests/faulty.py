@@ -26,15 +26,15 @@ class Place(NamedTuple):
     after: bool = False
 
 
-# In two epochs of 19 batches, each followed by a validation of 5 and by two checkpoints, of which the second is the one
-# to go on from; two batches are validated before the first.
+# In two epochs of 19 batches, of which two make a step; 5 are validated after 9, between the batches of a step, and
+# after 18, and 2 before all. Checkpoints: the best after each validation, then the one to go on from after each epoch.
 PLACES = {
     "start": Place("boltcutter.train", "assemble", 1),
     "begin": Place("boltcutter.train", "Recorder.on_fit_start", 1),
     "training": Place("boltcutter.task.base", "Task.training_step", 27),
-    "validation": Place("boltcutter.task.base", "Task.validation_step", 2 + 5 + 3),
-    "checkpoint": Place("lightning.pytorch", "Trainer.save_checkpoint", 2),
-    "saved": Place("lightning.pytorch", "Trainer.save_checkpoint", 2, after=True),
+    "validation": Place("boltcutter.task.base", "Task.validation_step", 2 + 5 + 5 + 3),
+    "checkpoint": Place("lightning.pytorch", "Trainer.save_checkpoint", 3),
+    "saved": Place("lightning.pytorch", "Trainer.save_checkpoint", 3, after=True),
     "test": Place("boltcutter.task.base", "Task.test_step", 2),
     "report": Place("boltcutter.report", "write", 1),
     "exit": Place("boltcutter.environment.process", "_disconnect", 1),

@@ -21,6 +21,7 @@ from forkserver import Forked, ForkServer, rank_variables
 WORDS = ["logger=null", "report=false", "test=false", "model=mlp", "model.hidden=[32]", "model.dropout=0.2"]
 WORDS += ["model.norm=batch", "callback=[default,ema]", "scheduler=onecycle", "trainer.max_epochs=2"]
 WORDS += ["trainer.accumulate_grad_batches=2", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu"]
+WORDS += ["trainer.val_check_interval=0.5"]
 LIMIT = 40.0  # for a run that takes two seconds on a quiet machine
 TOLD_APART = ("throughput/", "test/")
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
