@@ -47,8 +47,8 @@ def main(configs: Path, words: list[str]) -> None:
     whole = min(cpu["all of it"])
     for part, found in cpu.items():
         # The least of the rounds: what disturbs a process only adds.
-        without = "" if part == "all of it" else f"  ({min(found) - whole:+.0f} without it)"
-        print(f"{part:32} {min(found):8.0f} µs a step{without}")
+        beside = "" if part == "all of it" else f"  ({min(found) - whole:+.0f} without it)"
+        print(f"{part:32} {min(found):8.0f} µs a step{beside}")
     folder = Path(chosen["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "parts.json").write_text(json.dumps({"machine": harness.machine(), "microseconds": cpu}, indent=1))
