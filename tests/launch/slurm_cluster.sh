@@ -120,8 +120,7 @@ SlurmctldPidFile=$dir/run/slurmctld
 SlurmdPidFile=$dir/run/%n.slurmd
 SlurmctldLogFile=$dir/log/slurmctld.log
 SlurmdLogFile=$dir/log/%n.slurmd.log
-# By parents, an orphaned srun would outlive its job and end the next step of the same number.
-ProctrackType=proctrack/pgid
+ProctrackType=proctrack/linuxproc
 PropagateResourceLimits=NONE
 # As many processors as the test says, whatever the machine has.
 SlurmdParameters=config_overrides

@@ -35,10 +35,10 @@ def log(folder: Path) -> str:
     return (folder / "logs" / "slurm.log").read_text()
 
 
-def is_training(folder: Path, attempt: int) -> bool:
-    """Whether an attempt has trained for an epoch."""
+def is_training(folder: Path, start: int) -> bool:
+    """Whether that start, or a later one, has trained for an epoch."""
     starts = log(folder).split(" starts on ") if (folder / "logs" / "slurm.log").exists() else []
-    return len(starts) > attempt and re.search(r"^epoch ", starts[attempt], re.M) is not None
+    return len(starts) > start and re.search(r"^epoch ", starts[-1], re.M) is not None
 
 
 def test_two_nodes_of_two_ranks_train_as_one_process(cluster: Cluster, script: Script, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_two_nodes_of_two_ranks_train_as_one_process(cluster: Cluster, script: S
 
 
 def test_a_run_outlives_signals_processes_and_nodes(cluster: Cluster, script: Script, tmp_path: Path) -> None:
-    words = [*WORDS, "trainer=ddp", "trainer.max_epochs=120"]
+    words = [*WORDS, "trainer=ddp", "trainer.max_epochs=100"]
     folder, job = cluster.submit("events", *words, "trainer.num_nodes=2", "trainer.devices=1")
     wait_until(lambda: is_training(folder, 1), folder)
     cluster.call("scancel", "--signal=USR2", job)
@@ -73,7 +73,8 @@ def test_a_run_outlives_signals_processes_and_nodes(cluster: Cluster, script: Sc
     cluster.call("scontrol", "requeue", job)  # by hand
     wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 180)
     assert cluster.manage("boot", dead).returncode == 0
-    ways = "preempted by SIGUSR2 (LostRank|killed) (LostRank|killed) preempted by SIGTERM completed"
+    # SLURM still ends the step that lost its node when the next of the same number runs: it saves, and goes on.
+    ways = "preempted by SIGUSR2 (LostRank|killed) (LostRank|killed) (preempted by SIGTERM )+completed"
     told = [re.sub(r"[,:].*", "", reason) for reason in attempts(folder)]
     assert re.fullmatch(ways, " ".join(told)), log(folder)
     assert "launch: saved on SIGUSR2; requeue" in log(folder)

@@ -49,8 +49,15 @@ export MASTER_ADDR BOLTCUTTER_REQUEUE="$mark" PYTHONUNBUFFERED=1
 
 say "job $job starts on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
 from=$(wc -c <"$log")
+# Who signals this script, and not the run alone, ends the job or queues it again himself.
+outside=
+trap 'outside=yes' TERM
 %(srun)s
 status=$?
+if [ -n "$outside" ]; then
+    say "job $job is ended from outside"
+    exit "$status"
+fi
 # The first process that ended badly is the cause; srun has ended the others for it.
 cause=$(tail -c "+$((from + 1))" "$log" | grep -m 1 -oE '^srun: error: .*: tasks? [0-9,-]+: .*')
 if [ -e "$mark" ]; then
@@ -72,6 +79,7 @@ if [ "${SLURM_RESTART_COUNT:-0}" -ge %(restarts)d ]; then
     exit 1
 fi
 say "$cause; requeue"
+trap - TERM
 scontrol requeue "$job" && sleep 600 # SLURM ends this script
 say "SLURM did not requeue the job"
 exit 1
