@@ -7,7 +7,13 @@ import torch
 from conftest import QUICK, Script
 
 DP = ["trainer=dp", "trainer.accelerator=cpu"]
-WORDS = [*QUICK, "model=mlp", "data.batch_size=50"]  # 270 samples to validate and test: the last batch has 20
+# Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
+WORDS = [
+    *QUICK,
+    "model=mlp",
+    "optimizer=sgd",
+    "data.batch_size=50",
+]  # 270 samples to validate and test: the last batch has 20
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:
@@ -39,7 +45,7 @@ def spread(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_three_copies_train_as_one_device(alone: Path, spread: Path) -> None:
     ours, theirs = state(spread), state(alone)
     assert ours.keys() == theirs.keys()  # no prefix
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
 def test_what_is_logged_is_that_of_the_whole_batch(alone: Path, spread: Path) -> None:

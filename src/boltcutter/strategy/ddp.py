@@ -1,0 +1,166 @@
+"""Distributed data parallel with what Lightning's lacks: compressed gradients, and processes that scripts can start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from lightning.pytorch import strategies
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities import rank_zero_only
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+COMPRESSED: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # an interrupt comes from the keyboard to all
+
+
+class DDPStrategy(strategies.DDPStrategy):
+    """A process for each device, gradients averaged in buckets while others are still being computed.
+
+    With accumulated batches they are sent once, with the last.
+
+    Args:
+        compress: Send gradients in two bytes a number; averages are rounded to what these can tell.
+        start_method: ``popen`` starts the script again for each device. ``fork`` and ``spawn`` start copies of this
+            process, as a notebook needs it; ``fork`` only before CUDA is used.
+        options: As for Lightning's ``DDPStrategy`` and torch's ``DistributedDataParallel``.
+    """
+
+    def __init__(
+        self,
+        compress: Literal["bf16", "fp16"] | None = None,
+        *,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        **options: Any,
+    ) -> None:
+        if compress:
+            options["ddp_comm_hook"] = COMPRESSED[compress]
+        super().__init__(start_method=start_method, **options)
+
+    def setup(self, trainer: L.Trainer) -> None:
+        """Wrap the model.
+
+        Raises:
+            Failed: Torch would break off in the first backward pass.
+        """
+        parts = trainer.accumulate_grad_batches
+        if parts > 1 and self._ddp_kwargs.get("static_graph"):
+            raise Failed(
+                f"trainer.strategy.static_graph=true, trainer.accumulate_grad_batches={parts}: torch cannot do both; "
+                "leave static_graph out"
+            )
+        super().setup(trainer)
+
+    def _register_ddp_hooks(self) -> None:
+        super()._register_ddp_hooks()
+        if self._ddp_comm_hook and self.root_device.type != "cuda":  # Lightning passes over these
+            model: Any = self.model
+            model.register_comm_hook(self._ddp_comm_state, self._ddp_comm_hook)
+
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        if isinstance(self._launcher, _MultiProcessingLauncher):
+            self._launcher = Launcher(self, self._start_method)  # type: ignore[arg-type]
+
+
+class Left(SystemExit):
+    """A process that was started from here left before its work was done, as after a signal.
+
+    Args:
+        code: Its exit status.
+        status: What it would have been without a launcher that waits for a mark.
+        reason: In words.
+    """
+
+    def __init__(self, code: int, status: int, reason: str) -> None:
+        super().__init__(code)
+        self.status, self.reason = status, reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Left, (self.code, self.status, self.reason)
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class Failed(RuntimeError):
+    """What cannot work, or a process that was started from here and told why it failed."""
+
+    explains_itself = True  # needs no traceback
+
+
+class Launcher(_MultiProcessingLauncher):
+    """Starts copies of this process; signals reach them, and what they say on leaving reaches this one."""
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: L.Trainer | None = None, **kwargs: Any) -> Any:
+        """Run ``function`` in each process, and give what the first one returns.
+
+        Raises:
+            Left: They left for a signal.
+            Failed: One failed with an error that explains itself.
+        """
+        with self._forwarding():
+            try:
+                return super().launch(function, *args, trainer=trainer, **kwargs)
+            except ProcessRaisedException as error:
+                where, _, text = str(error).rstrip().splitlines()[-1].partition(": ")
+                if where.startswith(f"{__name__.partition('.')[0]}."):
+                    raise Failed(text) from None
+                raise
+            except ProcessExitedException as error:
+                raise Failed(f"{' '.join(str(error).split())}; logs/ may tell more") from None
+
+    @contextmanager
+    def _forwarding(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (*FORWARDED, signal.SIGINT)}
+        for number in FORWARDED:
+            signal.signal(number, lambda number, frame: self.kill(number))
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _wrapping_function(self, process_idx: int, trainer: Any, *rest: Any) -> None:
+        queue = rest[3]
+        rank_zero_only.rank = process_idx  # type: ignore[attr-defined]  # a fork believes itself to be the first
+        code: int = 1
+        try:
+            super()._wrapping_function(process_idx, trainer, *rest)
+            code = 0
+        except SystemExit as error:
+            left = error.code if isinstance(error.code, int) else 0
+            code = getattr(error, "status", left)
+            if process_idx == 0:
+                queue.put(Left(left, code, getattr(error, "reason", f"exit {left}")))
+        finally:
+            if process_idx == 0 and trainer is not None:
+                for logger in trainer.loggers:
+                    getattr(logger, "close", lambda code: None)(code)
+            if dist.is_initialized() and not code:
+                dist.barrier()
+                dist.destroy_process_group()
+
+    def _recover_results_in_main_process(self, worker_output: Any, trainer: L.Trainer) -> None:
+        if isinstance(worker_output, Left):
+            raise worker_output
+        if worker_output.weights_path is not None:
+            path = Path(worker_output.weights_path)
+            trainer.lightning_module.load_state_dict(torch.load(path, weights_only=True), strict=False)
+            path.unlink()
+            with suppress(OSError):
+                os.rmdir(path.parent)
+        super()._recover_results_in_main_process(worker_output._replace(weights_path=None), trainer)

@@ -1,0 +1,103 @@
+import json
+import pickle
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import QUICK, Script, environment
+from forkserver import Forked, ForkServer
+
+from boltcutter.strategy.ddp import Left
+
+TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+# Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
+WORDS = [*QUICK, "model=mlp", "test=false", "optimizer=sgd"]
+
+
+def state(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
+    return dict(torch.load(folder / "checkpoints" / f"{which}.ckpt", weights_only=True)["state_dict"])
+
+
+def apart(one: Path, other: Path) -> float:
+    a, b = state(one), state(other)
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+@pytest.fixture(scope="module")
+def alone(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    done = script("train", *WORDS, f"folder={folder}")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_static_graph_trains_as_one_process(script: Script, alone: Path, tmp_path: Path) -> None:
+    done = script("train", *WORDS, *TWO, "+trainer.strategy.static_graph=true", f"folder={tmp_path}", ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert apart(alone, tmp_path) < 1e-6
+
+
+def test_accumulated_batches_are_sent_once_and_train_as_one_process(script: Script, tmp_path: Path) -> None:
+    words = [*WORDS, "trainer.accumulate_grad_batches=3"]
+    for name, more in (("one", []), ("two", TWO)):
+        done = script("train", *words, *more, f"folder={tmp_path}/{name}", ranks=2 if more else 0)
+        assert done.returncode == 0, done.stderr
+    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6
+
+
+def test_a_static_graph_with_accumulated_batches_is_refused(script: Script, tmp_path: Path) -> None:
+    words = [*WORDS, *TWO, "+trainer.strategy.static_graph=true", "trainer.accumulate_grad_batches=2"]
+    done = script("train", *words, f"folder={tmp_path}", ranks=2)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert ": trainer.strategy.static_graph=true, trainer.accumulate_grad_batches=2: torch cannot" in done.stderr
+
+
+def test_gradients_sent_in_two_bytes_differ_by_their_rounding(script: Script, alone: Path, tmp_path: Path) -> None:
+    done = script("train", *WORDS, *TWO, "trainer.strategy.compress=bf16", f"folder={tmp_path}", ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert 1e-5 < apart(alone, tmp_path) < 1e-2
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_copies_of_the_process_train_as_one(script: Script, alone: Path, tmp_path: Path, method: str) -> None:
+    words = [*WORDS, *TWO, f"trainer.strategy.start_method={method}", "test=true"]
+    done = script("train", *words, f"folder={tmp_path}/run", fresh=method == "spawn", env={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert apart(alone, tmp_path / "run") < 1e-6
+    known = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert known["attempts"][0]["reason"] == "completed"
+    assert known["metrics"]["val/accuracy"] > 0.5
+    assert known["test"]["test/accuracy"] > 0.5
+    assert not list(tmp_path.rglob(".temp.ckpt"))
+
+
+def test_a_signal_to_the_parent_reaches_the_copies(forks: ForkServer, tmp_path: Path) -> None:
+    words = [*WORDS, *TWO, "trainer.strategy.start_method=fork", "trainer.max_epochs=500", f"folder={tmp_path}/run"]
+    with (tmp_path / "log").open("w") as log:
+        run: Forked
+        with forks.start(["scripts/train.py", *words], environment(), log.fileno(), log.fileno()) as run:
+            end = time.monotonic() + 60
+            while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists() and time.monotonic() < end:
+                time.sleep(0.05)
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(60) == 143, (tmp_path / "log").read_text()
+    known = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert known["attempts"][0]["reason"].startswith("preempted by SIGTERM, saved")
+    assert state(tmp_path / "run", "last-preempted")
+
+
+def test_what_a_copy_says_of_its_failure_is_told_in_one_line(script: Script, tmp_path: Path) -> None:
+    words = [*WORDS, *TWO, "trainer.strategy.start_method=fork", "optimizer.lr=1e38", "trainer.gradient_clip_val=null"]
+    done = script("train", *words, f"folder={tmp_path}")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "error: the gradient of " in done.stderr
+
+
+def test_how_a_process_left_is_known_where_it_was_started() -> None:
+    left = pickle.loads(pickle.dumps(Left(0, 143, "preempted")))
+    assert (left.code, left.status, left.reason) == (0, 143, "preempted")
