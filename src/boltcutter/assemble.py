@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -22,6 +22,7 @@ from torch import nn
 from boltcutter import build, run
 from boltcutter.config import ConfigError, DictConfig, hint, merge, one_line
 from boltcutter.environment.process import started
+from boltcutter.precision import check_precision, kind, mix_halves
 from boltcutter.quiet import quiet
 
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}  # arguments of the trainer
@@ -49,6 +50,7 @@ class Config:
         checkpoints: Folder or URL of its checkpoints.
         checkpoint_io: How they are written and read.
         timeout: Seconds that ranks wait for one another.
+        matmul_precision: Of products of 32-bit matrices.
         init_from: Weights to start from.
         test: Whether to measure the best checkpoint on the test split at the end.
         report: Whether to write report.html at the end.
@@ -73,6 +75,7 @@ class Config:
     checkpoints: str | None = None
     checkpoint_io: CheckpointIO | None = None
     timeout: float = 1800.0
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
     init_from: Path | None = None
     test: bool = True
     report: bool = True
@@ -168,6 +171,9 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
         "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks.values()),
         "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks.values()),
     }
+    precision = check_precision(cfg)
+    halves = precision == "16-mixed" and kind(str(cfg.trainer.get("accelerator", "auto"))) == "cpu"
+    torch.set_float32_matmul_precision(cfg.get("matmul_precision", "highest"))
     trainer = build.build(
         cfg.trainer,
         "trainer",
@@ -175,7 +181,10 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
         logger=loggers,
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},
+        **({"precision": "32-true"} if halves else {}),
     )
+    if halves:
+        mix_halves(trainer)
     if hasattr(trainer.strategy, "_timeout"):  # an argument of each strategy, but not of strategy=auto
         trainer.strategy._timeout = timedelta(seconds=float(cfg.timeout))
     check_processes(trainer)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import lightning as L
 import torch
@@ -42,8 +42,7 @@ class DDPStrategy(strategies.DDPStrategy):
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         **options: Any,
     ) -> None:
-        if compress:
-            options["ddp_comm_hook"] = COMPRESSED[compress]
+        self.compress = compress
         super().__init__(start_method=start_method, **options)
 
     def setup(self, trainer: L.Trainer) -> None:
@@ -62,9 +61,10 @@ class DDPStrategy(strategies.DDPStrategy):
 
     def _register_ddp_hooks(self) -> None:
         super()._register_ddp_hooks()
-        if self._ddp_comm_hook and self.root_device.type != "cuda":  # Lightning passes over these
-            model: Any = self.model
-            model.register_comm_hook(self._ddp_comm_state, self._ddp_comm_hook)
+        if self.compress:
+            send, model = COMPRESSED[self.compress], cast(Any, self.model)
+            # By another name, since torch refuses these by theirs where there is no NCCL, though gloo does the same.
+            model.register_comm_hook(None, lambda group, bucket: send(group, bucket))
 
     def _configure_launcher(self) -> None:
         super()._configure_launcher()

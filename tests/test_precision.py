@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import QUICK, Script
+
+from boltcutter.config import ConfigError, DictConfig
+from boltcutter.precision import check_precision
+
+WORDS = [*QUICK, "model=mlp", "trainer.accelerator=cpu"]
+NARROW = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"])
+def test_each_precision_learns_and_goes_on(script: Script, tmp_path: Path, precision: str) -> None:
+    words = [*WORDS, f"trainer.precision={precision}", "+optimizer.eps=1e-4", f"folder={tmp_path}"]
+    done = script("train", *words)
+    assert done.returncode == 0, done.stderr
+    assert f", {precision}\n" in done.stdout
+    assert "bfloat16 Automatic" not in done.stderr
+    accuracy = float(next(line for line in done.stdout.splitlines() if line.startswith("test/accuracy")).split()[1])
+    assert accuracy > 0.7
+    kept = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert kept["state_dict"]["model.head.weight"].dtype == NARROW.get(precision, torch.float32)
+    assert ("MixedPrecision" in kept) == (precision == "16-mixed")  # the scaler's state
+    done = script("train", f"resume={tmp_path}", "trainer.max_epochs=3")
+    assert done.returncode == 0, done.stderr
+
+
+def config(device: str, precision: object, optimizer: str = "torch.optim.AdamW", **values: object) -> DictConfig:
+    trainer = {"accelerator": device, "precision": precision}
+    return DictConfig({"trainer": trainer, "optimizer": {"_target_": optimizer, **values}})
+
+
+@pytest.mark.parametrize(
+    ("cfg", "text"),
+    [
+        (config("cpu", "16-true"), "16-true: optimizer.eps=1e-08 is zero in float16; try +optimizer.eps=0.0001"),
+        (config("cpu", "transformer-engine"), "transformer-engine: 8-bit numbers need a CUDA GPU"),
+        (config("mps", "64-true"), "64-true: Apple's GPU has no 64-bit"),
+        (config("mps", "16-mixed"), "16-mixed: Lightning mixes precisions on CUDA and processors alone"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before_training(cfg: DictConfig, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.precision=") as error:
+        check_precision(cfg)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("capability", "native"), [((7, 5), False), ((8, 0), True)])
+def test_an_old_gpu_is_known_by_its_capability(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], native: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
+    with pytest.raises(ConfigError, match="transformer-engine: T4 has no 8-bit numbers"):
+        check_precision(config("cuda", "transformer-engine"))
+    if native:
+        assert check_precision(config("cuda", "bf16")) == "bf16-mixed"
+    else:
+        with pytest.raises(ConfigError, match="bf16-mixed: T4 has no bfloat16; try 16-mixed"):
+            check_precision(config("cuda", "bf16"))
+
+
+def test_optimizers_without_eps_train_in_float16() -> None:
+    assert check_precision(config("cpu", "16-true", "torch.optim.SGD")) == "16-true"
+
+
+@pytest.mark.parametrize(("short", "full"), [(16, "16-mixed"), (32, "32-true"), (None, "32-true")])
+def test_short_names_are_understood(short: object, full: str) -> None:
+    assert check_precision(config("cpu", short)) == full
+
+
+def test_the_precision_of_products_is_a_setting(script: Script) -> None:
+    done = script("train", "matmul_precision=low", "--check")
+    assert done.returncode == 2
+    assert "matmul_precision=low: expected 'highest' | 'high' | 'medium'" in done.stderr
