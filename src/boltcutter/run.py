@@ -8,7 +8,6 @@ its attempts), ``code.patch`` (what git had not committed), ``metrics.csv``, ``c
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import io
 import json
 import os
@@ -278,9 +277,10 @@ def git_state(where: Path) -> dict[str, Any]:
 
 
 def packages() -> dict[str, str]:
-    """Version of every installed distribution."""
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+    """Version of every installed distribution, by the names of their folders; to read what is in them takes long."""
+    folders = [path.stem for entry in sys.path for path in Path(entry or ".").glob("*.dist-info")]
+    found = {name: version for name, _, version in (folder.rpartition("-") for folder in reversed(folders))}
+    return {name.replace("_", "-"): found[name] for name in sorted(found, key=str.lower)}
 
 
 def hardware() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Iterator, Sized
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,8 @@ from boltcutter.environment.process import leaving_together, mind
 from boltcutter.failure import explained
 from boltcutter.quiet import quiet
 from boltcutter.weights import initialize, misfit
+
+NO_METRICS = ("step", "epoch", "throughput/", "test/")  # columns of metrics.csv that tell when, how fast, or what comes
 
 
 def main(configs: Path, words: list[str]) -> None:
@@ -69,9 +72,9 @@ def train(cfg: DictConfig) -> dict[str, float]:
         stack.enter_context(run.attempt(folder, writes=first, **facts))
         stack.enter_context(explained(parts.trainer))
         parts.trainer.fit(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
-        metrics = final_metrics(parts.trainer)
-        if first and metrics:  # none where a resumed run had only its test to do
-            run.update_record(folder, metrics=metrics)
+        if first:
+            write_metrics(parts.trainer)
+            run.update_record(folder, metrics=final_metrics(folder))
         kept = best_kept(parts.trainer, cfg.checkpoints)
         scores = test(parts, folder, kept) if cfg.test else {}
         if first:
@@ -174,10 +177,20 @@ def load_early(parts: Parts) -> None:
                 raise ValueError(f"data: the {split} split has no batch; give more samples or lower data.batch_size")
 
 
-def final_metrics(trainer: L.Trainer) -> dict[str, float]:
-    """All metrics as they stand, but for those of time."""
-    found = trainer.callback_metrics.items()
-    return {name: float(value) for name, value in found if not name.startswith("throughput/")}
+def final_metrics(folder: Path) -> dict[str, float]:
+    """All metrics as they stood last, whichever attempt told them, but for those of time and of the test."""
+    found: dict[str, float] = {}
+    if (folder / "metrics.csv").is_file():
+        with open(folder / "metrics.csv", newline="") as file:
+            for row in csv.DictReader(file):
+                found |= {name: float(value) for name, value in row.items() if value}
+    return {name: value for name, value in found.items() if not name.startswith(NO_METRICS)}
+
+
+def write_metrics(trainer: L.Trainer) -> None:
+    """Have on the disk what was logged so far."""
+    for logger in trainer.loggers:
+        getattr(logger, "flush", int)()
 
 
 @contextmanager
@@ -226,5 +239,6 @@ class Recorder(Callback):
         summary.begin(folder, trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Say which run and which code made the checkpoint."""
+        """Say which run and which code made the checkpoint; what was logged before it must not be lost after it."""
+        write_metrics(trainer)
         checkpoint["boltcutter"] = self.made_by

@@ -70,8 +70,10 @@ class Preemption(Callback):
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Leave a validation, to begin it again."""
-        if not trainer.sanity_checking and trainer.state.fn == "fit" and (number := self._agree_in_evaluation()):
+        """Leave a validation, to begin it again; but not in mid-step, where half a gradient would be lost."""
+        if trainer.sanity_checking or trainer.state.fn != "fit" or trainer.fit_loop._should_accumulate():
+            return
+        if number := self._agree_in_evaluation():
             self._save_and_leave(trainer, pl_module, number)
 
     def on_test_batch_start(

@@ -86,6 +86,11 @@ class CSV(Logger):
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Write what is left."""
+        self.flush()
+
+    @rank_zero_only
+    def flush(self) -> None:
+        """Write what is new, now."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
