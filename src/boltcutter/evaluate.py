@@ -145,7 +145,7 @@ class Outcomes(Callback):
         mine = pd.DataFrame({name: np.concatenate([part[name] for part in self.columns]) for name in names})
         mine.insert(0, "index", _indices(trainer, len(mine)))
         worst = [(loss, int(mine["index"][place]), values) for loss, place, values in self.worst]
-        everyone = _gather((mine, worst))
+        everyone = _gather((mine, worst))[:: trainer.world_size // _sharing(trainer)]  # others saw the same samples
         if trainer.is_global_zero:
             table = pd.concat([frame for frame, _ in everyone]).sort_values("index", ignore_index=True)
             kept = sorted((w for _, some in everyone for w in some), key=lambda w: (-w[0], w[1]))[:WORST]
@@ -169,6 +169,11 @@ def _indices(trainer: L.Trainer, length: int) -> Sequence[int]:
     sampler = getattr(trainer.test_dataloaders, "batch_sampler", None)
     seen = list(islice((index for batch in sampler or () for index in batch), length))
     return seen if len(seen) == length else range(length)
+
+
+def _sharing(trainer: L.Trainer) -> int:
+    """Ranks that share the samples out."""
+    return int((getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1))
 
 
 def _gather(mine: Any) -> list[Any]:

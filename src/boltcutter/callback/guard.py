@@ -91,6 +91,9 @@ class Guard(Callback):
             return
         self._judge(trainer, pl_module)
         norms = torch.stack(torch._foreach_norm(gradients))
+        cut = hasattr(norms, "full_tensor")  # each rank has a part of each gradient
+        if cut:
+            norms = norms.full_tensor()  # type: ignore[attr-defined]
         norm = torch.linalg.vector_norm(norms)
         late = self._late(norm, optimizer)
         if late:
@@ -102,7 +105,7 @@ class Guard(Callback):
         if not late and self._look:
             self._judge(trainer, pl_module)
             optimizer.zero_grad()  # an optimizer leaves alone what has no gradient
-        elif type(norm) is Tensor and hasattr(pl_module, "gradient_norm"):
+        elif not cut and hasattr(pl_module, "gradient_norm"):
             pl_module.gradient_norm = norm  # for clipping, which need not measure it again
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -124,6 +125,25 @@ class GPT(nn.Module):
             {"params": [p for p, decays in zip(trained, decay, strict=True) if not decays], "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Cut each block, and then the rest, over the ranks of ``mesh``.
+
+        Raises:
+            ValueError: Matrices are to be cut; queries, keys and values share one.
+
+        Source: Zhao et al., PyTorch FSDP, 2023.
+        """
+        from torch.distributed.fsdp import fully_shard
+
+        if mesh["tensor_parallel"].size() > 1:
+            raise ValueError(
+                "trainer.strategy.tensor_parallel_size: model=gpt is cut between its layers alone; "
+                "set tensor_parallel_size=1"
+            )
+        for block in self.blocks:
+            fully_shard(block, mesh=mesh["data_parallel"])
+        fully_shard(self, mesh=mesh["data_parallel"])
 
     def _initialize(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):

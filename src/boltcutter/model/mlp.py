@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from boltcutter.model.rescaling import Rescaling, check_sizes
 
@@ -70,3 +71,40 @@ class MLP(nn.Module):
         features = self.hidden(self.rescaling(x).flatten(1))  # (B, F)
         outputs: Tensor = self.head(features)
         return outputs
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Cut each layer over the ranks of ``mesh``.
+
+        Over ``tensor_parallel`` layers are cut by columns and by rows in turn, so that two of them need one exchange.
+
+        Raises:
+            ValueError: A norm or dropout would see a part of a layer alone.
+
+        Source: Shoeybi et al., Megatron-LM, 2019 (columns and rows); Zhao et al., PyTorch FSDP, 2023.
+        """
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import Replicate
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            ParallelStyle,
+            RowwiseParallel,
+            parallelize_module,
+        )
+
+        layers = {name: part for name, part in self.named_modules() if isinstance(part, nn.Linear)}
+        if mesh["tensor_parallel"].size() > 1:
+            known: tuple[type[nn.Module], ...] = (nn.Linear, *ACTIVATIONS.values())
+            other = next((type(part).__name__ for part in self.hidden if not isinstance(part, known)), None)
+            if other:
+                raise ValueError(
+                    f"trainer.strategy.tensor_parallel_size: model=mlp with {other} cannot be cut within a layer; "
+                    "set model.norm=none model.dropout=0, or tensor_parallel_size=1"
+                )
+            styles = (ColwiseParallel, RowwiseParallel)
+            plan: dict[str, ParallelStyle] = {name: styles[place % 2]() for place, name in enumerate(layers)}
+            if len(layers) % 2:
+                plan["head"] = ColwiseParallel(output_layouts=Replicate())
+            parallelize_module(self, mesh["tensor_parallel"], plan)
+        for layer in layers.values():
+            fully_shard(layer, mesh=mesh["data_parallel"])
+        fully_shard(self, mesh=mesh["data_parallel"])
