@@ -205,6 +205,13 @@ class Task(L.LightningModule, ABC):
         """Log the epoch's means."""
         self._report("train", "train/loss_epoch")
 
+    def on_validation_epoch_start(self) -> None:
+        """Measure what the first rank will keep: with DDP each rank has statistics of BatchNorm of its own."""
+        ranks = (getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+        if ranks == self.trainer.world_size > 1:
+            for buffer in self.model.buffers():
+                torch.distributed.broadcast(buffer, 0)
+
     def on_validation_epoch_end(self) -> None:
         """Log the epoch's means."""
         self._report("val", "val/loss")
@@ -347,7 +354,14 @@ class Task(L.LightningModule, ABC):
     def _report(self, stage: str, loss: str) -> None:
         self._count(stage)
         mean, metrics = self.means[f"{stage}_"], self.metrics[f"{stage}_"]
-        self.log_dict({loss: mean.compute(), **metrics.compute()})  # type: ignore[operator]
+        found: dict[str, Any] = {loss: mean.compute(), **metrics.compute()}  # type: ignore[operator]
+        if stage == "train":  # to the loggers now: Lightning's turn is after the checkpoint that a kill goes back to
+            self.log_dict(found, logger=False)
+            told: Any = found | {"epoch": self.current_epoch}
+            step = self.trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # the epoch's last, as Lightning has it
+            self.trainer._logger_connector.log_metrics(told, step)
+        else:
+            self.log_dict(found)
         mean.reset()  # type: ignore[operator]
         metrics.reset()  # type: ignore[operator]
 
