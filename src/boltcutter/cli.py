@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, public
+from boltcutter.environment import mpi
 from boltcutter.environment.process import is_first, rank_of_many
 
 FLAGS = {
@@ -98,6 +99,10 @@ def main(
             _answer(configs, usage, flags, words, {**FLAGS, **own})
         else:
             begin()
+            try:
+                mpi.adopt()
+            except mpi.Scattered as error:
+                raise ConfigError(str(error)) from error
             importlib.import_module(module).main(configs, words)
     except ConfigError as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":
