@@ -7,6 +7,8 @@ memory    the peak, over hand-written loops
 loader    batches, over NumPy's indexing
 parts     what each part costs at a step, in processor time: [work=mlp]
 all       all of these, in about twelve minutes
+strategy  weights and speed of each strategy, over one process: [epochs=3]
+precision accuracy and speed of each precision, over 32 bits: [epochs=5]
 batch     the largest batch that fits into memory: [words of train.py]
 """
 
@@ -16,6 +18,6 @@ from pathlib import Path
 from boltcutter.cli import main
 
 if __name__ == "__main__":
-    parts = ("step", "scaling", "startup", "memory", "loader", "parts", "all", "batch")
+    parts = ("step", "scaling", "startup", "memory", "loader", "parts", "all", "batch", "strategy", "precision")
     room = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in parts else "all"
     main(Path(__file__).parents[1] / "configs", f"boltcutter.bench.{room}", __doc__ or "")

@@ -72,6 +72,7 @@ def test_copies_of_the_process_train_as_one(script: Script, alone: Path, tmp_pat
     assert known["attempts"][0]["reason"] == "completed"
     assert known["metrics"]["val/accuracy"] > 0.5
     assert known["test"]["test/accuracy"] > 0.5
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) > 4  # the test's row is after those of fit
     assert not list(tmp_path.rglob(".temp.ckpt"))
 
 

@@ -154,6 +154,15 @@ class Launcher(_MultiProcessingLauncher):
                 dist.barrier()
                 dist.destroy_process_group()
 
+    def get_extra_results(self, trainer: L.Trainer) -> dict[str, Any]:
+        """Metrics, and how far training has come: what is logged later belongs to its last step."""
+        return {**super().get_extra_results(trainer), "fit_loop": trainer.fit_loop.state_dict()}
+
+    def update_main_process_results(self, trainer: L.Trainer, extra: dict[str, Any]) -> None:
+        """Take them over."""
+        super().update_main_process_results(trainer, extra)
+        trainer.fit_loop.load_state_dict(extra["fit_loop"])
+
     def _recover_results_in_main_process(self, worker_output: Any, trainer: L.Trainer) -> None:
         if isinstance(worker_output, Left):
             raise worker_output

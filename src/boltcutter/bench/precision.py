@@ -1,0 +1,30 @@
+"""Every precision that this machine can train in, over 32 bits: accuracy and speed on real digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from boltcutter.bench import harness
+from boltcutter.bench.strategy import compare
+
+WORK = ["model=convnet", "logger=null", "report=false"]
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
+
+
+def main(configs: Path, words: list[str]) -> None:
+    """Train each; ``epochs=5 folder=runs/bench`` choose how long, and where the result goes.
+
+    Raises:
+        Failed: A run did.
+    """
+    chosen = harness.options(words, {"epochs": "5", "folder": "runs/bench"})
+    compare("precision", rows(cuda=torch.cuda.is_available()), WORK, int(chosen["epochs"]), Path(chosen["folder"]))
+
+
+def rows(*, cuda: bool) -> dict[str, list[str]]:
+    """What is trained, by name; TF32 where there is a GPU."""
+    found = {name: [f"trainer.precision={name}"] for name in PRECISIONS}
+    found["16-true"].append("+optimizer.eps=1e-4")
+    return found | ({"TF32": ["matmul_precision=high"]} if cuda else {})

@@ -1,0 +1,100 @@
+"""Every strategy that a machine without GPUs can run, over one process: how far apart the weights end, and how fast."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from boltcutter.bench import harness
+from boltcutter.bench.harness import ROOT, TRAIN, Failed, Process
+
+MPIRUN = ["--allow-run-as-root", "--oversubscribe", "-np", "2"]
+# Plain descent: Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
+WORK = ["model=mlp", "optimizer=sgd", "logger=null", "report=false", "trainer.accelerator=cpu"]
+ROWS: dict[str, list[str]] = {
+    "one process": [],
+    "dp, 2 copies": ["trainer=dp", "trainer.devices=2"],
+    "dp, 3 copies": ["trainer=dp", "trainer.devices=3"],
+    "ddp, 2 ranks": ["trainer=ddp", "trainer.devices=2"],
+    "ddp, static graph": ["trainer=ddp", "trainer.devices=2", "+trainer.strategy.static_graph=true"],
+    "ddp, bf16 gradients": ["trainer=ddp", "trainer.devices=2", "trainer.strategy.compress=bf16"],
+    "ddp, fork": ["trainer=ddp", "trainer.devices=2", "trainer.strategy.start_method=fork"],
+    "ddp, spawn": ["trainer=ddp", "trainer.devices=2", "trainer.strategy.start_method=spawn"],
+    "mpirun, 2 ranks": ["trainer=mpi"],
+    "fsdp2, 2 ranks": ["trainer=fsdp2", "trainer.devices=2"],
+    "tensor parallel, 2 ranks": ["trainer=fsdp2", "trainer.devices=2", "trainer.strategy.tensor_parallel_size=2"],
+    "fsdp2 × tensor parallel, 4 ranks": [
+        "trainer=fsdp2",
+        "trainer.devices=4",
+        "trainer.strategy.tensor_parallel_size=2",
+    ],
+}
+
+
+class Outcome(NamedTuple):
+    """What a run left."""
+
+    weights: dict[str, torch.Tensor]
+    accuracy: float  # on the test split
+    rate: float  # samples a second in the last epoch
+
+
+def main(configs: Path, words: list[str]) -> None:
+    """Train each; ``epochs=3 folder=runs/bench`` choose how long, and where the result goes.
+
+    Raises:
+        Failed: A run did.
+    """
+    chosen = harness.options(words, {"epochs": "3", "folder": "runs/bench"})
+    rows = {name: more for name, more in ROWS.items() if name != "mpirun, 2 ranks" or shutil.which("mpirun")}
+    compare("strategy", rows, WORK, int(chosen["epochs"]), Path(chosen["folder"]))
+
+
+def compare(name: str, rows: dict[str, list[str]], work: list[str], epochs: int, folder: Path) -> list[dict[str, Any]]:
+    """Train each row, and show it beside the first."""
+    print(f"{name}: {harness.machine()}")
+    print(f"each: python scripts/train.py {' '.join([*work, f'trainer.max_epochs={epochs}'])} and the words of the row")
+    width, first, table = max(map(len, rows)), None, list[dict[str, Any]]()
+    for row, more in rows.items():
+        found = trained([*work, *more, f"trainer.max_epochs={epochs}"])
+        first = first or found
+        apart = max(float((found.weights[k].double() - first.weights[k].double()).abs().max()) for k in first.weights)
+        result = {"accuracy": found.accuracy, "speed": found.rate / first.rate, "apart": apart}
+        table.append({"row": row, "words": more, **result})
+        print(
+            "{:{}}  accuracy {accuracy:.4f}  speed {speed:5.2f}  weights apart {apart:.1e}".format(row, width, **result)
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps({"machine": harness.machine(), "rows": table}, indent=1))
+    return table
+
+
+def trained(words: list[str]) -> Outcome:
+    """Train in fresh processes.
+
+    Raises:
+        Failed: They did.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        command = [str(TRAIN.relative_to(ROOT)), *words, f"folder={folder}"]
+        if "trainer=mpi" in words:
+            start = f"import os; os.execvp('mpirun', {['mpirun', *MPIRUN, sys.executable, *command]!r})"
+            command = ["-c", start]  # mpirun in place of Python
+        Process(command, harness.cores(2), threads=1).wait()
+        state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        record = json.loads((folder / "record.json").read_text())
+        if "test" not in record:
+            raise Failed(f"{' '.join(words)}: the run left no test")
+        with open(folder / "metrics.csv", newline="") as file:
+            rates = [row.get("throughput/samples_per_second_epoch") for row in csv.DictReader(file)]
+        rate = float([rate for rate in rates if rate][-1] or 0)
+    plain = {key: value for key, value in state.items() if key.startswith("model.")}
+    return Outcome(plain, float(record["test"]["test/accuracy"]), rate)

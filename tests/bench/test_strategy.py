@@ -1,0 +1,22 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from boltcutter.bench.harness import Failed
+from boltcutter.bench.strategy import ROWS, WORK, compare, main
+
+
+@pytest.mark.slow
+def test_a_row_is_told_beside_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {name: ROWS[name] for name in ("one process", "dp, 2 copies")}
+    compare("few", rows, WORK, 1, tmp_path)
+    first, second = json.loads((tmp_path / "few.json").read_text())["rows"]
+    assert (first["apart"], first["speed"]) == (0, 1)
+    assert 0 < second["apart"] < 1e-6
+    assert "python scripts/train.py model=mlp" in capsys.readouterr().out
+
+
+def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match="rounds: no such setting here"):
+        main(tmp_path, ["rounds=2"])
