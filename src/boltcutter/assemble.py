@@ -17,6 +17,7 @@ import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import nn
 
 from boltcutter import build, run
@@ -232,6 +233,13 @@ def check_processes(trainer: L.Trainer) -> None:
         ConfigError: It does not.
     """
     processes = started()
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    alone = environment is None or isinstance(environment, LightningEnvironment)
+    if alone and "RANK" in os.environ and "LOCAL_RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"RANK={os.environ['RANK']}, WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but LOCAL_RANK is not: it "
+            "counts the processes of each machine from 0; set it, or start them with torchrun"
+        )
     if processes and processes[0] != trainer.world_size:
         every, here = processes
         raise ConfigError(

@@ -99,6 +99,13 @@ def test_what_a_copy_says_of_its_failure_is_told_in_one_line(script: Script, tmp
     assert "error: the gradient of " in done.stderr
 
 
+def test_ranks_set_by_hand_in_part_are_refused(script: Script, tmp_path: Path) -> None:
+    told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
+    done = script("train", *WORDS, *TWO, f"folder={tmp_path}/run", env=told)
+    assert done.returncode == 2
+    assert "error: RANK=0, WORLD_SIZE=2 are set, but LOCAL_RANK is not" in done.stderr
+
+
 def test_how_a_process_left_is_known_where_it_was_started() -> None:
     left = pickle.loads(pickle.dumps(Left(0, 143, "preempted")))
     assert (left.code, left.status, left.reason) == (0, 143, "preempted")
