@@ -30,7 +30,7 @@ MISTAKES = [
     ("task.optimizer.lrr=1", "optimizer.lrr: AdamW takes no such argument; did you mean lr?"),
     ("optimizer.beta=1", "optimizer.beta: AdamW takes no such argument; did you mean betas?"),
     ("scheduler.warmupp=1", "scheduler.warmupp: warmup_cosine takes no such argument; did you mean warmup?"),
-    ("callback.best.save_top=1", "callback.best.save_top: ModelCheckpoint takes no such argument; did you mean"),
+    ("callback.best.save_top=1", "callback.best.save_top: Best takes no such argument; did you mean"),
     ("callback.bst.monitor=x", "callback.bst.monitor: no such key; did you mean callback.best.monitor?"),
     ("task.metrics.f1.averag=macro", "task.metrics.f1: Unexpected keyword arguments: `averag`"),
     # Keywords that a class would hand on without a look.
@@ -66,7 +66,7 @@ MISTAKES = [
     ("task.metrics.f1.average=macroo", "task.metrics.f1.average=macroo: expected 'micro' | 'macro'"),
     ("trainer.precision=bf17", "trainer.precision=bf17: expected "),
     ("logger.wandb.mode=of", "logger.wandb.mode=of: expected 'auto' | 'online' | 'offline' | 'disabled'"),
-    ("callback.best.mode=minn", "callback.best: `mode` can be min, max but got minn"),
+    ("callback.best.mode=minn", "callback.best.mode=minn: expected 'min' | 'max'; did you mean min?"),
     # Options and groups.
     ("model=nlp", "model=nlp: no such option; did you mean mlp? (there are: "),
     ("model=", "model=: no such option (there are: "),
@@ -118,7 +118,7 @@ MISTAKES = [
     ("trainer.limit_train_batches=-2", "trainer: You have passed invalid value -2 for limit_train_batches"),
     (
         "callback.best.every_n_epochs=0 callback.best.every_n_train_steps=2 callback.best.train_time_interval=3",
-        "best: ",
+        "callback.best: Combination of parameters",
     ),
     # Devices.
     ("trainer.accelerator=gpuu", "trainer: You selected an invalid accelerator name: `accelerator='gpuu'`. Available"),

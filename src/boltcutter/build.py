@@ -63,9 +63,9 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
     try:
         return target(**arguments)
     except Exception as error:
-        # In this project's own classes, whatever else is raised is a fault in the code and not in a value.
+        # In this project's own classes any other of Python's exceptions is a fault in the code and not in a value.
         own = getattr(target, "__module__", "").partition(".")[0] == PROJECT
-        if own and not isinstance(error, ValueError | OSError | ImportError):
+        if own and type(error).__module__ == "builtins" and not isinstance(error, ValueError | OSError | ImportError):
             raise
         where, text = path.lstrip("."), one_line(error)
         names_setting = re.match(rf"{where.partition('.')[0]}\b[.:=]|\w+(\.\w+)+=", text)
