@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 from forkserver import ForkServer, communicate, rank_variables
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +18,18 @@ QUICK = ["logger=null", "report=false", "trainer.max_epochs=2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def state(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
+    """The weights in a run's checkpoint."""
+    return dict(torch.load(folder / "checkpoints" / f"{which}.ckpt", weights_only=True)["state_dict"])
+
+
+def apart(one: Path, other: Path) -> float:
+    """The largest difference between the last weights of two runs."""
+    a, b = state(one), state(other)
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
 
 def environment(**changed: str) -> dict[str, str]:

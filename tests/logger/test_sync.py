@@ -9,27 +9,9 @@ from typing import Any
 
 import pytest
 from conftest import Script
+from wandb_server import GRAPHQL
 
 from boltcutter.logger.sync import SyncError, main
-
-BUCKET = {
-    "id": "abc",
-    "name": "run",
-    "displayName": "name/run",
-    "config": "{}",
-    "project": {"id": "p", "name": "p", "entity": {"id": "e", "name": "me"}},
-    "historyLineCount": 0,
-}
-GRAPHQL = {
-    "data": {
-        "model": {"bucket": None},
-        "viewer": {"id": "1", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}},
-        "upsertBucket": {"inserted": True, "bucket": BUCKET},
-        "createRunFiles": {"runID": "abc", "uploadHeaders": [], "files": []},
-        "entity": {"organization": {"coreWeaveOrganizationId": None}},
-        "serverInfo": {"features": []},
-    }
-}
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -20,6 +20,7 @@ from urllib.parse import urlparse
 import pytest
 from lightning.pytorch.utilities import rank_zero_only
 from wandb.proto import wandb_internal_pb2
+from wandb_server import GRAPHQL
 
 from boltcutter.logger import wandb as room
 from boltcutter.logger.wandb import OWN, WandB, answers, base_url, choose, logged_in
@@ -78,25 +79,6 @@ class Server:
         self.thread.join()
         self.server.server_close()
 
-
-BUCKET = {
-    "id": "abc",
-    "name": "first",
-    "displayName": "name/first",
-    "config": "{}",
-    "project": {"id": "p", "name": "p", "entity": {"id": "e", "name": "me"}},
-    "historyLineCount": 0,
-}
-GRAPHQL = {
-    "data": {
-        "model": {"bucket": None},
-        "viewer": {"id": "1", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}},
-        "upsertBucket": {"inserted": True, "bucket": BUCKET},
-        "createRunFiles": {"runID": "abc", "uploadHeaders": [], "files": []},
-        "entity": {"organization": {"coreWeaveOrganizationId": None}},
-        "serverInfo": {"features": []},
-    }
-}
 
 # Imports once, then forks a process for each run: importing takes longer than most runs do.
 RUNS = """

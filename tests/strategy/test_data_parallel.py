@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, Script
+from conftest import QUICK, Script, state
 
 DP = ["trainer=dp", "trainer.accelerator=cpu"]
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
@@ -16,21 +16,9 @@ WORDS = [
 ]  # 270 samples to validate and test: the last batch has 20
 
 
-def state(folder: Path) -> dict[str, torch.Tensor]:
-    return dict(torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"])
-
-
 def table(file: Path) -> list[dict[str, str]]:
     with open(file, newline="") as rows:
         return list(csv.DictReader(rows))
-
-
-@pytest.fixture(scope="module")
-def alone(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    done = script("train", *WORDS, f"folder={folder}")
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 @pytest.fixture(scope="module")

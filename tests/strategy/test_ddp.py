@@ -5,8 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import QUICK, Script, environment
+from conftest import QUICK, Script, apart, environment, state
 from forkserver import Forked, ForkServer
 
 from boltcutter.strategy.ddp import Left
@@ -14,24 +13,6 @@ from boltcutter.strategy.ddp import Left
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
 WORDS = [*QUICK, "model=mlp", "test=false", "optimizer=sgd"]
-
-
-def state(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
-    return dict(torch.load(folder / "checkpoints" / f"{which}.ckpt", weights_only=True)["state_dict"])
-
-
-def apart(one: Path, other: Path) -> float:
-    a, b = state(one), state(other)
-    assert a.keys() == b.keys()
-    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
-
-
-@pytest.fixture(scope="module")
-def alone(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    done = script("train", *WORDS, f"folder={folder}")
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 def test_a_static_graph_trains_as_one_process(script: Script, alone: Path, tmp_path: Path) -> None:

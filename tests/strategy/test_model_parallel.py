@@ -3,31 +3,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import QUICK, Script
+from conftest import QUICK, Script, apart
 
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
 WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "scheduler=constant", "trainer.accelerator=cpu"]
 FSDP2 = ["trainer=fsdp2", "trainer.accelerator=cpu"]
 TEXT = ["data=text", "model=gpt", "task=language", "data.shape=[16]", "model.width=32", "trainer.max_steps=4"]
-
-
-def state(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
-    return dict(torch.load(folder / "checkpoints" / f"{which}.ckpt", weights_only=True)["state_dict"])
-
-
-def apart(one: Path, other: Path) -> float:
-    a, b = state(one), state(other)
-    assert a.keys() == b.keys()
-    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
-
-
-@pytest.fixture(scope="module")
-def alone(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    done = script("train", *WORDS, f"folder={folder}")
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 @pytest.fixture(scope="module")

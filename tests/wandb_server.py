@@ -1,0 +1,20 @@
+"""What W&B's own server answers to a run that begins."""
+
+BUCKET = {
+    "id": "abc",
+    "name": "first",
+    "displayName": "name/first",
+    "config": "{}",
+    "project": {"id": "p", "name": "p", "entity": {"id": "e", "name": "me"}},
+    "historyLineCount": 0,
+}
+GRAPHQL = {
+    "data": {
+        "model": {"bucket": None},
+        "viewer": {"id": "1", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}},
+        "upsertBucket": {"inserted": True, "bucket": BUCKET},
+        "createRunFiles": {"runID": "abc", "uploadHeaders": [], "files": []},
+        "entity": {"organization": {"coreWeaveOrganizationId": None}},
+        "serverInfo": {"features": []},
+    }
+}
