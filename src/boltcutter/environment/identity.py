@@ -22,6 +22,7 @@ from typing import Any
 from boltcutter.environment.process import in_slurm_step, is_first
 
 VARIABLE = "BOLTCUTTER_RUN_ID"
+SECONDS = 30.0  # that a process which has failed stays for the others
 _stores: list[Any] = []
 
 
@@ -32,6 +33,9 @@ def run_id() -> Iterator[str]:
     os.environ[VARIABLE] = given or _slurm() or _torchrun() or _agreed() or fresh()
     try:
         yield os.environ[VARIABLE]
+    except BaseException:
+        _wait_for_the_others()
+        raise
     finally:
         if not given:
             del os.environ[VARIABLE]
@@ -70,5 +74,15 @@ def _agreed() -> str | None:
         multi_tenant=True,
         timeout=timedelta(minutes=5),
     )
-    _stores.append(store)  # it serves the others until this process ends
+    store.add("arrived", 1)
+    if is_first() and not agent_serves:
+        _stores.append(store)  # it serves the others until this process ends
     return store.compare_set("run_id", "", fresh()).decode()
+
+
+def _wait_for_the_others() -> None:
+    """Serve the store until all have been there; one that came later would wait for it for minutes."""
+    end = time.monotonic() + SECONDS
+    for store in _stores:
+        while store.add("arrived", 0) < int(os.environ.get("WORLD_SIZE", 1)) and time.monotonic() < end:
+            time.sleep(0.05)
