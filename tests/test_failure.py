@@ -30,7 +30,6 @@ WORDS = [
     "trainer.accelerator=cpu",
     "trainer.devices=2",
     "model=mlp",
-    "~callback.lean",
     "+callback.fault._target_=fault.Fault",
 ]
 

@@ -18,6 +18,7 @@ STATES: dict[str, State] = {
     ),
 }
 UNLIMITED = 10**9  # seconds
+SECONDS = 120  # that SLURM may take to answer
 # By these names sbatch reads options from the environment, where they beat those of the file.
 NAMED_OTHERWISE = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 
@@ -128,4 +129,8 @@ def cancel(*job_ids: str) -> None:
 
 
 def _call(*command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, env=env)
+    try:
+        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        told = f"no answer in {SECONDS} seconds; see `scontrol ping`"
+        return subprocess.CompletedProcess(command, 1, "", told)

@@ -80,7 +80,7 @@ class DataParallelStrategy(ParallelStrategy):
                 "task.compile=true: trainer=dp copies the model at each step; take trainer=ddp, or task.compile=false"
             )
         if self._spread is None:
-            print("hint: trainer=ddp is faster: a process for each device, and no copies of the model", file=sys.stderr)
+            print("hint: torch recommends trainer=ddp, which copies no model", file=sys.stderr)
         self._unspread()
         # On the instance, so that keys of checkpoints stay as they are.
         model.forward = Replicas(model, self.parallel_devices or ())
