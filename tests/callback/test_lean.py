@@ -64,7 +64,13 @@ class Moved(Digits):
         return batch
 
 
-def fit(folder: Path, *callbacks: L.Callback, data: Digits | None = None, **options: Any) -> tuple[L.Trainer, Module]:
+def fit(
+    folder: Path,
+    *callbacks: L.Callback,
+    data: Digits | None = None,
+    module: type["Module"] | None = None,
+    **options: Any,
+) -> tuple[L.Trainer, "Module"]:
     L.seed_everything(0, verbose=False)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
@@ -74,9 +80,9 @@ def fit(folder: Path, *callbacks: L.Callback, data: Digits | None = None, **opti
         use_distributed_sampler=False,
         **quiet | options,
     )
-    module = Module()
-    trainer.fit(module, datamodule=data or Digits())
-    return trainer, module
+    trained = (module or Module)()
+    trainer.fit(trained, datamodule=data or Digits())
+    return trainer, trained
 
 
 def test_what_is_written_is_called_and_nothing_else(tmp_path: Path) -> None:
@@ -93,14 +99,27 @@ def test_what_is_written_is_called_and_nothing_else(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.ckpt"))
 
 
-def test_training_is_the_same_and_all_is_as_before_when_it_is_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_training_is_the_same_and_all_is_as_before_when_it_is_over(tmp_path: Path, accumulate: int) -> None:
     silent = Silent()
-    trainer, lean = fit(tmp_path, Lean(), silent)
-    _, plain = fit(tmp_path / "plain")
+    trainer, lean = fit(tmp_path, Lean(), silent, accumulate_grad_batches=accumulate)
+    other, plain = fit(tmp_path / "plain", accumulate_grad_batches=accumulate)
     assert all(torch.equal(a, b) for a, b in zip(lean.parameters(), plain.parameters(), strict=True))
-    for owner in (silent, lean, trainer.fit_loop.epoch_loop):
-        assert not {name for name, value in vars(owner).items() if name in HOOKS or name.startswith("_apply_batch")}
+    assert trainer.fit_loop.state_dict() == other.fit_loop.state_dict()  # with all that Lightning counts
+    loop = trainer.fit_loop.epoch_loop
+    for owner in (silent, lean, loop, loop.automatic_optimization, trainer.precision_plugin):
+        private = ("_apply_batch", "_build", "_on_before", "output_result", "pre_", "post_")
+        assert not {name for name in vars(owner) if name in HOOKS or name.startswith(private)}
     assert isinstance(trainer.profiler, NoProfiler)  # type: ignore[attr-defined]
+
+
+def test_a_step_that_takes_the_batch_alone_gets_it_alone(tmp_path: Path) -> None:
+    class Alone(Module):
+        def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
+            return super().training_step(batch, 0)
+
+    trainer, _ = fit(tmp_path, Lean(), module=Alone)
+    assert trainer.global_step == 19
 
 
 def test_what_was_asked_for_stays(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import QUICK, Script, apart, environment, state
 from forkserver import Forked, ForkServer
+from torch import nn
 
-from boltcutter.strategy.ddp import Left
+from boltcutter.strategy.ddp import Left, still
 
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
@@ -19,6 +21,19 @@ def test_a_static_graph_trains_as_one_process(script: Script, alone: Path, tmp_p
     done = script("train", *WORDS, *TWO, "+trainer.strategy.static_graph=true", f"folder={tmp_path}", ranks=2)
     assert done.returncode == 0, done.stderr
     assert apart(alone, tmp_path) < 1e-6
+
+
+def test_only_buffers_that_a_step_may_read_go_around() -> None:
+    class Codebook(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("codes", torch.zeros(3))
+            self.register_buffer("constant", torch.ones(1), persistent=False)
+            self.norm = nn.BatchNorm1d(3)
+
+    statistics = {f"norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert set(still(Codebook())) == {"constant", *statistics}
+    assert still(nn.Linear(3, 3)) == []
 
 
 def test_accumulated_batches_are_sent_once_and_train_as_one_process(script: Script, tmp_path: Path) -> None:

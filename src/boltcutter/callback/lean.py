@@ -9,7 +9,12 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loops.optimization.automatic import ClosureResult
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+from torch.optim import Optimizer
 
 HOOKS = (
     "on_train_batch_start",
@@ -51,6 +56,21 @@ class Lean(Callback):
         # Ranks agree on signals already; Lightning would ask again at each step, and wait for the device.
         if any(getattr(callback, "listens", False) for callback in callbacks):
             self._put(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", _nothing)
+        self._shorten(
+            trainer, pl_module, {hook for hook in HOOKS if any(written(hook, o) for o in (*callbacks, pl_module))}
+        )
+
+    def _shorten(self, trainer: L.Trainer, pl_module: L.LightningModule, wanted: set[str]) -> None:
+        """Take out what stands around the hooks that nobody has written, and what is found anew at each step."""
+        epoch, plugin = trainer.fit_loop.epoch_loop, trainer.precision_plugin
+        numbered = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
+        self._put(epoch, "_build_kwargs", partial(_arguments, numbered))
+        self._put(epoch.automatic_optimization, "output_result_cls", Result)
+        if "on_before_zero_grad" not in wanted:
+            self._put(epoch.automatic_optimization, "_on_before_zero_grad", partial(_count_zero_grad, trainer))
+        for name, hook in (("pre_backward", "on_before_backward"), ("post_backward", "on_after_backward")):
+            if hook not in wanted and getattr(type(plugin), name) is getattr(Precision, name):
+                self._put(plugin, name, _the_same)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put back."""
@@ -91,12 +111,41 @@ def _nothing() -> None:
     pass
 
 
+def _count_zero_grad(trainer: L.Trainer, optimizer: Optimizer) -> None:
+    """All that is left of a hook that nobody has written: its place in Lightning's counts."""
+    counted = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad
+    counted.increment_ready()
+    counted.increment_started()
+
+
+def _the_same(loss: Tensor, module: L.LightningModule) -> Tensor:
+    return loss
+
+
+def _arguments(numbered: bool, kwargs: dict[str, Any], batch: Any, batch_idx: int) -> dict[str, Any]:
+    """What a training step is called with; Lightning reads its signature each time."""
+    return {**kwargs, "batch": batch, "batch_idx": batch_idx} if numbered else {**kwargs, "batch": batch}
+
+
 def _as_it_is(batch: Any, dataloader_idx: int = 0) -> Any:
     return batch
 
 
 def _move(mover: Any, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
     return mover.transfer_batch_to_device(batch, device, dataloader_idx)
+
+
+class Result(ClosureResult):
+    """A step's loss, neither divided by one nor copied."""
+
+    @classmethod
+    def from_training_step_output(cls, training_step_output: Any, normalize: int = 1) -> ClosureResult:
+        """As Lightning's."""
+        if normalize == 1 and type(training_step_output) is Tensor:
+            result = cls(None)
+            result.closure_loss, result.loss = training_step_output, training_step_output.detach()
+            return result
+        return super().from_training_step_output(training_step_output, normalize)
 
 
 class NoProfiler(PassThroughProfiler):

@@ -7,7 +7,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, cast
 
 import lightning as L
@@ -16,11 +18,16 @@ import torch.distributed as dist
 from lightning.pytorch import strategies
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
 
 COMPRESSED: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # an interrupt comes from the keyboard to all
+CAUGHT = (*FORWARDED, signal.SIGINT)
+AGAIN = 0.2  # seconds after which a signal comes again to a process that does not listen yet
 
 
 class DDPStrategy(strategies.DDPStrategy):
@@ -33,6 +40,7 @@ class DDPStrategy(strategies.DDPStrategy):
         start_method: ``popen`` starts the script again for each device. ``fork`` and ``spawn`` start copies of this
             process, as a notebook needs it; ``fork`` only before CUDA is used.
         options: As for Lightning's ``DDPStrategy`` and torch's ``DistributedDataParallel``.
+            ``process_group_backend=mpi4py`` has MPI carry all that ranks say to one another.
     """
 
     def __init__(
@@ -43,6 +51,10 @@ class DDPStrategy(strategies.DDPStrategy):
         **options: Any,
     ) -> None:
         self.compress = compress
+        if options.get("process_group_backend") == "mpi4py":
+            from boltcutter.strategy import mpi  # needs MPI
+
+            mpi.register()
         super().__init__(start_method=start_method, **options)
 
     def setup(self, trainer: L.Trainer) -> None:
@@ -59,6 +71,10 @@ class DDPStrategy(strategies.DDPStrategy):
             )
         super().setup(trainer)
 
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, still(model))
+        return super()._setup_model(model)
+
     def _register_ddp_hooks(self) -> None:
         super()._register_ddp_hooks()
         if self.compress:
@@ -70,6 +86,19 @@ class DDPStrategy(strategies.DDPStrategy):
         super()._configure_launcher()
         if isinstance(self._launcher, _MultiProcessingLauncher):
             self._launcher = Launcher(self, self._start_method)  # type: ignore[arg-type]
+
+
+def still(model: nn.Module) -> list[str]:
+    """Buffers that need not go from the first rank to the others at each step.
+
+    Those are statistics of norms, which training does not read, and what no checkpoint keeps, since it never changes.
+    """
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._buffers
+        if isinstance(module, _NormBase) or name in module._non_persistent_buffers_set
+    ]
 
 
 class Left(SystemExit):
@@ -99,7 +128,29 @@ class Failed(RuntimeError):
 
 
 class Launcher(_MultiProcessingLauncher):
-    """Starts copies of this process; signals reach them, and what they say on leaving reaches this one."""
+    """Starts copies of this process; signals reach them, and what they say on leaving reaches this one.
+
+    Signals are held back while processes are being started, which takes seconds with ``spawn``: one that is not there
+    yet would never get it, and one that does not listen yet would end and leave the others waiting for it.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        self._started: list[Any] = []
+        self._forwarded = 0  # number of the signal that came last
+        self._before: dict[int, Any] = {}  # what signals did in this process
+        self._matmul = torch.get_float32_matmul_precision()  # which spawned processes do not inherit
+        super().__init__(*args)
+
+    @property
+    def procs(self) -> list[Any]:  # type: ignore[override]
+        """The processes, once all of them have been started."""
+        return self._started
+
+    @procs.setter
+    def procs(self, processes: list[Any]) -> None:
+        self._started = processes
+        if processes:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: L.Trainer | None = None, **kwargs: Any) -> Any:
         """Run ``function`` in each process, and give what the first one returns.
@@ -124,17 +175,35 @@ class Launcher(_MultiProcessingLauncher):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in (*FORWARDED, signal.SIGINT)}
+        self._forwarded = 0
+        self._before = {number: signal.getsignal(number) or signal.SIG_DFL for number in CAUGHT}
         for number in FORWARDED:
-            signal.signal(number, lambda number, frame: self.kill(number))
+            signal.signal(number, self._forward)
         signal.signal(signal.SIGINT, lambda number, frame: None)
+        resource_tracker.ensure_running()  # it would let signals through again
+        signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in self._before.items():
                 signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
+        if callable(self._before.get(self._forwarded)):  # they had ended before it reached them
+            signal.raise_signal(self._forwarded)
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self._forwarded = number
+        self.kill(number)  # type: ignore[arg-type]
+
+    def _catch(self) -> None:
+        """Let signals come, and come again until somebody in this process listens, if anybody was to."""
+        for number, handler in self._before.items():
+            signal.signal(number, _again if callable(handler) else handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
 
     def _wrapping_function(self, process_idx: int, trainer: Any, *rest: Any) -> None:
+        self._catch()
+        torch.set_float32_matmul_precision(self._matmul)
         queue = rest[3]
         rank_zero_only.rank = process_idx  # type: ignore[attr-defined]  # a fork believes itself to be the first
         code: int = 1
@@ -173,3 +242,13 @@ class Launcher(_MultiProcessingLauncher):
             with suppress(OSError):
                 os.rmdir(path.parent)
         super()._recover_results_in_main_process(worker_output._replace(weights_path=None), trainer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        before = {number: _again if callable(handler) else handler for number, handler in self._before.items()}
+        return {**vars(self), "_started": [], "_before": before}
+
+
+def _again(number: int, frame: FrameType | None) -> None:
+    later = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
+    later.daemon = True
+    later.start()
