@@ -15,6 +15,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
@@ -175,6 +176,8 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     precision = check_precision(cfg)
     halves = precision == "16-mixed" and kind(str(cfg.trainer.get("accelerator", "auto"))) == "cpu"
     torch.set_float32_matmul_precision(cfg.get("matmul_precision", "highest"))
+    # Where mpi4py is installed this would start MPI in each process; those of mpirun are known without it.
+    MPIEnvironment.detect = staticmethod(lambda: False)  # type: ignore[method-assign]
     trainer = build.build(
         cfg.trainer,
         "trainer",
