@@ -14,6 +14,7 @@ from forkserver import ForkServer, communicate, rank_variables
 
 ROOT = Path(__file__).parents[1]
 QUICK = ["logger=null", "report=false", "trainer.max_epochs=2"]
+sys.modules["mpi4py"] = None  # type: ignore[assignment]  # Lightning's trainers would start MPI in this process
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
