@@ -35,7 +35,8 @@ def apart(one: Path, other: Path) -> float:
 
 def environment(**changed: str) -> dict[str, str]:
     """That of this process without what would lead a run astray; offline, on one thread, with all warnings."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "SLURM_", "BOLTCUTTER_", "PL_"))}
+    astray = ("WANDB_", "SLURM_", "BOLTCUTTER_", "PL_")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(astray)}
     return clean | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "PYTHONWARNINGS": "default"} | changed
 
 
@@ -125,9 +126,8 @@ def two_ranks(forks: ForkServer, tmp_path: Path) -> Script:
     def call(code: str, *words: str) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "ranks.py"
         body = "\n".join(f"    {line}" for line in code.strip().split("\n"))
-        file.write_text(
-            f"from boltcutter.environment.process import leaving_together\nwith leaving_together():\n{body}\n"
-        )
+        imported = "from boltcutter.environment.process import leaving_together"
+        file.write_text(f"{imported}\nwith leaving_together():\n{body}\n")
         done = run_forked(forks, [str(file), *words], ranks=2)
         assert done.returncode == 0, done.stderr
         return done

@@ -44,7 +44,8 @@ def test_both_loops_compute_the_same(tmp_path: Path) -> None:
     assert len(guide) == len(set(guide)) == 5
     assert losses(tmp_path, "best") == pytest.approx(guide, rel=1e-4)
     assert losses(tmp_path, "best", clip=None) != pytest.approx(guide, rel=1e-4)
-    schedule = {"_target_": "boltcutter.task.schedule.warmup_cosine", "_partial_": True, "warmup": 0.5}
+    warmup = "boltcutter.task.schedule.warmup_cosine"
+    schedule = {"_target_": warmup, "_partial_": True, "warmup": 0.5}
     assert losses(tmp_path, "guide", scheduler=schedule) == pytest.approx(
         losses(tmp_path, "best", scheduler=schedule), rel=1e-4
     )

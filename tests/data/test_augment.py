@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from boltcutter.data import augment
 from boltcutter.data.augment import Augment
 from boltcutter.data.sampler import Batch
 
@@ -86,9 +87,7 @@ def test_a_mirror_image_is_also_shifted_the_same_way() -> None:
 def test_turning_is_that_of_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = pictures(1, 1, 15, 21)
     for draw, angle in ((0.5, 0.0), (1 - 2**-24, 90.0), (0.0, -90.0), (0.75, 45.0), (0.6, 18.0)):
-        monkeypatch.setattr(
-            "boltcutter.data.augment.uniform", lambda batch, count, d=draw: np.full((1, count), d, np.float32)
-        )
+        monkeypatch.setattr(augment, "uniform", lambda batch, count, d=draw: np.full((1, count), d, np.float32))
         out = Augment(rotate=90)(inputs, Batch([0]))
         radians = torch.deg2rad(torch.tensor(angle))
         cos, sin, ratio = radians.cos(), radians.sin(), 15 / 21

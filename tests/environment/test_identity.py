@@ -30,7 +30,7 @@ with run_id() as name:
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "TORCHELASTIC_", "BOLTCUTTER_", "MASTER_")) or name.endswith("RANK"):
+        if name.endswith("RANK") or name.startswith(("SLURM_", "TORCHELASTIC_", "BOLTCUTTER_", "MASTER_")):
             monkeypatch.delenv(name)
 
 
