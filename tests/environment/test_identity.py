@@ -30,7 +30,8 @@ with run_id() as name:
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.endswith("RANK") or name.startswith(("SLURM_", "TORCHELASTIC_", "BOLTCUTTER_", "MASTER_")):
+        ours = name.startswith(("SLURM_", "TORCHELASTIC_", "BOLTCUTTER_", "MASTER_"))
+        if ours or name.endswith("RANK"):
             monkeypatch.delenv(name)
 
 
