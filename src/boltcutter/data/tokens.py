@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 from collections.abc import Sequence
 from functools import cache
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from boltcutter.data.files import find, sampled
 from boltcutter.data.module import DataModule, Pair, Splits, check_shares
 from boltcutter.data.sampler import Batch
 from boltcutter.data.tokenizer import Tokenizer, make_tokenizer
@@ -21,7 +21,7 @@ from boltcutter.data.tokenizer import Tokenizer, make_tokenizer
 Dtype = Literal["uint8", "uint16", "uint32", "int32", "int64"]
 Array = npt.NDArray[Any]
 Part = tuple[Array, Path]  # tokens (n,), and where they are from
-BLOCK, BLOCKS = 4096, 16  # bytes of a block, and blocks of each file, that a fingerprint looks at
+BLOCK = 4096  # numbers at the beginning of a file that tell how wide they are
 
 
 class Windows:
@@ -235,22 +235,6 @@ def _share(tokens: Array, shares: dict[str, float], name: str) -> Array:
     return tokens[ends[at - 1] if at else 0 : ends[at]]
 
 
-def find(pattern: str, setting: str, endings: tuple[str, ...] = (".bin", ".npy")) -> list[Path]:
-    """Files that a path, a folder or a pattern means, in the order of their names.
-
-    Raises:
-        ValueError: There are none.
-    """
-    path = Path(pattern)
-    if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.name.endswith(endings))
-    else:
-        found = [path] if path.is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
-    if not found:
-        raise ValueError(f"{setting}={pattern}: no such file; give one, a folder of {', '.join(endings)}, or a pattern")
-    return found
-
-
 def open_tokens(path: Path, dtype: Dtype, header: int) -> Array:
     """Map a file of tokens; nothing of it is read but a few samples.
 
@@ -281,14 +265,3 @@ def looks_twice_as_wide(tokens: Array) -> bool:
     """Whether every other number is 0 at the beginning, and most of those between are not."""
     odd, even = tokens[1:BLOCK:2], tokens[0:BLOCK:2]
     return bool(len(odd) > 8 and not odd.any() and even.astype(bool).mean() > 0.5)
-
-
-def sampled(path: Path) -> bytes:
-    """Hash of a file's size, time of change, and some of its blocks; takes as long for a large file as for a small."""
-    stat = path.stat()
-    digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
-    with open(path, "rb") as file:
-        for place in np.linspace(0, max(0, stat.st_size - BLOCK), BLOCKS).astype(np.int64).tolist():
-            file.seek(place)
-            digest.update(file.read(BLOCK))
-    return digest.digest()
