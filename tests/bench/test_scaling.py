@@ -15,7 +15,10 @@ def test_two_processes_are_measured_against_two_runs(script: Script, tmp_path: P
     found = json.loads((tmp_path / "scaling.json").read_text())
     assert found["ratios"][0]["target"] == scaling.LEAST
     assert found["ratios"][0]["least"]
-    assert min(*found["details"]["together"], *found["details"]["apart"]) > 0
+    rates = found["details"]
+    assert set(rates) == {"together", "by hand", "apart", "waiting"}
+    assert min(rate for each in rates.values() for rate in each) > 0
+    assert rates["waiting"] < rates["apart"]
 
 
 def test_a_mistake_is_told() -> None:

@@ -10,7 +10,7 @@ from boltcutter.bench import harness
 from boltcutter.bench.harness import Ratio
 
 PARTS = ("step", "scaling", "startup", "memory", "loader")
-ROUNDS = {"startup": "3", "scaling": "2"}
+ROUNDS = {"startup": "3", "memory": "3"}
 
 
 def main(configs: Path, words: list[str]) -> None:

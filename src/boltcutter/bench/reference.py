@@ -7,6 +7,7 @@ optimizer, schedule and clipping. Run as a process of its own: ``python -m boltc
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,8 +15,10 @@ from pydoc import locate
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.bench.window import CHECKED, Stopwatch
@@ -48,6 +51,8 @@ def best(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
         model.compile()
     elif kept["inputs"].ndim == 4:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if dist.is_initialized():
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     clock = Clock(spec, kept)
     model.train()
     parameters = list(model.parameters())
@@ -104,20 +109,32 @@ class Clock:
     def end_step(self, loss: Tensor | float) -> None:
         """After a step."""
         self.done += 1
+        self.stopwatch.lap()
         if self.done <= CHECKED:
             self.losses.append(float(loss))
         if self.done == self.spec["warm"]:
             self.stopwatch = Stopwatch()
         elif self.done == self.spec["warm"] + self.spec["steps"]:
-            self.stopwatch.write(Path(self.spec["file"]), self.spec["steps"], self.losses)
+            if rank() == 0:
+                self.stopwatch.write(Path(self.spec["file"]), self.spec["steps"], self.losses)
+            if dist.is_initialized():
+                dist.destroy_process_group()
             sys.exit()
 
 
+def rank() -> int:
+    """Of this process among those that ``torchrun`` started."""
+    return int(os.environ.get("RANK", 0))
+
+
 def main(words: Iterable[str]) -> None:
-    """Train as the specification says, which is JSON."""
+    """Train as the specification says, which is JSON; under ``torchrun`` with DistributedDataParallel."""
     (text,) = words
     spec = json.loads(text)
     kept = torch.load(spec["keep"], weights_only=True)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        kept["order"] = kept["order"].roll(rank(), 0)  # other samples for each
     model = call(spec["model"])
     model.load_state_dict(kept["weights"])
     {"guide": guide, "best": best}[spec["loop"]](model, kept, spec)

@@ -129,14 +129,20 @@ def once(work: Work, loop: str, steps: int, cores: list[int], scratch: Path) -> 
         command = [str(harness.TRAIN), *work.words, *AS_SHIPPED, f"task.compile={str(compiled).lower()}"]
         command += [f"+callback.window={window}", f"runs={scratch}"]
     else:
-        cfg = harness.resolved([*work.words, *AS_SHIPPED])
-        spec = {name: cfg[name] for name in ("model", "optimizer", "scheduler")}
-        spec |= {"clip": cfg["trainer"]["gradient_clip_val"], "compile": compiled, "warm": work.warm, "steps": steps}
-        spec |= {"file": str(file), "keep": str(keep), "loop": "guide" if loop == GUIDE else "best"}
+        spec = by_hand([*work.words, *AS_SHIPPED], loop, work.warm, steps, file, keep)
         command = ["-m", "boltcutter.bench.reference", json.dumps(spec)]
     file.unlink(missing_ok=True)
     harness.Process(command, cores, terminal=loop in (OURS, COMPILED)).wait()
     return harness.measured(file)
+
+
+def by_hand(words: list[str], loop: str, warm: int, steps: int, file: Path, keep: Path) -> dict[str, Any]:
+    """What ``boltcutter.bench.reference`` is told, to do by hand what the words of ``train.py`` mean."""
+    cfg = harness.resolved(words)
+    spec = {name: cfg[name] for name in ("model", "optimizer", "scheduler")}
+    spec |= {"clip": cfg["trainer"]["gradient_clip_val"], "compile": loop == BEST_COMPILED, "warm": warm}
+    spec |= {"steps": steps, "file": str(file), "keep": str(keep), "loop": "guide" if loop == GUIDE else "best"}
+    return spec
 
 
 def agree(ours: list[float], theirs: list[float], who: str) -> None:

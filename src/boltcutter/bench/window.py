@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import os
 import resource
 import time
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Window(Callback):
         if self.keep is None or not trainer.is_global_zero:
             return
         loader: Any = trainer.train_dataloader
-        batches = list(itertools.islice(copy.copy(loader.batch_sampler), self.warm + self.steps))
+        batches = list(islice(copy.copy(loader.batch_sampler), self.warm + self.steps))
         chosen, places = np.unique(np.concatenate(batches), return_inverse=True)
         inputs, targets = loader.dataset.__getitems__(type(batches[0])(chosen.tolist()))
         self._kept = {
@@ -64,6 +64,7 @@ class Window(Callback):
     ) -> None:
         """Start the clock, or stop it and leave without tidying up."""
         done = batch_idx + 1
+        self._stopwatch.lap()
         if done <= CHECKED:
             self.losses.append(float(outputs["loss"]))
         if done == self.warm:
@@ -80,11 +81,17 @@ class Stopwatch:
     """Runs from when it is made."""
 
     def __init__(self) -> None:
-        self.began = time.perf_counter(), time.process_time()
+        self.cpu = time.process_time()
+        self.laps = [time.perf_counter()]
+
+    def lap(self) -> None:
+        """A step is over."""
+        self.laps.append(time.perf_counter())
 
     def write(self, file: Path, steps: int, losses: list[float]) -> None:
-        """Write seconds a step, by the clock and of processors; the first losses; the peak of memory in MiB."""
-        wall, cpu = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
+        """Write seconds a step, by the clock and of processors; each step; the first losses; the peak in MiB."""
+        cpu, wall = time.process_time() - self.cpu, self.laps[-1] - self.laps[0]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        found = {"wall": wall / steps, "cpu": cpu / steps, "losses": losses, "mib": peak}
+        each = [b - a for a, b in pairwise(self.laps)]
+        found = {"wall": wall / steps, "cpu": cpu / steps, "each": each, "losses": losses, "mib": peak}
         file.write_text(json.dumps(found))
