@@ -70,16 +70,19 @@ class _Code:
         return edits
 
     def elements(self) -> list[Edit]:
-        """Of tables and of decorators."""
+        """Of tables, and of decorators."""
         edits: list[Edit] = []
         for node in self.tree.body:
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 one = isinstance(node.value, ast.List) and all(_is_word(element) for element in node.value.elts)
                 if not (one and self.tests):  # the words of one command make sense together or not at all
-                    edits += self._elements_below(node.value)
+                    edits += self._elements_below(node.value, all_may_go=not isinstance(node.value, ast.List))
             elif self.tests and isinstance(node, ast.FunctionDef | ast.ClassDef):
                 for decorator in node.decorator_list:
-                    edits += self._elements_below(decorator)
+                    edits += self._elements_below(decorator, all_may_go=False)
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Dict):
+                        edits += self._elements_below(inner.value, all_may_go=False)
         return edits
 
     def statements(self) -> list[Edit]:
@@ -115,14 +118,15 @@ class _Code:
     def _asks(self, node: ast.stmt) -> bool:
         return any(isinstance(inner, ast.arg) and inner.arg in self.fixtures for inner in ast.walk(node))
 
-    def _elements_below(self, node: ast.expr) -> list[Edit]:
+    def _elements_below(self, node: ast.expr, *, all_may_go: bool) -> list[Edit]:
         found = list(_elements(node))
         places = [(self._place(first)[0] - 2 * double, self._place(last)[1]) for first, last, double in found]
         going = [self._tells(*place) for place in places]
         if not places:
             below = (child.value if isinstance(child, ast.keyword) else child for child in ast.iter_child_nodes(node))
-            return [edit for child in below if isinstance(child, ast.expr) for edit in self._elements_below(child)]
-        if all(going) and self.tests:
+            inner = (self._elements_below(child, all_may_go=False) for child in below if isinstance(child, ast.expr))
+            return [edit for edits in inner for edit in edits]
+        if all(going) and self.tests and not all_may_go:
             return []  # nothing would be left to try
         return self._cut_out(places, going, isinstance(node, ast.Tuple))
 
@@ -139,7 +143,7 @@ class _Code:
                 going[at] = False
             elif going[at] and at + 1 == len(places):
                 comma = "," if is_tuple and first == 1 else ""  # of a single element
-                edits.append(Edit(places[first - 1][1] if first else start, end, comma))
+                edits.append(Edit(places[first - 1][1] if first else places[0][0], end, comma))
             elif going[at] and not going[at + 1]:
                 edits.append(Edit(places[first][0], places[at + 1][0]))
         return edits

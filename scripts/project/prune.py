@@ -51,13 +51,15 @@ def prune_markdown(text: str, gone: Gone) -> str:
     if not gone.telling.search(text):
         return text
     out: list[str] = []
-    level = 0  # of the heading whose section goes
-    for block in BLOCK.findall(text):
+    level = 0  # of the heading whose section goes: that names what is dropped, or whose first block does
+    blocks = BLOCK.findall(text)
+    for at, block in enumerate(blocks):
         depth = len(block) - len(block.lstrip("#"))
         if depth and depth <= level:
             level = 0
-        if depth and not level and gone.headings.search(block):
-            level = depth
+        if depth and not level:
+            first = next((other for other in blocks[at + 1 :] if other.strip()), "")
+            level = depth if gone.headings.search(block) or (first and not _block(first, gone)) else 0
         if level:
             continue
         kept = _block(block, gone)

@@ -49,7 +49,7 @@ ROOMS = {
             "src/boltcutter/data/tokenizer.py",
         ),
         ("text",),
-        words=r"\bGPT\b",
+        words=r"\bGPT\b|\btokens=\d",
     ),
     "tabular": Room("tables: CSV and Parquet", ("src/boltcutter/data/tabular.py",)),
     "shards": Room(
