@@ -21,10 +21,12 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from torch import nn
 
+from lightning.pytorch.strategies import ParallelStrategy
 from boltcutter import build, run
 from boltcutter.config import ConfigError, DictConfig, hint, merge, one_line
 from boltcutter.environment.process import started
 from boltcutter.precision import check_precision, kind, mix_halves
+from boltcutter.environment import platform
 from boltcutter.quiet import quiet
 
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}  # arguments of the trainer
@@ -139,7 +141,12 @@ def main(configs: Path, words: list[str]) -> None:
         ConfigError: There are some, a line for each.
     """
     quiet()
-    cfg = read(configs, words)
+    Args:
+        configs: Folder of the configuration.
+        words: Those of training, or ``run=<folder>`` for those of an earlier run, and changes to them.
+
+    special, rest = run.take(words, "run")
+    cfg = check_cfg(run.reopen(configs, Path(special["run"]), rest)) if special else read(configs, words)
     cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / "check")
     assemble(cfg)
     print("ok")
@@ -247,6 +254,19 @@ def check_processes(trainer: L.Trainer) -> None:
         every, here = processes
         raise ConfigError(
             f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {every} processes were "
+    if told := platform.told():
+        name, nodes, each = told
+        if nodes > 1 and isinstance(trainer.strategy, ParallelStrategy) and not hasattr(trainer.strategy, "num_nodes"):
+            raise ConfigError(
+                f"trainer.strategy={type(trainer.strategy).__name__} trains on one node, but {name} has {nodes}: each "
+                "would train alone; take trainer=ddp"
+            )
+        if nodes != trainer.num_nodes or each not in (None, trainer.num_devices):
+            devices = f"trainer.devices={each} " if each else ""
+            raise ConfigError(
+                f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {name} has started "
+                f"{nodes} nodes{f' for {each} processes each' if each else ''}; say {devices}trainer.num_nodes={nodes}"
+            )
             f"started; say trainer.devices={here} trainer.num_nodes={max(1, every // here)}"
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, public
-from boltcutter.environment import mpi
+from boltcutter.environment import mpi, platform
 from boltcutter.environment.process import is_first, rank_of_many
 
 FLAGS = {
@@ -99,15 +99,13 @@ def main(
             _answer(configs, usage, flags, words, {**FLAGS, **own})
         else:
             begin()
-            try:
-                mpi.adopt()
-            except mpi.Scattered as error:
-                raise ConfigError(str(error)) from error
+            _adopt()
             importlib.import_module(module).main(configs, words)
     except ConfigError as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":
             raise
-        if is_first():
+        lost = isinstance(error.__cause__, platform.Contradiction)  # perhaps nobody takes itself for the first
+        if is_first() or lost:
             print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         sys.exit(2)
     except Exception as error:
@@ -117,6 +115,15 @@ def main(
         rank = rank_of_many()
         print("error" if rank is None else f"error on rank {rank}", error, sep=": ", file=sys.stderr)
         sys.exit(1)
+
+
+def _adopt() -> None:
+    """Learn which of the run's processes this is, where somebody else has started it."""
+    try:
+        platform.adopt()
+        mpi.adopt()
+    except (platform.Contradiction, mpi.Scattered) as error:
+        raise ConfigError(str(error)) from error
 
 
 def _answer(configs: Path, usage: str, flags: list[str], words: list[str], known: Mapping[str, str]) -> None:
@@ -134,10 +141,12 @@ def _answer(configs: Path, usage: str, flags: list[str], words: list[str], known
     if flag == "--help":
         print(_help(configs, usage, known))
     elif flag == "--print":
+        _adopt()
         print(_resolved(configs, rest), end="")
     elif flag == "--check":
         from boltcutter import assemble
 
+        _adopt()
         assemble.main(configs, rest)
     elif flag == "--describe":
         from boltcutter.assemble import describe_words

@@ -35,7 +35,7 @@ def main(configs: Path, words: list[str]) -> None:
         inside = cfg.folder and cfg.checkpoints.startswith(f"{cfg.folder}/")
         key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
         raise ConfigError(f"{key}={cfg[key]} holds a run; say resume={its} to go on with it, or choose another")
-    with run_id() as name, leaving_together():
+    with run_id(words) as name, leaving_together():
         cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / name)
         train(cfg)
 

@@ -4,9 +4,10 @@ No clock is shared. The name comes from the first of these that is there:
 
 1. ``BOLTCUTTER_RUN_ID``, set by a launcher, or by the first process for those that Lightning starts;
 2. the job and step that ``srun`` started (the same after ``scontrol requeue``);
-3. the ``--rdzv-id`` of ``torchrun`` (the same after an elastic restart);
-4. what the first process to reach the ``MASTER_ADDR`` store wrote there;
-5. the time and four random bytes.
+3. the job of a cloud's platform, and what it trains (the same when the platform starts the job again);
+4. the ``--rdzv-id`` of ``torchrun`` (the same after an elastic restart);
+5. what the first process to reach the ``MASTER_ADDR`` store wrote there;
+6. the time and four random bytes.
 """
 
 from __future__ import annotations
@@ -14,23 +15,38 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from boltcutter.environment import platform
 from boltcutter.environment.process import in_slurm_step, is_first
 
 VARIABLE = "BOLTCUTTER_RUN_ID"
 SECONDS = 30.0  # that a process which has failed stays for the others
+PATIENCE = 300.0  # seconds to wait for the first process, whose machine may still be starting
 _stores: list[Any] = []
 
 
+class NoAnswer(RuntimeError):
+    """The first process cannot be reached."""
+
+    explains_itself = True  # needs no traceback
+
+
 @contextmanager
-def run_id() -> Iterator[str]:
-    """This run's name; inside the block, processes started from here have the same."""
+def run_id(words: Sequence[str] = ()) -> Iterator[str]:
+    """This run's name; inside the block, processes started from here have the same.
+
+    Args:
+        words: What the run is to do, by which it differs from others of the same job.
+
+    Raises:
+        NoAnswer: The first process is not where it is said to be.
+    """
     given = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = given or _slurm() or _torchrun() or _agreed() or fresh()
+    os.environ[VARIABLE] = given or _slurm() or platform.job(words) or _torchrun() or _agreed() or fresh()
     try:
         yield os.environ[VARIABLE]
     except BaseException:
@@ -66,23 +82,32 @@ def _agreed() -> str | None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     agent_serves = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = TCPStore(
-        env["MASTER_ADDR"],
-        int(env["MASTER_PORT"]),
-        is_master=is_first() and not agent_serves,
-        wait_for_workers=False,
-        multi_tenant=True,
-        timeout=timedelta(minutes=5),
-    )
+    serves = is_first() and not agent_serves
+    address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    try:
+        store = TCPStore(
+            address,
+            port,
+            is_master=serves,
+            wait_for_workers=False,
+            multi_tenant=True,
+            timeout=timedelta(seconds=PATIENCE),
+        )
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0][:160]
+        fault = "the port cannot be used" if serves else f"the first process did not answer in {PATIENCE:.0f} s"
+        raise NoAnswer(f"MASTER_ADDR={address}, MASTER_PORT={port}: {fault} ({reason}); correct them") from None
     store.add("arrived", 1)
-    if is_first() and not agent_serves:
+    if serves:
         _stores.append(store)  # it serves the others until this process ends
     return store.compare_set("run_id", "", fresh()).decode()
 
 
 def _wait_for_the_others() -> None:
     """Serve the store until all have been there; one that came later would wait for it for minutes."""
-    end = time.monotonic() + SECONDS
+    env, end = os.environ, time.monotonic() + SECONDS
+    # One process on each node has been started, or all of them, of which each has its rank.
+    others = env.get("WORLD_SIZE", 1) if "RANK" in env else env.get(platform.NODES, env.get("WORLD_SIZE", 1))
     for store in _stores:
-        while store.add("arrived", 0) < int(os.environ.get("WORLD_SIZE", 1)) and time.monotonic() < end:
+        while store.add("arrived", 0) < int(others) and time.monotonic() < end:
             time.sleep(0.05)
