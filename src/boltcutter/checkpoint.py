@@ -10,21 +10,21 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import IO, Any
 
 import fsspec
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
+from boltcutter import sharded
+from boltcutter.sharded import CheckpointError as CheckpointError
 
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; one line says which, why, and what to do."""
-
-    explains_itself = True  # needs no traceback
+_copy: tuple[str, IO[bytes]] | None = None  # of what was last read behind a URL: which it is, and a file that goes away
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -59,16 +59,40 @@ class AtomicCheckpointIO(CheckpointIO):
         torch.save(checkpoint, self._snapshot)
         return self._do(partial(self._write_snapshot, path, self._snapshot.tell()))
 
+    def save_parts(self, checkpoint: dict[str, Any], path: str | Path, orders: dict[str, torch.Tensor]) -> None:
+        """Write a checkpoint of which each rank has a part, as ``sharded.save`` does; ranks wait for it.
+
+        Raises:
+            CheckpointError: It could not be written; what was there before is untouched.
+        """
+        self.wait()
+        try:
+            index = sharded.save(checkpoint, path, orders)
+        except OSError as error:
+            raise CheckpointError(_why_not_written(path, error)) from error
+        if index:  # on the first rank
+            self._write(path, lambda file: torch.save(index, file), keep=index["parts"]["folder"])
+
+    def read_parts(self, path: str | Path, index: dict[str, Any], into: dict[str, torch.Tensor]) -> None:
+        """Fill tensors by name with what a peek has found to be in parts; called on all ranks."""
+        sharded.read(Path(path), index, into, alone=False)
+
+    def size_of_parts(self, path: str | Path) -> int:
+        """Bytes of a checkpoint beside those of the file itself."""
+        return sharded.size(Path(path))
+
     def load_checkpoint(
-        self, path: str | Path, map_location: Any = None, weights_only: bool | None = True
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = True, *, peek: bool = False
     ) -> dict[str, Any]:
-        """Read a checkpoint of this project, or of Lightning; tensors and plain types alone.
+        """Read a checkpoint of this project, or of Lightning; tensors and plain types alone; or ``peek`` as ``load``.
 
         Raises:
             CheckpointError: It is not there, not whole, or more than data.
         """
         self.wait()
-        found = load(path, map_location)
+        if peek and (fault := damage(path)):
+            raise CheckpointError(f"{path}: {fault}; take another checkpoint")
+        found = load(path, map_location, peek=peek)
         if "state_dict" not in found:
             raise CheckpointError(
                 f"{path}: holds weights but no training to go on with; load them with init_from={path}"
@@ -85,6 +109,7 @@ class AtomicCheckpointIO(CheckpointIO):
                     store, place = _store(path)
                     if store.exists(place):
                         store.rm(place, recursive=True)
+                    sharded.sweep(Path(path))
 
         self._do(remove)
 
@@ -128,7 +153,7 @@ class AtomicCheckpointIO(CheckpointIO):
             except Exception as error:  # each store has its own
                 raise CheckpointError(_why_not_written(path, error)) from error
 
-    def _write(self, path: str | Path, dump: Callable[[IO[bytes]], object]) -> None:
+    def _write(self, path: str | Path, dump: Callable[[IO[bytes]], object], keep: str | None = None) -> None:
         folder = Path(path).parent
         try:
             if folder not in self._used:
@@ -137,6 +162,7 @@ class AtomicCheckpointIO(CheckpointIO):
         except (OSError, RuntimeError) as error:  # torch gives a full disk as RuntimeError
             raise CheckpointError(_why_not_written(path, error)) from error
         self._used.add(folder)
+        sharded.sweep(Path(path), keep)
 
 
 def load(path: str | Path, map_location: Any = "cpu", *, peek: bool = False) -> dict[str, Any]:
@@ -145,7 +171,7 @@ def load(path: str | Path, map_location: Any = "cpu", *, peek: bool = False) -> 
     Args:
         path: Of the file; a URL as well.
         map_location: Where tensors go, as for ``torch.load``.
-        peek: Known to be whole: tensors of a local file are read when they are used.
+        peek: Known to be whole: tensors of a local file are read when they are used, and those in parts not at all.
 
     Raises:
         CheckpointError: It is not there, not whole, or more than data.
@@ -155,7 +181,8 @@ def load(path: str | Path, map_location: Any = "cpu", *, peek: bool = False) -> 
         if fault or file is None:
             raise CheckpointError(f"{path}: {fault}; take another checkpoint")
         lazily = peek and not _is_url(path)
-        return _unpickled(path, str(path) if lazily else file, map_location=map_location, mmap=lazily)
+        found = _unpickled(path, str(path) if lazily else file, map_location=map_location, mmap=lazily)
+        return found if peek else sharded.whole(Path(path), found)
 
 
 def outline(path: str | Path) -> dict[str, Any]:
@@ -167,9 +194,14 @@ def outline(path: str | Path) -> dict[str, Any]:
 
 
 def damage(path: str | Path) -> str | None:
-    """What is wrong with a file, by size, form and checksums; None if nothing is."""
+    """What is wrong with a file, and its parts, by size, form and checksums; None if nothing is."""
     with _told(path), _opened(path) as file:
-        return _fault(file)
+        fault = _fault(file)
+    if fault or _is_url(path):
+        return fault
+    with suppress(CheckpointError):  # whole, whatever it is
+        fault = sharded.fault(Path(path), outline(path))
+    return fault
 
 
 def newest(place: str | Path, say: Callable[[str], None] = print) -> str | None:
@@ -235,10 +267,23 @@ def _opened(path: str | Path, *, whole: bool = True) -> Iterator[IO[bytes] | Non
     if not store.isfile(place):
         yield None
     elif _is_url(path) and whole:
-        yield BytesIO(store.cat_file(place))
+        yield _fetched(store, place)
     else:
         with store.open(place, "rb", block_size=2**20) as file:
             yield file
+
+
+def _fetched(store: Any, place: str) -> IO[bytes]:
+    """A copy on this machine, made once as long as the store has the same: it may be far, and is read several times."""
+    global _copy
+    key = str(store.ukey(place))
+    if _copy is None or _copy[0] != key:
+        _copy = None  # gives its room back first
+        file = NamedTemporaryFile(suffix=".ckpt")
+        store.get_file(place, file.name)
+        _copy = key, file
+    _copy[1].seek(0)
+    return _copy[1]
 
 
 def _unpickled(path: str | Path, source: Any, **options: Any) -> dict[str, Any]:

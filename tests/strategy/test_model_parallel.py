@@ -1,9 +1,13 @@
 import csv
+import json
 import shutil
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, Script, apart
+import torch
+from conftest import QUICK, Script, apart, state
+
+from boltcutter.checkpoint import load
 
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
 WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "scheduler=constant", "trainer.accelerator=cpu"]
@@ -13,7 +17,7 @@ TEXT = ["data=text", "model=gpt", "task=language", "data.shape=[16]", "model.wid
 
 @pytest.fixture(scope="module")
 def half(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One epoch on two ranks that share the weights."""
+    """One epoch on two ranks that share the weights, all of which the first has written."""
     folder = tmp_path_factory.mktemp("half") / "run"
     words = [*WORDS, *FSDP2, "trainer.devices=2", "trainer.max_epochs=1", "test=false"]
     done = script("train", *words, f"folder={folder}", ranks=2)
@@ -36,26 +40,126 @@ def test_ranks_that_share_a_model_train_as_one_process(
     assert tables[0] == tables[1]  # each sample once
 
 
-def test_a_language_model_cut_at_its_blocks_trains_as_one_process(script: Script, tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Words for a small language model."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "files").mkdir()
     for name in "abcdefghijkl":
-        (tmp_path / "text" / f"{name}.txt").write_text("".join(f"{name}{n} is {n * n}\n" for n in range(200)))
-    text = [*TEXT, f"data.path={tmp_path}/text", f"data.cache={tmp_path}/cache", "test=false"]
-    for name, more in (("one", []), ("two", [*FSDP2, "trainer.devices=2"])):
-        done = script("train", *WORDS, *text, *more, f"folder={tmp_path}/{name}", ranks=2 if more else 0)
-        assert done.returncode == 0, done.stderr
-    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6
+        (folder / "files" / f"{name}.txt").write_text("".join(f"{name}{n} is {n * n}\n" for n in range(200)))
+    return [*TEXT, f"data.path={folder}/files", f"data.cache={folder}/cache", "test=false"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_run_goes_on_with_another_number_of_ranks(
-    script: Script, alone: Path, half: Path, tmp_path: Path, ranks: int
+ODD = ["model.kv_heads=2", "model.bias=true", "model.norm=layer", "model.position=learned"]
+GELU = ["model.mlp=gelu", "model.tied=false"]
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "each"),
+    [
+        ([], 2, 1),
+        ([*ODD, "model.recompute=true"], 2, 2),
+        pytest.param([], 4, 2, marks=pytest.mark.slow),
+        pytest.param(GELU, 2, 2, marks=pytest.mark.slow),
+        pytest.param(ODD, 4, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_language_model_that_is_cut_trains_as_one_process(
+    script: Script, text: list[str], tmp_path: Path, model: list[str], ranks: int, each: int
 ) -> None:
-    folder = tmp_path / "run"
+    cut = [*FSDP2, f"trainer.devices={ranks}", f"trainer.strategy.tensor_parallel_size={each}"]
+    for name, more in (("one", []), ("cut", cut)):
+        done = script("train", *WORDS, *text, *model, *more, f"folder={tmp_path}/{name}", ranks=ranks if more else 0)
+        assert done.returncode == 0, done.stderr
+    assert apart(tmp_path / "one", tmp_path / "cut") < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("parts", "then", "ranks"),
+    [
+        (True, ["trainer=default", "trainer.accelerator=cpu"], 0),
+        pytest.param(False, ["trainer=default", "trainer.accelerator=cpu"], 0, marks=pytest.mark.slow),
+        pytest.param(True, ["trainer.strategy.tensor_parallel_size=1"], 2, marks=pytest.mark.slow),
+        pytest.param(True, ["trainer.devices=4"], 4, marks=pytest.mark.slow),
+        pytest.param(False, ["trainer.devices=4"], 4, marks=pytest.mark.slow),
+    ],
+)
+def test_matrices_of_several_in_one_are_cut_otherwise_on_resume(
+    script: Script, text: list[str], tmp_path: Path, parts: bool, then: list[str], ranks: int
+) -> None:
+    cut = [*FSDP2, "trainer.devices=2", "trainer.strategy.tensor_parallel_size=2"]
+    for name, more in (("one", []), ("cut", [*cut, f"trainer.strategy.save_distributed_checkpoint={parts}".lower()])):
+        words = [*WORDS, *text, *more, f"folder={tmp_path}/{name}", "trainer.max_steps=2"]
+        done = script("train", *words, ranks=2 if more else 0)
+        assert done.returncode == 0, done.stderr
+    for name, more in (("one", []), ("cut", then)):
+        words = [f"resume={tmp_path}/{name}", "trainer.max_steps=4", *more]
+        done = script("train", *words, ranks=ranks if more else 0)
+        assert done.returncode == 0, done.stderr
+    ours, theirs = load(tmp_path / "cut" / "checkpoints" / "last.ckpt"), state(tmp_path / "one")
+    torch.testing.assert_close(dict(ours["state_dict"]), theirs, rtol=0, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def parts(script: Script, half: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its second epoch, after which four ranks have written a part of the checkpoint each."""
+    folder = tmp_path_factory.mktemp("parts") / "run"
     shutil.copytree(half, folder)
-    done = script("train", f"resume={folder}", "trainer.max_epochs=2", f"trainer.devices={ranks}", ranks=ranks)
+    words = [f"resume={folder}", "trainer.max_epochs=2", "trainer.devices=4"]
+    done = script("train", *words, "trainer.strategy.save_distributed_checkpoint=true", ranks=4)
     assert done.returncode == 0, done.stderr
-    assert apart(alone, folder) < 1e-6
+    assert len(list((folder / "checkpoints").glob("last.ckpt.parts-*/__?_0.distcp"))) == 4
+    return folder
+
+
+def test_ranks_write_their_parts_of_what_one_process_writes(alone: Path, parts: Path) -> None:
+    ours, theirs = (load(folder / "checkpoints" / "last.ckpt") for folder in (parts, alone))
+    assert ours.keys() == theirs.keys()
+    torch.testing.assert_close(dict(ours["state_dict"]), dict(theirs["state_dict"]), rtol=0, atol=1e-6)
+    (mine,), (other,) = ours["optimizer_states"], theirs["optimizer_states"]
+    assert mine["param_groups"][0]["params"] == other["param_groups"][0]["params"]
+    torch.testing.assert_close(mine["state"], other["state"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("written", "then", "ranks"),
+    [
+        ("whole", ["trainer=default", "trainer.accelerator=cpu"], 0),
+        ("parts", ["trainer=default", "trainer.accelerator=cpu"], 0),
+        ("parts", ["trainer.devices=2", "trainer.strategy.save_distributed_checkpoint=false"], 2),
+        pytest.param("whole", ["trainer.devices=1"], 1, marks=pytest.mark.slow),
+        pytest.param("parts", ["trainer.devices=4"], 4, marks=pytest.mark.slow),
+        pytest.param("parts", ["trainer.strategy.tensor_parallel_size=2"], 4, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_with_another_number_of_ranks(
+    script: Script, alone: Path, half: Path, parts: Path, tmp_path: Path, written: str, then: list[str], ranks: int
+) -> None:
+    expected, folder = tmp_path / "alone", tmp_path / "run"
+    shutil.copytree(alone, expected)
+    shutil.copytree(half if written == "whole" else parts, folder)
+    epochs = f"trainer.max_epochs={2 if written == 'whole' else 3}"
+    for words, count in (([f"resume={folder}", *then], ranks), ([f"resume={expected}", "test=false"], 0)):
+        if words[0] == f"resume={folder}" or written == "parts":
+            done = script("train", *words, epochs, ranks=count)
+            assert done.returncode == 0, done.stderr
+    ours, theirs = (load(place / "checkpoints" / "last.ckpt")["state_dict"] for place in (folder, expected))
+    torch.testing.assert_close(dict(ours), dict(theirs), rtol=0, atol=1e-6)
+    left = [path.name for path in sorted((folder / "checkpoints").glob("last*"))]
+    assert len(left) == 1 + (written == "parts" and ranks == 4)  # and nothing of what was there before
+
+
+def test_one_process_evaluates_parts_and_begins_from_them(
+    script: Script, alone: Path, parts: Path, tmp_path: Path
+) -> None:
+    done = script("evaluate", f"run={parts}", f"output={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    told = json.loads((alone / "record.json").read_text())["test"]
+    assert json.loads((tmp_path / "metrics.json").read_text()) == pytest.approx(told, abs=1e-5)
+    words = [*WORDS, f"init_from={parts}/checkpoints/best.ckpt", f"folder={tmp_path}/run", "trainer.max_steps=1"]
+    done = script("train", *words, "test=false")
+    assert done.returncode == 0, done.stderr
+    assert "init_from: " not in done.stdout  # all of it fits
 
 
 def test_a_gradient_that_is_not_finite_stops_all_ranks_in_one_line(script: Script, tmp_path: Path) -> None:
@@ -69,7 +173,11 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_in_one_line(script: Scrip
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["trainer.strategy.save_distributed_checkpoint=true"], "only a single file can be verified"),
+        (
+            ["trainer.strategy.save_distributed_checkpoint=true", "checkpoint_io.asynchronous=true"],
+            "ranks write their parts together; set checkpoint_io.asynchronous=false",
+        ),
+        (["trainer.strategy.cpu_offload=true"], "on processors all is in their memory"),
         (["trainer=fsdp"], "trainer: "),
         (["trainer=deepspeed"], "trainer"),
         (["model=convnet"], "ConvNet does not say how it is cut"),

@@ -8,6 +8,7 @@ import lightning as L
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
 
 GIB = 2**30
 
@@ -79,6 +80,15 @@ class Best(ModelCheckpoint):
         finally:
             self._saving = False
 
+    def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, torch.Tensor]) -> None:
+        if self.monitor in (None, *monitor_candidates) or trainer.fit_loop.epoch_loop.val_loop._has_run:
+            super()._save_topk_checkpoint(trainer, monitor_candidates)
+        elif self.save_top_k:
+            rank_zero_warn(
+                f"callback.best.monitor={self.monitor}: there was no validation yet, so no checkpoint is kept as the "
+                "best; lower trainer.val_check_interval, or monitor train/loss"
+            )
+
     def _update_best_and_save(self, current: Any, trainer: L.Trainer, monitor_candidates: Any) -> None:
         super()._update_best_and_save(current, trainer, monitor_candidates)
         if self.max_gib is None:
@@ -100,12 +110,12 @@ class Best(ModelCheckpoint):
         """Of each checkpoint that is kept, in bytes; the same on all ranks."""
         sizes = {}
         if trainer.is_global_zero:
-            wait = getattr(trainer.strategy.checkpoint_io, "wait", None)
-            if wait:
-                wait()
+            writer = trainer.strategy.checkpoint_io
+            getattr(writer, "wait", int)()
+            parts = getattr(writer, "size_of_parts", lambda path: 0)
             store = get_filesystem(self.dirpath or "")
             store.invalidate_cache()
-            sizes = {path: store.size(path) if store.exists(path) else 0 for path in self.best_k_models}
+            sizes = {path: parts(path) + (store.size(path) if store.exists(path) else 0) for path in self.best_k_models}
         return dict(trainer.strategy.broadcast(sizes))
 
     def _fit(self, size: int) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from boltcutter.model.sharding import order_of_shares, replicate, share
 
 Cache = list[tuple[Tensor, Tensor]]
 
@@ -34,6 +38,11 @@ class GPT(nn.Module):
         bias: Whether linear maps and LayerNorms have biases.
         tied: Whether the embedding of tokens is also the last layer.
         dropout: Share dropped of embeddings, attention and branches while training.
+        recompute: Keep nothing of what is inside blocks while training, and compute it again in the backward pass.
+
+    Attributes:
+        orders: By the name of a weight that is cut over ranks, the order in which they have its rows, where that is
+            another than the rows' own.
 
     Raises:
         ValueError: Sizes do not go together.
@@ -41,7 +50,8 @@ class GPT(nn.Module):
     Source: Vaswani et al., Attention Is All You Need, 2017; Radford et al., Language Models are Unsupervised Multitask
     Learners, 2019 (norms before branches, initialisation); Press & Wolf, Using the Output Embedding to Improve Language
     Models, 2017 (tied); Zhang & Sennrich, Root Mean Square Layer Normalization, 2019; Su et al., RoFormer, 2021
-    (rotary); Shazeer, GLU Variants Improve Transformer, 2020; Ainslie et al., GQA, 2023.
+    (rotary); Shazeer, GLU Variants Improve Transformer, 2020; Ainslie et al., GQA, 2023; Chen et al., Training Deep
+    Nets with Sublinear Memory Cost, 2016 (recompute).
     """
 
     caches = True  # may be called with a cache
@@ -63,6 +73,7 @@ class GPT(nn.Module):
         bias: bool = False,
         tied: bool = True,
         dropout: float = 0.0,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         _check(inputs, layers, heads, kv_heads or heads, width, position, dropout)
@@ -73,11 +84,13 @@ class GPT(nn.Module):
         self.positions = nn.Embedding(self.context, width) if position == "learned" else None
         self.dropout = nn.Dropout(dropout)
         made: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads or heads, "bias": bias, "dropout": dropout}
-        self.blocks = nn.ModuleList(Block(width, inner, gated=gated, norm=norm, **made) for _ in range(layers))
+        made |= {"gated": gated, "norm": norm, "recompute": recompute}
+        self.blocks = nn.ModuleList(Block(width, inner, **made) for _ in range(layers))
         self.norm = _norm(norm, width, bias)
         self.head = None if tied else nn.Linear(width, outputs, bias=False)
         rotations = _rotations(self.context, width // heads) if position == "rotary" else None
         self.register_buffer("rotations", rotations, persistent=False)  # (2, T, D)
+        self.orders: dict[str, Tensor] = {}
         self.apply(self._initialize)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
@@ -95,21 +108,41 @@ class GPT(nn.Module):
             ValueError: There are more positions than the context has.
         """
         before = cache[0][0].size(2) if cache else 0
+        x = self.embed(tokens, before)
+        rotations = self.turns(x, before)
+        for number, block in enumerate(self.blocks):
+            x, kept = block(x, rotations, cache[number] if before and cache else None, keep=cache is not None)
+            if cache is not None:
+                cache[number : number + 1] = [kept]
+        return self.logits(x)
+
+    def embed(self, tokens: Tensor, before: int = 0) -> Tensor:
+        """What the first block takes, (B, T, C), for tokens that follow ``before`` others."""
         end = before + tokens.size(1)
         if end > self.context:
             raise ValueError(f"model.inputs=[{self.context}], but {end} tokens came; give a longer context")
         x = self.tokens(tokens.long())  # (B, T, C)
         if self.positions is not None:
-            x = x + self.positions.weight[before:end]
-        x = self.dropout(x)
-        rotations = None if self.rotations is None else self.rotations[:, before:end].to(x.dtype)
-        for number, block in enumerate(self.blocks):
-            x, kept = block(x, rotations, cache[number] if before and cache else None, keep=cache is not None)
-            if cache is not None:
-                cache[number : number + 1] = [kept]
-        x = self.norm(x)
-        logits: Tensor = F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
-        return logits
+            x = x + self.positions(torch.arange(before, end, device=tokens.device))
+        embedded: Tensor = self.dropout(x)
+        return embedded
+
+    def turns(self, x: Tensor, before: int = 0) -> Tensor | None:
+        """Rotations of the positions of (B, T, C), if there are any."""
+        return None if self.rotations is None else self.rotations[:, before : before + x.size(1)].to(x.dtype)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What the last block gave, (B, T, C), as logits (B, T, V)."""
+        x, weight = self.norm(x), cast(Any, self.tokens.weight)
+        if self.head is not None:
+            made: Tensor = self.head(x)
+            return made
+        if hasattr(weight, "full_tensor"):  # each rank has some of the tokens
+            from torch.distributed.tensor import DTensor, Replicate
+
+            cut: Any = F.linear(DTensor.from_local(x, weight.device_mesh, [Replicate()]), weight)
+            return cast(Tensor, cut.full_tensor())
+        return F.linear(x, weight)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Weights that decay, then those that do not: embeddings, norms and biases.
@@ -126,24 +159,63 @@ class GPT(nn.Module):
         ]
         return [group for group in groups if group["params"]]
 
-    def shard(self, mesh: DeviceMesh) -> None:
+    def shard(self, mesh: DeviceMesh, *, offload: bool = False) -> None:
         """Cut each block, and then the rest, over the ranks of ``mesh``.
 
+        Over ``tensor_parallel`` attention is cut by heads, the MLP by its hidden units, the embedding by tokens.
+
+        Args:
+            mesh: With the dimensions ``data_parallel`` and ``tensor_parallel``.
+            offload: Whether weights stay in the machine's memory while they are not used.
+
         Raises:
-            ValueError: Matrices are to be cut; queries, keys and values share one.
+            ValueError: Heads or hidden units do not divide over the ranks, or each would drop numbers of its own.
 
-        Source: Zhao et al., PyTorch FSDP, 2023.
+        Source: Shoeybi et al., Megatron-LM, 2019 (heads, columns and rows); Zhao et al., PyTorch FSDP, 2023.
         """
-        from torch.distributed.fsdp import fully_shard
-
         if mesh["tensor_parallel"].size() > 1:
+            self._cut_matrices(mesh["tensor_parallel"])
+        share(mesh["data_parallel"], [*self.blocks, self], offload=offload)
+
+    def stages(self, count: int) -> list[nn.Module]:
+        """Modules that are to be called one after another, with about as many blocks each.
+
+        Raises:
+            ValueError: There are fewer blocks.
+        """
+        layers = len(self.blocks)
+        if count > layers:
             raise ValueError(
-                "trainer.strategy.tensor_parallel_size: model=gpt is cut between its layers alone; "
-                "set tensor_parallel_size=1"
+                f"trainer.devices={count}: model.layers={layers}, and a stage needs one; try trainer.devices={layers}"
             )
-        for block in self.blocks:
-            fully_shard(block, mesh=mesh["data_parallel"])
-        fully_shard(self, mesh=mesh["data_parallel"])
+        ends = [layers * stage // count for stage in range(count + 1)]
+        return [Stage(self, first, last) for first, last in pairwise(ends)]
+
+    def _cut_matrices(self, mesh: DeviceMesh) -> None:
+        from torch.distributed.tensor import Replicate
+        from torch.distributed.tensor import parallel as tp
+
+        ranks = mesh.size()
+        if self.dropout.p:
+            raise ValueError("trainer.strategy.tensor_parallel_size: each rank would drop others; set model.dropout=0")
+        blocks: list[Any] = list(self.blocks)
+        orders = blocks[0].orders(ranks)
+        for number, block in enumerate(blocks):
+            for name, order in orders.items():
+                for kind, parameter in getattr(block, name).named_parameters():
+                    parameter.data = parameter.data[order]
+                    self.orders[f"blocks.{number}.{name}.{kind}"] = order
+            plan = dict.fromkeys(("qkv", "widen"), tp.ColwiseParallel())
+            tp.parallelize_module(block, mesh, plan | dict.fromkeys(("attended", "narrow"), tp.RowwiseParallel()))
+            replicate(block.norm_attention, mesh)
+            replicate(block.norm_mlp, mesh)
+            block.heads, block.kv_heads = block.heads // ranks, block.kv_heads // ranks
+        whole: dict[str, tp.ParallelStyle] = {"tokens": tp.RowwiseParallel(input_layouts=Replicate())}
+        if self.head is not None:
+            whole["head"] = tp.ColwiseParallel(output_layouts=Replicate())
+        tp.parallelize_module(self, mesh, whole)
+        for module in filter(None, (self.norm, self.positions)):
+            replicate(module, mesh)
 
     def _initialize(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -151,6 +223,33 @@ class GPT(nn.Module):
             nn.init.normal_(module.weight, std=std)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+class Stage(nn.Module):
+    """Some of a GPT's blocks, with what comes before the first or after the last of all.
+
+    Args:
+        whole: Whose blocks they are.
+        first: Of them.
+        last: Before which they end.
+    """
+
+    def __init__(self, whole: GPT, first: int, last: int) -> None:
+        super().__init__()
+        vars(self)["whole"] = whole  # not a part of it
+        self.begins, self.ends = first == 0, last == len(whole.blocks)
+        self.blocks = whole.blocks[first:last]
+        ends = (whole.tokens, whole.positions) if self.begins else (), (whole.norm, whole.head or whole.tokens)
+        self.others = nn.ModuleList(filter(None, ends[0] + (ends[1] if self.ends else ())))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take tokens (B, T) at the beginning, else (B, T, C); give logits (B, T, V) at the end, else (B, T, C)."""
+        whole: GPT = vars(self)["whole"]
+        x = whole.embed(x) if self.begins else x
+        rotations = whole.turns(x)
+        for block in self.blocks:
+            x, _ = block(x, rotations, None, keep=False)
+        return whole.logits(x) if self.ends else x
 
 
 class Block(nn.Module):
@@ -165,6 +264,7 @@ class Block(nn.Module):
         norm: Of what a branch takes.
         bias: Whether linear maps have one.
         dropout: Of attention and of each branch.
+        recompute: Keep of a forward pass what came in alone.
     """
 
     def __init__(
@@ -178,10 +278,11 @@ class Block(nn.Module):
         norm: Literal["rms", "layer"],
         bias: bool,
         dropout: float,
+        recompute: bool,
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.gated, self.share = heads, kv_heads, gated, dropout
-        size = width // heads
+        self.size, self.hidden, self.recompute = size, hidden, recompute = width // heads, hidden, recompute
         self.norm_attention, self.norm_mlp = _norm(norm, width, bias), _norm(norm, width, bias)
         self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * size, bias)
         self.attended = _ending(width, width, bias)
@@ -193,6 +294,15 @@ class Block(nn.Module):
         self, x: Tensor, rotations: Tensor | None, before: tuple[Tensor, Tensor] | None, *, keep: bool
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Give x (B, T, C), and the keys and values (B, G, positions, D) so far if they are to be kept."""
+        if self.recompute and not keep and torch.is_grad_enabled():
+            computed: Tensor = checkpoint(self._compute, x, rotations, before, use_reentrant=False)[0]
+            return computed, None
+        x, kept = self._compute(x, rotations, before)
+        return x, kept if keep else None
+
+    def _compute(
+        self, x: Tensor, rotations: Tensor | None, before: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         attended, kept = self.attend(self.norm_attention(x), rotations, before)
         x = x + self.dropout(self.attended(attended))
         inner = self.widen(self.norm_mlp(x))
@@ -201,15 +311,15 @@ class Block(nn.Module):
             inner = F.silu(gate) * inner
         else:
             inner = F.gelu(inner)
-        return x + self.dropout(self.narrow(inner)), kept if keep else None
+        return x + self.dropout(self.narrow(inner)), kept
 
     def attend(
         self, x: Tensor, rotations: Tensor | None, before: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Softmax attention of each position to itself and those before it."""
-        batch, length, width = x.shape
+        batch, length, _ = x.shape
         h, g = self.heads, self.kv_heads
-        q, k, v = self.qkv(x).view(batch, length, h + 2 * g, width // h).transpose(1, 2).split([h, g, g], dim=1)
+        q, k, v = self.qkv(x).view(batch, length, h + 2 * g, self.size).transpose(1, 2).split([h, g, g], dim=1)
         if rotations is not None:
             q, k = _rotate(q, rotations), _rotate(k, rotations)
         if before is not None:
@@ -223,7 +333,23 @@ class Block(nn.Module):
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=share, is_causal=causal, enable_gqa=h != g
         )  # (B, H, T, D)
-        return out.transpose(1, 2).reshape(batch, length, width), (k, v)
+        return out.transpose(1, 2).reshape(batch, length, h * self.size), (k, v)
+
+    def orders(self, ranks: int) -> dict[str, Tensor]:
+        """In which order ranks have the rows of matrices that are several in one, so that each has whole heads.
+
+        Raises:
+            ValueError: Heads or hidden units do not divide.
+        """
+        h, g = self.heads, self.kv_heads
+        for name, count in (("heads", h), ("kv_heads", g), ("hidden", self.hidden)):
+            if count % ranks:
+                raise ValueError(
+                    f"trainer.strategy.tensor_parallel_size={ranks} does not divide model.{name}={count}; "
+                    f"try model.{name}={count + -count % ranks}"
+                )
+        orders = {"qkv": order_of_shares([h * self.size, g * self.size, g * self.size], ranks)}
+        return orders | ({"widen": order_of_shares([self.hidden] * 2, ranks)} if self.gated else {})
 
 
 def _rotations(length: int, size: int) -> Tensor:

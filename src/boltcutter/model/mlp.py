@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from boltcutter.model.rescaling import Rescaling, check_sizes
+from boltcutter.model.sharding import share
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
 NORMS: dict[str, type[nn.Module] | None] = {"none": None, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -72,17 +73,20 @@ class MLP(nn.Module):
         outputs: Tensor = self.head(features)
         return outputs
 
-    def shard(self, mesh: DeviceMesh) -> None:
+    def shard(self, mesh: DeviceMesh, *, offload: bool = False) -> None:
         """Cut each layer over the ranks of ``mesh``.
 
         Over ``tensor_parallel`` layers are cut by columns and by rows in turn, so that two of them need one exchange.
+
+        Args:
+            mesh: With the dimensions ``data_parallel`` and ``tensor_parallel``.
+            offload: Whether weights stay in the machine's memory while they are not used.
 
         Raises:
             ValueError: A norm or dropout would see a part of a layer alone.
 
         Source: Shoeybi et al., Megatron-LM, 2019 (columns and rows); Zhao et al., PyTorch FSDP, 2023.
         """
-        from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor import Replicate
         from torch.distributed.tensor.parallel import (
             ColwiseParallel,
@@ -105,6 +109,21 @@ class MLP(nn.Module):
             if len(layers) % 2:
                 plan["head"] = ColwiseParallel(output_layouts=Replicate())
             parallelize_module(self, mesh["tensor_parallel"], plan)
-        for layer in layers.values():
-            fully_shard(layer, mesh=mesh["data_parallel"])
-        fully_shard(self, mesh=mesh["data_parallel"])
+        share(mesh["data_parallel"], [*layers.values(), self], offload=offload)
+
+    def stages(self, count: int) -> list[nn.Module]:
+        """Modules that are to be called one after another, with about as many layers each.
+
+        Raises:
+            ValueError: There are fewer layers.
+        """
+        layers = [*self.hidden, self.head]
+        starts = [place for place, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
+        if count > len(starts):
+            raise ValueError(
+                f"trainer.devices={count}: model=mlp has {len(starts)} layers, and a stage needs one; "
+                f"try trainer.devices={len(starts)}"
+            )
+        ends = [starts[len(starts) * stage // count] for stage in range(count)] + [len(layers)]
+        parts = [nn.Sequential(*layers[first:last]) for first, last in pairwise(ends)]
+        return [nn.Sequential(self.rescaling, nn.Flatten(), *parts[0]), *parts[1:]]

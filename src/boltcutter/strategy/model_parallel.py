@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, cast
 
 import lightning as L
+import torch
 from lightning.pytorch import strategies
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 
 class NotCut(RuntimeError):
@@ -24,9 +26,12 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         data_parallel_size: Ranks that share the batch, and the weights of each layer until it is needed; ``auto``:
             all that are left.
         tensor_parallel_size: Ranks that share each matrix, and see the same samples.
+        save_distributed_checkpoint: Each rank writes its part of a checkpoint, beside the file that names them; else
+            the first rank writes all. A run goes on with another number of ranks from either.
+        cpu_offload: Keep weights, gradients and optimizer state in the machine's memory, on a device only while they
+            are used.
         module: Which part of the task is cut.
-        options: As for Lightning's ``ModelParallelStrategy``; checkpoints are single files, whatever the number of
-            ranks, so that a run goes on with another one.
+        options: As for Lightning's ``ModelParallelStrategy``.
     """
 
     def __init__(
@@ -34,25 +39,24 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         data_parallel_size: int | Literal["auto"] = "auto",
         tensor_parallel_size: int = 1,
         *,
+        save_distributed_checkpoint: bool = False,
+        cpu_offload: bool = False,
         module: str = "model",
         **options: Any,
     ) -> None:
-        if options.setdefault("save_distributed_checkpoint", False):
-            raise ValueError(
-                "trainer.strategy.save_distributed_checkpoint=true: only a single file can be verified; leave it out"
-            )
         if tensor_parallel_size < 1:
             raise ValueError(
                 f"trainer.strategy.tensor_parallel_size={tensor_parallel_size} is not a number of ranks; try 1"
             )
-        super().__init__(data_parallel_size, tensor_parallel_size, **options)
-        self.module = module
+        super().__init__(data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, **options)
+        self.module, self.cpu_offload = module, cpu_offload
+        self._path = ""  # of the checkpoint that was opened last
 
     def setup_environment(self) -> None:
         """Let ranks find one another, and have the model cut where Lightning asks the task to.
 
         Raises:
-            NotCut: The ranks do not divide so.
+            NotCut: The ranks do not divide so, or a setting needs what is not there.
         """
         ranks, each = self.num_nodes * self.num_processes, int(self._tensor_parallel_size)
         if self._data_parallel_size == "auto":
@@ -62,9 +66,25 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
                 f"trainer.strategy.data_parallel_size={self._data_parallel_size}, tensor_parallel_size={each}: their "
                 f"product is not {ranks}, the number of ranks; try data_parallel_size=auto"
             )
+        if self.cpu_offload and self.root_device.type == "cpu":
+            raise NotCut("trainer.strategy.cpu_offload=true: on processors all is in their memory; set it to false")
+        if self.cpu_offload:  # sums of gradients that are there
+            self._process_group_backend = self._process_group_backend or f"cpu:gloo,{self.root_device.type}:nccl"
+        if self._save_distributed_checkpoint:
+            self._check_writer()
         super().setup_environment()
         task: Any = self.lightning_module
         task.configure_model = self._cut
+
+    def model_to_device(self) -> None:
+        """Move the task, but for weights that are to stay in the machine's memory."""
+        task: Any = self.lightning_module
+        if not self.cpu_offload:
+            super().model_to_device()
+            return
+        kept = {id(parameter) for parameter in getattr(task, self.module).parameters()}
+        task._apply(lambda tensor: tensor if id(tensor) in kept else tensor.to(self.root_device))
+        task._device = self.root_device
 
     def setup_optimizers(self, trainer: L.Trainer) -> None:
         """Make them; torch has no fused SGD for weights that are cut."""
@@ -82,6 +102,124 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
             return {"num_replicas": int(ranks), "rank": self.global_rank // int(self._tensor_parallel_size)}
         return super().distributed_sampler_kwargs
 
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """Lightning restores it, as with any other strategy."""
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The weights: on each rank its part, or all of them on the first."""
+        task: Any = self.lightning_module
+        orders = self._orders()
+        return self._on_first({k: self._kept(value, orders.get(k)) for k, value in task.state_dict().items()})
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Likewise that of an optimizer."""
+        state = getattr(optimizer, "_optimizer", optimizer).state_dict()
+        orders = self._orders_of(optimizer)
+        for number, kept in state["state"].items():
+            state["state"][number] = {name: self._kept(value, orders.get(number)) for name, value in kept.items()}
+        return self._on_first(state)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write parts from all ranks, or all from the first."""
+        path, writer = self.broadcast(str(filepath)), self.checkpoint_io
+        if self._save_distributed_checkpoint:
+            orders = {f"state_dict.{name}": order for name, order in self._orders().items()}
+            for place, (optimizer, saved) in enumerate(
+                zip(self.optimizers, checkpoint["optimizer_states"], strict=True)
+            ):
+                for number, order in self._orders_of(optimizer).items():
+                    names = [n for n, v in saved["state"].get(number, {}).items() if isinstance(v, DTensor)]
+                    orders |= {f"optimizer_states.{place}.state.{number}.{name}": order for name in names}
+            writer.save_parts(checkpoint, path, orders)  # type: ignore[attr-defined]
+        elif self.is_global_zero:
+            writer.save_checkpoint(checkpoint, path, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Open it; each rank reads its part of the tensors once it is asked to."""
+        self._path = self.broadcast(str(checkpoint_path))
+        lazily = {"peek": True} if hasattr(self.checkpoint_io, "read_parts") else {}
+        return self.checkpoint_io.load_checkpoint(self._path, weights_only=weights_only, **lazily)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Read this rank's part of the weights."""
+        task: Any = self.lightning_module
+        like = {name: (tensor, self._orders().get(name)) for name, tensor in task.state_dict().items()}
+        task.load_state_dict(self._parts(checkpoint, "state_dict", checkpoint["state_dict"], like), strict=strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Read this rank's part of what optimizers keep for each weight."""
+        for place, (optimizer, saved) in enumerate(zip(self.optimizers, checkpoint["optimizer_states"], strict=True)):
+            weights, orders = _weights(optimizer), self._orders_of(optimizer)
+            ours = {number: n for n, number in enumerate(n for group in saved["param_groups"] for n in group["params"])}
+            kept = {(number, name): value for number, state in saved["state"].items() for name, value in state.items()}
+            tensors = {f"{number}.{name}": v for (number, name), v in kept.items() if isinstance(v, Tensor)}
+            like = {f"{n}.{name}": (weights[ours[n]], orders.get(ours[n])) for n, name in kept}
+            parts = self._parts(checkpoint, f"optimizer_states.{place}.state", tensors, like)
+            state: dict[Any, dict[str, Any]] = {number: {} for number in saved["state"]}
+            for (number, name), value in kept.items():
+                state[number][name] = parts.get(f"{number}.{name}", value)
+            fused = [group.get("fused") for group in optimizer.param_groups]
+            optimizer.load_state_dict({**saved, "state": state})
+            for group, before in zip(optimizer.param_groups, fused, strict=True):
+                group["fused"] = before  # whether torch can, and no matter of the training
+
+    def teardown(self) -> None:
+        """Also see that what was saved is written, which Lightning's own leaves out."""
+        super().teardown()
+        self.checkpoint_io.teardown()
+
+    def _orders(self) -> dict[str, Tensor]:
+        """Of the rows of weights, as ranks have them, where the model has changed it."""
+        model: Any = getattr(self.lightning_module, self.module)
+        return {f"{self.module}.{name}": order for name, order in getattr(model, "orders", {}).items()}
+
+    def _orders_of(self, optimizer: Optimizer) -> dict[int, Tensor]:
+        """The same by the number that the optimizer has for a weight."""
+        task: Any = self.lightning_module
+        named = dict(task.named_parameters())
+        orders = {id(named[name]): order for name, order in self._orders().items()}
+        return {n: orders[id(weight)] for n, weight in enumerate(_weights(optimizer)) if id(weight) in orders}
+
+    def _kept(self, value: Any, order: Tensor | None) -> Any:
+        """What a checkpoint has in place of a part of a tensor: with others all of it, rows in order; else the part."""
+        if self._save_distributed_checkpoint or not isinstance(value, DTensor):
+            return value
+        whole: Tensor = cast(DTensor, value.to(self.root_device)).full_tensor()  # called on all ranks
+        if not self.is_global_zero:
+            return whole.new_empty(0)
+        return whole.cpu() if order is None else whole.cpu()[order.argsort()]
+
+    def _on_first(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state if self._save_distributed_checkpoint or self.is_global_zero else {}
+
+    def _parts(
+        self,
+        checkpoint: Mapping[str, Any],
+        key: str,
+        given: Mapping[str, Tensor],
+        like: Mapping[str, tuple[Tensor, Tensor | None]],
+    ) -> dict[str, Tensor]:
+        """This rank's parts of tensors of a checkpoint, cut and ordered as those of the same name and shape are."""
+        found = dict(given)
+        if "parts" in checkpoint:
+            for name, tensor in given.items():
+                model, order = like.get(name, (tensor, None))
+                ordered = order is not None or f"{key}.{name}" in checkpoint["parts"]["orders"]
+                direct = isinstance(model, DTensor) and model.shape == tensor.shape and not ordered
+                found[name] = torch.empty_like(model) if direct else torch.empty(tensor.shape, dtype=tensor.dtype)
+            reader: Any = self.checkpoint_io
+            reader.read_parts(self._path, checkpoint, {f"{key}.{name}": part for name, part in found.items()})
+        return {name: cut(tensor, *like.get(name, (tensor, None))) for name, tensor in found.items()}
+
+    def _check_writer(self) -> None:
+        setting, writer = "trainer.strategy.save_distributed_checkpoint=true", self.checkpoint_io
+        if not hasattr(writer, "save_parts"):
+            raise NotCut(f"{setting}: {type(writer).__name__} writes no parts; leave checkpoint_io as it was")
+        if getattr(writer, "asynchronous", False):
+            raise NotCut(f"{setting}: ranks write their parts together; set checkpoint_io.asynchronous=false")
+
     def _cut(self) -> None:
         task: Any = self.lightning_module
         model: Any = getattr(task, self.module, None)
@@ -93,6 +231,26 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):  # not cut yet
             try:
                 shard: Any = model.shard
-                shard(self.device_mesh)
+                shard(self.device_mesh, **({"offload": True} if self.cpu_offload else {}))
             except ValueError as error:
                 raise NotCut(str(error)) from error
+
+
+def cut(full: Tensor, like: Tensor, order: Tensor | None = None) -> Tensor:
+    """This rank's part of a tensor, where one of the same shape is cut; else the tensor itself."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if isinstance(full, DTensor) or not isinstance(like, DTensor) or full.shape != like.shape:
+        return full
+    shape, offset = compute_local_shape_and_global_offset(full.shape, like.device_mesh, like.placements)
+    own = tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))
+    part = full[own] if order is None else full[order[own[0]]][(slice(None), *own[1:])]
+    local = part.to(like.to_local().device, copy=True, memory_format=torch.contiguous_format)
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=full.shape, stride=full.stride()
+    )
+
+
+def _weights(optimizer: Optimizer) -> list[Tensor]:
+    """In the order in which their state is numbered."""
+    return [weight for group in optimizer.param_groups for weight in group["params"]]

@@ -1,0 +1,124 @@
+import os
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Script
+
+from boltcutter import sharded
+from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError, damage, load, newest, outline
+
+# Two ranks have a half each of a tensor, and the whole of another.
+BEGIN = """
+import sys, torch, torch.distributed as dist
+from pathlib import Path
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from boltcutter import sharded
+from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError, outline
+dist.init_process_group("gloo")
+mesh, path = init_device_mesh("cpu", (2,)), Path(sys.argv[1])
+def checkpoint(step):
+    cut = distribute_tensor(torch.arange(12.0).view(6, 2) * step, mesh, [Shard(0)])
+    state = {"state": {0: {"momentum": cut, "step": torch.tensor(float(step))}}, "param_groups": [{"params": [0]}]}
+    return {"state_dict": {"model.w": cut}, "optimizer_states": [state], "global_step": step}
+"""
+WHOLE = torch.arange(12.0).view(6, 2)
+
+
+@pytest.fixture
+def path(two_ranks: Script, tmp_path: Path) -> Path:
+    """A checkpoint in two parts, of step 1."""
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    two_ranks(f"{BEGIN}\nAtomicCheckpointIO().save_parts(checkpoint(1), path, {{}})", str(path))
+    return path
+
+
+def folder(path: Path) -> Path:
+    found: Path = path.parent / outline(path)["parts"]["folder"]
+    return found
+
+
+def test_parts_are_one_checkpoint(path: Path) -> None:
+    assert sorted(file.name for file in folder(path).iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    found = load(path)
+    assert found.keys() == {"state_dict", "optimizer_states", "global_step"}
+    assert torch.equal(found["state_dict"]["model.w"], WHOLE)
+    assert torch.equal(found["optimizer_states"][0]["state"][0]["momentum"], WHOLE)
+    assert found["optimizer_states"][0]["state"][0]["step"] == 1
+    assert found["optimizer_states"][0]["param_groups"] == [{"params": [0]}]
+    assert outline(path)["state_dict"]["model.w"].shape == WHOLE.shape  # without any part
+    assert sharded.size(path) > 2 * WHOLE.nbytes
+
+
+def test_a_kill_before_the_last_step_leaves_what_was_there(two_ranks: Script, path: Path) -> None:
+    two_ranks(f"{BEGIN}\nsharded.save(checkpoint(2), path, {{}})", str(path))  # and no more
+    assert len(list(path.parent.glob("last.ckpt.parts-*"))) == 2
+    assert newest(path.parent) == str(path)
+    assert torch.equal(load(path)["state_dict"]["model.w"], WHOLE)
+    two_ranks(f"{BEGIN}\nAtomicCheckpointIO().save_parts(checkpoint(3), path, {{}})", str(path))
+    assert list(path.parent.glob("last.ckpt.parts-*")) == [folder(path)]
+    assert torch.equal(load(path)["state_dict"]["model.w"], WHOLE * 3)
+
+
+def test_a_single_file_takes_the_place_of_parts_and_none_is_left(path: Path) -> None:
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {"model.w": WHOLE}}, path)
+    assert os.listdir(path.parent) == ["last.ckpt"]
+    AtomicCheckpointIO().remove_checkpoint(path)
+    assert os.listdir(path.parent) == []
+
+
+def test_a_damaged_or_missing_part_is_found_and_passed_over(path: Path) -> None:
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 0}, path.with_name("last-before.ckpt"))
+    part = folder(path) / "__1_0.distcp"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    assert damage(path) == f"damaged at its part {folder(path).name}/__1_0.distcp"
+    told: list[str] = []
+    assert newest(path.parent, told.append) == str(path.with_name("last-before.ckpt"))
+    assert told == [f"warning: {path}: {damage(path)}; taking another"]
+    part.unlink()
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"{path}: its part {folder(path).name}/__1_0.distcp is missing")
+    ):
+        load(path)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("evil",)
+
+
+def test_a_list_of_contents_is_never_run_as_code(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    contents = folder(path) / ".metadata"
+    contents.write_bytes(pickle.dumps(Evil()))
+    index = outline(path)
+    index["parts"]["files"][".metadata"] = [contents.stat().st_size, sharded._checksum(contents)]
+    AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
+    with pytest.raises(CheckpointError, match="mkdir is no plain data"):
+        load(path)
+    assert not Path("evil").exists()
+
+
+def test_rows_that_ranks_have_in_another_order_come_back_in_their_own(two_ranks: Script, tmp_path: Path) -> None:
+    code = 'order = torch.tensor([1, 0, 3, 2, 5, 4])\norders = {"state_dict.model.w": order}\n'
+    two_ranks(f"{BEGIN}\n{code}AtomicCheckpointIO().save_parts(checkpoint(1), path, orders)", f"{tmp_path}/last.ckpt")
+    assert torch.equal(load(tmp_path / "last.ckpt")["state_dict"]["model.w"], WHOLE[[1, 0, 3, 2, 5, 4]])
+
+
+def test_what_a_rank_cannot_write_is_told_by_all_in_one_line(two_ranks: Script, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code = """
+try:
+    AtomicCheckpointIO().save_parts(checkpoint(1), path, {})
+except CheckpointError as error:
+    print(error)
+"""
+    said = two_ranks(BEGIN + code, str(tmp_path / "file" / "last.ckpt")).stdout
+    assert said.count("last.ckpt: not written (rank 0: [Errno 20]") == 2
+    said = two_ranks(BEGIN.replace("Path(sys.argv[1])", "sys.argv[1]") + code, "s3://bucket/last.ckpt").stdout
+    assert said.count("parts go to a folder that all ranks see; say checkpoints=<folder>") == 2
