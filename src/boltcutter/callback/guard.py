@@ -86,7 +86,7 @@ class Guard(Callback):
         """
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [parameter.grad for parameter in _weights(optimizer) if parameter.grad is not None]
         if not gradients:
             return
         self._judge(trainer, pl_module)
@@ -94,8 +94,9 @@ class Guard(Callback):
         cut = hasattr(norms, "full_tensor")  # each rank has a part of each gradient
         if cut:
             norms = norms.full_tensor()  # type: ignore[attr-defined]
-        norm = torch.linalg.vector_norm(norms)
-        late = self._late(norm, optimizer)
+        over_ranks = getattr(trainer.strategy, "norm_over_stages", None)  # each rank has other weights
+        norm = over_ranks(_weights(optimizer), norms) if over_ranks else torch.linalg.vector_norm(norms)
+        late = over_ranks is None and self._late(norm, optimizer)
         if late:
             optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
         if late or not bool(norm.isfinite()):
@@ -121,7 +122,7 @@ class Guard(Callback):
         return norm.is_cuda and all(group.get("fused") for group in optimizer.param_groups)
 
     def _measured(self, norms: Tensor, late: bool, trainer: L.Trainer, optimizer: Optimizer) -> Look:
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parameters = _weights(optimizer)
         ready = None
         if late and norms.is_cuda:
             norms = norms.to("cpu", non_blocking=True)
@@ -137,10 +138,12 @@ class Guard(Callback):
         if look.ready:
             look.ready.synchronize()  # of the step before, so nothing is waited for
         bad = {id(p) for p, good in zip(look.parameters, look.norms.isfinite().tolist(), strict=True) if not good}
-        if not bad:
+        of_all_ranks = getattr(trainer.strategy, "of_all_stages", None)
+        if not bad and not of_all_ranks:
             self.skipped = 0
             return
         names = [name for name, parameter in pl_module.named_parameters() if id(parameter) in bad]
+        names = of_all_ranks(names) if of_all_ranks else names
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         what = f"the gradient of {some} is not finite at epoch {look.epoch}, batch {look.batch_idx}"
         if self.skipped < self.skip:
@@ -158,3 +161,8 @@ class Guard(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(batch, path)
         return path
+
+
+def _weights(optimizer: Optimizer) -> list[Tensor]:
+    """Those that have a gradient."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -1,0 +1,60 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from boltcutter.model.gpt import GPT
+from boltcutter.model.mlp import MLP
+from boltcutter.strategy.stage import Cut, NotStaged
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("name", ["mlp", "gpt", "untied"])
+def test_stages_one_after_another_are_the_model(name: str, count: int) -> None:
+    model: nn.Module = MLP((1, 2, 3), 4, hidden=[5, 6])
+    x = torch.randint(4, (7, 1, 2, 3), dtype=torch.uint8)
+    if name != "mlp":
+        model, x = GPT((8,), 11, layers=3, width=16, heads=2, tied=name == "gpt", position="learned"), x.flatten(1)
+    stages: list[nn.Module] = model.stages(count)  # type: ignore[operator]
+    y = x
+    for stage in stages:
+        assert any(True for _ in stage.parameters())
+        y = stage(y)
+    assert torch.equal(y, model(x))
+
+
+def test_a_rank_lets_go_of_what_others_have_but_not_of_its_place() -> None:
+    models = [MLP((6,), 3, hidden=[5, 5, 5]) for _ in range(2)]
+    first, last = (Cut(model, rank, 2) for rank, model in enumerate(models))
+    names = [name for name, _ in models[0].named_parameters()]
+    kept = [{name for name, p in model.named_parameters() if not p.is_meta} for model in models]
+    assert kept[0] | kept[1] == set(names)
+    assert not kept[0] & kept[1]
+    assert [p.shape for p in models[0].parameters()] == [p.shape for p in models[1].parameters()]
+    for model, cut in zip(models, (first, last), strict=True):
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        cut.part(torch.randn(2, 6 if cut.first else 5)).sum().backward()
+        optimizer.step()
+        assert len(optimizer.state_dict()["param_groups"][0]["params"]) == len(names)
+        assert len(optimizer.state) == len(cut.weights) == 4
+
+
+class Forgetful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.left = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def stages(self, count: int) -> list[nn.Module]:
+        return [self.used] * count
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.left(self.used(x))
+        return found
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    with pytest.raises(NotStaged, match=r"no stage of Forgetful has left\.weight; give it to one"):
+        Cut(Forgetful(), 0, 1)
+    with pytest.raises(NotStaged, match=r"trainer\.devices=3: model=mlp has 2 layers, .* try trainer.devices=2"):
+        Cut(MLP((6,), 3, hidden=[5]), 0, 3)
+    with pytest.raises(NotStaged, match=r"trainer\.devices=3: model\.layers=2, .* try trainer.devices=2"):
+        Cut(GPT((8,), 11, layers=2, width=16, heads=2), 0, 3)
