@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import QUICK, run_command
+from conftest import QUICK, Script, apart, run_command
 
 from boltcutter.environment.mpi import Scattered, adopt
 
@@ -19,29 +18,58 @@ TWO_OF_FOUR = {
 }
 
 
+TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_WORLD_SIZE")
+
+
+def told(env: dict[str, str]) -> list[str]:
+    return [env[name] for name in TOLD]
+
+
 @pytest.mark.skipif(not shutil.which("mpirun") and "CI" not in os.environ, reason="Open MPI is not installed")
-def test_two_processes_of_mpirun_train_one_run_as_one_process(tmp_path: Path) -> None:
-    python = [sys.executable, "scripts/train.py", *WORDS]
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
-    done = run_command([*python, f"folder={tmp_path}/one"])
+def test_two_processes_of_mpirun_train_one_run_as_one_process(script: Script, tmp_path: Path) -> None:
+    done = script("train", *WORDS, f"folder={tmp_path}/one")
     assert done.returncode == 0, done.stderr
-    done = run_command([*mpirun, *python, "trainer=mpi", f"runs={tmp_path}/two", "name=mpi"])
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, "scripts/train.py"]
+    done = run_command([*mpirun, *WORDS, "trainer=mpi", f"runs={tmp_path}/two", "name=mpi"])
     assert done.returncode == 0, done.stderr
     (both,) = (tmp_path / "two" / "mpi").iterdir()  # they agreed on one folder
     assert {log.name for log in (both / "logs").iterdir()} == {"rank-0.log", "rank-1.log"}
-    one, two = (
-        torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        for folder in (tmp_path / "one", both)
-    )
-    torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
+    assert apart(tmp_path / "one", both) < 1e-6
 
 
 def test_ranks_of_several_machines_are_told_as_torchrun_would() -> None:
     env = {**TWO_OF_FOUR, "MASTER_ADDR": "first", "MASTER_PORT": "1234"}
     adopt(env)
-    told = {name: env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")}
-    assert list(told.values()) == ["3", "4", "1", "2", "1"]
+    assert told(env) == ["3", "4", "1", "2", "1", "2"]
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("first", "1234")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    ],
+)
+def test_ranks_of_mpich_and_horovodrun_are_told_likewise(names: tuple[str, ...]) -> None:
+    env = dict(zip(names, ("1", "2", "1", "2"), strict=True)) | {"HOROVOD_GLOO_RENDEZVOUS_PORT": "7"}
+    first = env | {names[0]: "0", names[2]: "0"}
+    adopt(env)
+    adopt(first)
+    assert told(env) == ["1", "2", "1", "2", "0", "1"]
+    assert told(first) == ["0", "2", "0", "2", "0", "1"]
+    assert env["MASTER_PORT"] == first["MASTER_PORT"]
+
+
+def test_what_srun_told_of_mpirun_is_forgotten() -> None:
+    env = {**TWO_OF_FOUR, "MASTER_ADDR": "first", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
+    adopt(env)
+    assert {name for name in env if name.startswith("SLURM_")} == {"SLURM_JOB_ID"}
+
+
+def test_machines_with_fewer_processes_are_refused() -> None:
+    with pytest.raises(Scattered, match="mpirun started 3 processes, 2 of them on this machine: give each machine as"):
+        adopt({**TWO_OF_FOUR, "OMPI_COMM_WORLD_SIZE": "3"})
 
 
 def test_machines_that_do_not_know_the_first_are_refused() -> None:

@@ -1,0 +1,165 @@
+"""Horovod has to be built (bash scripts/build_horovod.sh): but for its absence, this is tested where it has been."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import QUICK, ROOT, Script, apart, environment, run_command
+
+from boltcutter.strategy.horovod import HorovodStrategy
+
+built = pytest.mark.skipif(
+    find_spec("horovod") is None, reason="Horovod is not installed: bash scripts/build_horovod.sh"
+)
+HOROVODRUN = [str(Path(sys.executable).parent / "horovodrun"), "-np", "2", sys.executable]
+HOROVOD = ["trainer=horovod", "trainer.accelerator=cpu"]
+# Adam's first steps go by the sign of the gradient; of 270 samples to validate and test the last batch has 20.
+WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "data.batch_size=50", "trainer.accelerator=cpu"]
+MISSING = """
+import torch
+from torch import nn
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from boltcutter.strategy.horovod import HorovodStrategy
+from boltcutter.environment.process import leaving_together
+with leaving_together():
+    strategy = HorovodStrategy()
+    strategy.cluster_environment = LightningEnvironment()
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    strategy.setup_distributed()
+    rank = strategy.global_rank
+    both, second, neither = (nn.Parameter(torch.zeros(3)) for _ in range(3))
+    half = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    both.grad = torch.full((3,), 1.0 + rank)
+    half.grad = torch.full((2,), 4.0 * rank, dtype=torch.bfloat16)
+    if rank:
+        second.grad = torch.ones(3)
+    strategy._average([both, second, neither, half])
+    assert both.grad.tolist() == [1.5] * 3
+    assert second.grad.tolist() == [0.5] * 3
+    assert neither.grad is None
+    assert half.grad.tolist() == [2.0, 2.0] and half.grad.dtype == torch.bfloat16
+"""
+
+
+def train(*words: str, env: dict[str, str] | None = None) -> None:
+    done = run_command([*HOROVODRUN, "scripts/train.py", *WORDS, *HOROVOD, *words], env=env)
+    assert done.returncode == 0, done.stderr
+
+
+@contextmanager
+def training(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A long run that has made a checkpoint."""
+    command = [*HOROVODRUN, "scripts/train.py", *WORDS, *HOROVOD, *words, f"folder={folder}"]
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True) as process:
+        try:
+            end = time.monotonic() + 60
+            while not (folder / "checkpoints/last.ckpt").exists() and time.monotonic() < end:
+                time.sleep(0.02)
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_without_horovod_one_line_tells_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    with pytest.raises(
+        ValueError, match=r"^trainer=horovod: .* not installed; build it: bash scripts/build_horovod\.sh$"
+    ):
+        HorovodStrategy()
+    assert (ROOT / "scripts/build_horovod.sh").is_file()
+
+
+@built
+def test_two_ranks_train_and_test_as_one_process(alone: Path, tmp_path: Path) -> None:
+    train(f"runs={tmp_path}", "name=horovod")
+    (both,) = (tmp_path / "horovod").iterdir()  # they agreed on one folder
+    assert {log.name for log in (both / "logs").iterdir()} == {"rank-0.log", "rank-1.log"}
+    assert apart(alone, both) < 1e-6
+    tables = [pd.read_csv(run / "evaluation/test/predictions.csv") for run in (alone, both)]
+    names = ["index", "target", "prediction"]
+    assert tables[0][names].equals(tables[1][names])  # each sample once, in order
+    ours, theirs = (json.loads((run / "record.json").read_text()) for run in (both, alone))
+    assert ours["test"] == pytest.approx(theirs["test"], abs=1e-6)
+    assert ours["metrics"] == pytest.approx(theirs["metrics"], abs=1e-5)
+
+
+@built
+def test_gradients_sent_in_two_bytes_differ_by_their_rounding(alone: Path, tmp_path: Path) -> None:
+    train("trainer.strategy.compress=fp16", "test=false", f"folder={tmp_path}/run")
+    assert 1e-6 < apart(alone, tmp_path / "run") < 1e-2
+
+
+@built
+def test_accumulated_batches_are_sent_once_in_one_piece(script: Script, tmp_path: Path) -> None:
+    words = ["trainer.accumulate_grad_batches=3", "test=false"]
+    train(*words, f"folder={tmp_path}/two", env={"HOROVOD_TIMELINE": str(tmp_path / "timeline.json")})
+    assert script("train", *WORDS, *words, f"folder={tmp_path}/one").returncode == 0
+    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6
+    sent = (tmp_path / "timeline.json").read_text().count('"GLOO_ALLREDUCE"')
+    assert sent == 2 * 9  # of each epoch's 26 batches, by three, the last two alone
+
+
+@built
+def test_a_gradient_that_a_rank_lacks_counts_as_nothing(two_ranks: Script) -> None:
+    two_ranks(MISSING)
+
+
+@built
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [["trainer.precision=16-mixed"], ["trainer.precision=bf16-true", "model.norm=batch"]])
+def test_other_precisions_train(more: list[str], tmp_path: Path) -> None:
+    train(*more, f"folder={tmp_path}/run")
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["test"]["test/accuracy"] > 0.5
+
+
+@built
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_heeded_and_the_run_goes_on_to_the_same_end(number: signal.Signals, tmp_path: Path) -> None:
+    words = ["trainer.max_epochs=30", "test=false"]
+    train(*words, f"folder={tmp_path}/whole")
+    folder = tmp_path / "cut"
+    with training(folder, *words) as process:
+        process.send_signal(number)
+        assert process.wait(60) != 0
+    assert json.loads((folder / "record.json").read_text())["attempts"][0]["reason"].startswith("preempted by SIG")
+    done = run_command([*HOROVODRUN, "scripts/train.py", f"resume={folder}"])
+    assert done.returncode == 0, done.stderr
+    assert apart(tmp_path / "whole", folder) == 0
+
+
+@built
+def test_a_rank_that_is_killed_ends_the_others(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with training(folder, "trainer.max_epochs=5000") as process:
+        pid = json.loads((folder / "record.json").read_text())["attempts"][0]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        assert process.wait(60) != 0
+
+
+@built
+@pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
+def test_ranks_that_others_started_find_one_another(launcher: str, script: Script, alone: Path, tmp_path: Path) -> None:
+    words = [*WORDS, *HOROVOD, "trainer.devices=2", "test=false", f"folder={tmp_path}/run"]
+    done = script("train", *words, ranks=2 if launcher == "torchrun" else 0)
+    assert done.returncode == 0, done.stderr
+    assert apart(alone, tmp_path / "run") < 1e-6
+
+
+@built
+def test_a_run_is_evaluated_on_two_ranks(alone: Path, tmp_path: Path) -> None:
+    done = run_command([*HOROVODRUN, "scripts/evaluate.py", f"run={alone}", *HOROVOD, f"output={tmp_path}/two"])
+    assert done.returncode == 0, done.stderr
+    ours, theirs = (
+        json.loads((place / "metrics.json").read_text()) for place in (tmp_path / "two", alone / "evaluation/test")
+    )
+    assert ours == pytest.approx(theirs, abs=1e-6)
