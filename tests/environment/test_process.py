@@ -25,6 +25,7 @@ SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
         pytest.param({"OMPI_COMM_WORLD_RANK": "1"}, False, id="mpirun of Open MPI"),
         pytest.param({"PMI_RANK": "1"}, False, id="mpirun of MPICH"),
         pytest.param({"PMI_RANK": "0"}, True, id="mpirun of MPICH, rank 0"),
+        pytest.param({"HOROVOD_RANK": "1"}, False, id="horovodrun"),
         pytest.param({"LOCAL_RANK": "0", "NODE_RANK": "0"}, True, id="Lightning's first"),
         pytest.param({"LOCAL_RANK": "1"}, False, id="Lightning's child"),
         pytest.param({"NODE_RANK": "1"}, False, id="a second node started by hand"),

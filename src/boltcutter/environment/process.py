@@ -19,10 +19,10 @@ def is_first(env: Mapping[str, str] = os.environ) -> bool:
     """Whether this is the run's first process, or the only one: the one that speaks and writes.
 
     ``RANK`` is torchrun's and Kubeflow's, ``SLURM_PROCID`` that of srun (in an sbatch script it tells nothing),
-    ``OMPI_COMM_WORLD_RANK`` and ``PMI_RANK`` are mpirun's, ``LOCAL_RANK`` and ``NODE_RANK`` those of Lightning's
-    children and of hand-started nodes.
+    ``OMPI_COMM_WORLD_RANK`` and ``PMI_RANK`` are mpirun's, ``HOROVOD_RANK`` horovodrun's, ``LOCAL_RANK`` and
+    ``NODE_RANK`` those of Lightning's children and of hand-started nodes.
     """
-    names = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]
+    names = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK"]
     if in_slurm_step(env):
         names.append("SLURM_PROCID")
     told = next((env[name] for name in names if name in env), None)
@@ -87,7 +87,7 @@ def _disconnect(*, wait: bool = True) -> None:
     if dist.get_world_size() > 1:
         _rank_of_many = dist.get_rank()
     if not wait:
-        if dist.get_backend() == "gloo":  # taking nccl down can wait for the others
+        if dist.get_backend() != "nccl":  # to take that down can wait for the others
             dist.destroy_process_group()
         return
     with suppress(RuntimeError):  # a rank that has died is not waited for
