@@ -22,8 +22,10 @@ def template(scratch: str) -> Path:
 
 def main(scratch: str) -> int:
     """Make the project where we are; the status of scripts/new.py."""
-    without = ",".join(room for room, wanted in ANSWERS.items() if wanted is False)
+    minimal = ANSWERS.pop("minimal")
+    without = "" if minimal else ",".join(room for room, wanted in ANSWERS.items() if wanted is False)
     words = [ANSWERS["project_slug"], "--to=.", f"--license={ANSWERS['license']}", f"--without={without}"]
+    words += ["--minimal"] if minimal else []
     words += [f"--author={ANSWERS['author']}"] if ANSWERS["author"] else []
     words += [] if ANSWERS.get("_repo_dir") else ["--no-commit"]  # cruft has a file of its own to add
     command = [sys.executable, "-B", str(template(scratch) / "scripts" / "new.py"), *words]

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "scripts"))
 from project.names import OWN, rename, taken  # noqa: E402
-from project.rooms import ROOMS  # noqa: E402
+from project.rooms import MINIMAL, ROOMS  # noqa: E402
 
 LONG = "protein-structure-prediction"
 NEW = ["scripts/new.py"]
@@ -78,7 +78,8 @@ def texts(project: Path) -> Iterator[tuple[str, str]]:
 
 def tracked(repo: Path, name: str) -> set[str]:
     """Paths as a project of this name has them."""
-    return {rename(file, name) for file in sh("git", "ls-files", "-z", at=repo).split("\0") if file}
+    listed = sh("git", "ls-files", "-z", at=repo).split("\0")
+    return {rename(file, name) for file in listed if file and not file.startswith(MINIMAL)}
 
 
 def ways_to_name(file: str, package: str) -> Iterator[str]:
@@ -89,6 +90,8 @@ def ways_to_name(file: str, package: str) -> Iterator[str]:
         module = ".".join(path.with_suffix("").parts[1:])
         yield rf"\b{module}\b"
         yield rf"\bfrom {module.rpartition('.')[0]} import (\w+, )*{path.stem}\b"
+    if path.match("scripts/project/*.py"):
+        yield rf"\bproject\.{path.stem}\b|\bfrom project import (\w+, )*{path.stem}\b"
     if path.match("configs/*/*.yaml"):
         yield rf"(?<![\w.]){path.parent.name}=\[?(\w+,)*{path.stem}(?![\w.])"
     if path.suffix in (".md", ".ipynb"):
@@ -286,7 +289,7 @@ def test_update(versions: tuple[Path, Path]) -> None:
     change(project, "configs/model/mlp.yaml", "dropout: ", "dropout:  ")
     change(project, "configs/optimizer/sgd.yaml", "momentum", "momentum  # mine\nx")
     sh("git", "mv", "src/my_lab/model/convnet.py", "src/my_lab/model/vision.py", at=project)
-    sh("git", "rm", "-q", "configs/optimizer/adam.yaml", "configs/model/linear.yaml", at=project)
+    sh("git", "rm", "-q", "configs/optimizer/adam.yaml", "configs/data/synthetic.yaml", at=project)
     assert "README.md is not committed" in python(*update, at=project, status=2)
     save(project, "mine")
 
@@ -295,7 +298,7 @@ def test_update(versions: tuple[Path, Path]) -> None:
     change(template, "configs/optimizer/adam.yaml", "_target_", "# news\n_target_")
     change(template, "configs/optimizer/sgd.yaml", "momentum", "momentum  # theirs\ny")
     sh("git", "mv", f"src/{OWN}/summary.py", f"src/{OWN}/outline.py", at=template)
-    sh("git", "mv", "configs/model/linear.yaml", "configs/model/line.yaml", at=template)
+    sh("git", "mv", "configs/data/synthetic.yaml", "configs/data/noise.yaml", at=template)
     sh("git", "rm", "-q", "configs/model/mlp.yaml", at=template)
     (template / f"src/{OWN}/launch/more.py").write_text('"""More."""\n')
     (template / f"src/{OWN}/model/fresh.py").write_text('"""Of boltcutter."""\n')
@@ -308,7 +311,7 @@ def test_update(versions: tuple[Path, Path]) -> None:
     said = python(*update, at=project)
     assert "configs/optimizer/sgd.yaml: the same lines, which are marked in it" in said
     assert "configs/model/mlp.yaml: the template has deleted it; yours is there" in said
-    assert said.count("  configs/") == 2
+    assert said.count("\n  configs/") == 2, said
     assert {"UU configs/optimizer/sgd.yaml", "A  src/my_lab/model/fresh.py"} <= set(said.splitlines())
     readme = (project / "README.md").read_text()
     assert "## Start here\n" in readme
@@ -317,7 +320,7 @@ def test_update(versions: tuple[Path, Path]) -> None:
     assert (project / "src/my_lab/outline.py").exists()
     assert "<<<<<<<" in (project / "configs/optimizer/sgd.yaml").read_text()
     gone = ["src/my_lab/summary.py", "src/my_lab/launch", "src/my_lab/model/convnet.py"]
-    gone += [f"configs/{file}.yaml" for file in ("optimizer/adam", "model/linear", "model/line")]
+    gone += [f"configs/{file}.yaml" for file in ("optimizer/adam", "data/synthetic", "data/noise")]
     assert [file for file in gone if (project / file).exists()] == []
     assert (project / "src/my_lab/model/own.py").exists()
 

@@ -15,6 +15,7 @@ from project.rooms import ROOMS
 EXAMPLES = """
   python scripts/new.py my-project --to ../my-project         a new project there; this folder stays as it is
   python scripts/new.py my-project --without launch,bench     this folder becomes the project, without these parts
+  python scripts/new.py my-project --minimal                  likewise, with one part of each kind and no others
 """
 
 
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rooms = "; ".join(f"{name}: {room.title}" for name, room in ROOMS.items())
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="write the project here, and leave this folder alone")
     parser.add_argument("--without", metavar="ROOMS", help=f"what the project does not need, with commas ({rooms})")
+    parser.add_argument("--minimal", action="store_true", help="one part of each kind: all in less than 1,200 lines")
     parser.add_argument("--author", help="by default git's user.name")
     parser.add_argument("--license", help=f"{', '.join(LICENSES)}; by default MIT")
     parser.add_argument("--no-commit", action="store_true", help="with --to, only write the files")
@@ -38,7 +40,7 @@ def begin(words: argparse.Namespace) -> bool:
     given: list[str] = words.words
     if words.render:
         state = json.loads(words.render)
-        choices = Choices(*(state[name] for name in Choices._fields))
+        choices = Choices(**{name: state[name] for name in Choices._fields if name in state})
         write(words.to, render(ROOT, choices, state["template"]))
     elif len(given) == 1:
         _make(words, given[0])
@@ -53,7 +55,11 @@ def _make(words: argparse.Namespace, name: str) -> None:
     names.check(name, ROOT)
     asking = sys.stdin.isatty()
     without = [room for room in (words.without or "").replace(" ", ",").split(",") if room]
-    if asking and words.without is None:
+    if words.minimal and without:
+        raise Refused(f"--without {without[0]}: a minimal project has none of these parts; leave it out")
+    asked = asking and words.without is None and not words.minimal
+    minimal = words.minimal or (asked and _ask("Minimal: one part of each kind", "n").lower().startswith("y"))
+    if asked and not minimal:
         without = [key for key, room in ROOMS.items() if _ask(f"With {room.title}", "y").lower().startswith("n")]
     if unknown := [room for room in without if room not in ROOMS]:
         raise Refused(f"--without {unknown[0]}: no such part (there are: {', '.join(ROOMS)})")
@@ -63,7 +69,7 @@ def _make(words: argparse.Namespace, name: str) -> None:
     license = words.license or (_ask(f"License ({', '.join(LICENSES)})", "MIT") if asking else "MIT")
     if license not in LICENSES:
         raise Refused(f"--license {license}: no such license (there are: {', '.join(LICENSES)})")
-    choices = Choices(name, author, license, tuple(dict.fromkeys(without)))
+    choices = Choices(name, author, license, tuple(room for room in ROOMS if room in without), minimal)
     if words.to:
         create(choices, words.to, commit=not words.no_commit)
     else:

@@ -17,7 +17,7 @@ from project.git import ROOT, STATE, Refused, check_clean, git, git_bytes, ident
 from project.mentions import Gone
 from project.names import OWN, rename, wrap
 from project.prune import prune
-from project.rooms import ROOMS, TEMPLATE
+from project.rooms import KEPT, MINIMAL, ROOMS, TEMPLATE
 
 LICENSES = ("MIT", "BSD-3-Clause", "Apache-2.0", "none")
 
@@ -29,6 +29,7 @@ class Choices(NamedTuple):
     author: str
     license: str = "MIT"
     without: tuple[str, ...] = ()
+    minimal: bool = False
 
 
 class File(NamedTuple):
@@ -67,7 +68,9 @@ def render(root: Path, choices: Choices, source: str | None = None) -> dict[str,
         choices: What the project is made with.
         source: Where the template is, instead of where it says it is.
     """
-    tree, files = snapshot(root)
+    tree, everything = snapshot(root)
+    whole = {file: content.data.decode(errors="ignore") for file, content in everything.items()}
+    files = _form(everything, minimal=choices.minimal)
     texts = {file: content.data.decode(errors="ignore") for file, content in files.items()}
     rooms = [TEMPLATE, *(ROOMS[room] for room in choices.without if room in ROOMS)]
     gone = Gone(texts, [pattern for room in rooms for pattern in room.files], [room.words for room in rooms])
@@ -87,10 +90,18 @@ def render(root: Path, choices: Choices, source: str | None = None) -> dict[str,
             text = _pyproject(text, choices, [extra for room in rooms for extra in room.extras])
         text = rename(text, choices.name)
         made[path] = content._replace(data=(wrap(text, choices.name) if file.endswith(".py") else text).encode())
-    _license(made, texts, choices)
-    state = {"template": source or address(texts["pyproject.toml"]), "tree": tree, **choices._asdict()}
+    _license(made, whole, choices)
+    state = {"template": source or address(whole["pyproject.toml"]), "tree": tree, **choices._asdict()}
     made[STATE] = File((json.dumps(state, indent=2, ensure_ascii=False) + "\n").encode())
     return made
+
+
+def _form(files: dict[str, File], *, minimal: bool) -> dict[str, File]:
+    """The files that a project is made of, by the paths that they have in it."""
+    if not minimal:
+        return {file: content for file, content in files.items() if not file.startswith(MINIMAL)}
+    own = {file.removeprefix(MINIMAL): content for file, content in files.items() if file.startswith(MINIMAL)}
+    return {file: files[file] for file in KEPT} | own
 
 
 def address(pyproject: str) -> str:

@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+# A minimal project has no engine of its own, and is updated by its template's.
+ROOT = Path(os.environ.pop("PROJECT_TO_UPDATE", "") or Path(__file__).resolve().parents[2])
 STATE = ".template.json"
 # Of those who never told git who they are; names given by hand or by configuration come first.
 NOBODY = {f"GIT_{role}_{what}": "nobody@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}

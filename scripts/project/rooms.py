@@ -28,13 +28,29 @@ TEMPLATE = Room(
         "cookiecutter.json",
         "hooks/*",
         "{{cookiecutter*",
-        "scripts/project/cut.py",
-        "scripts/project/prune.py",
-        "scripts/project/rooms.py",
-        "scripts/project/names.py",
-        "scripts/project/licenses/*",
+        "scripts/project/*",
+        *(f"!scripts/project/{kept}" for kept in ("__init__.py", "command.py", "generate.py", "git.py", "update.py")),
+        "!scripts/project/parts/*",
         "tests/test_new.py",
+        "tests/test_minimal.py",
     ),
+)
+# The minimal form: files below this folder, and these of the others.
+MINIMAL = "minimal/"
+KEPT = (
+    ".gitignore",
+    ".pre-commit-config.yaml",
+    "LICENSE",
+    "configs/callback/early_stopping.yaml",
+    "configs/data/digits.yaml",
+    "configs/optimizer/adamw.yaml",
+    "constraints.txt",
+    "src/boltcutter/callback/__init__.py",
+    "src/boltcutter/data/__init__.py",
+    "src/boltcutter/logger/__init__.py",
+    "src/boltcutter/model/__init__.py",
+    "src/boltcutter/py.typed",
+    "src/boltcutter/task/__init__.py",
 )
 ROOMS = {
     "launch": Room("launching on SLURM and other clusters", ("src/boltcutter/launch/*",), words=r"\bSLURM\b"),

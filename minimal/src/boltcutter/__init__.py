@@ -1,0 +1,1 @@
+"""Training with Lightning: every run is checked, traced and resumed."""
