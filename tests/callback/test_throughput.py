@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.callback import throughput
 from boltcutter.callback.throughput import Throughput
+from boltcutter.strategy.data_parallel import DataParallelStrategy
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{text}")
@@ -141,11 +142,12 @@ class Language(Timed):
         self.model = nn.Linear(7, 5)
 
 
-def slow(folder: Path, clock: Clock, **settings: Any) -> Recorded:
+def slow(folder: Path, clock: Clock, devices: int = 1, **settings: Any) -> Recorded:
     log = Recorded()
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
-        accelerator="cpu", devices=1, logger=log, default_root_dir=folder, callbacks=[Throughput(**settings)],
+        accelerator="cpu", devices=devices, strategy=DataParallelStrategy() if devices > 1 else "auto",
+        logger=log, default_root_dir=folder, callbacks=[Throughput(**settings)],
         max_epochs=1, log_every_n_steps=5, **quiet,  # type: ignore[arg-type]
     )  # fmt: skip
     trainer.fit(Language(clock), Slow(clock))
@@ -168,6 +170,8 @@ def test_tokens_utilization_and_memory_are_logged(tmp_path: Path, clock: Clock) 
     assert log.values("throughput/tokens_per_second")[9] == pytest.approx(7 * 4 / 1.5)
     assert log.values("throughput/mfu")[9] == pytest.approx(4 / 1.5 * 3 * 2 * 7 * 5 / 1000)
     assert 0.05 < log.values("throughput/memory_gib")[9] < 100
+    shared = slow(tmp_path, clock, devices=2, peak=1e-9, patience=1.0)  # of one process
+    assert shared.values("throughput/mfu")[9] == pytest.approx(log.values("throughput/mfu")[9] / 2)
 
 
 def test_without_a_known_peak_there_is_no_utilization(tmp_path: Path, clock: Clock) -> None:
@@ -198,6 +202,7 @@ def test_a_batch_may_have_any_form(batch: Any) -> None:
 RANKS = """
 import lightning as L, time, torch
 from boltcutter.callback.throughput import Throughput
+from boltcutter.strategy.data_parallel import DataParallelStrategy
 
 class Task(L.LightningModule):
     def __init__(self):

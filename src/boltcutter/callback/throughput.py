@@ -98,8 +98,10 @@ class Throughput(Callback):
         if getattr(pl_module, "kind", None) == "tokens":
             self.tokens = inputs.numel() // len(inputs)
         best = self.peak * 1e12 if self.peak else best_of(pl_module.device, str(trainer.precision))
-        flops = count_flops(getattr(pl_module, "model", pl_module), inputs) if best else None
-        self._flops = flops / len(inputs) / (best * trainer.world_size) if flops and best else None
+        few = inputs[:2]  # dp keeps so few on one device; what its threads do is not counted
+        flops = count_flops(getattr(pl_module, "model", pl_module), few) if best else None
+        devices = trainer.num_devices * trainer.num_nodes  # of which one process may have several
+        self._flops = flops / len(few) / (best * devices) if flops and best else None
 
     def _start(self, trainer: L.Trainer) -> None:
         self._began, self._waited = time.perf_counter(), waited(trainer) or 0.0
