@@ -70,6 +70,11 @@ class WandB(WandbLogger):
         self._looked, self._size, self._stuck = 0.0, -1, False  # at W&B's file
         self._wandb_init.pop("anonymous", None)  # W&B warns of it, though it is not set
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy in another process begins the run there. Lightning would begin it here, and have both end it: of these
+        # one waits forever for what the other has been told.
+        return {**vars(self), "_experiment": None}
+
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:

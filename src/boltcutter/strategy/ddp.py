@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
@@ -27,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 COMPRESSED: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # an interrupt comes from the keyboard to all
 CAUGHT = (*FORWARDED, signal.SIGINT)
+LOGS = ("lightning.pytorch", "lightning.fabric")
 AGAIN = 0.2  # seconds after which a signal comes again to a process that does not listen yet
 
 
@@ -138,7 +141,6 @@ class Launcher(_MultiProcessingLauncher):
         self._started: list[Any] = []
         self._forwarded = 0  # number of the signal that came last
         self._before: dict[int, Any] = {}  # what signals did in this process
-        self._matmul = torch.get_float32_matmul_precision()  # which spawned processes do not inherit
         super().__init__(*args)
 
     @property
@@ -203,7 +205,6 @@ class Launcher(_MultiProcessingLauncher):
 
     def _wrapping_function(self, process_idx: int, trainer: Any, *rest: Any) -> None:
         self._catch()
-        torch.set_float32_matmul_precision(self._matmul)
         queue = rest[3]
         rank_zero_only.rank = process_idx  # type: ignore[attr-defined]  # a fork believes itself to be the first
         code: int = 1
@@ -245,7 +246,18 @@ class Launcher(_MultiProcessingLauncher):
 
     def __getstate__(self) -> dict[str, Any]:
         before = {number: _again if callable(handler) else handler for number, handler in self._before.items()}
-        return {**vars(self), "_started": [], "_before": before}
+        levels = {name: logging.getLogger(name).level for name in LOGS}
+        settings = torch.get_float32_matmul_precision(), list(warnings.filters), levels
+        return {**vars(self), "_started": [], "_before": before, "_settings": settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set in a spawned process what a forked one inherits."""
+        matmul, filters, levels = state.pop("_settings")
+        vars(self).update(state)
+        torch.set_float32_matmul_precision(matmul)
+        warnings.filters[:] = filters  # type: ignore[index]
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _again(number: int, frame: FrameType | None) -> None:
