@@ -28,6 +28,8 @@ class Gone:
                 self.files = {file for file in self.files if not fnmatchcase(file, pattern[1:])}
             else:
                 self.files |= {file for file in files if fnmatchcase(file, pattern)}
+        while needed := self._imported():
+            self.files -= needed
         while more := self._widowed():
             self.files |= more
         self.mention = re.compile("|".join(self._mentions()) or r"(?!)")
@@ -38,6 +40,16 @@ class Gone:
         """Whether a folder had something else than __init__.py, and nothing is left of it."""
         inside = [file for file in self.all if file.startswith(f"{folder}/") and not file.endswith("/__init__.py")]
         return bool(inside) and self.files.issuperset(inside)
+
+    def _imported(self) -> set[str]:
+        """Sources that were to go, but that others import which stay."""
+        staying = "".join(text for file, text in self.all.items() if file not in self.files and file.startswith(SRC))
+        found = re.findall(rf"^ *from {OWN}((?:\.\w+)*) import (.*)", staying, re.M)
+        paths = {f"{SRC}{module.replace('.', '/')}" for module, _ in found}
+        paths |= {
+            f"{SRC}{module.replace('.', '/')}/{name}" for module, names in found for name in re.findall(r"\w+", names)
+        }
+        return {f"{path}.py" for path in paths} & self.files
 
     def _widowed(self) -> set[str]:
         """What makes no sense without a file that is dropped."""

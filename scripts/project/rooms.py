@@ -83,6 +83,8 @@ ROOMS = {
             "!configs/trainer/default.yaml",
             "!configs/trainer/ddp.yaml",
             "!configs/trainer/mpi.yaml",
+            "*horovod*",
+            "!configs/trainer/mpi.yaml",
             "docs/strategies.md",
         ),
     ),
