@@ -108,3 +108,23 @@ def test_other_inputs_and_longer_contexts_are_refused() -> None:
         GPT((1, 8, 8), 10)
     with pytest.raises(ValueError, match=r"model.inputs=\[16\], but 17 tokens came; give a longer context"):
         made()(torch.zeros(1, 17, dtype=torch.long))
+
+
+def test_blocks_that_are_computed_again_keep_less_and_find_the_same_gradient() -> None:
+    tokens, found, kept = torch.randint(50, (3, 16)), [], []
+    for recompute in (False, True):
+        model, sizes = made(recompute=recompute, dropout=0.1).train(), dict[int, int]()
+        torch.manual_seed(1)
+
+        def keep(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            sizes[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = model(tokens).square().mean()
+        loss.backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+        kept.append(sum(sizes.values()))
+    assert found[0].keys() == found[1].keys()
+    torch.testing.assert_close(found[0], found[1])
+    assert kept[1] < kept[0] / 2

@@ -1,8 +1,19 @@
 import csv
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from conftest import QUICK, Script, apart
+from torch import nn
+
+from boltcutter.callback.ema import EMA
+from boltcutter.model.convnet import ConvNet
+from boltcutter.model.mlp import MLP
+from boltcutter.strategy.pipeline import PipelineStrategy
+from boltcutter.strategy.stage import NotStaged
+from boltcutter.task.classification import Classification
 
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
 WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "scheduler=constant", "trainer.accelerator=cpu"]
@@ -82,3 +93,70 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_in_one_line(script: Scrip
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.count(": the gradient of model.hidden.0.weight") == 2
+
+
+def task(model: nn.Module | None = None, **options: Any) -> Classification:
+    return Classification(model or MLP((6,), 3, hidden=[5]), optimizer=torch.optim.SGD, **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "trainer", "text"),
+    [
+        (task(l1=0.1), {}, "task.l1, task.l2: each rank has some of the weights alone; set optimizer.weight_decay"),
+        (task(MLP((6,), 3, hidden=[5], norm="batch")), {}, "model.norm=batch: parts of a batch would be measured"),
+        (task(ConvNet((1, 8, 8), 3)), {}, "ConvNet does not say how it is cut into stages; give it a method stages"),
+        (task(), {"callbacks": [EMA()]}, "callback.ema: each rank has some of the weights alone; leave it out"),
+        (
+            task(),
+            {"precision_plugin": SimpleNamespace(scaler=1)},
+            "trainer.precision=16-mixed: no gradients are scaled",
+        ),
+        (task(), {"datamodule": SimpleNamespace(batch_size=6)}, "data.batch_size=6 does not divide .* try .*=8$"),
+    ],
+)
+def test_what_pipelines_have_not_is_refused(given: Classification, trainer: dict[str, Any], text: str) -> None:
+    strategy = PipelineStrategy()
+    strategy.connect(given)
+    plain = {"callbacks": [], "precision_plugin": SimpleNamespace(scaler=None), "datamodule": None}
+    with pytest.raises(NotStaged, match=text):
+        strategy.setup(SimpleNamespace(**plain | trainer))  # type: ignore[arg-type]
+
+
+def test_a_part_of_no_sample_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.strategy\.microbatches=0 is not a number of parts; try 4"):
+        PipelineStrategy(0)
+
+
+def test_a_loss_whose_gradient_was_not_made_is_refused() -> None:
+    strategy = PipelineStrategy()
+    strategy._expected = torch.tensor(1.0)
+    strategy._look(torch.tensor(1.0))
+    with pytest.raises(NotStaged, match=r"another loss than the mean of task\.losses; take trainer=ddp"):
+        strategy._look(torch.tensor(2.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["trainer.strategy.microbatches=1"], ": trainer.strategy.microbatches=1: 2 stages need as many; try 4"),
+        (["task.compile=true"], "task.compile=true: stages are not compiled; set it to false"),
+    ],
+)
+def test_a_run_that_stages_cannot_do_is_refused_by_all_ranks(
+    script: Script, tmp_path: Path, words: list[str], text: str
+) -> None:
+    done = script("train", *WORDS, *PIPELINE, "trainer.devices=2", *words, f"folder={tmp_path}", ranks=2)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count(text) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_stages_compute_in_other_precisions(script: Script, alone: Path, tmp_path: Path, precision: str) -> None:
+    for name, more in (("one", []), ("two", [*PIPELINE, "trainer.devices=2"])):
+        words = [*WORDS, *more, f"trainer.precision={precision}", "trainer.max_steps=5", "test=false"]
+        done = script("train", *words, f"folder={tmp_path}/{name}", ranks=2 if more else 0)
+        assert done.returncode == 0, done.stderr
+    assert apart(tmp_path / "one", tmp_path / "two") < (1e-9 if precision == "64-true" else 5e-3)

@@ -35,6 +35,8 @@ ROWS: dict[str, list[str]] = {
         "trainer.devices=4",
         "trainer.strategy.tensor_parallel_size=2",
     ],
+    "pipeline, 2 stages": ["trainer=pipeline", "trainer.devices=2"],
+    "pipeline, 3 stages": ["trainer=pipeline", "trainer.devices=3"],
 }
 
 

@@ -101,7 +101,8 @@ class PipelineStrategy(strategies.DDPStrategy):
         # Not the numbers: those are there. What the task makes of it needs something to go backward to.
         self._outputs = self._from_last(schedule, made).detach().requires_grad_()
         if not self._looked:
-            self._expected = task.losses(self._outputs, targets).mean().detach()
+            with self.precision_plugin.forward_context():
+                self._expected = task.losses(self._outputs, targets).mean().detach()
         loss = super().training_step(batch, *rest, **kwargs)
         if not self._looked:
             self._look(loss)
