@@ -1,0 +1,83 @@
+import pytest
+import torch
+from conftest import ROOT
+
+from boltcutter.assemble import check_cfg
+from boltcutter.choose import Row, recommend, rows
+from boltcutter.config import DictConfig, compose
+from boltcutter.estimate import Memory, Sample
+
+DIGITS = Sample([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch.int64])
+
+
+def config(*words: str) -> DictConfig:
+    return check_cfg(compose(ROOT / "configs", [*words, "logger=null"]))
+
+
+def test_strategies_take_what_they_promise() -> None:
+    found = {row.words: row.memory for row in rows(config("model=mlp", f"model.hidden={[256] * 8}"), DIGITS, 4)}
+    one, ddp = found["trainer=default trainer.devices=1"], found["trainer=ddp trainer.devices=4"]
+    fsdp = found["trainer=fsdp2 trainer.devices=4"]
+    tensor = found["trainer=fsdp2 trainer.devices=4 trainer.strategy.tensor_parallel_size=4"]
+    both = found["trainer=fsdp2 trainer.devices=4 trainer.strategy.tensor_parallel_size=2"]
+    for memory in (one, ddp, fsdp, tensor, both):
+        assert isinstance(memory, Memory)
+    assert isinstance(one, Memory)
+    for memory in (fsdp, tensor, both):
+        assert isinstance(memory, Memory)
+        for part in ("weights", "gradients", "optimizer"):
+            assert getattr(memory, part) == pytest.approx(getattr(one, part) / 4, rel=0.02), part
+        assert memory.peak < one.peak
+    assert isinstance(ddp, Memory)
+    assert (ddp.weights, ddp.gradients, ddp.optimizer) == (one.weights, one.gradients, one.optimizer)
+    assert ddp.activations < one.activations
+    stages = [found[f"trainer=deepspeed trainer.devices=4 trainer.strategy.stage={stage}"] for stage in (1, 2, 3)]
+    first, second, third = (memory for memory in stages if isinstance(memory, Memory))
+    assert first.gradients == 4 * second.gradients == 4 * third.gradients
+    assert second.weights == 4 * third.weights
+    pipeline = found["trainer=pipeline trainer.devices=4"]
+    assert isinstance(pipeline, Memory)
+    assert pipeline.peak < one.peak
+    assert pipeline.weights < 0.4 * one.weights
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_batch_that_does_not_divide_is_rounded_up() -> None:
+    words = [row.words for row in rows(config("model=mlp", "data.batch_size=10"), DIGITS, 4)]
+    assert words[1] == "trainer=ddp trainer.devices=4 data.batch_size=12"
+    assert words[0] == "trainer=default trainer.devices=1"
+
+
+def memory(peak: int) -> Memory:
+    return Memory(1, 1, 1, 1, peak)
+
+
+FOUND = [
+    Row("trainer=default trainer.devices=1", memory(100)),
+    Row("trainer=ddp trainer.devices=4", memory(80)),
+    Row("trainer=dp trainer.devices=4", memory(20)),
+    Row("trainer=fsdp2 trainer.devices=4", memory(40)),
+    Row("trainer=fsdp2 trainer.devices=4 trainer.strategy.tensor_parallel_size=4", "cannot be cut"),
+    Row("trainer=deepspeed trainer.devices=4 trainer.strategy.stage=3", memory(10)),
+]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (100, "trainer=ddp trainer.devices=4"),
+        (80, "trainer=fsdp2 trainer.devices=4"),  # nine tenths are planned with
+        (
+            23,
+            "nothing fits; trainer=fsdp2 trainer.devices=4 needs least, 40 B: try trainer.accumulate_grad_batches=3",
+        ),
+        (3, "nothing fits; trainer=fsdp2 trainer.devices=4 needs least, 40 B, 3 B of it without any sample: take more"),
+    ],
+)
+def test_the_simplest_that_fits_is_recommended(size: int, text: str) -> None:
+    assert recommend(FOUND, size).startswith(text)
+
+
+def test_one_device_is_recommended_as_it_is() -> None:
+    assert recommend(FOUND[:1], 200) == "trainer=default trainer.devices=1"
+    assert recommend([Row("trainer=default trainer.devices=1", "?")], 200).startswith("cannot be told for this model")

@@ -1,0 +1,66 @@
+import re
+import subprocess
+from collections.abc import Callable
+
+import pytest
+from conftest import ROOT
+
+from boltcutter import doctor
+from boltcutter.config import groups
+from boltcutter.doctor import backends, extras, machine, works
+
+CONFIGS = ROOT / "configs"
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_what_works_here_and_what_the_rest_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda program: None)
+    told = dict(works(CONFIGS))
+    assert {f"trainer={option}" for option in groups(CONFIGS)["trainer"]} < told.keys()
+    assert told["trainer=default"] == told["trainer=ddp"] == told["trainer.precision=bf16-mixed"] == "yes"
+    assert told["trainer=mpi"] == "no: mpirun is not here; apt-get install openmpi-bin"
+    assert told["launch=slurm"].startswith("no: sbatch is not here")
+    assert told["launch=local"] == "yes"
+    assert told["trainer.precision=16-true"].startswith("no: trainer.precision=16-true: optimizer.eps")
+    assert all("\n" not in text for text in told.values())
+
+
+def test_extras_that_are_missing_say_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert extras()["text"] == []
+    monkeypatch.setattr(doctor, "_installed", lambda package: package != "tokenizers")
+    told = dict(works(CONFIGS))
+    assert told["extra text"] == "no: needs tokenizers; pip install -c constraints.txt -e '.[text]'"
+    assert told["extra s3"] == "yes"
+
+
+def test_the_machine() -> None:
+    told = dict(machine())
+    assert re.search(r"\d+ cores, [\d.]+ GiB, [\d.]+ .iB of it free", told["processor"])
+    assert "gloo yes" in told["backends"]
+    assert backends()["nccl"] is False
+    assert re.search(r"torch computes with \d+", told["threads"])
+
+
+def test_the_script(script: Script) -> None:
+    done = script("check", "doctor", "model=mlp", "devices=8", "memory=80GiB")
+    assert done.returncode == 0, done.stderr
+    assert "\nwhat works here\n" in done.stdout
+    assert re.search(r"memory of model=mlp, data=digits, 32-true: 64 samples a step, 8 × 80.0 GiB", done.stdout)
+    assert re.search(r"\n  take +trainer=ddp trainer.devices=8\n", done.stdout)
+    assert not done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["devices=0"], "devices=0 is not a number of devices; try devices=8"),
+        (["memory=80"], "memory=80 is not an amount of memory; try memory=80GiB"),
+        (["model=gtp"], "model=gtp: no such option; did you mean gpt?"),
+        (["run=/nowhere"], "/nowhere: no run there"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], message: str, script: Script) -> None:
+    done = script("check", "doctor", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1

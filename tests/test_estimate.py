@@ -1,0 +1,168 @@
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from conftest import ROOT
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from boltcutter import build
+from boltcutter.assemble import check_cfg
+from boltcutter.config import ConfigError, DictConfig, compose
+from boltcutter.estimate import NotEstimated, Sample, look, measure
+
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+GPT = ["model=gpt", "data=text", "task=language", "model.layers=2", "data.batch_size=8"]
+DIGITS = Sample([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch.int64])
+TOKENS = Sample([torch.Size([256])] * 2, [torch.int64] * 2)
+WORKS = {
+    "mlp": ["model=mlp", "model.hidden=[512,512]"],
+    "convnet": ["model=convnet"],
+    "gpt": GPT,
+    "gpt, bf16-mixed": [*GPT, "trainer.precision=bf16-mixed"],
+    "gpt, bf16-true": [*GPT, "trainer.precision=bf16-true", "optimizer.fused=false"],
+}
+QUICK = ("mlp", "convnet", "gpt, bf16-mixed")
+
+
+def config(*words: str) -> DictConfig:
+    return check_cfg(compose(ROOT / "configs", [*words, "logger=null"]))
+
+
+def sample(words: list[str]) -> Sample:
+    return TOKENS if "model=gpt" in words else DIGITS
+
+
+def really(words: list[str], batch: tuple[Tensor, ...]) -> int:
+    """Bytes at most at once that torch's allocator gives to two real steps, with what is kept between them."""
+    cfg = config(*words)
+    trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)
+    precision = str(cfg.trainer.precision)
+    cast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        task = build.build(cfg.task, "task")
+        task.scheduler, task.trainer = None, trainer
+        if precision == "bf16-true":
+            task.to(torch.bfloat16)
+        held = tuple(part.clone() for part in batch)
+        optimizer = task.configure_optimizers()
+        for _ in range(2):
+            with cast:
+                loss = task.training_step(held, 0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    alive = most = 0
+    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            alive += event.nbytes()
+            most = max(most, alive)
+    return most
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WORKS]
+)
+def test_the_estimate_is_what_two_real_steps_take(name: str) -> None:
+    words = WORKS[name]
+    looks = sample(words)
+    size = 128 if looks == DIGITS else 8
+    found = measure(config(*words), looks, size)
+    assert found.peak == pytest.approx(really(words, looks.batch(size)), rel=0.08)
+
+
+def test_parts_of_the_estimate() -> None:
+    found = measure(config("model=mlp"), DIGITS, 64)
+    weights = 4 * (64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10)
+    assert found.weights == pytest.approx(weights, rel=0.01)  # buffers, too
+    assert found.gradients == weights
+    assert found.optimizer == pytest.approx(2 * weights, rel=0.001)  # and a step for each
+    model = build.build(config("model=mlp").model, "model")
+    kept_anyway = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in kept_anyway:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    inputs = torch.zeros(64, 1, 8, 8, dtype=torch.uint8)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+        nn.functional.cross_entropy(model(inputs), torch.zeros(64, dtype=torch.int64))
+    assert found.activations == pytest.approx(sum(saved.values()), rel=0.1)
+
+
+def test_what_cannot_be_estimated_says_why() -> None:
+    with pytest.raises(NotEstimated, match=r"ConvNet does not say how it is cut; give it a method shard\(mesh\)"):
+        measure(config("model=convnet"), DIGITS, 4, data_ranks=2, tensor_ranks=1)
+    with pytest.raises(NotEstimated, match=r"ConvNet does not say its stages; give it a method stages\(count\)"):
+        measure(config("model=convnet"), DIGITS, 4, stages=2)
+    with pytest.raises(NotEstimated, match="must have same reduction dim"):
+        measure(config("model=mlp"), Sample([torch.Size([3]), torch.Size([])], [torch.uint8, torch.int64]), 4)
+
+
+def test_a_sample_is_looked_at_in_the_data(tmp_path: Path) -> None:
+    found = look(build.build(config().data, "data"))
+    assert list(found.shapes) == [torch.Size([1, 8, 8]), torch.Size([])]
+    data = SimpleNamespace(prepare_data=int, setup=str, train_dataloader=lambda: [{"x": torch.zeros(2)}])
+    with pytest.raises(ConfigError, match="data: memory can be estimated for batches that are tuples of tensors"):
+        look(data)  # type: ignore[arg-type]
+
+
+REAL = """
+import gc
+import sys
+from pathlib import Path
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.profiler import ProfilerActivity, profile
+
+from boltcutter import build
+from boltcutter.assemble import check_cfg
+from boltcutter.config import compose
+
+dist.init_process_group("gloo")
+ranks = tuple(map(int, sys.argv[1].split(",")))
+mesh = init_device_mesh("cpu", ranks, mesh_dim_names=("data_parallel", "tensor_parallel"))
+cfg = check_cfg(compose(Path("configs"), [*sys.argv[2:], "logger=null"]))
+trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)
+
+def steps():
+    task = build.build(cfg.task, "task")
+    task.scheduler, task.trainer = None, trainer
+    task.model.shard(mesh)
+    optimizer = task.configure_optimizers()
+    batch = (torch.zeros(8 // ranks[0], 256, dtype=torch.int64),) * 2
+    for _ in range(2):
+        task.training_step(batch, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+steps()  # what is only made once
+gc.collect()
+with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    steps()
+alive = most = 0
+for event in profiler.profiler.kineto_results.events():
+    if event.name() == "[memory]":
+        alive += event.nbytes()
+        most = max(most, alive)
+if dist.get_rank() == 0:
+    print(most)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
+def test_the_estimate_of_a_cut_model_is_what_two_real_ranks_take(ranks: tuple[int, int], two_ranks: Script) -> None:
+    most = int(two_ranks(REAL, ",".join(map(str, ranks)), *GPT).stdout)
+    found = measure(config(*GPT), TOKENS, 8 // ranks[0], data_ranks=ranks[0], tensor_ranks=ranks[1])
+    assert found.peak == pytest.approx(most, rel=0.15)  # gloo holds the tensors of its last exchanges
