@@ -24,16 +24,7 @@ class ConfigError(Exception):
 
 
 def compose(folder: Path, words: Iterable[str] = (), base: DictConfig | None = None) -> DictConfig:
-    """Put together ``train.yaml``, an option of each group, and the words of the command line.
-
-    Args:
-        folder: Where ``train.yaml`` and a folder for each group are.
-        words: ``group=option``, ``key=value``, ``+key=value`` or ``~key``.
-        base: An earlier result, kept as it was but for the words; instead of ``train.yaml``.
-
-    Raises:
-        ConfigError: A word or a file is wrong.
-    """
+    """The configuration below ``folder`` that the words mean; or ``base``, an earlier one, as the words change it."""
     cfg = read(folder / "train.yaml") if base is None else base.copy()
     picks, values = dict(cfg.pop("defaults", {})), {}
     for word in words:
