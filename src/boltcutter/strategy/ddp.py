@@ -26,6 +26,8 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
+from boltcutter.strategy import mpi
+
 COMPRESSED: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # an interrupt comes from the keyboard to all
 CAUGHT = (*FORWARDED, signal.SIGINT)
@@ -54,10 +56,7 @@ class DDPStrategy(strategies.DDPStrategy):
         **options: Any,
     ) -> None:
         self.compress = compress
-        if options.get("process_group_backend") == "mpi4py":
-            from boltcutter.strategy import mpi  # needs MPI
-
-            mpi.register()
+        _know_backends(options.get("process_group_backend") or "")
         super().__init__(start_method=start_method, **options)
 
     def setup(self, trainer: L.Trainer) -> None:
@@ -102,6 +101,21 @@ def still(model: nn.Module) -> list[str]:
         for name in module._buffers
         if isinstance(module, _NormBase) or name in module._non_persistent_buffers_set
     ]
+
+
+def _know_backends(text: str) -> None:
+    """See that torch knows what carries messages, as ``gloo`` or ``cpu:gloo,cuda:nccl``.
+
+    Raises:
+        ValueError: It does not.
+    """
+    for name in [part.rpartition(":")[2] for part in text.split(",") if part]:
+        if name == mpi.NAME:
+            mpi.register()
+        elif name not in dist.Backend.backend_list or (name == "mpi" and not dist.is_mpi_available()):
+            raise ValueError(
+                f"trainer.strategy.process_group_backend={text}: torch has no {name} here; try gloo, nccl or mpi4py"
+            )
 
 
 class Left(SystemExit):
