@@ -103,6 +103,13 @@ def mpirun(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     return run_command([*MPIRUN, str(tmp_path / "code.py")])
 
 
+def refused(backend: str) -> str:
+    wanted = {"_target_": "boltcutter.strategy.ddp.DDPStrategy", "process_group_backend": backend}
+    with pytest.raises(ConfigError) as error:
+        build(wanted, "trainer.strategy")
+    return str(error.value).removeprefix("trainer.strategy.process_group_backend=")
+
+
 def test_what_torch_asks_for_is_carried(tmp_path: Path) -> None:
     done = mpirun(COLLECTIVES, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -141,11 +148,13 @@ def test_without_mpirun_one_line_tells_how_to_start_it(script: Script, tmp_path:
 
 
 def test_without_mpi4py_one_line_tells_what_is_missing() -> None:
-    wanted = {"_target_": "boltcutter.strategy.ddp.DDPStrategy", "process_group_backend": "mpi4py"}
-    with pytest.raises(ConfigError) as refused:
-        build(wanted, "trainer.strategy")
-    setting = "trainer.strategy.process_group_backend=mpi4py"
-    assert str(refused.value) == f"{setting}: mpi4py is not installed; pip install -e '.[mpi]'"
+    assert refused("mpi4py") == "mpi4py: mpi4py is not installed; pip install -e '.[mpi]'"
+
+
+@pytest.mark.parametrize("backend", ["mpi", "cpu:glo"])
+def test_a_backend_that_torch_lacks_is_refused(backend: str) -> None:
+    name = backend.removeprefix("cpu:")
+    assert refused(backend) == f"{backend}: torch has no {name} here; try gloo, nccl or mpi4py"
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ class HorovodStrategy(strategies.DDPStrategy):
 
     Args:
         compress: Send gradients in two bytes a number; averages are rounded to what these can tell.
-        process_group_backend: For the rest; none takes what the device asks for.
 
     Raises:
         ValueError: Horovod is not installed.
@@ -30,10 +29,10 @@ class HorovodStrategy(strategies.DDPStrategy):
     Source: Sergeev and Del Balso, Horovod: fast and easy distributed deep learning in TensorFlow, 2018.
     """
 
-    def __init__(self, compress: Literal["fp16"] | None = None, *, process_group_backend: str | None = None) -> None:
+    def __init__(self, compress: Literal["fp16"] | None = None) -> None:
         if find_spec("horovod") is None:
             raise ValueError("trainer=horovod: Horovod is not installed; build it: bash scripts/build_horovod.sh")
-        super().__init__(process_group_backend=process_group_backend)
+        super().__init__()
         self.compress = compress
         self._server: Any = None  # at which Horovod's processes meet
 
