@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -48,7 +49,10 @@ def explained(trainer: L.Trainer) -> Iterator[None]:
         text = str(error)
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
             raise OutOfMemory(too_large(trainer)) from error
-        if dist.is_available() and dist.is_initialized() and NO_PEER.search(text):
+        together = dist.is_available() and dist.is_initialized()
+        if dist.is_available() and not together and isinstance(error, dist.DistNetworkError | dist.DistStoreError):
+            raise LostRank(never_met(trainer.world_size, text)) from error
+        if together and NO_PEER.search(text):
             reason = " ".join(text.split("] ")[-1].split())[:120].rstrip(".")
             raise LostRank(f"{missing_ranks(trainer.world_size)} ({reason})") from error
         raise
@@ -71,6 +75,13 @@ def too_large(trainer: L.Trainer) -> str:
         # ||| "smaller parts"
         # <<< bench
     )
+
+
+def never_met(world_size: int, text: str) -> str:
+    """Where ranks were to meet, and did not in time."""
+    place = ", ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
+    reason = text.splitlines()[0].rstrip(".")[:160]
+    return f"{place}: {world_size} ranks did not meet there ({reason}); start them all, or correct the address"
 
 
 def missing_ranks(world_size: int) -> str:

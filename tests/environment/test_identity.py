@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.environment.identity import VARIABLE, fresh, run_id
+from boltcutter.environment import identity
+from boltcutter.environment.identity import VARIABLE, NoAnswer, fresh, run_id
 
 FRESH = r"\d{8}-\d{6}-[0-9a-f]{8}"
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "1"}
@@ -119,3 +120,29 @@ def test_ranks_of_torchrun_agree(option: str, name: str, port: str, tmp_path: Pa
     first, second = done.stdout.split()
     assert re.fullmatch(name, first)
     assert first == second
+
+
+def test_a_first_process_that_does_not_answer_is_named(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(identity, "PATIENCE", 1.0)
+    with (
+        pytest.raises(NoAnswer, match=rf"MASTER_PORT={port}: the first process did not answer in 1 s") as error,
+        run_id(),
+    ):
+        pass
+    assert "\n" not in str(error.value)
+
+
+def test_a_platform_s_job_names_what_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOLTCUTTER_JOB", "vertex-8070")
+    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")  # nobody is asked
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with run_id(["seed=1"]) as first:
+        pass
+    with run_id(["seed=1"]) as again, run_id(["seed=2"]) as inner:
+        assert inner == again  # started from here
+    with run_id(["seed=2"]) as other:
+        pass
+    assert first == again != other
+    assert re.fullmatch(r"vertex-8070-[0-9a-f]{8}", first)

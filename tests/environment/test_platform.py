@@ -335,6 +335,15 @@ def test_a_job_that_is_started_again_goes_on_with_its_run(forks: ForkServer, por
     assert len(json.loads((after / "record.json").read_text())["attempts"]) == 2
 
 
+def test_a_node_that_waits_for_one_that_never_comes_says_where(forks: ForkServer, tmp_path: Path) -> None:
+    (status,), said = together(forks, [*WORDS, f"runs={tmp_path}", "timeout=3"], [skypilot(1)])
+    assert status == 1
+    (line,) = (line for line in said.splitlines() if line.startswith("error: "))
+    assert line.startswith("error: MASTER_ADDR=127.0.0.1, MASTER_PORT=")
+    assert ": 2 ranks did not meet there (" in line
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
