@@ -27,6 +27,13 @@ DIGITS = "data.shape=[3, 8, 8], data.outputs=10: digits have [1, 8, 8] and 10; l
         ("model._target_=nowhere.Net", "model._target_: nowhere.Net cannot be imported (No module named 'nowhere')"),
         ("task.classes=${data.outputz}", "task.classes: Interpolation key 'data.outputz' not found; correct the ref"),
         ("optimizer=adamx", "optimizer=adamx: no such option; did you mean adamw? (there are: adamw)"),
+        ("optimizer=3", "optimizer=3: no such option (there are: adamw)"),
+        (
+            "callback.best.monitor=val/acc",
+            "monitor=val/acc: never logged (there are: train/loss, val/loss, val/accuracy)",
+        ),
+        ("trainer.devices=many", "trainer: `devices` selected with `CPUAccelerator` should be an int > 0."),
+        ("seed=-1", "seed=-1 is not in [0, 4294967295]; try 0"),
         ("optimiser=adamw", "optimiser: no such key; did you mean optimizer?"),
         ("sed=3", "sed: no such key; did you mean seed?"),
         ("seed", "seed: cannot be read; say group=option, key=value, +key=value or ~key"),

@@ -42,7 +42,8 @@ def build(node: Any, path: str, **extra: Any) -> Any:
         return call()
     except Exception as error:
         # Any other of Python's own exceptions is a fault in code, and wants its traceback.
-        if type(error).__module__ == "builtins" and not isinstance(error, ValueError | ImportError | OSError):
+        told = isinstance(error, ValueError | TypeError | ImportError | OSError)
+        if type(error).__module__ == "builtins" and not told:
             raise
         text = one_line(error)
         raise ConfigError(text if text.startswith(f"{path.partition('.')[0]}.") else f"{path}: {text}") from error

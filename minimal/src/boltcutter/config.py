@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig as DictConfig  # the type of a configuration, for those who take one
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -46,12 +46,12 @@ def compose(folder: Path, words: Iterable[str] = (), base: DictConfig | None = N
 
 def pick(folder: Path, group: str, option: Any) -> DictConfig:
     """One option of a group, laid over the one that it begins with; or several, laid over each other."""
-    if not isinstance(option, str):
-        return DictConfig(OmegaConf.merge(*(pick(folder, group, one) for one in option)))
+    if isinstance(option, list | ListConfig):
+        return DictConfig(OmegaConf.merge({}, *(pick(folder, group, one) for one in option)))
     path = folder / group / f"{option}.yaml"
     if not path.is_file():
         known = groups(folder)[group]
-        raise ConfigError(f"{group}={option}: no such option{hint(option, known)} (there are: {', '.join(known)})")
+        raise ConfigError(f"{group}={option}: no such option{hint(str(option), known)} (there are: {', '.join(known)})")
     cfg = read(path)
     below = cfg.pop("defaults", None)
     return cfg if below is None else DictConfig(OmegaConf.merge(pick(folder, group, below), cfg))

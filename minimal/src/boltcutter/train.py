@@ -88,6 +88,8 @@ def assemble(cfg: DictConfig) -> tuple[L.Trainer, Any, Any]:
     Raises:
         ConfigError: They do not.
     """
+    if not 0 <= cfg.seed < 2**32:
+        raise ConfigError(f"seed={cfg.seed} is not in [0, 4294967295]; try 0")
     L.seed_everything(cfg.seed, verbose=False)
     watchers, loggers = (filter(None, build(cfg[room] or {}, room).values()) for room in ("callback", "logger"))
     late = {"callbacks": list(watchers), "logger": list(loggers), "default_root_dir": cfg.folder}
@@ -108,6 +110,9 @@ def assemble(cfg: DictConfig) -> tuple[L.Trainer, Any, Any]:
             task.load_state_dict(saved["state_dict"])
         data.train_dataloader(), data.val_dataloader(), data.test_dataloader()
         task.optimizer([nn.Parameter(zeros(1))])
+        for metric in filter(None, (getattr(callback, "monitor", None) for callback in trainer.callbacks)):
+            if metric not in task.logged:
+                raise ValueError(f"monitor={metric}: never logged (there are: {', '.join(task.logged)})")
     except (ValueError, OSError, RuntimeError) as error:
         raise ConfigError(one_line(error)) from error
     return trainer, data, task

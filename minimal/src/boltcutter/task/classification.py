@@ -31,6 +31,8 @@ class Classification(L.LightningModule):
         warmup: Share of the steps in which the learning rate rises, before it falls along half a cosine.
     """
 
+    logged = ("train/loss", "val/loss", "val/accuracy")  # what a callback may look at
+
     def __init__(
         self, model: nn.Module, *, optimizer: Callable[..., Optimizer], classes: int, warmup: float = 0.05
     ) -> None:
