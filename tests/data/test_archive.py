@@ -61,6 +61,29 @@ def test_damage_is_told(tmp_path: Path) -> None:
     path.write_bytes(b"no tar file at all" * 100)
     with pytest.raises(ValueError, match=r"a.tar: not a whole tar file of samples \(.*\); replace it"):
         Archive(path, (5000,), tmp_path)
-    inner = write(tmp_path / "b.tar", {"a.npy": b"words", "a.cls": b"1"})
-    with pytest.raises(ValueError, match=r"b.tar: sample 0 is not a whole .npy file \(.*\); replace it"):
-        Archive(inner, (1,), tmp_path).rows(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        (b"words", "a.npy is no whole .npy file: .*"),
+        (npy([1, 2])[:-1], "a.npy is cut short"),
+        (
+            npy(np.asfortranarray(np.zeros((2, 3)))),
+            "a.npy has float64 in an order of its own; numbers, row by row",
+        ),
+        (npy(["a"]), "a.npy has <U1 in an order"),
+    ],
+)
+def test_a_damaged_sample_is_told(tmp_path: Path, contents: bytes, message: str) -> None:
+    inner = write(tmp_path / "b.tar", {"a.npy": contents, "a.cls": b"1"})
+    with pytest.raises(ValueError, match=rf"b.tar: not a whole tar file of samples \({message}.*\); replace it"):
+        Archive(inner, (1,), tmp_path)
+
+
+def test_samples_of_several_kinds_keep_their_numbers(tmp_path: Path) -> None:
+    kinds = [np.uint8, np.float32, np.int64, np.float32]
+    members = {f"{n}.npy": npy(np.array([n, 3], kind)) for n, kind in enumerate(kinds)}
+    archive = Archive(write(tmp_path / "a.tar", members | {f"{n}.cls": b"1" for n in range(4)}), (2,), tmp_path)
+    assert archive.rows(np.arange(4))[0].tolist() == [[n, 3] for n in range(4)]
+    assert archive.rows(np.array([3, 1]))[0].dtype == np.float32

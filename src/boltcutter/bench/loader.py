@@ -1,64 +1,179 @@
-"""Bytes a second that a loader gives, over NumPy's indexing of the same batches."""
+"""Time that a training loader takes for an epoch, over NumPy's reading of the same batches, from memory and from files.
+
+NumPy is told where everything is, and makes one indexing of each batch, in memory or mapped from a file in the page
+cache; of several files one for each, into a whole. It checks nothing, and makes no tensors.
+"""
 
 from __future__ import annotations
 
+import io
+import tarfile
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from pydoc import locate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from boltcutter.bench import harness
 from boltcutter.bench.harness import ratio
 
-WORKS = {
-    "28 x 28 bytes, batch 64": {"shape": (1, 28, 28), "length": 20_000, "batch_size": 64},
-    "3 x 32 x 32 bytes, batch 128": {"shape": (3, 32, 32), "length": 10_000, "batch_size": 128},
-    "3 x 64 x 64 floats, batch 64": {"shape": (3, 64, 64), "length": 5_000, "batch_size": 64, "dtype": "float32"},
+Array = npt.NDArray[Any]
+Read = Callable[[Array], Any]
+Work = tuple[Any, Array | None, Read]  # a data module, where each of its training samples is, and NumPy's reading there
+TARGET = 1.1
+
+
+def in_memory(folder: Path, **settings: Any) -> Work:
+    """Samples that are held in memory."""
+    data = _made("synthetic.Synthetic", **settings)
+    inputs, targets = (part.numpy() for part in (data.splits.train.inputs, data.splits.train.targets))
+    return data, None, lambda at: (inputs[at], targets[at])
+
+
+def tokens(folder: Path, *, files: int, count: int, context: int, batch_size: int) -> Work:
+    """Windows of mapped files, as of GPT-2's vocabulary."""
+    for number, part in enumerate(np.array_split(_random(count, np.uint16, 50_000), files)):
+        part.tofile(folder / f"train-{number}.bin")
+    data = _made("tokens.Tokens", path=f"{folder}/train-*.bin", shape=(context,), batch_size=batch_size)
+    windows = data.splits.train
+    step, parts = 2 * context, []
+    begin = _first_window(windows)
+    for (mapped, _), length in zip(windows.parts, windows.counts, strict=True):
+        parts.append(np.lib.stride_tricks.as_strided(mapped[begin:], (length, context + 1), (step, 2)))
+    return data, None, _indexing(parts)
+
+
+def arrays(folder: Path, *, files: int, count: int, shape: tuple[int, ...], batch_size: int) -> Work:
+    """``.npy`` files of bytes."""
+    for number in range(files):
+        np.save(folder / f"inputs-{number}.npy", _random((count // files, *shape), np.uint8, 256))
+        np.save(folder / f"targets-{number}.npy", _random(count // files, np.int64, 10))
+    data = _made("shards.Shards", path=str(folder), shape=shape, outputs=10, batch_size=batch_size)
+    train = data.splits.train
+    inputs, targets = (_indexing([getattr(shard, name) for shard in train.shards]) for name in ("inputs", "targets"))
+    return data, _places(train), lambda at: (inputs(at), targets(at))
+
+
+def archive(folder: Path, *, count: int, shape: tuple[int, ...], batch_size: int) -> Work:
+    """A ``.tar`` file of ``.npy`` members."""
+    with tarfile.open(folder / "train.tar", "w") as file:
+        for number in range(count):
+            saved = io.BytesIO()
+            np.save(saved, _random(shape, np.uint8, 256))
+            for name, contents in ((f"{number}.npy", saved.getvalue()), (f"{number}.cls", b"%d" % (number % 10))):
+                member = tarfile.TarInfo(name)
+                member.size = len(contents)
+                file.addfile(member, io.BytesIO(contents))
+    data = _made("shards.Shards", path=str(folder), shape=shape, outputs=10, batch_size=batch_size, index=folder)
+    train = data.splits.train
+    (shard,) = train.shards
+    size = int(np.prod(shape))
+    raw = np.asarray(np.memmap(shard.path, np.uint8, mode="r"))
+    bodies = np.lib.stride_tricks.as_strided(raw, (len(raw) - size + 1, size), (1, 1))
+    return data, _places(train), lambda at: (bodies[shard.offsets[at]], shard.targets[at])
+
+
+LARGE = {"context": 1024, "batch_size": 16}
+SMALL = {"context": 128, "batch_size": 8}
+WORKS: dict[str, Callable[[Path, int], Work]] = {
+    "memory, 28 x 28 bytes, batch 64": lambda f, n: in_memory(f, shape=(1, 28, 28), length=64 * n, batch_size=64),
+    "memory, 3 x 32 x 32 bytes, batch 128": lambda f, n: in_memory(
+        f, shape=(3, 32, 32), length=128 * n, batch_size=128
+    ),
+    "memory, 3 x 64 x 64 floats, batch 64": lambda f, n: in_memory(
+        f, shape=(3, 64, 64), length=64 * n, batch_size=64, dtype="float32"
+    ),
+    "tokens, 16 x 1024": lambda f, n: tokens(f, files=1, count=16 * 1100 * n, **LARGE),
+    "tokens, 8 x 128": lambda f, n: tokens(f, files=1, count=8 * 140 * n, **SMALL),
+    "tokens, 4 files, 16 x 1024": lambda f, n: tokens(f, files=4, count=16 * 1100 * n, **LARGE),
+    "npy, 28 x 28 bytes, batch 64": lambda f, n: arrays(f, files=1, count=72 * n, shape=(1, 28, 28), batch_size=64),
+    "npy, 4 files, 3 x 32 x 32 bytes, batch 128": lambda f, n: arrays(
+        f, files=4, count=144 * n, shape=(3, 32, 32), batch_size=128
+    ),
+    "tar, 3 x 32 x 32 bytes, batch 64": lambda f, n: archive(f, count=72 * n, shape=(3, 32, 32), batch_size=64),
 }
 
 
 def main(configs: Path, words: list[str]) -> None:
-    """Measure in one process; ``rounds=5 batches=70 folder=runs/bench`` choose how.
+    """Measure in one process; ``rounds=9 batches=300 folder=runs/bench`` choose how.
 
     Raises:
         Failed: A setting is unknown.
     """
-    chosen = harness.options(words, {"rounds": "5", "batches": "70", "folder": "runs/bench"})
-    synthetic: Any = locate("boltcutter.data.synthetic.Synthetic")
+    chosen = harness.options(words, {"rounds": "9", "batches": "300", "folder": "runs/bench"})
+    rounds, batches = int(chosen["rounds"]), int(chosen["batches"])
     ratios, details = [], {}
-    for name, settings in WORKS.items():
-        data = synthetic(**settings)
-        data.setup("fit")
-        ours, theirs = compare(data, int(chosen["rounds"]), int(chosen["batches"]))
-        ratios.append(ratio(name, ours, "numpy", theirs, least=True))
+    for name, make in WORKS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            ours, theirs = compare(make(Path(scratch), batches), rounds, batches)
+        ratios.append(ratio(name, ours, "numpy", theirs, TARGET))
         details[name] = {"boltcutter": ours, "numpy": theirs}
     harness.report("loader", Path(chosen["folder"]), ratios, details)
 
 
-def compare(data: Any, rounds: int, batches: int) -> tuple[list[float], list[float]]:
-    """Bytes a second of the module's training loader, and of NumPy, in turn."""
-    samples = data.splits.train
-    inputs, targets = samples.inputs.numpy(), samples.targets.numpy()
-    chosen = [np.asarray(batch) for batch in islice(data.train_dataloader().batch_sampler, batches)]
+def compare(work: Work, rounds: int, batches: int) -> tuple[list[float], list[float]]:
+    """Seconds for an epoch's first batches, of the training loader and of NumPy, which knows them, in turn."""
+    data, places, read = work
+    loader = data.train_dataloader()
+    chosen = [batch.array if places is None else places[batch.array] for batch in islice(loader.sampler, batches)]
     ours: list[float] = []
     theirs: list[float] = []
-    for _ in range(rounds):
-        loader = data.train_dataloader()
-        ours.append(rate(lambda loader=loader: [_bytes(x) + _bytes(y) for x, y in islice(loader, batches)]))  # type: ignore[misc]
-        theirs.append(rate(lambda: [inputs[at].nbytes + targets[at].nbytes for at in chosen]))
+    for number in range(rounds):
+        for mine in (True, False) if number % 2 else (False, True):
+            seconds = time_of(islice(loader, batches) if mine else map(read, chosen))
+            (ours if mine else theirs).append(seconds)
     return ours, theirs
 
 
-def rate(read: Callable[[], list[int]]) -> float:
-    """Bytes a second of what gives the bytes of each batch that it reads."""
+def time_of(batches: Iterable[Any]) -> float:
+    """Seconds until all are there; none is kept."""
     began = time.perf_counter()
-    total = sum(read())
-    return total / (time.perf_counter() - began)
+    for _ in batches:
+        pass
+    return time.perf_counter() - began
 
 
-def _bytes(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())
+def _made(name: str, **settings: Any) -> Any:
+    kind: Any = locate(f"boltcutter.data.{name}")
+    data = kind(**settings)
+    data.setup("fit")
+    return data
+
+
+def _random(size: Any, dtype: Any, below: int) -> Array:
+    found: Array = np.random.default_rng(0).integers(0, below, size, dtype)
+    return found
+
+
+def _first_window(windows: Any) -> int:
+    """Where the first epoch's windows begin."""
+    begin: Callable[[int, int, int], int] = cast(Any, locate("boltcutter.data.tokens._begin"))
+    return begin(windows.room, 0, 0)
+
+
+def _places(samples: Any) -> Array:
+    """Where a split's samples are among all."""
+    found: Array = samples._places(np.arange(len(samples)))
+    return found
+
+
+def _indexing(parts: list[Array]) -> Read:
+    """Rows of arrays that stand one after another."""
+    if len(parts) == 1:
+        return lambda at: parts[0][at]
+    ends = np.cumsum([len(part) for part in parts])
+
+    def read(at: Array) -> Array:
+        found = np.empty((len(at), *parts[0].shape[1:]), parts[0].dtype)
+        owners = np.searchsorted(ends, at, side="right")
+        for number, part in enumerate(parts):
+            mine = np.flatnonzero(owners == number)
+            found[mine] = part[at[mine] - (ends[number] - len(part))]
+        return found
+
+    return read

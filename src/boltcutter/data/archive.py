@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import tarfile
 from pathlib import Path
@@ -16,6 +17,9 @@ from boltcutter.data.picture import read_picture
 
 Array = npt.NDArray[Any]
 INPUTS = ("npy", "png", "jpg", "jpeg")
+HEADER = 128  # bytes, in which nearly all headers of .npy files end
+READ_VERSION: Any = np.lib.format.read_magic
+READERS: dict[Any, Any] = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class Archive:
@@ -38,15 +42,14 @@ class Archive:
     def __init__(self, path: Path, shape: tuple[int, ...], index: Path) -> None:
         self.path, self.shape, self.files = path, shape, (path,)
         stat = path.stat()
-        key = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
+        key = hashlib.sha256(f"2 {path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
         known = index / f"{key}.npz"
         if not known.is_file():
             _write(known, look_up(path))
         with np.load(known, allow_pickle=False) as file:
             self.offsets, self.sizes = file["offsets"], file["sizes"]
-            self.targets, self.endings = file["targets"], file["endings"]
+            self.targets, self.forms, self.dtypes = file["targets"], file["forms"], file["dtypes"].tolist()
         self._raw: Array | None = None
-        self._header: tuple[Array, str] | None = None  # of the .npy looked at last, and its dtype
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -62,49 +65,43 @@ class Archive:
         return self._arrays(chosen), self.targets[chosen]
 
     def _arrays(self, chosen: npt.NDArray[np.int64]) -> Array:
-        sizes = self.sizes[chosen]
-        if self._header is None or self.endings[chosen].any() or sizes.min() != sizes.max():
-            return np.stack([self._input(place) for place in chosen.tolist()])
         assert self._raw is not None
-        header, dtype, size = *self._header, int(sizes[0])
-        found = np.empty((len(chosen), size), np.uint8)
-        for row, begin in zip(found, self.offsets[chosen].tolist(), strict=True):
-            row[:] = self._raw[begin : begin + size]
-        same = size > len(header) and bool((found[:, : len(header)] == header).all())
-        return found[:, len(header) :].view(dtype) if same else np.stack([self._input(p) for p in chosen.tolist()])
+        sizes, forms = self.sizes[chosen], self.forms[chosen]
+        size, form = int(sizes[0]), int(forms[0])
+        if form < 0 or (forms != form).any() or (sizes != size).any():
+            return np.stack([self._input(place) for place in chosen.tolist()])
+        view: Array = np.ndarray((len(self._raw) - size + 1, size), np.uint8, self._raw, 0, (1, 1))
+        found: Array = view[self.offsets[chosen]].view(self.dtypes[form])
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_raw": None}  # another process maps the file itself
 
     def _input(self, place: int) -> Array:
         assert self._raw is not None
-        begin = int(self.offsets[place])
+        begin, form = int(self.offsets[place]), int(self.forms[place])
         contents = self._raw[begin : begin + int(self.sizes[place])]
-        if self.endings[place]:
-            if len(self.shape) != 3:
-                raise ValueError(f"data.shape={list(self.shape)}: {self.path} has pictures; try [3, 64, 64]")
-            where = Path(f"{self.path}, sample {place}")
-            shape = (self.shape[0], self.shape[1], self.shape[2])
-            return read_picture(where, shape, io.BytesIO(contents.tobytes())).numpy()
-        file = io.BytesIO(contents.tobytes())
-        try:
-            found: Array = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            why = " ".join(str(error).split())
-            raise ValueError(f"{self.path}: sample {place} is not a whole .npy file ({why}); replace it") from None
-        # Others will have the same, and then need not be looked at one by one.
-        self._header = (contents[: len(contents) - found.nbytes], found.dtype.str)
-        return found.reshape(-1)
+        if form >= 0:
+            return contents.view(self.dtypes[form])
+        if len(self.shape) != 3:
+            raise ValueError(f"data.shape={list(self.shape)}: {self.path} has pictures; try [3, 64, 64]")
+        where = Path(f"{self.path}, sample {place}")
+        shape = (self.shape[0], self.shape[1], self.shape[2])
+        return read_picture(where, shape, io.BytesIO(contents.tobytes())).numpy()
 
 
 def look_up(path: Path) -> dict[str, Array]:
-    """Where each input is and which class it has, in the order of the file.
+    """Where each input is, of what form, and which class it has, in the order of the file.
+
+    Of ``.npy`` it is the numbers alone, and their form a place in ``dtypes``; that of a picture is -1.
 
     Raises:
         ValueError: The file is damaged, or a key lacks input or class.
     """
     inputs: dict[str, tuple[int, int, int]] = {}
     classes: dict[str, int] = {}
+    dtypes: dict[str, int] = {}
+    headers: dict[bytes, tuple[int, int, str]] = {}
     size = path.stat().st_size
     try:
         with tarfile.open(path, "r:") as archive:
@@ -114,7 +111,11 @@ def look_up(path: Path) -> dict[str, Array]:
                 if member.offset_data + member.size > size:
                     raise ValueError(f"{member.name} is cut short")
                 if member.isfile() and ending.lower() in INPUTS:
-                    inputs[f"{folder}/{key}"] = (member.offset_data, member.size, INPUTS.index(ending.lower()))
+                    begin, form = 0, -1
+                    if ending.lower() == "npy":
+                        begin, dtype = _numbers(member, archive.fileobj, headers)
+                        form = dtypes.setdefault(dtype, len(dtypes))
+                    inputs[f"{folder}/{key}"] = (member.offset_data + begin, member.size - begin, form)
                 elif member.isfile() and ending == "cls":
                     opened: Any = archive.extractfile(member)
                     classes[f"{folder}/{key}"] = int(opened.read())
@@ -123,9 +124,33 @@ def look_up(path: Path) -> dict[str, Array]:
     if alone := sorted(inputs.keys() ^ classes.keys()):
         lacks = "class (.cls)" if alone[0] in inputs else f"input ({', '.join(INPUTS)})"
         raise ValueError(f"{path}: {alone[0].lstrip('/')} has no {lacks}; write the file again")
-    offsets, sizes, endings = np.array(list(inputs.values()), np.int64).reshape(-1, 3).T
+    offsets, sizes, forms = np.array(list(inputs.values()), np.int64).reshape(-1, 3).T
     targets = np.array([classes[key] for key in inputs], np.int64)
-    return {"offsets": offsets, "sizes": sizes, "endings": endings.astype(np.uint8), "targets": targets}
+    return {"offsets": offsets, "sizes": sizes, "forms": forms, "targets": targets, "dtypes": np.array([*dtypes], str)}
+
+
+def _numbers(member: tarfile.TarInfo, file: Any, known: dict[bytes, tuple[int, int, str]]) -> tuple[int, str]:
+    """Where the numbers of a ``.npy`` begin in it, and of which dtype they are.
+
+    Raises:
+        ValueError: It is damaged, or has something else.
+    """
+    file.seek(member.offset_data)
+    start = file.read(min(member.size, HEADER))
+    if start not in known:
+        opened = io.BytesIO(start + file.read(min(member.size - len(start), 1 << 16)))
+        try:
+            read = READERS[READ_VERSION(opened)]
+            shape, columns_first, dtype = read(opened)
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{member.name} is no whole .npy file: {' '.join(str(error).split())}") from None
+        if dtype.kind not in "iufb" or (columns_first and len(shape) > 1):
+            raise ValueError(f"{member.name} has {dtype} in an order of its own; numbers, row by row, are needed")
+        known[start] = (opened.tell(), math.prod(shape) * dtype.itemsize, dtype.str)
+    begin, size, kind = known[start]
+    if begin + size != member.size:
+        raise ValueError(f"{member.name} is cut short")
+    return begin, kind
 
 
 def _write(path: Path, found: dict[str, Array]) -> None:

@@ -46,7 +46,7 @@ class PictureSamples:
     def __getitems__(self, batch: Batch) -> Pair:
         """Bytes (N, C, H, W) and class numbers (N,) of the samples in ``batch``."""
         inputs = torch.stack([read_picture(self.root / self.names[index], self.shape) for index in batch])
-        return self.augment(inputs, batch) if self.augment else inputs, self.targets[torch.tensor(batch)]
+        return self.augment(inputs, batch) if self.augment else inputs, self.targets[torch.from_numpy(batch.array)]
 
     def fingerprint(self) -> bytes:
         """Hash of names, classes, sizes in bytes, and shape; not of contents, which may be many gigabytes."""

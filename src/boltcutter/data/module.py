@@ -23,6 +23,7 @@ Pair = tuple[Tensor, Tensor]
 Split = Literal["train", "val", "test"]
 Kind = Literal["classes", "numbers"]
 Indices = npt.NDArray[np.int64]
+FETCH = 1 << 19  # bytes of small batches that are fetched at once; what is read stays in the processor's cache
 
 
 class Samples(Protocol):
@@ -241,7 +242,7 @@ class Loader(DataLoader[Pair]):
     def __init__(self, samples: Samples, sampler: BatchSampler, *, workers: int = 0) -> None:
         super().__init__(
             samples,  # type: ignore[arg-type]  # it has __getitems__ in place of __getitem__
-            batch_sampler=sampler,
+            batch_sampler=sampler,  # type: ignore[arg-type]  # batches are sequences, if no lists
             collate_fn=_as_it_is,
             num_workers=workers,
             persistent_workers=workers > 0,
@@ -256,28 +257,34 @@ class Loader(DataLoader[Pair]):
         counted = vars(self)  # torch looks closely at each plain assignment
         counted["done"] = self.sampler.start
         try:
-            batches = super().__iter__() if self.num_workers else self._here()
+            fetches = ((batch,) for batch in super().__iter__()) if self.num_workers else self._here()
             while True:
                 began = perf_counter()
-                batch = next(batches, None)
+                batches = next(fetches, ())
                 if not busy():
                     counted["waited"] += perf_counter() - began
-                if batch is None:
+                if not batches:
                     return
-                counted["done"] += 1
-                yield batch
+                for batch in batches:
+                    counted["done"] += 1
+                    yield batch
         except ValueError as error:
             if "in DataLoader worker" not in str(error):
                 raise
             # A worker hands its whole traceback over as text; the last line is what went wrong.
             raise ValueError(str(error).rstrip().rsplit("ValueError: ", 1)[-1]) from error
 
-    def _here(self) -> Iterator[Pair]:
-        """Batches prepared in this process, by nothing but the samples themselves."""
+    def _here(self) -> Iterator[Sequence[Pair]]:
+        """Batches prepared in this process, small ones several at once: one fetch for all costs less than one each."""
         samples = cast(Samples, self.dataset)
-        for chosen in self.sampler:
-            batch = samples.__getitems__(chosen)
-            yield tuple(part.pin_memory() for part in batch) if self.pin_memory else batch  # type: ignore[misc]
+        most = [1]
+        for chosen, count in self.sampler.several(lambda: most[0]):
+            parts = samples.__getitems__(chosen)
+            if self.pin_memory:
+                parts = (parts[0].pin_memory(), parts[1].pin_memory())
+            most[0] = max(1, FETCH * count // max(1, parts[0].nbytes + parts[1].nbytes))
+            # Not as views, each of which would know of all others.
+            yield [parts] if count == 1 else list(zip(*(p.unsafe_split(len(p) // count) for p in parts), strict=True))
 
 
 def busy() -> bool:

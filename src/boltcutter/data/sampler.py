@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,16 +13,29 @@ from torch.utils.data import Sampler
 MANY = 1 << 22  # samples, above which their order is computed as it is needed, and not kept
 TOGETHER = 16  # blocks of samples that are mixed
 AT_ONCE = 1 << 16  # samples whose places are then computed together
+IN_CACHE = 1 << 12  # of these, as many as stay in the processor's nearest cache
+ROUNDS = 6  # of moves; after fewer, small squares are not mixed well
 
 
-class Batch(list[int]):
-    """Indices of one batch, also as an ``array``, with what a random augmentation may depend on."""
+class Batch(Sequence[int]):
+    """Indices of one batch as an ``array``, with what a random augmentation may depend on."""
 
     def __init__(self, indices: Sequence[int] | npt.NDArray[np.int64], *, seed: int = 0, epoch: int = 0) -> None:
         self.array = np.asarray(indices, np.int64)
-        super().__init__(self.array.tolist())
         self.seed = seed
         self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.array[place].tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.array.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
 
 
 class BatchSampler(Sampler[Batch]):
@@ -91,15 +106,25 @@ class BatchSampler(Sampler[Batch]):
         return full + (last > first and not self.drop_last)
 
     def __iter__(self) -> Iterator[Batch]:
+        return (batch for batch, _ in self.several())
+
+    def several(self, count: Callable[[], int] = lambda: 1) -> Iterator[tuple[Batch, int]]:
+        """Batches of one size as one, one after another, with their number: at most ``count()``, asked each time."""
         start, self.start = self.start, 0
-        size, batches = self.batch_size, len(self)
+        size, batches, whole = self.batch_size, len(self), self.length // self.batch_size
         at_once = max(1, AT_ONCE // size) if self.length > MANY else batches
+        # No more than are mixed, so that not too many blocks are needed at a time.
+        most = batches if self.blocks is None else TOGETHER * int(self.blocks.min(initial=size)) // size
         for begin in range(start, batches, at_once):
-            order = self.order(self.epoch, begin * size, (begin + at_once) * size)
-            for place in range(0, min(at_once, batches - begin) * size, size):
-                part = order[place : place + size]
-                first, last = self._cut(len(part))
-                yield Batch(part[first:last], seed=self.seed, epoch=self.epoch)
+            end = min(begin + at_once, batches)
+            order = self.order(self.epoch, begin * size, end * size)
+            place = begin
+            while place < end:
+                number = max(1, min(count(), most, min(end, whole) - place))  # a last, smaller batch comes alone
+                parts = order[(place - begin) * size : (place - begin + number) * size].reshape(number, -1)
+                first, last = self._cut(parts.shape[1])
+                yield Batch(parts[:, first:last].reshape(-1), seed=self.seed, epoch=self.epoch), number
+                place += number
 
     def _cut(self, size: int) -> tuple[int, int]:
         """This rank's part of a global batch of ``size`` samples."""
@@ -122,8 +147,9 @@ def check_batch_size(batch_size: int, world_size: int) -> None:
 def scattered(places: npt.NDArray[np.int64], length: int, *key: int) -> npt.NDArray[np.int64]:
     """What stands at some places of a random order of 0, 1, …, ``length`` - 1, which is nowhere written down.
 
-    Numbers are cut in halves, and each half in turn is changed by a hash of the other: that can be undone, so no two
-    become the same. What comes out beyond the length goes through again.
+    Numbers stand in a square, row by row. In turn each is moved within its column by a hash of the column, and within
+    its row by a hash of the row: that can be undone, so no two become the same. The square has a few places too many;
+    what comes out there goes through again.
 
     Args:
         places: Any of 0, 1, …, ``length`` - 1.
@@ -131,21 +157,34 @@ def scattered(places: npt.NDArray[np.int64], length: int, *key: int) -> npt.NDAr
         key: All that the order depends on.
 
     Source: Luby & Rackoff, How to Construct Pseudorandom Permutations from Pseudorandom Functions, 1988; Black &
-    Rogaway, Ciphers with Arbitrary Finite Domains, 2002 (walking until inside).
+    Rogaway, Ciphers with Arbitrary Finite Domains, 2002 (generalised Feistel, walking until inside).
     """
-    half = np.uint64(max(1, (int(length - 1).bit_length() + 1) // 2))
-    mask = np.uint64((1 << int(half)) - 1)
-    rounds = np.random.SeedSequence(key).generate_state(6, np.uint64)
-    found = np.array(places, np.uint64)
-    outside: npt.NDArray[np.bool_] = np.ones(len(found), bool)
-    while outside.any():
-        left, right = found[outside] >> half, found[outside] & mask
-        with np.errstate(over="ignore"):
-            for salt in rounds:
-                left, right = right, left ^ (_mixed(right + salt) & mask)
-        found[outside] = left << half | right
-        outside = found >= length
-    return found.astype(np.int64)
+    wide = math.isqrt(max(0, length - 1)) + 1
+    sizes = np.array([-(-length // wide), wide], np.uint64)
+    salts = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64).astype(np.uint64)
+    found: npt.NDArray[np.uint64] = np.array(places, np.uint64)
+    outside = np.arange(len(found))
+    while len(outside):
+        for some in np.array_split(outside, -(-len(outside) // IN_CACHE)):
+            found[some] = _moved(found[some], sizes, salts)
+        outside = outside[found[outside] >= length]
+    return found.view(np.int64)
+
+
+def _moved(
+    numbers: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], salts: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.uint64]:
+    """Other numbers of a square of ``sizes`` (rows, columns)."""
+    rows = numbers // sizes[1]
+    halves = [rows, numbers - rows * sizes[1]]
+    with np.errstate(over="ignore"):
+        for number, salt in enumerate(salts):
+            mine, size = number % 2, sizes[number % 2]
+            hashed = _hash((halves[1 - mine] + salt).astype(np.uint32)).astype(np.uint64)
+            moved = halves[mine] + (hashed * size >> np.uint64(32))
+            halves[mine] = np.minimum(moved, moved - size)  # below zero is a large number
+    found: npt.NDArray[np.uint64] = halves[0] * sizes[1] + halves[1]
+    return found
 
 
 def _by_blocks(blocks: npt.NDArray[np.int64], first: int, last: int, *key: int) -> npt.NDArray[np.int64]:
@@ -163,6 +202,13 @@ def _by_blocks(blocks: npt.NDArray[np.int64], first: int, last: int, *key: int) 
         mixed = np.random.default_rng([*key, pool]).permutation(rows)
         found.append(mixed[max(0, first - before) : max(0, last - before)])
     return np.concatenate(found)
+
+
+def _hash(z: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """MurmurHash3's finaliser."""
+    z = (z ^ (z >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    z = (z ^ (z >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return z ^ (z >> np.uint32(16))
 
 
 def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -52,7 +53,7 @@ class Arrays:
 
     def rows(self, chosen: npt.NDArray[np.int64]) -> tuple[Array, Array]:
         """Inputs (N, …) and targets (N, …) of some samples."""
-        return self.inputs[chosen], self.targets[chosen]
+        return take(self.inputs, chosen), take(self.targets, chosen)
 
 
 class ShardSamples:
@@ -89,6 +90,7 @@ class ShardSamples:
         self.together = -(-self.ends[-1] // ORDERED)  # neighbours
         count = self.ends[-1] // self.together
         self.order = np.random.default_rng(seed).permutation(count) if part else None
+        self.mine = self.order[slice(*part)] if part and self.together == 1 and self.order is not None else None
         together = any(getattr(shard, "together", False) for shard in shards)
         self.blocks = [len(shard) for shard in shards] if together else None
 
@@ -102,49 +104,57 @@ class ShardSamples:
             ValueError: A sample is damaged, has another shape, or is of no class that there is.
         """
         places = self._places(batch.array)
-        owners = np.searchsorted(self.ends, places, side="right")
-        inputs: Array | None = None
-        targets: Array | None = None
-        for owner in set(owners.tolist()):
-            mine = np.flatnonzero(owners == owner)
-            begin = self.ends[owner - 1] if owner else 0
-            found, wanted = self.shards[owner].rows(places[mine] - begin)
-            if inputs is None or targets is None:
-                inputs = np.empty((len(places), *self.shape), found.dtype)
-                targets = np.empty((len(places), *wanted.shape[1:]), wanted.dtype)
-                flat = inputs.reshape(len(places), -1)
-            if found[0].size != flat.shape[1]:
-                path, shape = self.shards[owner].path, list(found.shape[1:])
-                raise ValueError(f"{path}: inputs of shape {shape}, but data.shape={list(self.shape)}")
-            flat[mine], targets[mine] = found.reshape(len(mine), -1), wanted
-        assert inputs is not None
-        assert targets is not None
-        if self.kind == "classes" and (targets.max() >= self.outputs or targets.min() < 0):
-            odd = np.flatnonzero((targets >= self.outputs) | (targets < 0))[0]
-            path = self.shards[owners[odd]].path
-            raise ValueError(
-                f"{path}: class {targets[odd]}, but data.outputs={self.outputs}; give the number of classes"
-            )
-        x = torch.from_numpy(inputs)
-        return self.augment(x, batch) if self.augment else x, self._targets(targets)
+        inputs, targets = self._rows(0, places) if len(self.shards) == 1 else self._of_several(places)
+        x = torch.from_numpy(inputs.reshape(-1, *self.shape))
+        return self.augment(x, batch) if self.augment else x, self._targets(targets, places)
 
     def fingerprint(self) -> bytes:
         """Of size, time of change, and some blocks of each file, which may be too large to be read in whole."""
         files = dict.fromkeys(file for shard in self.shards for file in shard.files)
         return hashlib.sha256(b"".join(map(sampled, files)) + repr((self.part, self.order is None)).encode()).digest()
 
+    def _rows(self, owner: int, places: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+        """Inputs and targets that are all in one shard."""
+        shard = self.shards[owner]
+        inputs, targets = shard.rows(places - (self.ends[owner - 1] if owner else 0))
+        if inputs[0].size != math.prod(self.shape):
+            shape = list(inputs.shape[1:])
+            raise ValueError(f"{shard.path}: inputs of shape {shape}, but data.shape={list(self.shape)}")
+        return inputs, targets
+
+    def _of_several(self, places: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+        """Inputs and targets from several shards, in the order of their places."""
+        owners = np.searchsorted(self.ends, places, side="right")
+        made: list[Array] = []
+        for owner in set(owners.tolist()):
+            mine = np.flatnonzero(owners == owner)
+            found = self._rows(owner, places[mine])
+            made = made or [np.empty((len(places), *part.shape[1:]), part.dtype) for part in found]
+            for whole, part in zip(made, found, strict=True):
+                whole[mine] = part.reshape(len(mine), *whole.shape[1:])
+        return made[0], made[1]
+
     def _places(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Where samples of this split stand among all."""
         if self.order is None:
             return chosen
+        if self.mine is not None:
+            return self.mine.take(chosen)
         places = chosen + self.part[0]
         blocks, rest = places // self.together, places % self.together
         whole = blocks < len(self.order)  # the last block may have less, and stays where it is
         return np.where(whole, self.order[np.where(whole, blocks, 0)] * self.together + rest, places)
 
-    def _targets(self, targets: Array) -> Tensor:
+    def _targets(self, targets: Array, places: npt.NDArray[np.int64]) -> Tensor:
         if self.kind == "classes":
-            return torch.from_numpy(targets.astype(np.int64).reshape(-1))
+            classes = targets.astype(np.int64, copy=False).reshape(-1)
+            if classes.view(np.uint64).max() >= self.outputs:  # or below zero, which is a large number then
+                odd = np.flatnonzero((classes >= self.outputs) | (classes < 0))[0]
+                path = self.shards[np.searchsorted(self.ends, places[odd], side="right")].path
+                raise ValueError(
+                    f"{path}: class {classes[odd]}, but data.outputs={self.outputs}; give the number of classes"
+                )
+            return torch.from_numpy(classes)
         return torch.from_numpy(targets.astype(np.float32).reshape(len(targets), -1))
 
 
@@ -253,6 +263,12 @@ class Shards(DataModule):
             else:
                 raise ValueError(f"{setting}={file}: expected a name that ends in {', '.join(ENDINGS)}")
         return [shard for shard in made if len(shard)]
+
+
+def take(rows: Array, chosen: npt.NDArray[np.int64]) -> Array:
+    """Some rows, copied; of an array in the usual order in half the time that indexing takes."""
+    found: Array = rows.take(chosen, axis=0) if rows.flags.c_contiguous else rows[chosen]
+    return found
 
 
 def _ends(shares: dict[str, float], length: int) -> dict[str, tuple[int, int]]:

@@ -59,7 +59,7 @@ class RowGroup:
     def rows(self, chosen: npt.NDArray[np.int64]) -> tuple[Array, Array]:
         """Inputs (N, …) and targets (N, …) of some rows."""
         inputs, targets = self.kept.get(self)
-        return inputs[chosen], targets[chosen]
+        return inputs.take(chosen, axis=0), targets.take(chosen, axis=0)
 
     def read(self) -> tuple[Array, Array]:
         """Inputs and targets of all rows.
