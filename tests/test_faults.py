@@ -1,21 +1,27 @@
 """Wherever a run is hit, by whatever, it ends soon; resumed, it ends with the bits of a run that was let alone."""
 
 import csv
+import io
 import json
 import os
 import signal
 import subprocess
+import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from conftest import environment
 from faulty import PLACES
 from forkserver import Forked, ForkServer, rank_variables
+
+from boltcutter.data.shards import Shards
+from boltcutter.data.tokens import Tokens
 
 # Dropout, a moving average, accumulated gradients, a schedule over the whole training, every step in metrics.csv.
 WORDS = ["logger=null", "report=false", "test=false", "model=mlp", "model.hidden=[32]", "model.dropout=0.2"]
@@ -173,3 +179,121 @@ def test_whatever_hits_it(forks: ForkServer, untouched: dict[int, Path], tmp_pat
         assert known["test"] == record(whole)["test"]
     assert (folder / "report.html").is_file() == late
     assert not list((folder / "checkpoints").glob(".*")), "half a checkpoint is left"
+
+
+SPY = """
+import json, os
+from pathlib import Path
+from lightning.pytorch.callbacks import Callback
+
+class Spy(Callback):
+    def __init__(self, file):
+        self.file = f"{file}-{os.environ.get('RANK', 0)}"
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        inputs = batch[0].flatten(1)[:, :2].tolist()
+        with open(self.file, "a") as file:
+            file.write(json.dumps([trainer.current_epoch, batch_idx, inputs]) + "\\n")
+"""
+PER_BATCH, COUNT = 8, 240
+TOKENS = ["data=tokens", "data.shape=[16]", "data.outputs=5000", "model=gpt", "model.layers=1", "model.width=16"]
+TOKENS += ["model.heads=1", "model.dropout=0.1", "task=language", "data.split=[0.8,0.1,0.1]"]
+SHARDS = ["data=shards", "data.shape=[1,2,3]", "data.outputs=4", "data.split=[0.8,0.1,0.1]", "model=mlp"]
+ON_DISK = {"tokens": TOKENS, "npy": SHARDS, "tar": SHARDS}
+
+
+def write_samples(kind: str, folder: Path) -> None:
+    """Samples that tell by their first two numbers which they are; in several files."""
+    folder.mkdir()
+    if kind == "tokens":
+        for number, part in enumerate(np.array_split(np.arange(16 * COUNT + 50, dtype=np.uint16), 2)):
+            part.tofile(folder / f"train-{number}.bin")
+        return
+    numbers = np.arange(COUNT, dtype=np.uint8)
+    inputs = np.random.default_rng(0).integers(0, 256, (COUNT, 1, 2, 3), np.uint8)
+    inputs[:, 0, 0, 0] = numbers
+    for part in np.array_split(numbers, 3):
+        if kind == "npy":
+            np.save(folder / f"inputs-{part[0]:03}.npy", inputs[part])
+            np.save(folder / f"targets-{part[0]:03}.npy", part.astype(np.int64) % 4)
+            continue
+        with tarfile.open(folder / f"train-{part[0]:03}.tar", "w") as archive:
+            for number in part.tolist():
+                saved = io.BytesIO()
+                np.save(saved, inputs[number])
+                for ending, contents in (("npy", saved.getvalue()), ("cls", b"%d" % (number % 4))):
+                    member = tarfile.TarInfo(f"{number:03}.{ending}")
+                    member.size = len(contents)
+                    archive.addfile(member, io.BytesIO(contents))
+
+
+def batches_of(place: Path) -> list[dict[tuple[int, int], list[Any]]]:
+    """What each rank has trained on in each batch of each epoch, the last time where there were several."""
+    found = []
+    for rank in range(2):
+        lines = [json.loads(line) for line in (place / f"seen-{rank}").read_text().splitlines()]
+        found.append({(epoch, number): inputs for epoch, number, inputs in lines})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("tokens", "SIGKILL"),
+        ("npy", "SIGTERM"),
+        pytest.param("tokens", "SIGTERM", marks=pytest.mark.slow),
+        pytest.param("npy", "SIGKILL", marks=pytest.mark.slow),
+        pytest.param("tar", "SIGKILL", marks=pytest.mark.slow),
+        pytest.param("tar", "SIGTERM", marks=pytest.mark.slow),
+    ],
+)
+def test_two_ranks_read_files_in_one_order_whatever_hits_one(
+    forks: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fault: str
+) -> None:
+    (tmp_path / "spy.py").write_text(SPY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    write_samples(kind, tmp_path / "data")
+    seen, kept = [], []
+    for place, row in (("whole", None), ("hit", Row("training", 2, fault, [1]))):
+        (tmp_path / place).mkdir()
+        folder, runs = tmp_path / place / "run", Runs(forks, tmp_path / place / "errors")
+        words = [*WORDS[:3], *ON_DISK[kind], f"data.path={tmp_path}/data", f"data.batch_size={PER_BATCH}", "seed=3"]
+        words += [f"data.index={tmp_path}/index"] if kind != "tokens" else []
+        words += ["trainer.max_epochs=2", "trainer.accelerator=cpu", "trainer.devices=2", f"folder={folder}"]
+        words += [f"+callback.spy={{_target_: spy.Spy, file: {tmp_path / place}/seen}}"]
+        statuses = runs.attempt(words, 2, row)
+        assert any(statuses) == (row is not None), (statuses, runs.said())
+        if row:
+            runs.finish(folder, words, 2)
+        seen.append(batches_of(tmp_path / place))
+        kept.append(weights(folder))
+    whole, hit = seen
+    assert hit == whole
+    assert [name for name in kept[0] if not torch.equal(kept[0][name], kept[1][name])] == []
+    epochs = [
+        [tuple(inputs) for rank in whole for (at, _), batch in rank.items() if at == epoch for inputs in batch]
+        for epoch in (0, 1)
+    ]
+    assert len(whole[0]) == len(whole[1]) == 2 * (len(epochs[0]) // PER_BATCH)
+    for epoch in epochs:
+        assert len(set(epoch)) == len(epoch) > 0.7 * COUNT  # each sample once
+    assert epochs[0] != epochs[1]
+    data = alone(kind, tmp_path / "data", tmp_path / "index")
+    for epoch in (0, 1):
+        loader = data.train_dataloader()
+        loader.sampler.set_epoch(epoch)
+        for number, (inputs, _) in enumerate(loader):  # both ranks' parts make the batch of one process
+            expected = inputs.flatten(1)[:, :2].tolist()
+            assert [*whole[0][epoch, number], *whole[1][epoch, number]] == expected
+
+
+def alone(kind: str, folder: Path, index: Path) -> Any:
+    """The data module of one process."""
+    settings: dict[str, Any] = {"path": str(folder), "split": (0.8, 0.1, 0.1), "batch_size": PER_BATCH, "seed": 3}
+    data: Any = (
+        Tokens(shape=(16,), outputs=5000, **settings)
+        if kind == "tokens"
+        else Shards(shape=(1, 2, 3), outputs=4, index=index, **settings)
+    )
+    data.setup("fit")
+    return data
