@@ -10,6 +10,7 @@ def quiet() -> None:
     """Keep libraries from telling at each start what is no news."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # norms go over two meshes
     for text in (
         ".*does not have many workers.*",
         ".*Checkpoint directory .* exists and is not empty.*",
@@ -19,6 +20,7 @@ def quiet() -> None:
         ".*your dataloader is not resumable.*",  # the data module is, which Lightning does not look for
         ".*when using `ckpt_path`, callbacks used to create the checkpoint.*",
         ".*The `srun` command is available on your system but is not used.*",  # wherever SLURM is installed
+        ".*FSDP2-wrapped module .* returned a view tensor.*",  # which nobody changes in place
         ".*sync_dist=True.*when logging on epoch level.*",  # tasks log what torchmetrics has reduced
     ):
         warnings.filterwarnings("ignore", text)

@@ -178,6 +178,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_in_one_line(script: Scrip
             "ranks write their parts together; set checkpoint_io.asynchronous=false",
         ),
         (["trainer.strategy.cpu_offload=true"], "on processors all is in their memory"),
+        pytest.param(["callback=[default,ema]"], "callback.ema: averages are copies", marks=pytest.mark.slow),
         (["trainer=fsdp"], "trainer: "),
         (["trainer=deepspeed"], "trainer"),
         (["model=convnet"], "ConvNet does not say how it is cut"),

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import lightning as L
 import torch
 from lightning.pytorch import strategies
+from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
@@ -72,8 +73,10 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
             self._process_group_backend = self._process_group_backend or f"cpu:gloo,{self.root_device.type}:nccl"
         if self._save_distributed_checkpoint:
             self._check_writer()
-        super().setup_environment()
         task: Any = self.lightning_module
+        if any(isinstance(callback, WeightAveraging) for callback in task.trainer.callbacks):
+            raise NotCut("callback.ema: averages are copies of a whole model, which no rank has; leave it out")
+        super().setup_environment()
         task.configure_model = self._cut
 
     def model_to_device(self) -> None:
