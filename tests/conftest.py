@@ -14,7 +14,7 @@ from forkserver import ForkServer, communicate, rank_variables
 
 ROOT = Path(__file__).parents[1]
 QUICK = ["logger=null", "report=false", "trainer.max_epochs=2"]
-sys.modules["mpi4py"] = None  # type: ignore[assignment]  # Lightning's trainers would start MPI in this process
+sys.modules["mpi4py"] = None  # Lightning's trainers would start MPI in this process
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -35,7 +35,7 @@ def apart(one: Path, other: Path) -> float:
 
 def environment(**changed: str) -> dict[str, str]:
     """That of this process without what would lead a run astray; offline, on one thread, with all warnings."""
-    astray = ("WANDB_", "SLURM_", "BOLTCUTTER_", "PL_")
+    astray = ("WANDB_", "SLURM_", "BOLTCUTTER_", "PL_", "KMP_")  # the last: scikit-learn's, wherever it is imported
     clean = {k: v for k, v in os.environ.items() if not k.startswith(astray)}
     return clean | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "PYTHONWARNINGS": "default"} | changed
 

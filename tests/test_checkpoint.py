@@ -18,7 +18,7 @@ import torch
 from conftest import QUICK, Script, environment
 from forkserver import Forked, ForkServer
 
-from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError, best, check_place, damage, newest
+from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError, best, check_place, damage, load, newest
 
 STATE = {"state_dict": {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(2)}, "epoch": 3}
 
@@ -39,6 +39,21 @@ def test_what_is_saved_is_read(saved: Path) -> None:
     assert found["epoch"] == 3
     assert torch.equal(found["state_dict"]["weight"], STATE["state_dict"]["weight"])  # type: ignore[index]
     assert [path.name for path in saved.parent.iterdir()] == ["last.ckpt"]  # no draft is left
+
+
+def test_what_is_behind_a_url_comes_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, url, fetched = AtomicCheckpointIO(), "memory://far/run/last.ckpt", list[str]()
+    kind = fsspec.get_filesystem_class("memory")
+    plain = kind.get_file
+    monkeypatch.setattr(kind, "get_file", lambda fs, place, *a, **o: fetched.append(place) or plain(fs, place, *a, **o))
+    store.save_checkpoint(STATE, url)
+    found = str(newest("memory://far/run"))
+    assert load(found, peek=True)["epoch"] == store.load_checkpoint(found)["epoch"] == 3
+    assert len(fetched) == 1
+    store.save_checkpoint(STATE | {"epoch": 4}, url)
+    assert store.load_checkpoint(url)["epoch"] == 4
+    assert len(fetched) == 2
+    store.remove_checkpoint(url)
 
 
 def test_stores_behind_a_url_are_the_same() -> None:

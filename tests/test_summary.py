@@ -24,6 +24,19 @@ def test_the_end_tells_metrics_time_and_what_is_next(tmp_path: Path, capsys: pyt
     assert all(line == line.rstrip() for line in shown.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("writes", "steps", "parts"), [(False, -1, ["files", "epochs"]), (True, 9, ["text or file", "steps"])]
+)
+def test_what_is_next_suits_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], writes: bool, steps: int, parts: list[str]
+) -> None:
+    folder = folder_with(tmp_path, "run", config={"trainer": {"max_steps": steps}})
+    summary.end(folder, writes=writes)
+    shown = capsys.readouterr().out
+    assert f"input=<{parts[0]}>" in shown
+    assert f"trainer.max_{parts[1]}=<more>" in shown
+
+
 def test_without_a_checkpoint_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary.end(folder_with(tmp_path, "run", metrics={"val/loss": 12345.678}))
     shown = capsys.readouterr().out

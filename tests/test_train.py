@@ -158,6 +158,17 @@ def test_a_folder_that_holds_a_run_is_not_written_over(script: Script, alone: Pa
     assert record(alone) == before
 
 
+def test_a_run_does_not_end_before_where_it_is(script: Script, alone: Path) -> None:
+    before = record(alone)
+    steps = torch.load(alone / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+    for name, done in (("max_epochs", 2), ("max_steps", steps)):
+        refused = script("train", f"resume={alone}", f"trainer.{name}=1")
+        assert refused.returncode == 2
+        told = f"error: trainer.{name}=1: the run has done {done} already; give as many or more, or another run\n"
+        assert refused.stderr == told
+    assert record(alone) == before
+
+
 def test_a_run_starts_from_given_weights(script: Script, alone: Path, tmp_path: Path) -> None:
     start = f"init_from={alone}/checkpoints/best.ckpt"
     still = ["optimizer=sgd", "optimizer.lr=0", "scheduler=null", "trainer.max_epochs=1"]

@@ -35,21 +35,28 @@ def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
     _show(rows)
 
 
-def end(folder: Path) -> None:
-    """How it went, and what to do next."""
+def end(folder: Path, *, writes: bool = False) -> None:
+    """How it went, and what to do next.
+
+    Args:
+        folder: Of the run.
+        writes: Whether the task goes on with a text, in place of predicting for files.
+    """
     record = read_record(folder)
     last = record["attempts"][-1]
     started, ended = (datetime.fromisoformat(last[key]) for key in ("start", "end"))
     metrics = record.get("test") or record.get("metrics", {})
     rows: dict[str, str | None] = {name: _number(value) for name, value in sorted(metrics.items())}
+    if "recompiles" in record.get("metrics", {}):
+        rows["recompiles"] = f"{record['metrics']['recompiles']:.0f} of the model, after it was first compiled"
     rows["best"] = record.get("best")
     rows["time"] = str(ended - started)
     report = folder / "report.html"
     rows["report"] = str(report) if report.is_file() else None
     rows["next"] = (
         f"python scripts/evaluate.py run={folder}\n"
-        f"python scripts/predict.py run={folder} input=<files>\n"
-        f"python scripts/train.py resume={folder} trainer.max_epochs=<more>"
+        f"python scripts/predict.py run={folder} input=<{'text or file' if writes else 'files'}>\n"
+        f"python scripts/train.py resume={folder} trainer.{_limit(record)}=<more>"
     )
     _show(rows)
 
@@ -62,6 +69,12 @@ def evaluation(folder: Path, scores: Mapping[str, float]) -> None:
 
         classes = pd.read_csv(folder / "classes.csv", dtype={"class": str}, keep_default_na=False)
         print(classes.to_string(index=False, float_format=_number))
+
+
+def _limit(record: Mapping[str, Any]) -> str:
+    """What ended the training, and has to be raised for it to go on."""
+    steps = record.get("config", {}).get("trainer", {}).get("max_steps", -1)
+    return "max_epochs" if steps in (None, -1) else "max_steps"
 
 
 def _sizes(splits: Any) -> str:

@@ -80,7 +80,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         if first:
             run.update_record(folder, best=kept, test=scores)
     if first:
-        summary.end(folder)
+        summary.end(folder, writes=hasattr(parts.task, "generate"))
         if cfg.reproduce:
             from boltcutter.compare import reproduced  # its libraries would hold up the first step
 
@@ -107,7 +107,9 @@ def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None) -> None:
             fault = misfit(checkpoint, parts.task)
             if fault:
                 raise ConfigError(f"resume={cfg.folder}: {checkpoint} was made by something else: {fault}")
-            go_on_with(parts.data, cfg, load(checkpoint, peek=True))
+            saved = load(checkpoint, peek=True)
+            check_end(parts.trainer, saved)
+            go_on_with(parts.data, cfg, saved)
         elif cfg.init_from:
             left_alone = initialize(getattr(parts.task, "model", parts.task), cfg.init_from)
             if parts.trainer.is_global_zero:
@@ -120,6 +122,21 @@ def best_kept(trainer: L.Trainer, place: str) -> str | None:
     """The best checkpoint as the first rank finds it, which has written them; None where there is none."""
     found: str | None = trainer.strategy.broadcast(best(place) if trainer.is_global_zero else None)
     return found
+
+
+def check_end(trainer: L.Trainer, saved: dict[str, Any]) -> None:
+    """See that the run has not gone beyond where it is to end.
+
+    Raises:
+        ConfigError: It has.
+    """
+    epochs = saved.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {}).get("processed", 0)
+    for name, done in (("max_epochs", epochs), ("max_steps", saved.get("global_step", 0))):
+        limit = getattr(trainer, name)
+        if limit not in (None, -1) and done > limit:
+            raise ConfigError(
+                f"trainer.{name}={limit}: the run has done {done} already; give as many or more, or another run"
+            )
 
 
 def go_on_with(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:

@@ -72,6 +72,23 @@ def test_the_best_are_kept_and_the_best_of_them_is_found(
     assert best(tmp_path) == str(tmp_path / of_all)
 
 
+def test_a_training_that_ends_before_the_first_validation_says_so(tmp_path: Path) -> None:
+    data: Any = DataLoader(TensorDataset(torch.ones(3, 256)))
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[Best(str(tmp_path), monitor="score")],
+    )
+    with pytest.warns(UserWarning, match=r"^callback\.best\.monitor=score: there was no validation yet") as told:
+        trainer.fit(Scored(), data, data)
+    assert "\n" not in str(told[0].message)
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_room_for_the_weights_is_told_before_training(tmp_path: Path) -> None:
     with pytest.raises(
         NoRoom, match=r"^callback\.best\.max_gib=0\.0002: one checkpoint takes 0\.000245 GiB or more; try"
