@@ -103,8 +103,12 @@ class HorovodStrategy(strategies.DDPStrategy):
         """Average gradients over ranks, those of one kind of number in one piece.
 
         One that no rank has stays away, as in one process: what has none is left alone by the optimizer.
+
+        Raises:
+            RuntimeError: Another rank has left, or is late.
         """
         import horovod.torch as hvd
+        from horovod.common.exceptions import HorovodInternalError
 
         for kind in {p.dtype: None for p in parameters} if self.world_size > 1 else ():
             some = [p for p in parameters if p.dtype == kind]
@@ -113,7 +117,10 @@ class HorovodStrategy(strategies.DDPStrategy):
             piece = torch.cat([*each, torch.tensor(there, dtype=kind, device=some[0].device)]).div_(self.world_size)
             if self.compress or kind == torch.bfloat16:  # which Horovod does not know
                 piece = piece.to(torch.float16 if self.compress else torch.float32)
-            hvd.allreduce_(piece, op=hvd.Sum, name=f"gradients.{kind}")
+            try:
+                hvd.allreduce_(piece, op=hvd.Sum, name=f"gradients.{kind}")
+            except HorovodInternalError as error:
+                raise RuntimeError(f"Horovod: Connection closed by peer: {error}") from error
             *averages, found = torch.split(piece, [*map(Tensor.numel, each), len(some)])
             if not all(there):  # only then has the host to wait for the device
                 for p, anywhere in zip(some, found.tolist(), strict=True):
