@@ -55,6 +55,7 @@ def test_the_script(script: Script) -> None:
     [
         (["devices=0"], "devices=0 is not a number of devices; try devices=8"),
         (["memory=80"], "memory=80 is not an amount of memory; try memory=80GiB"),
+        (["task=regression"], "task=regression wants numbers, but data=digits has classes; try task=classification"),
         (["model=gtp"], "model=gtp: no such option; did you mean gpt?"),
         (["run=/nowhere"], "/nowhere: no run there"),
     ],

@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
@@ -19,11 +19,11 @@ import torch
 from packaging.requirements import Requirement
 
 from boltcutter import build, run
-from boltcutter.assemble import assemble, check_cfg, told_in_one_line
+from boltcutter.assemble import assemble, check_cfg, check_kinds, told_in_one_line
 from boltcutter.choose import UNITS, Row, fits, recommend, rows, say_bytes
 from boltcutter.config import ConfigError, DictConfig, groups, one_line
 from boltcutter.environment.platform import told
-from boltcutter.estimate import look
+from boltcutter.estimate import Sample, look
 from boltcutter.quiet import quiet
 
 # Programs without which an option can be chosen but not used, and where they come from.
@@ -51,9 +51,14 @@ def main(configs: Path, words: list[str]) -> None:
     special, rest = run.take(words, "devices", "memory", "run")
     count, memory = _devices(special), _memory(special)
     cfg = check_cfg(run.reopen_for(configs, special, rest)[0] if "run" in special else run.read_words(configs, rest))
+    sample = sample_of(cfg)
     _print("this machine", machine())
     _print("what works here", works(configs))
-    _print(*estimate(cfg, count, memory, groups(configs).get("trainer", ())))
+    options = groups(configs).get("trainer", ())
+    found = [row for row in rows(cfg, sample, count) if row.option in options]
+    of = f"{cfg.data.get('batch_size')} samples a step, {count} × {say_bytes(memory)}"
+    title = f"memory of model={cfg.choices.model}, data={cfg.choices.data}, {cfg.trainer.precision}: {of}"
+    _print(title, estimate(found, memory))
 
 
 def machine() -> Lines:
@@ -120,27 +125,26 @@ def extras() -> dict[str, list[str]]:
     return found
 
 
-def estimate(cfg: DictConfig, devices: int, memory: int, options: Collection[str]) -> tuple[str, Lines]:
+def sample_of(cfg: DictConfig) -> Sample:
+    """What the data gives, as the task wants it.
+
+    Raises:
+        ConfigError: Something is wrong with it.
+    """
+    data = build.build(cfg.data, "data")
+    task: Any = build.locate(cfg.task["_target_"])
+    check_kinds(cfg, task, data)
+    with told_in_one_line():
+        return look(data)
+
+
+def estimate(found: Sequence[Row], memory: int) -> Lines:
     """A line for each strategy, and which to take.
 
     Args:
-        cfg: Checked.
-        devices: How many.
-        memory: Of each, in bytes.
-        options: Of the group ``trainer``.
-
-    Returns:
-        A title, and the lines.
+        found: Of all strategies, the simplest first.
+        memory: Of each device, in bytes.
     """
-    with told_in_one_line():
-        data = build.build(cfg.data, "data")
-        sample = look(data)
-    title = f"memory of model={cfg.choices.model}, data={cfg.choices.data}, {cfg.trainer.precision}"
-    of = f"{cfg.data.get('batch_size')} samples a step, {devices} × {say_bytes(memory)}"
-    return f"{title}: {of}", _estimates([row for row in rows(cfg, sample, devices) if row.option in options], memory)
-
-
-def _estimates(found: Sequence[Row], memory: int) -> Lines:
     yield "", "".join(f"{name:>13}" for name in ("weights", "gradients", "optimizer", "activations", "most at once"))
     for row in found:
         if isinstance(row.memory, str):
