@@ -1,11 +1,13 @@
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from conftest import QUICK, Script
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from boltcutter.config import ConfigError, DictConfig
-from boltcutter.precision import check_precision
+from boltcutter.precision import check_precision, put_in, stand_in
 
 WORDS = [*QUICK, "model=mlp", "trainer.accelerator=cpu"]
 NARROW = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
@@ -37,6 +39,10 @@ def config(device: str, precision: object, optimizer: str = "torch.optim.AdamW",
     [
         (config("cpu", "16-true"), "16-true: optimizer.eps=1e-08 is zero in float16; try +optimizer.eps=0.0001"),
         (config("cpu", "transformer-engine"), "transformer-engine: 8-bit numbers need a CUDA GPU"),
+        (
+            config("cpu", "float8"),
+            "float8: 8-bit numbers need a CUDA GPU of compute capability 8.9 or more; try bf16-m",
+        ),
         (config("mps", "64-true"), "64-true: Apple's GPU has no 64-bit"),
         (config("mps", "16-mixed"), "16-mixed: Lightning mixes precisions on CUDA and processors alone"),
     ],
@@ -55,13 +61,36 @@ def test_an_old_gpu_is_known_by_its_capability(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
-    with pytest.raises(ConfigError, match="transformer-engine: T4 has no 8-bit numbers"):
-        check_precision(config("cuda", "transformer-engine"))
+    for eight in ("transformer-engine", "float8"):
+        with pytest.raises(ConfigError, match=f"{eight}: T4 has no 8-bit numbers"):
+            check_precision(config("cuda", eight))
     if native:
         assert check_precision(config("cuda", "bf16")) == "bf16-mixed"
     else:
         with pytest.raises(ConfigError, match="bf16-mixed: T4 has no bfloat16; try 16-mixed"):
             check_precision(config("cuda", "bf16"))
+
+
+def test_eight_bits_are_put_in_where_the_gpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
+    assert check_precision(config("cuda", "float8")) == "float8"
+    assert (stand_in("float8", "cuda"), stand_in("bf16-mixed", "cuda")) == ("32-true", None)
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    put_in(trainer, "float8")
+    assert (type(trainer.precision_plugin).__name__, trainer.precision) == ("Float8", "float8")
+    with pytest.raises(ConfigError, match="float8: not for a model that is cut over ranks; try bf16-true"):
+        put_in(L.Trainer(accelerator="cpu", devices=2, strategy=ModelParallelStrategy()), "float8")
+    with pytest.raises(
+        ConfigError, match="transformer_engine is not installed; pip install transformer_engine, or try"
+    ):
+        check_precision(config("cuda", "transformer-engine"))
+
+
+def test_the_name_of_eight_bits_is_known(script: Script) -> None:
+    done = script("train", *WORDS, "trainer.precision=float8", "--check")
+    assert done.returncode == 2
+    assert "error: trainer.precision=float8: 8-bit numbers need a CUDA GPU" in done.stderr
 
 
 def test_optimizers_without_eps_train_in_float16() -> None:

@@ -9,24 +9,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
 import torch
+from lightning.fabric.accelerators.xla import XLAAccelerator
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import ParallelStrategy
 from torch import nn
 
-from lightning.pytorch.strategies import ParallelStrategy
 from boltcutter import build, run
 from boltcutter.config import ConfigError, DictConfig, hint, merge, one_line
-from boltcutter.environment.process import started
-from boltcutter.precision import check_precision, kind, mix_halves
 from boltcutter.environment import platform
+from boltcutter.environment.process import started
+from boltcutter.precision import FLOAT8, check_precision, kind, put_in, stand_in
 from boltcutter.quiet import quiet
 
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}  # arguments of the trainer
@@ -118,6 +120,8 @@ def check_cfg(cfg: DictConfig) -> DictConfig:
         with told_in_one_line():
             cfg.data = merge(cfg.data, DictConfig(data.sizes()))
     named = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the name is given when the run begins
+    if named.trainer.get("precision") == FLOAT8:
+        named.trainer.precision = "bf16-mixed"  # Lightning's types do not name it
     if mistakes := build.check(named, Config):
         raise ConfigError("\n".join(mistakes))
     # What a constructor makes of 1e3 or of a number for a text has to be done here for values of the top level.
@@ -137,14 +141,14 @@ def check_cfg(cfg: DictConfig) -> DictConfig:
 def main(configs: Path, words: list[str]) -> None:
     """Look for mistakes, all that can be found without training, and say ok.
 
-    Raises:
-        ConfigError: There are some, a line for each.
-    """
-    quiet()
     Args:
         configs: Folder of the configuration.
         words: Those of training, or ``run=<folder>`` for those of an earlier run, and changes to them.
 
+    Raises:
+        ConfigError: There are some, a line for each.
+    """
+    quiet()
     special, rest = run.take(words, "run")
     cfg = check_cfg(run.reopen(configs, Path(special["run"]), rest)) if special else read(configs, words)
     cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / "check")
@@ -181,7 +185,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
         "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks.values()),
     }
     precision = check_precision(cfg)
-    halves = precision == "16-mixed" and kind(str(cfg.trainer.get("accelerator", "auto"))) == "cpu"
+    instead = stand_in(precision, kind(str(cfg.trainer.get("accelerator", "auto"))))
     torch.set_float32_matmul_precision(cfg.get("matmul_precision", "highest"))
     # Where mpi4py is installed this would start MPI in each process; those of mpirun are known without it.
     MPIEnvironment.detect = staticmethod(lambda: False)  # type: ignore[method-assign]
@@ -192,10 +196,10 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
         logger=loggers,
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},
-        **({"precision": "32-true"} if halves else {}),
+        **({"precision": instead} if instead else {}),
     )
-    if halves:
-        mix_halves(trainer)
+    if instead:
+        put_in(trainer, precision)
     if hasattr(trainer.strategy, "_timeout"):  # an argument of each strategy, but not of strategy=auto
         trainer.strategy._timeout = timedelta(seconds=float(cfg.timeout))
     check_processes(trainer)
@@ -219,6 +223,14 @@ def check_devices(trainer: DictConfig) -> None:
     wanted = devices if isinstance(devices, int) else 0 if isinstance(devices, str) else len(devices or ())
     if not re.fullmatch(r"auto|-1|[1-9]\d*|\d+(, ?\d+)+|\[.+\]", str(devices)):
         raise ConfigError(f"trainer.devices={devices} is no number of devices; try trainer.devices=1, or auto for all")
+    if accelerator == "tpu":
+        if find_spec("torch_xla") is None:
+            raise ConfigError(
+                "trainer.accelerator=tpu: torch_xla is not installed, and Lightning drives TPUs by nothing else; where "
+                "there are TPUs, pip install 'torch_xla[tpu]' and its version of torch; elsewhere try trainer=default"
+            )
+        if not XLAAccelerator.is_available():
+            raise ConfigError("trainer.accelerator=tpu: this machine has no TPU; try trainer=default")
     if accelerator in ("cuda", "gpu") and (gpus == 0 or wanted > gpus):
         have = f"{gpus} CUDA devices" if gpus else "no CUDA device"
         remedy = f"trainer.devices={gpus}" if gpus else "trainer.accelerator=cpu"
@@ -242,18 +254,6 @@ def check_processes(trainer: L.Trainer) -> None:
     Raises:
         ConfigError: It does not.
     """
-    processes = started()
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    alone = environment is None or isinstance(environment, LightningEnvironment)
-    if alone and "RANK" in os.environ and "LOCAL_RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ConfigError(
-            f"RANK={os.environ['RANK']}, WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but LOCAL_RANK is not: it "
-            "counts the processes of each machine from 0; set it, or start them with torchrun"
-        )
-    if processes and processes[0] != trainer.world_size:
-        every, here = processes
-        raise ConfigError(
-            f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {every} processes were "
     if told := platform.told():
         name, nodes, each = told
         if nodes > 1 and isinstance(trainer.strategy, ParallelStrategy) and not hasattr(trainer.strategy, "num_nodes"):
@@ -267,6 +267,18 @@ def check_processes(trainer: L.Trainer) -> None:
                 f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {name} has started "
                 f"{nodes} nodes{f' for {each} processes each' if each else ''}; say {devices}trainer.num_nodes={nodes}"
             )
+    processes = started()
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    alone = environment is None or isinstance(environment, LightningEnvironment)
+    if alone and "RANK" in os.environ and "LOCAL_RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"RANK={os.environ['RANK']}, WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but LOCAL_RANK is not: it "
+            "counts the processes of each machine from 0; set it, or start them with torchrun"
+        )
+    if processes and processes[0] != trainer.world_size:
+        every, here = processes
+        raise ConfigError(
+            f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {every} processes were "
             f"started; say trainer.devices={here} trainer.num_nodes={max(1, every // here)}"
         )
 

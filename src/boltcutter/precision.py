@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import lightning as L
@@ -13,6 +14,8 @@ from boltcutter import build
 from boltcutter.config import ConfigError, DictConfig
 
 CANONICAL = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true", "None": "32-true"}
+FLOAT8 = "float8"  # which Lightning has not
+EIGHT_BITS = {FLOAT8: "torchao", "transformer-engine": "transformer_engine"}  # and what each needs
 EPS = 1e-4  # that float16 can tell from zero, also where it is added to what is small
 
 
@@ -32,7 +35,7 @@ def check_precision(cfg: DictConfig) -> str:
         raise ConfigError(f"{where}: Lightning mixes precisions on CUDA and processors alone; try 16-true or 32-true")
     if device == "mps" and precision == "64-true":
         raise ConfigError(f"{where}: Apple's GPU has no 64-bit floating point numbers; try 32-true")
-    if precision.startswith("transformer-engine") and device != "cuda":
+    if precision.startswith(tuple(EIGHT_BITS)) and device != "cuda":
         raise ConfigError(f"{where}: 8-bit numbers need a CUDA GPU of compute capability 8.9 or more; try bf16-mixed")
     if device == "cuda":
         _check_cuda(where, precision)
@@ -48,23 +51,42 @@ def kind(accelerator: str) -> str:
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def mix_halves(trainer: L.Trainer) -> None:
-    """Mix float16 in on a processor, its gradients scaled; Lightning would take bfloat16 instead.
+def stand_in(precision: str, device: str) -> str | None:
+    """What Lightning is told in place of a precision that ``put_in`` puts in afterwards; None for all others."""
+    return "32-true" if precision == FLOAT8 or (precision == "16-mixed" and device == "cpu") else None
+
+
+def put_in(trainer: L.Trainer, precision: str) -> None:
+    """Take a precision that Lightning has not: 8 bits, or float16 on a processor, where it would take bfloat16.
 
     Raises:
         ConfigError: The model is cut over ranks, and its gradients with it.
     """
     if isinstance(trainer.strategy, ModelParallelStrategy):
-        raise ConfigError("trainer.precision=16-mixed: no gradients are scaled where ranks share them; try bf16-true")
-    trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+        told = (
+            "no gradients are scaled where ranks share them"
+            if precision == "16-mixed"
+            else "not for a model that is cut over ranks"
+        )
+        raise ConfigError(f"trainer.precision={precision}: {told}; try bf16-true")
+    if precision == FLOAT8:
+        trainer.strategy.precision_plugin = build.build({"_target_": "boltcutter.strategy.float8.Float8"}, "trainer")
+    else:
+        trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
 
 
 def _check_cuda(where: str, precision: str) -> None:
     capability, name = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
     if precision.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError(f"{where}: {name} has no bfloat16; try {precision.replace('bf16', '16')}")
-    if precision.startswith("transformer-engine") and capability < (8, 9):
-        raise ConfigError(f"{where}: {name} has no 8-bit numbers (it takes compute capability 8.9); try bf16-mixed")
+    for eight, library in EIGHT_BITS.items():
+        if precision.startswith(eight):
+            if capability < (8, 9):
+                raise ConfigError(
+                    f"{where}: {name} has no 8-bit numbers (it takes compute capability 8.9); try bf16-mixed"
+                )
+            if find_spec(library) is None:
+                raise ConfigError(f"{where}: {library} is not installed; pip install {library}, or try bf16-mixed")
 
 
 def _check_eps(where: str, optimizer: DictConfig) -> None:

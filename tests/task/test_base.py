@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from boltcutter.task.base import NoCompiler
 from boltcutter.task.classification import Classification
+from boltcutter.task.compiler import NoCompiler
 from boltcutter.task.schedule import warmup_cosine
 
 pytestmark = [
@@ -368,7 +368,6 @@ import lightning as L, torch
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
-from boltcutter.task.base import NoCompiler
 from boltcutter.task.classification import Classification
 torch.set_num_threads(1)
 torch.manual_seed(0)

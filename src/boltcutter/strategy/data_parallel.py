@@ -75,9 +75,10 @@ class DataParallelStrategy(ParallelStrategy):
         model = getattr(self.lightning_module, self.module, None)
         if not isinstance(model, nn.Module):
             raise NotReplicable(f"trainer.strategy.module={self.module}: the task has no such module to copy")
-        if model._compiled_call_impl is not None:
+        if compiled := getattr(self.lightning_module, "compile_model", False):
             raise NotReplicable(
-                "task.compile=true: trainer=dp copies the model at each step; take trainer=ddp, or task.compile=false"
+                f"task.compile={str(compiled).lower()}: trainer=dp copies the model at each step, and what is compiled "
+                "is the model alone; take trainer=ddp, or task.compile=false"
             )
         if self._spread is None:
             print("hint: torch recommends trainer=ddp, which copies no model", file=sys.stderr)

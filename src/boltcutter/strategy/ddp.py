@@ -87,7 +87,7 @@ class DDPStrategy(strategies.DDPStrategy):
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
         if isinstance(self._launcher, _MultiProcessingLauncher):
-            self._launcher = Launcher(self, self._start_method)  # type: ignore[arg-type]
+            self._launcher = Launcher(self, self._start_method)
 
 
 def still(model: nn.Module) -> list[str]:
@@ -158,7 +158,7 @@ class Launcher(_MultiProcessingLauncher):
         super().__init__(*args)
 
     @property
-    def procs(self) -> list[Any]:  # type: ignore[override]
+    def procs(self) -> list[Any]:
         """The processes, once all of them have been started."""
         return self._started
 
@@ -193,8 +193,8 @@ class Launcher(_MultiProcessingLauncher):
             return
         self._forwarded = 0
         self._before = {number: signal.getsignal(number) or signal.SIG_DFL for number in CAUGHT}
-        for number in FORWARDED:
-            signal.signal(number, self._forward)
+        for forwarded in FORWARDED:
+            signal.signal(forwarded, self._forward)
         signal.signal(signal.SIGINT, lambda number, frame: None)
         resource_tracker.ensure_running()  # it would let signals through again
         signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
@@ -209,7 +209,7 @@ class Launcher(_MultiProcessingLauncher):
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self._forwarded = number
-        self.kill(number)  # type: ignore[arg-type]
+        self.kill(number)
 
     def _catch(self) -> None:
         """Let signals come, and come again until somebody in this process listens, if anybody was to."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
-from shutil import which
 from typing import Any, ClassVar, Literal
 
 import lightning as L
@@ -20,15 +19,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
+from boltcutter.task.compiler import Compiler, compiler
+
 Pair = tuple[Tensor, Tensor]
 Observed = tuple[Tensor, ...]  # losses, outputs and targets of a batch
 AT_ONCE = 1 << 14  # numbers in outputs that are counted together
-
-
-class NoCompiler(RuntimeError):
-    """This machine cannot do what ``compile`` asks for."""
-
-    explains_itself = True  # needs no traceback
 
 
 class Task(L.LightningModule, ABC):
@@ -48,7 +43,7 @@ class Task(L.LightningModule, ABC):
         l1: Factor of the sum of absolute weights that is added to the loss; biases and norms are left out.
         l2: Factor of the sum of squared weights, likewise.
         compile: Make machine code of the model for training; worth its minute where convolutions or attention train
-            long. It changes no more than the rounding.
+            long. It changes no more than the rounding. ``xla`` takes XLA in place of torch's own compiler.
         channels_last: Keep images and filters with their channels innermost in memory, which is faster where
             convolutions are; a compiler chooses for itself.
 
@@ -72,7 +67,7 @@ class Task(L.LightningModule, ABC):
         metrics: Mapping[str, Metric] | None = None,
         l1: float = 0.0,
         l2: float = 0.0,
-        compile: bool = False,
+        compile: bool | Literal["xla"] = False,
         channels_last: bool = False,
     ) -> None:
         super().__init__()
@@ -86,6 +81,7 @@ class Task(L.LightningModule, ABC):
             )
         self.model = model
         self.compile_model, self.channels_last = compile, channels_last and not compile
+        self._compiler: Compiler | None = None
         if self.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.gradient_norm: Tensor | None = None
@@ -141,25 +137,24 @@ class Task(L.LightningModule, ABC):
         """Have the model compiled when it is first trained; evaluation, of batches of many sizes, goes without.
 
         Raises:
-            NoCompiler: There is none.
+            NoCompiler: There is none, or not for this strategy.
         """
         if self.compile_model and stage == "fit":
-            if not any(map(which, (os.environ.get("CXX", "g++"), "clang++", "cl"))):
-                raise NoCompiler(
-                    "task.compile=true, but there is no C++ compiler here; install g++, or set task.compile=false"
-                )
-            self.model.compile()
+            self._compiler = compiler(self.model, self.compile_model, getattr(self._trainer, "strategy", None))
+
+    def recompiled(self) -> list[str]:
+        """Why the model was compiled anew, once for each time since training began."""
+        return self._compiler.recompiled() if self._compiler else []
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """What the model makes of ``inputs``."""
         if self.channels_last and inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        if self.compile_model and not self.training:
-            with torch.compiler.set_stance("force_eager"):
-                evaluated: Tensor = self.model(inputs)
-                return evaluated
-        trained: Tensor = self.model(inputs)
-        return trained
+        if self._compiler and self.training:
+            return self._compiler(inputs)
+        with torch.compiler.set_stance("force_eager") if self._compiler else nullcontext():
+            found: Tensor = self.model(inputs)
+        return found
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The model's outputs."""

@@ -1,0 +1,59 @@
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from boltcutter.callback.recompiles import Recompiles
+
+
+class Task:
+    """What the callback asks of a task."""
+
+    compile_model: Any = "xla"
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.logged: list[float] = []
+
+    def recompiled(self) -> list[str]:
+        return self.reasons
+
+    def log(self, name: str, value: float) -> None:
+        assert name == "recompiles"
+        self.logged.append(value)
+
+
+def test_recompiles_are_logged_and_many_are_told_once_with_the_reason() -> None:
+    callback, task = Recompiles(patience=2), Task()
+    trainer: Any = SimpleNamespace(log_every_n_steps=10, global_step=10)
+    callback.on_train_start(trainer, task)  # type: ignore[arg-type]
+    callback.on_train_batch_end(trainer, task, None, None, 0)  # type: ignore[arg-type]
+    trainer.global_step = 11
+    callback.on_train_batch_end(trainer, task, None, None, 0)  # type: ignore[arg-type]
+    assert task.logged == [0.0]  # at logging steps
+    task.reasons = ["one", "two", "three\nand more"]
+    with pytest.warns(
+        UserWarning, match=r"^task.compile=xla: compiled 3 times more, .* last since three and more; give b"
+    ):
+        callback.on_train_epoch_end(trainer, task)  # type: ignore[arg-type]
+    task.reasons.append("four")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        callback.on_train_epoch_end(trainer, task)  # type: ignore[arg-type]
+    assert task.logged == [0.0, 3.0, 4.0]
+
+
+def test_steps_of_a_task_that_is_not_compiled_are_left_alone() -> None:
+    callback, task = Recompiles(), Task()
+    task.compile_model = False
+    callback.on_train_start(None, task)  # type: ignore[arg-type]
+    assert callback.on_train_batch_end is None  # which Lightning passes over
+    task.compile_model = True
+    callback.on_train_start(None, task)  # type: ignore[arg-type]
+    assert callable(callback.on_train_batch_end)
+
+
+def test_a_negative_patience_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^callback.recompiles.patience=-1 is not a number of times; try 3$"):
+        Recompiles(patience=-1)

@@ -1,0 +1,42 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from boltcutter.model.mlp import MLP
+from boltcutter.strategy.float8 import Float8, NoFloat8
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # within torchao
+def test_linear_layers_round_to_eight_bits_and_keep_their_names() -> None:
+    torch.manual_seed(0)
+    model = MLP((1, 8, 8), 10, hidden=[64, 32])  # the last layer has ten rows, which the hardware does not take
+    names, inputs, targets = list(model.state_dict()), torch.rand(48, 1, 8, 8), torch.randint(10, (48,))
+    plugin, exact = Float8("cpu", emulate=True), model(inputs).detach()
+    converted: Any = plugin.convert_module(plugin.convert_module(model))
+    assert converted is model
+    assert list(model.state_dict()) == names
+    kinds = [type(part).__name__ for part in model.modules() if isinstance(part, nn.Linear)]
+    assert kinds == ["Float8Linear", "Float8Linear", "Linear"]
+    with plugin.forward_context():
+        apart = float((model(inputs) - exact).detach().abs().max())
+    assert 1e-4 < apart < 0.1  # rounded, and near
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        with plugin.forward_context():
+            loss = nn.functional.cross_entropy(model(inputs).float(), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] / 2
+    assert model.head.weight.dtype == torch.float32
+
+
+def test_a_model_with_nothing_to_do_in_eight_bits_is_told() -> None:
+    with pytest.raises(
+        NoFloat8, match=r"^trainer.precision=float8: the model has no linear layer whose sides are mult"
+    ):
+        Float8("cpu").convert_module(nn.Linear(16, 10))

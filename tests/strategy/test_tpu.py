@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import QUICK, Script
+from lightning.fabric.accelerators.xla import XLAAccelerator
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
+
+from boltcutter import assemble
+from boltcutter.checkpoint import AtomicCheckpointIO
+from boltcutter.config import ConfigError, DictConfig
+from boltcutter.strategy.tpu import OnHost
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_checkpoints_are_written_and_read_by_the_plugin_within(tmp_path: Path, asynchronous: bool) -> None:
+    plugin = OnHost(AtomicCheckpointIO(asynchronous=asynchronous))
+    assert isinstance(plugin, _WrappingCheckpointIO)  # which Lightning asks for
+    path = tmp_path / "last.ckpt"
+    plugin.save_checkpoint({"state_dict": {"weight": torch.arange(3)}, "epoch": 1}, path)
+    plugin.wait()
+    found = plugin.load_checkpoint(path)
+    assert found["state_dict"]["weight"].tolist() == [0, 1, 2]
+    assert found["epoch"] == 1
+    plugin.remove_checkpoint(path)
+    plugin.wait()
+    assert not path.exists()
+
+
+def test_a_machine_without_the_library_is_told_in_one_line(script: Script, tmp_path: Path) -> None:
+    done = script("train", *QUICK, "trainer=tpu", f"folder={tmp_path}/run")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: trainer.accelerator=tpu: torch_xla is not installed")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_machine_without_tpus_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "find_spec", lambda name: object())
+    monkeypatch.setattr(XLAAccelerator, "is_available", staticmethod(lambda: False))
+    with pytest.raises(ConfigError, match=r"^trainer.accelerator=tpu: this machine has no TPU; try trainer=default$"):
+        assemble.check_devices(DictConfig({"accelerator": "tpu", "devices": "auto"}))

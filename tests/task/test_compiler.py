@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import QUICK, Script, apart, state
+from torch import Tensor, nn
+
+from boltcutter.task.compiler import Inductor
+
+WORDS = [*QUICK, "model=mlp", "test=false", "optimizer=sgd"]
+TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
+
+
+class Counting(nn.Module):
+    """Does something else each time, as far as a compiler can tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return inputs * self.calls
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch's compiler
+def test_each_time_after_the_first_is_counted_with_its_reason() -> None:
+    model = Counting()
+    compiled = Inductor(model)
+    found = [float(compiled(torch.ones(()))) for _ in range(2)]
+    assert found == [1, 2]
+    (reason,) = compiled.recompiled()
+    assert "calls" in reason
+    assert Inductor(Counting()).recompiled() == []  # of another model
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param([], id="default"),
+        pytest.param(["trainer=ddp", *TWO], id="ddp"),
+        pytest.param(["trainer=ddp", *TWO, "trainer.strategy.start_method=fork"], id="fork"),
+        pytest.param(["trainer=ddp", *TWO, "trainer.strategy.start_method=spawn"], id="spawn"),
+        pytest.param(["trainer=fsdp2", *TWO], id="fsdp2"),
+        pytest.param(["trainer=fsdp2", *TWO, "trainer.strategy.tensor_parallel_size=2"], id="tensor parallel"),
+    ],
+)
+@pytest.mark.slow
+def test_what_is_compiled_trains_alike_and_goes_on_uncompiled(
+    script: Script, alone: Path, tmp_path: Path, words: list[str]
+) -> None:
+    run = tmp_path / "run"
+    done = script("train", *WORDS, *words, "task.compile=true", f"folder={run}", fresh=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert apart(alone, run) < 1e-6  # of the same names
+    assert "recompiles" in (run / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert "recompiles  " in done.stdout
+    done = script("train", f"resume={run}", "task.compile=false", "trainer.max_epochs=3", fresh=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    done = script("train", f"resume={run}", "task.compile=true", "trainer.max_epochs=4", fresh=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert state(run).keys() == state(alone).keys()
