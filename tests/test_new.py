@@ -281,18 +281,22 @@ def test_update(versions: tuple[Path, Path]) -> None:
     python(*NEW, "model", "own", at=project)
     change(project, "README.md", "## Start\n", "## Start here\n")
     change(project, "configs/model/mlp.yaml", "dropout: ", "dropout:  ")
-    change(project, "configs/optimizer/sgd.yaml", "momentum", "momentum  # mine\nx")
+    change(project, "configs/data/digits.yaml", "outputs: 10", "outputs: 10  # mine\nx: 1")
     sh("git", "mv", "src/my_lab/model/convnet.py", "src/my_lab/model/vision.py", at=project)
     sh("git", "rm", "-q", "configs/optimizer/adam.yaml", "configs/data/synthetic.yaml", at=project)
     assert "README.md is not committed" in python(*update, at=project, status=2)
+    change(project, "src/my_lab/model/own.py", "\n\n\nclass", "\nfrom my_lab import run, summary\n\n\nclass")
+    (project / "configs/experiment/own.yaml").write_text("# Mine.\ndefaults:\n  optimizer: sgd\n  model: own\n")
     save(project, "mine")
 
     change(template, "README.md", "\n## Data\n", "\nNews of Boltcutter.\n\n## Data\n")
     change(template, f"src/{OWN}/model/convnet.py", '"""\n\nfrom', '"""\n\n# fixed in boltcutter\nfrom')
     change(template, "configs/optimizer/adam.yaml", "_target_", "# news\n_target_")
-    change(template, "configs/optimizer/sgd.yaml", "momentum", "momentum  # theirs\ny")
+    change(template, "configs/data/digits.yaml", "outputs: 10", "outputs: 10  # theirs\ny: 1")
     sh("git", "mv", f"src/{OWN}/summary.py", f"src/{OWN}/outline.py", at=template)
+    sh("git", "mv", f"src/{OWN}/model/rescaling.py", f"src/{OWN}/model/scale.py", at=template)
     sh("git", "mv", "configs/data/synthetic.yaml", "configs/data/noise.yaml", at=template)
+    sh("git", "mv", "configs/optimizer/sgd.yaml", "configs/optimizer/descent.yaml", at=template)
     sh("git", "rm", "-q", "configs/model/mlp.yaml", at=template)
     (template / f"src/{OWN}/launch/more.py").write_text('"""More."""\n')
     (template / f"src/{OWN}/model/fresh.py").write_text('"""Of boltcutter."""\n')
@@ -303,27 +307,31 @@ def test_update(versions: tuple[Path, Path]) -> None:
     assert "+News of My Lab." in python(*NEW, "--diff", "--from", template, at=project)
     assert sh("git", "status", "--porcelain", at=project) == ""
     said = python(*update, at=project)
-    assert "configs/optimizer/sgd.yaml: the same lines, which are marked in it" in said
+    assert "configs/data/digits.yaml: the same lines, which are marked in it" in said
     assert "configs/model/mlp.yaml: the template has deleted it; yours is there" in said
     assert said.count("\n  configs/") == 2, said
-    assert {"UU configs/optimizer/sgd.yaml", "A  src/my_lab/model/fresh.py"} <= set(said.splitlines())
+    assert {"UU configs/data/digits.yaml", "A  src/my_lab/model/fresh.py"} <= set(said.splitlines())
     readme = (project / "README.md").read_text()
     assert "## Start here\n" in readme
     assert "News of My Lab." in readme
     assert "# fixed in my_lab" in (project / "src/my_lab/model/vision.py").read_text()
     assert (project / "src/my_lab/outline.py").exists()
-    assert "<<<<<<<" in (project / "configs/optimizer/sgd.yaml").read_text()
+    assert "<<<<<<<" in (project / "configs/data/digits.yaml").read_text()
     gone = ["src/my_lab/summary.py", "src/my_lab/launch", "src/my_lab/model/convnet.py"]
     gone += [f"configs/{file}.yaml" for file in ("optimizer/adam", "data/synthetic", "data/noise")]
     assert [file for file in gone if (project / file).exists()] == []
-    assert (project / "src/my_lab/model/own.py").exists()
+    own = (project / "src/my_lab/model/own.py").read_text()
+    assert "\nfrom my_lab.model.scale import Rescaling" in own
+    assert "\nfrom my_lab import run, outline as summary\n" in own
+    assert "  optimizer: descent\n" in (project / "configs/experiment/own.yaml").read_text()
+    assert "src/my_lab/model/own.py names what the template has renamed by its new name" in said
 
     assert "To undo it: git reset --hard" in said
     sh("git", "reset", "-q", "--hard", at=project)
     assert sh("git", "status", "--porcelain", at=project) == ""
     assert sh("git", "ls-tree", "-r", "HEAD", at=project) == before
     python(*update, "--version=v2", at=project)
-    sh("git", "checkout", "-q", "--ours", "configs/optimizer/sgd.yaml", at=project)
+    sh("git", "checkout", "-q", "--ours", "configs/data/digits.yaml", at=project)
     save(project, "updated")
     assert python(*update, at=project) == "nothing new\n"
 

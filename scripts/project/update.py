@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from project.git import ROOT, STATE, Refused, check_clean, git, git_bytes, identity
@@ -21,18 +21,21 @@ class Merged(NamedTuple):
         tree: Hash; conflicts are marked in its files.
         stages: For each file in conflict what git keeps in its index.
         conflicts: For each file in conflict one line.
+        followed: Files written here that name what the template has renamed, and now by its new name.
     """
 
     tree: str
     stages: list[str]
     conflicts: dict[str, str]
+    followed: list[str]
 
 
 def update(source: str | None, version: str | None, *, show: bool) -> str:
     """Merge the template's ``version`` into the working tree, or show what that would change.
 
     Files that nobody but the template changed come as they are; files that were deleted or moved here stay deleted or
-    moved, and those that were moved get what is new all the same.
+    moved, and those that were moved get what is new all the same. Modules and options that the template renamed are
+    called by their new names in what was written here, too.
 
     Args:
         source: Where the template is, if not where it was.
@@ -147,11 +150,61 @@ def _merge(base: str, theirs: str) -> Merged:
         else:
             conflicts[file] = "the template has deleted it" if "1" in sides else "the template has moved it elsewhere"
             conflicts[file] += "; yours is there"
-    return Merged(tree, entries, conflicts)
+    tree, followed = _follow(tree, base, theirs)
+    return Merged(tree, entries, conflicts, followed)
+
+
+def _follow(tree: str, base: str, theirs: str) -> tuple[str, list[str]]:
+    """Let files that are not as the template has them name modules and options as they are called now."""
+    told = git("diff", "-M", "--diff-filter=R", "--name-status", "-z", base, theirs, "--", "src", "configs").split("\0")
+    there = set(git("ls-tree", "-r", "-z", "--name-only", tree).split("\0"))
+    moves = [
+        move for old, new in zip(told[1::3], told[2::3], strict=True) if old not in there for move in _moves(old, new)
+    ]
+    own = git("diff", "--diff-filter=AM", "--name-only", "-z", theirs, tree).split("\0") if moves else []
+    followed, entries = [], []
+    for file in filter(None, own):
+        try:
+            before = after = git("show", f"{tree}:{file}")
+        except UnicodeDecodeError:
+            continue
+        for pattern, new in moves:
+            after = re.sub(pattern, new, after, flags=re.M)
+        if after != before:
+            followed.append(file)
+            blob = git("hash-object", "-w", "--stdin", say=after.encode()).strip()
+            entries.append(f"{git('ls-tree', tree, '--', file).split()[0]} {blob}\t{file}\n")
+    if entries:
+        with tempfile.TemporaryDirectory() as folder:
+            index = {"GIT_INDEX_FILE": f"{folder}/index"}
+            git("read-tree", tree, env=index)
+            git("update-index", "--index-info", env=index, say="".join(entries).encode())
+            tree = git("write-tree", env=index).strip()
+    return tree, followed
+
+
+def _moves(old: str, new: str) -> list[tuple[str, str]]:
+    """Regular expressions for how a file was named, and what is said now."""
+    before, after = PurePosixPath(old), PurePosixPath(new)
+    if before.suffix == after.suffix == ".py":
+        one, other = (".".join(path.with_suffix("").parts[1:]) for path in (before, after))
+        moves = [(rf"\b{re.escape(one)}\b", other)]
+        if before.parent == after.parent:  # from package import old
+            package = re.escape(one.rpartition(".")[0])
+            moves.append((rf"^( *from {package} import (?:.*, )?){before.stem}\b", rf"\1{after.stem} as {before.stem}"))
+        return moves
+    if before.suffix == after.suffix == ".yaml" and before.parent == after.parent:
+        group = before.parent.name
+        return [
+            (rf"^(  {group}: ){before.stem}\b", rf"\1{after.stem}"),
+            (rf"(?<![\w.]){group}={before.stem}(?![\w.])", f"{group}={after.stem}"),
+        ]
+    return []
 
 
 def _told(merged: Merged) -> str:
+    told = "".join(f"\n{file} names what the template has renamed by its new name" for file in merged.followed)
     if not merged.conflicts:
-        return ""
+        return told
     lines = [f"  {file}: {reason}" for file, reason in sorted(merged.conflicts.items())]
-    return "\nYou and the template both changed:\n" + "\n".join(lines) + "\n"
+    return told + "\nYou and the template both changed:\n" + "\n".join(lines) + "\n"
