@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import pickle
 import re
 import signal
 import socket
@@ -526,3 +527,13 @@ def test_a_run_that_a_signal_ended_is_marked_preempted(tmp_path: Path) -> None:
     logger.close(143)
     kinds = [record.WhichOneof("record_type") for record in records(tmp_path / "run")]
     assert "preempting" in kinds
+
+
+def test_a_copy_for_another_process_begins_the_run_there(tmp_path: Path) -> None:
+    logger = WandB(folder=tmp_path / "run", project="p", mode="offline")
+    copy = pickle.loads(pickle.dumps(logger))
+    assert not (tmp_path / "run").exists()
+    copy.log_metrics({"a": 1.0}, step=0)
+    copy.close(0)
+    assert "history" in [record.WhichOneof("record_type") for record in records(tmp_path / "run")]
+    logger.close(0)  # which has nothing to end

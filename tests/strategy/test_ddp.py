@@ -1,15 +1,23 @@
 import json
+import logging
+import os
 import pickle
 import signal
+import subprocess
+import sys
+import threading
 import time
+import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, Script, apart, environment, state
+from conftest import QUICK, ROOT, Script, apart, environment, state
 from forkserver import Forked, ForkServer
 from torch import nn
 
+from boltcutter.strategy import ddp
 from boltcutter.strategy.ddp import Left, still
 
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
@@ -85,6 +93,69 @@ def test_a_signal_to_the_parent_reaches_the_copies(forks: ForkServer, tmp_path: 
     known = json.loads((tmp_path / "run" / "record.json").read_text())
     assert known["attempts"][0]["reason"].startswith("preempted by SIGTERM, saved")
     assert state(tmp_path / "run", "last-preempted")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("moment", ["3 s", "10 s", "record.json", "checkpoints/last.ckpt"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_signal_at_any_moment_ends_a_run_with_wandb(tmp_path: Path, method: str, moment: str) -> None:
+    run = tmp_path / "run"
+    words = ["model=mlp", *TWO, f"trainer.strategy.start_method={method}", "logger=wandb", "trainer.max_epochs=5000"]
+    command = [sys.executable, "scripts/train.py", *words, "report=false", f"folder={run}"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdout=log, stderr=log, start_new_session=True, text=True
+        )
+        try:
+            if moment.endswith(" s"):
+                time.sleep(float(moment.split()[0]))  # while the first process, or those that it starts, import
+            end = time.monotonic() + 200
+            while not moment.endswith(" s") and not (run / moment).exists() and time.monotonic() < end:
+                time.sleep(0.05)
+            process.terminate()
+            assert process.wait(200) == 143, (tmp_path / "log").read_text()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert "Traceback" not in (tmp_path / "log").read_text()
+    if not moment.endswith(" s"):
+        known = json.loads((run / "record.json").read_text())
+        assert known["attempts"][0]["reason"].startswith("preempted by SIGTERM")
+
+
+def test_a_signal_comes_again_until_somebody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ddp, "AGAIN", 0.05)
+    came = threading.Event()
+    before = signal.signal(signal.SIGUSR2, ddp._again)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        time.sleep(0.2)
+        signal.signal(signal.SIGUSR2, lambda number, frame: came.set())
+        assert came.wait(10)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_spawned_process_has_the_settings_of_the_first() -> None:
+    logs, filters = logging.getLogger("lightning.pytorch"), list(warnings.filters)
+    before = torch.get_float32_matmul_precision(), logs.level
+    try:
+        torch.set_float32_matmul_precision("medium")
+        logs.setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", "no news")
+        packed = pickle.dumps(ddp.Launcher(None, "spawn"))
+        torch.set_float32_matmul_precision("highest")
+        logs.setLevel(logging.INFO)
+        warnings.filters[:] = filters
+        pickle.loads(packed)
+        assert (torch.get_float32_matmul_precision(), logs.level) == ("medium", logging.ERROR)
+        warnings.warn("no news", stacklevel=1)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        logs.setLevel(before[1])
+        warnings.filters[:] = filters
 
 
 def test_what_a_copy_says_of_its_failure_is_told_in_one_line(script: Script, tmp_path: Path) -> None:

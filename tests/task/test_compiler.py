@@ -34,6 +34,14 @@ def test_each_time_after_the_first_is_counted_with_its_reason() -> None:
     assert Inductor(Counting()).recompiled() == []  # of another model
 
 
+@pytest.fixture(scope="module")
+def alone(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    done = script("train", *WORDS, f"folder={folder}")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -46,6 +54,7 @@ def test_each_time_after_the_first_is_counted_with_its_reason() -> None:
     ],
 )
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_what_is_compiled_trains_alike_and_goes_on_uncompiled(
     script: Script, alone: Path, tmp_path: Path, words: list[str]
 ) -> None:
