@@ -63,3 +63,13 @@ def test_it_is_updated_by_the_template(template: Path, tmp_path: Path) -> None:
 def test_it_is_minimal_or_without_parts(template: Path, tmp_path: Path) -> None:
     words = [*NEW, "my-lab", "--minimal", "--without=bench", "--to", tmp_path / "my-lab"]
     assert "--without bench: a minimal project has none of these parts" in python(*words, at=template, status=2)
+
+
+def test_cookiecutter_asks_for_it(template: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"cookiecutters_dir: {tmp_path}/clones\nreplay_dir: {tmp_path}/replay\n")
+    answers = ["project_slug=my-lab", "minimal=true", "bench=false"]
+    python("-m", "cookiecutter", "--no-input", "--config-file", config, template, *answers, at=tmp_path)
+    state = json.loads((tmp_path / "my-lab" / ".template.json").read_text())
+    assert (state["minimal"], state["without"]) == (True, [])
+    assert not (tmp_path / "my-lab" / "docs").exists()
