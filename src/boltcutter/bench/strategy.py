@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,9 @@ ROWS: dict[str, list[str]] = {
     "ddp, fork": ["trainer=ddp", "trainer.devices=2", "trainer.strategy.start_method=fork"],
     "ddp, spawn": ["trainer=ddp", "trainer.devices=2", "trainer.strategy.start_method=spawn"],
     "mpirun, 2 ranks": ["trainer=mpi"],
+    "mpirun, MPI's collectives": ["trainer=mpi", "trainer.strategy.process_group_backend=mpi4py"],
+    "horovod, 2 ranks": ["trainer=horovod", "trainer.devices=2"],
+    "horovod, fp16 gradients": ["trainer=horovod", "trainer.devices=2", "trainer.strategy.compress=fp16"],
     "fsdp2, 2 ranks": ["trainer=fsdp2", "trainer.devices=2"],
     "tensor parallel, 2 ranks": ["trainer=fsdp2", "trainer.devices=2", "trainer.strategy.tensor_parallel_size=2"],
     "fsdp2 × tensor parallel, 4 ranks": [
@@ -55,8 +59,18 @@ def main(configs: Path, words: list[str]) -> None:
         Failed: A run did.
     """
     chosen = harness.options(words, {"epochs": "3", "folder": "runs/bench"})
-    rows = {name: more for name, more in ROWS.items() if name != "mpirun, 2 ranks" or shutil.which("mpirun")}
+    rows = {name: more for name, more in ROWS.items() if installed(more)}
     compare("strategy", rows, WORK, int(chosen["epochs"]), Path(chosen["folder"]))
+
+
+def installed(words: list[str]) -> bool:
+    """Whether what a row needs is here."""
+    needs = {
+        "trainer=mpi": shutil.which("mpirun"),
+        "trainer.strategy.process_group_backend=mpi4py": find_spec("mpi4py"),
+        "trainer=horovod": find_spec("horovod"),
+    }
+    return all(found for word, found in needs.items() if word in words)
 
 
 def compare(name: str, rows: dict[str, list[str]], work: list[str], epochs: int, folder: Path) -> list[dict[str, Any]]:
