@@ -19,17 +19,19 @@ def test_what_works_here_and_what_the_rest_needs(monkeypatch: pytest.MonkeyPatch
     assert {f"trainer={option}" for option in groups(CONFIGS)["trainer"]} < told.keys()
     assert told["trainer=default"] == told["trainer=ddp"] == told["trainer.precision=bf16-mixed"] == "yes"
     assert told["trainer=mpi"] == "no: mpirun is not here; apt-get install openmpi-bin"
+    # >>> launch
     assert told["launch=slurm"].startswith("no: sbatch is not here")
     assert told["launch=local"] == "yes"
+    # <<< launch
     assert told["trainer.precision=16-true"].startswith("no: trainer.precision=16-true: optimizer.eps")
     assert all("\n" not in text for text in told.values())
 
 
 def test_extras_that_are_missing_say_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert extras()["text"] == []
-    monkeypatch.setattr(doctor, "_installed", lambda package: package != "tokenizers")
+    assert extras()["tensorboard"] == []
+    monkeypatch.setattr(doctor, "_installed", lambda package: package != "tensorboard")
     told = dict(works(CONFIGS))
-    assert told["extra text"] == "no: needs tokenizers; pip install -c constraints.txt -e '.[text]'"
+    assert told["extra tensorboard"] == "no: needs tensorboard; pip install -c constraints.txt -e '.[tensorboard]'"
     assert told["extra s3"] == "yes"
 
 
@@ -56,7 +58,7 @@ def test_the_script(script: Script) -> None:
         (["devices=0"], "devices=0 is not a number of devices; try devices=8"),
         (["memory=80"], "memory=80 is not an amount of memory; try memory=80GiB"),
         (["task=regression"], "task=regression wants numbers, but data=digits has classes; try task=classification"),
-        (["model=gtp"], "model=gtp: no such option; did you mean gpt?"),
+        (["model=mpl"], "model=mpl: no such option; did you mean mlp?"),
         (["run=/nowhere"], "/nowhere: no run there"),
     ],
 )
