@@ -20,8 +20,8 @@ class NoFloat8(RuntimeError):
 class Float8(MixedPrecision):
     """Linear layers multiply in 8-bit floating point, forward and backward; all else is as with ``bf16-mixed``.
 
-    Weights stay in 32 bits under the same names, so that checkpoints fit any precision. It gains with matrices of
-    thousands of rows, and with ``task.compile=true``.
+    Weights stay in 32 bits under the same names, so that checkpoints fit any precision. torchao recommends it for
+    matrices of thousands of rows, together with ``task.compile=true``.
 
     Args:
         device: ``cuda``; or another, where ``emulate`` is set.

@@ -47,7 +47,8 @@ class XLA:
                 "task.compile=xla: torchax and jax are not installed; pip install -e '.[xla]' (Python 3.11 or later), "
                 f"or {ELSEWHERE}"
             )
-        if isinstance(strategy, ModelParallelStrategy | FSDPStrategy | DeepSpeedStrategy):
+        cuts = isinstance(strategy, ModelParallelStrategy | FSDPStrategy | DeepSpeedStrategy)
+        if cuts or getattr(strategy, "strategy_name", "") == "pipeline":
             raise NoCompiler(
                 f"task.compile=xla: {type(strategy).__name__} cuts the model over ranks, and XLA would see one part; "
                 f"take trainer=ddp, or {ELSEWHERE}"
