@@ -79,6 +79,7 @@ def test_equal_metrics_are_reproduced(tmp_path: Path, capsys: pytest.CaptureFixt
     ("here", "told"),
     [
         ({"metrics": {"val/loss": 0.1 + 1e-17}}, "reproduced"),
+        ({"metrics": {"val/loss": 0.1, "recompiles": 1.0}}, "reproduced: all 1 metrics"),
         ({"metrics": {"val/loss": 0.1 + 1e-15}}, "not reproduced: val/loss is 0.100000000000001, was 0.1"),
         ({"metrics": {}}, "not reproduced: val/loss is None, was 0.1"),
         ({"metrics": {"val/loss": 0.1}, "data": "b"}, "warning: the data differs: fingerprint b, was a"),
