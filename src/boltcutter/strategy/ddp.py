@@ -74,7 +74,7 @@ class DDPStrategy(strategies.DDPStrategy):
         super().setup(trainer)
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, still(model))
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, still(model))  # type: ignore[no-untyped-call]
         return super()._setup_model(model)
 
     def _register_ddp_hooks(self) -> None:
