@@ -1,6 +1,7 @@
 import re
 import subprocess
 from collections.abc import Callable
+from email.message import Message
 
 import pytest
 from conftest import ROOT
@@ -28,11 +29,17 @@ def test_what_works_here_and_what_the_rest_needs(monkeypatch: pytest.MonkeyPatch
 
 
 def test_extras_that_are_missing_say_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert extras()["tensorboard"] == []
-    monkeypatch.setattr(doctor, "_installed", lambda package: package != "tensorboard")
-    told = dict(works(CONFIGS))
-    assert told["extra tensorboard"] == "no: needs tensorboard; pip install -c constraints.txt -e '.[tensorboard]'"
-    assert told["extra s3"] == "yes"
+    told = Message()
+    for extra in ("here", "away"):
+        told["Provides-Extra"] = extra
+    needs = ["torch>=2", "torch>=2 ; extra == 'here'", "no-such-package ; extra == 'away'"]
+    monkeypatch.setattr(doctor.metadata, "metadata", lambda project: told)
+    monkeypatch.setattr(doctor.metadata, "requires", lambda project: needs)
+    monkeypatch.setattr(doctor, "_fault", lambda configs, words: None)
+    assert extras() == {"here": [], "away": ["no-such-package"]}
+    shown = dict(works(CONFIGS))
+    assert shown["extra away"] == "no: needs no-such-package; pip install -c constraints.txt -e '.[away]'"
+    assert shown["extra here"] == "yes"
 
 
 def test_the_machine() -> None:
