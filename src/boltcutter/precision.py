@@ -70,7 +70,8 @@ def put_in(trainer: L.Trainer, precision: str) -> None:
         )
         raise ConfigError(f"trainer.precision={precision}: {told}; try bf16-true")
     if precision == FLOAT8:
-        trainer.strategy.precision_plugin = build.build({"_target_": "boltcutter.strategy.float8.Float8"}, "trainer")
+        plugin = {"_target_": "boltcutter.strategy.float8.Float8"}
+        trainer.strategy.precision_plugin = build.build(plugin, "trainer")
     else:
         trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
 

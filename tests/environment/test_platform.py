@@ -204,7 +204,8 @@ def test_no_platform(env: Env) -> None:
 def test_ranks_of_a_launcher_are_left_alone_but_the_job_is_known(launcher: Env) -> None:
     env = skypilot(1) | launcher
     adopt(env)
-    assert env == skypilot(1) | launcher | {PLATFORM: "skypilot", "BOLTCUTTER_JOB": "skypilot-sky-2026-11-21_gpt_"}
+    job = {"BOLTCUTTER_JOB": "skypilot-sky-2026-11-21_gpt_"}
+    assert env == skypilot(1) | launcher | {PLATFORM: "skypilot"} | job
 
 
 def test_mpirun_on_a_platform_learns_where_the_first_node_is() -> None:
