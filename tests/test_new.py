@@ -16,7 +16,7 @@ sys.path.append(str(ROOT / "scripts"))
 from project.names import OWN, rename, taken  # noqa: E402
 from project.rooms import MINIMAL, ROOMS  # noqa: E402
 
-LONG = "protein-structure-prediction"
+LONG = "a-name-of-20-letters"
 NEW = ["scripts/new.py"]
 Make = Callable[..., Path]
 
@@ -109,8 +109,8 @@ def check_whole(template: Path, project: Path) -> None:
             if OWN in line.lower():
                 assert (file, line.split(":")[0].strip()) == (".template.json", '"template"'), f"{file}: {line}"
             assert not re.match(r"\s*(#|<!--) (>>>|<<<|\|\|\|) ", line), f"{file}: {line}"
-            found = dangling.search(line) if file not in (".gitignore", "constraints.txt") else None
-            assert not found, f"{file}: {line}"
+            if not file.endswith("/choose.py"):  # it compares strategies, those that are not there as well
+                assert not dangling.search(line), f"{file}: {line}"
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text) if file.endswith(".md") else ():
             assert ((project / file).parent / link).exists(), f"{file}: {link}"
         for node in ast.walk(ast.parse(text)) if file.endswith(".py") else ():
@@ -201,7 +201,7 @@ def test_parts_that_are_begun_work_at_once(template: Path, make: Make) -> None:
         ("train", "scripts/train would be imported in its place"),
         ("conftest", "tests/conftest would be imported in its place"),
         (OWN, "the template's own name"),
-        (f"{LONG}-and-more", "make lines too long"),
+        (f"{LONG}-and-more-letters", "make lines too long"),
     ],
 )
 def test_names_that_cannot_be(template: Path, tmp_path: Path, name: str, reason: str) -> None:

@@ -19,16 +19,22 @@ class Edit(NamedTuple):
     new: str = ""
 
 
-def prune_code(text: str, gone: Gone, *, tests: bool) -> str:
+def prune_code(text: str, gone: Gone, *, tests: bool, whole: str) -> str:
     """Leave out what names something that is dropped, then what nobody uses any more.
 
     Of all code, elements of constants and of decorators go: rows of a table, cases of a test. Of tests, statements too.
+
+    Args:
+        text: What is left already of ``whole``.
+        gone: What is dropped.
+        tests: Whether these are tests.
+        whole: The code as the template has it.
     """
+    before = _Code(whole, gone, tests).used()
     pruned = _Code(text, gone, tests)
-    before = pruned.used()
     while edits := pruned.imports() or pruned.elements() or pruned.statements() or pruned.orphans(before):
         pruned.apply(edits)
-    return pruned.text
+    return re.sub(r"\n{4,}", "\n\n\n", pruned.text).rstrip("\n") + "\n"
 
 
 class _Code:
@@ -77,8 +83,8 @@ class _Code:
                 one = isinstance(node.value, ast.List) and all(_is_word(element) for element in node.value.elts)
                 if not (one and self.tests):  # the words of one command make sense together or not at all
                     edits += self._elements_below(node.value, all_may_go=not isinstance(node.value, ast.List))
-            elif self.tests and isinstance(node, ast.FunctionDef | ast.ClassDef):
-                for decorator in node.decorator_list:
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                for decorator in node.decorator_list if self.tests else ():
                     edits += self._elements_below(decorator, all_may_go=False)
                 for inner in ast.walk(node):
                     if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Dict):
@@ -105,6 +111,7 @@ class _Code:
                 edits += self._without(node, {name for name, own in bound.items() if own in lost})
             elif self.tests and _names(node) and lost.issuperset(_names(node)):
                 edits.append(self._whole(node))
+                self.dead.update(_names(node))
         return edits
 
     def _tells(self, start: int, end: int) -> bool:

@@ -76,6 +76,8 @@ def _make(words: argparse.Namespace, name: str) -> None:
         convert(choices)
     print(f"{name} is in {(words.to or ROOT).resolve()}. Next:\n\n  cd {words.to or ROOT}")
     print("  python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e '.[dev]'")
+    if len(name) > names.LONG:
+        print("  .venv/bin/ruff check -q --select I --fix; .venv/bin/ruff format -q  # lines with so long a name")
     print("  .venv/bin/python scripts/train.py")
 
 

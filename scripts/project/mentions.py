@@ -49,6 +49,10 @@ class Gone:
         paths |= {
             f"{SRC}{module.replace('.', '/')}/{name}" for module, names in found for name in re.findall(r"\w+", names)
         }
+        core = "".join(
+            text for file, text in self.all.items() if re.fullmatch(rf"{SRC}/\w+\.py", file) and file not in self.files
+        )
+        paths |= {f"{SRC}{name.replace('.', '/')}" for name in re.findall(rf"\"{OWN}((?:\.[a-z_0-9]+)+)", core)}
         return {f"{path}.py" for path in paths} & self.files
 
     def _widowed(self) -> set[str]:

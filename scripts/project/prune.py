@@ -17,15 +17,15 @@ BLOCK = re.compile(r"^```.*?^```[^\n]*\n|(?:^(?!```)[^\n]+\n)+|^\n", re.M | re.S
 
 def prune(file: str, text: str, gone: Gone, without: Collection[str]) -> str:
     """The text of a file that stays; ``without`` names the rooms that are dropped."""
-    text = unmark(text, without)
+    whole, text = text, unmark(text, without)
     if file.startswith("scripts/") and file.count("/") == 1:  # what --help says, up to the end of the first text
         head, end, rest = text.partition('"""\n\n')
         lines = [line for line in head.split("\n") if not gone.mention.search(line)]
         text = "\n".join(lines) + end + rest
     if file.endswith(".md"):
         return prune_markdown(text, gone)
-    if file.endswith(".py") and gone.mention.search(text):
-        return prune_code(text, gone, tests=file.startswith("tests/"))
+    if file.endswith(".py") and (text != whole or gone.mention.search(text)):
+        return prune_code(text, gone, tests=file.startswith("tests/"), whole=whole)
     return text
 
 
