@@ -75,6 +75,23 @@ def test_a_run_goes_on_with_other_stages(
     assert apart(alone, tmp_path) < 1e-6
 
 
+def test_an_epoch_that_goes_on_in_one_process_counts_each_sample_once(
+    script: Script, alone: Path, tmp_path: Path
+) -> None:
+    words = [*WORDS, *PIPELINE, "trainer.devices=2", "trainer.max_steps=10", f"folder={tmp_path}", "test=false"]
+    often = ["callback.last.every_n_epochs=null", "+callback.last.every_n_train_steps=10"]
+    done = script("train", *words, *often, ranks=2)
+    assert done.returncode == 0, done.stderr
+    more = ["trainer=default", "trainer.accelerator=cpu", "trainer.max_steps=-1", "trainer.max_epochs=1"]
+    done = script("train", f"resume={tmp_path}", *more)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = (
+        [row["train/accuracy"] for row in table(folder / "metrics.csv") if row.get("train/accuracy")]
+        for folder in (tmp_path, alone)
+    )
+    assert float(ours[-1]) == pytest.approx(float(theirs[0]))
+
+
 def test_a_language_model_whose_ends_share_weights_trains_as_one_process(script: Script, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     for name in "abcdefghijkl":

@@ -244,14 +244,14 @@ class Task(L.LightningModule, ABC):
             torch._foreach_mul_(gradients, (gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what is gathered of an epoch that is not over, of each rank."""
+        """Keep what is gathered of an epoch that is not over, of each rank that sees other samples."""
         mine: dict[str, Any] = {name: _state(metric) for name, metric in self._train_metrics()}
         mine["waiting"] = [[part.cpu() for part in observed] for observed in self._waiting["train"]]
         ranks: list[Any] = [mine]
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             ranks = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(ranks, mine)
-        checkpoint["train_metrics"] = ranks
+        checkpoint["train_metrics"] = ranks[:: len(ranks) // _shares(self.trainer)[0]]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep a schedule's position but not its length, and go on gathering.
@@ -265,15 +265,16 @@ class Task(L.LightningModule, ABC):
         trainer = self._trainer
         if trainer is None or not ranks:
             return
-        same = len(ranks) == trainer.world_size
-        found = [ranks[trainer.global_rank]] if same else ranks if trainer.global_rank == 0 else []
+        shares, mine = _shares(trainer)
+        same = len(ranks) == shares
+        found = [ranks[mine]] if same else ranks if mine == 0 else []
         self._waiting["train"] = [
             tuple(part.to(self.device) for part in observed) for rank in found for observed in rank.get("waiting", [])
         ]
         for name, metric in self._train_metrics():
             if same:
-                _restore(metric, ranks[trainer.global_rank][name])
-            elif trainer.global_rank == 0:
+                _restore(metric, ranks[mine][name])
+            elif mine == 0:
                 _restore(metric, {key: sum(rank[name][key] for rank in ranks) for key in ranks[0][name]})
 
     def _train_metrics(self) -> list[tuple[str, Metric]]:
@@ -359,6 +360,12 @@ class Task(L.LightningModule, ABC):
             self.log_dict(found)
         mean.reset()  # type: ignore[operator]
         metrics.reset()  # type: ignore[operator]
+
+
+def _shares(trainer: L.Trainer) -> tuple[int, int]:
+    """Ranks that share the samples out, and which of them this is; others see the same as one of these."""
+    told = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+    return told.get("num_replicas", 1), told.get("rank", 0)
 
 
 def _state(metric: Metric) -> dict[str, Any]:
