@@ -46,7 +46,11 @@ def peak(device: str, precision: str) -> float | None:
     """
     words = device.replace("-", " ").split()
     name = next((n for n in PEAKS if _stands_in(n.split(), words)), None)
-    if name is None or precision.startswith(("64", "float8", "transformer-engine")) or (precision.startswith("bf16") and name in WITHOUT_BF16):
+    if (
+        name is None
+        or precision.startswith(("64", "float8", "transformer-engine"))
+        or (precision.startswith("bf16") and name in WITHOUT_BF16)
+    ):
         return None
     half, tf32, full = PEAKS[name]
     if precision.startswith(("16", "bf16")):
