@@ -2,6 +2,7 @@ import pytest
 import torch
 from conftest import ROOT
 
+from boltcutter import choose
 from boltcutter.assemble import check_cfg
 from boltcutter.choose import Row, recommend, rows
 from boltcutter.config import DictConfig, compose
@@ -42,10 +43,12 @@ def test_strategies_take_what_they_promise() -> None:
     assert not torch.distributed.is_initialized()
 
 
-def test_a_batch_that_does_not_divide_is_rounded_up() -> None:
-    words = [row.words for row in rows(config("model=mlp", "data.batch_size=10"), DIGITS, 4)]
-    assert words[1] == "trainer=ddp trainer.devices=4 data.batch_size=12"
-    assert words[0] == "trainer=default trainer.devices=1"
+def test_a_batch_that_does_not_divide_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "measure", lambda cfg, sample, size, **options: memory(size))
+    found = [(row.words, row.memory) for row in rows(config("model=mlp", "data.batch_size=10"), DIGITS, 4)]
+    assert found[0] == ("trainer=default trainer.devices=1", memory(10))
+    assert found[1] == ("trainer=ddp trainer.devices=4 data.batch_size=12", memory(3))
+    assert found[2] == ("trainer=dp trainer.devices=4 data.batch_size=12", memory(12))
 
 
 def memory(peak: int) -> Memory:
