@@ -117,9 +117,13 @@ def test_a_gradient_that_a_rank_lacks_counts_as_nothing(two_ranks: Script) -> No
 @built
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [["trainer.precision=16-mixed"], ["trainer.precision=bf16-true", "model.norm=batch"]])
-def test_other_precisions_train(more: list[str], tmp_path: Path) -> None:
-    train(*more, f"folder={tmp_path}/run")
-    assert json.loads((tmp_path / "run" / "record.json").read_text())["test"]["test/accuracy"] > 0.5
+def test_other_precisions_train_as_ddp(more: list[str], script: Script, tmp_path: Path) -> None:
+    train(*more, f"folder={tmp_path}/horovod")
+    ddp = ["trainer=ddp", "trainer.devices=2", f"folder={tmp_path}/ddp"]
+    assert script("train", *WORDS, *more, *ddp, ranks=2).returncode == 0
+    ours, theirs = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("horovod", "ddp"))
+    assert ours["test"] == pytest.approx(theirs["test"], abs=1e-2)
+    assert apart(tmp_path / "horovod", tmp_path / "ddp") < 1e-2
 
 
 @built

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from conftest import QUICK, ROOT, Script, apart, environment, run_command
+from PIL import Image
 
 from boltcutter.build import build
 from boltcutter.config import ConfigError
@@ -194,14 +195,19 @@ def test_a_signal_is_heeded_and_the_run_goes_on_to_the_same_end(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_run_is_evaluated_and_asked_on_two_ranks(alone: Path, tmp_path: Path) -> None:
-    words = [f"run={alone}", *MPI, f"output={tmp_path}/two"]
-    done = run_command([*MPIRUN, "scripts/evaluate.py", *words])
+def test_a_run_is_evaluated_and_asked_on_two_ranks(script: Script, alone: Path, tmp_path: Path) -> None:
+    done = run_command([*MPIRUN, "scripts/evaluate.py", f"run={alone}", *MPI, f"output={tmp_path}/two"])
     assert done.returncode == 0, done.stderr
     ours, theirs = (
         json.loads((place / "metrics.json").read_text()) for place in (tmp_path / "two", alone / "evaluation/test")
     )
     assert ours == pytest.approx(theirs, abs=1e-6)
+    Image.new("L", (8, 8), 99).save(tmp_path / "image.png")
+    words = [f"run={alone}", f"input={tmp_path}/image.png"]
+    assert script("predict", *words, f"output={tmp_path}/one.csv").returncode == 0
+    done = run_command([*MPIRUN, "scripts/predict.py", *words, *MPI, f"output={tmp_path}/two.csv"])
+    assert (done.returncode, done.stderr) == (0, "")  # mpirun would tell of a process that left MPI behind
+    assert (tmp_path / "two.csv").read_text() == (tmp_path / "one.csv").read_text()
 
 
 @pytest.mark.slow

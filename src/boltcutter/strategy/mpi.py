@@ -10,7 +10,7 @@ import os
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -72,11 +72,14 @@ class Group(dist.ProcessGroup):
     """
 
     together = False  # whether MPI can be ended: all ranks have come to that
+    there: ClassVar[list[Group]] = []  # those of all ranks that nobody has shut down
 
     def __init__(self, comm: Any, store: Any, timeout: timedelta, *, world: bool) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size())  # type: ignore[call-arg]
-        self.comm, self.store, self.timeout, self.world = comm, store, timeout.total_seconds(), world
+        self.comm, self.store, self.timeout = comm, store, timeout.total_seconds()
         self.leaving = comm.Dup() if world else None
+        if world:
+            Group.there.append(self)
 
     def _meet(self) -> None:
         """Wait until all ranks are here.
@@ -93,8 +96,9 @@ class Group(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave with the others; if they do not come, tell those that wait for this rank."""
-        if self.leaving is None:
+        if self.leaving is None or self not in Group.there:
             return
+        Group.there.remove(self)
         here = self.leaving.Ibarrier()
         if not _over(here, 2 * LOOK):
             with suppress(RuntimeError):  # the first rank, which serves the store, may be gone
@@ -250,5 +254,7 @@ def register() -> None:
 
 def _end() -> None:
     """End MPI where that does not wait for a rank which is gone."""
+    for group in list(Group.there):
+        group.shutdown()
     if MPI.Is_initialized() and not MPI.Is_finalized() and Group.together:
         MPI.Finalize()
