@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -20,11 +21,14 @@ def main(configs: Path, words: list[str]) -> None:
         Failed: A run did.
     """
     chosen = harness.options(words, {"epochs": "5", "folder": "runs/bench"})
-    compare("precision", rows(cuda=torch.cuda.is_available()), WORK, int(chosen["epochs"]), Path(chosen["folder"]))
+    cuda = torch.cuda.is_available()
+    eight = cuda and torch.cuda.get_device_capability() >= (8, 9) and find_spec("torchao") is not None
+    compare("precision", rows(cuda=cuda, eight=eight), WORK, int(chosen["epochs"]), Path(chosen["folder"]))
 
 
-def rows(*, cuda: bool) -> dict[str, list[str]]:
-    """What is trained, by name; TF32 where there is a GPU."""
+def rows(*, cuda: bool, eight: bool) -> dict[str, list[str]]:
+    """What is trained, by name; TF32 where there is a GPU, 8 bits where it has them."""
     found = {name: [f"trainer.precision={name}"] for name in PRECISIONS}
     found["16-true"].append("+optimizer.eps=1e-4")
-    return found | ({"TF32": ["matmul_precision=high"]} if cuda else {})
+    found |= {"TF32": ["matmul_precision=high"]} if cuda else {}
+    return found | ({"float8": ["trainer.precision=float8"]} if eight else {})

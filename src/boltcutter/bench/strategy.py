@@ -41,6 +41,11 @@ ROWS: dict[str, list[str]] = {
     ],
     "pipeline, 2 stages": ["trainer=pipeline", "trainer.devices=2"],
     "pipeline, 3 stages": ["trainer=pipeline", "trainer.devices=3"],
+    "compiled": ["task.compile=true"],
+    "compiled, ddp, 2 ranks": ["task.compile=true", "trainer=ddp", "trainer.devices=2"],
+    "compiled, fsdp2, 2 ranks": ["task.compile=true", "trainer=fsdp2", "trainer.devices=2"],
+    "XLA": ["task.compile=xla"],
+    "XLA, ddp, 2 ranks": ["task.compile=xla", "trainer=ddp", "trainer.devices=2"],
 }
 
 
@@ -69,6 +74,7 @@ def installed(words: list[str]) -> bool:
         "trainer=mpi": shutil.which("mpirun"),
         "trainer.strategy.process_group_backend=mpi4py": find_spec("mpi4py"),
         "trainer=horovod": find_spec("horovod"),
+        "task.compile=xla": find_spec("torchax"),
     }
     return all(found for word, found in needs.items() if word in words)
 

@@ -239,13 +239,31 @@ def _load(device: torch.device) -> None:
         ) from error
     # Processes that load data are forked from this one, and use no JAX.
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-    with _missing_overloads():
+    with _unregistered(), _missing_overloads():
         import torchax
 
         environment = torchax.default_env()  # loads the operations
     environment.override_op_definition(F.batch_norm, batch_norm)
-    # Else torch takes it for an accelerator of its own, and its compiler fails from here on.
-    torchax.device_module.is_available, torchax.device_module.device_count = bool, int
+    environment._should_use_torchax_tensor = lambda device: True  # what is made within a program is part of it
+    for kind in (torchax.tensor.Tensor, torchax.view.View):
+        kind.device = property(lambda tensor: torch.device("meta"))
+
+
+@contextmanager
+def _unregistered() -> Iterator[None]:
+    """Keep torchax from naming a device of torch, which would then take it for an accelerator and ask it in vain.
+
+    Torch's compiler does so, and DDP.
+    """
+    names = ((torch.utils, "rename_privateuse1_backend"), (torch, "_register_device_module"))
+    found = [(owner, name, getattr(owner, name)) for owner, name in names]
+    for owner, name, _ in found:
+        setattr(owner, name, lambda *args: None)
+    try:
+        yield
+    finally:
+        for owner, name, function in found:
+            setattr(owner, name, function)
 
 
 @contextmanager
