@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal
 
 import lightning as L
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_warn
 
 GIB = 2**30
 
@@ -83,10 +83,11 @@ class Best(ModelCheckpoint):
     def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, torch.Tensor]) -> None:
         if self.monitor in (None, *monitor_candidates) or trainer.fit_loop.epoch_loop.val_loop._has_run:
             super()._save_topk_checkpoint(trainer, monitor_candidates)
-        elif self.save_top_k:
-            rank_zero_warn(
-                f"callback.best.monitor={self.monitor}: there was no validation yet, so no checkpoint is kept as the "
-                "best; lower trainer.val_check_interval, or monitor train/loss"
+        elif self.save_top_k and trainer.is_global_zero:
+            print(
+                f"warning: callback.best.monitor={self.monitor}: there was no validation yet, so no checkpoint is kept "
+                "as the best; lower trainer.val_check_interval, or monitor train/loss",
+                file=sys.stderr,
             )
 
     def _update_best_and_save(self, current: Any, trainer: L.Trainer, monitor_candidates: Any) -> None:
