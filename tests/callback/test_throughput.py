@@ -96,6 +96,21 @@ def test_samples_a_second_are_logged_for_steps_and_epochs(tmp_path: Path, clock:
     assert list(epochs.values()) == [60 / 8, 60 / 8]
 
 
+@pytest.mark.filterwarnings("ignore:.*your dataloader is not resumable")
+def test_an_epoch_that_goes_on_in_its_middle_is_timed_from_there(tmp_path: Path, clock: Clock) -> None:
+    data: Any = DataLoader(TensorDataset(torch.zeros(24, 1)), batch_size=4)
+    off = ("checkpointing", "progress_bar", "model_summary")
+    plain: dict[str, Any] = {"accelerator": "cpu", "log_every_n_steps": 1} | {f"enable_{what}": False for what in off}
+    for steps, begin in ((2, None), (4, tmp_path / "middle.ckpt")):
+        clock.now, logger = 1e6, Recorded()
+        trainer = L.Trainer(
+            max_steps=steps, logger=logger, callbacks=[Throughput()], default_root_dir=tmp_path, **plain
+        )
+        trainer.fit(Timed(clock), data, ckpt_path=begin)
+        trainer.save_checkpoint(tmp_path / "middle.ckpt")
+    assert logger.values("throughput/samples_per_second") == {2: 4.0, 3: 4.0}
+
+
 def test_validation_does_not_count_wherever_it_falls(tmp_path: Path, clock: Clock) -> None:
     steps, epochs = fit(tmp_path, clock, max_epochs=1, val_check_interval=3)
     assert clock.now > 3600

@@ -54,6 +54,10 @@ class Throughput(Callback):
         self._judged: tuple[float, float] | None = None  # seconds, and of these waited; none before the first interval
         self._told = False
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clocks: an epoch that goes on in its middle is not told to start."""
+        self.on_train_epoch_start(trainer, pl_module)
+
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clocks."""
         self._step = trainer.global_step
