@@ -166,6 +166,7 @@ def test_what_a_copy_says_of_its_failure_is_told_in_one_line(script: Script, tmp
     assert "error: the gradient of " in done.stderr
 
 
+@pytest.mark.slow  # it waits half a minute for the other rank
 def test_ranks_set_by_hand_in_part_are_refused(script: Script, tmp_path: Path) -> None:
     told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
     done = script("train", *WORDS, *TWO, f"folder={tmp_path}/run", env=told)
