@@ -49,7 +49,8 @@ def end(folder: Path, *, writes: bool = False) -> None:
     rows: dict[str, str | None] = {name: _number(value) for name, value in sorted(metrics.items())}
     if "recompiles" in record.get("metrics", {}):
         rows["recompiles"] = f"{record['metrics']['recompiles']:.0f} of the model, after it was first compiled"
-    rows["best"] = record.get("best")
+    kept = record.get("best") or ""
+    rows["best" if kept.rpartition("/")[2].startswith("best") else "checkpoint"] = kept
     rows["time"] = str(ended - started)
     report = folder / "report.html"
     rows["report"] = str(report) if report.is_file() else None

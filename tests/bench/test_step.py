@@ -9,6 +9,8 @@ from boltcutter.bench import step
 from boltcutter.bench.harness import Failed
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_step_is_measured_against_loops_that_compute_the_same(script: Script, tmp_path: Path) -> None:
     words = ["work=mlp", "threads=1", "rounds=1", "steps=3", f"folder={tmp_path}"]
     done = script("bench", "step", *words, timeout=170)

@@ -86,6 +86,7 @@ def test_a_run_outlives_signals_processes_and_nodes(cluster: Cluster, script: Sc
     assert record(folder)["metrics"] == record(tmp_path / "run")["metrics"]
 
 
+@pytest.mark.slow
 def test_of_an_array_one_task_starts_again_alone(cluster: Cluster) -> None:
     words = ["launch.array=seed=1,2", "launch.max_parallel=1", "trainer.max_epochs=60"]
     home, _ = cluster.submit("array", *WORDS, *words)
@@ -101,6 +102,7 @@ def test_of_an_array_one_task_starts_again_alone(cluster: Cluster) -> None:
     assert cluster.launch("status", f"run={home}").stdout.count("COMPLETED") == 2
 
 
+@pytest.mark.slow
 def test_what_is_cancelled_has_saved_and_goes_on_when_told(cluster: Cluster) -> None:
     folder, _ = cluster.submit("cancelled", *WORDS, "trainer.max_epochs=60")
     wait_until(lambda: is_training(folder, 1), folder)
@@ -127,6 +129,7 @@ def stand_in(cluster: Cluster, name: str, *lines: str) -> str:
     return f"launch.python={file}"
 
 
+@pytest.mark.slow
 def test_what_cannot_get_better_is_not_tried_for_ever(cluster: Cluster) -> None:
     two = ["trainer.num_nodes=1", "trainer.devices=2"]
     crash = stand_in(cluster, "crash.sh", "kill -SEGV $$")
