@@ -214,8 +214,10 @@ def test_names_that_cannot_be(template: Path, tmp_path: Path, name: str, reason:
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_installed_is_not_a_name() -> None:
-    assert str(taken("pluggy", ROOT)).startswith("pluggy is installed in ")
+def test_what_is_installed_is_not_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "somebodys.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert taken("somebodys", ROOT) == f"somebodys is installed in {tmp_path}"
 
 
 @pytest.mark.parametrize(
