@@ -379,6 +379,7 @@ def test_cookiecutter(template: Path, tmp_path: Path, url: str) -> None:
     assert not (tmp_path / "torch").exists()
 
 
+@pytest.mark.slow
 def test_cruft(template: Path, tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
     sh("git", "clone", "-q", template, tmp_path / "cutter", at=tmp_path)

@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 
 from boltcutter.bench.harness import Failed
-from boltcutter.bench.strategy import ROWS, WORK, compare, installed, main
+from boltcutter.bench.strategy import ROWS, installed, main
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_row_is_told_beside_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = {name: ROWS[name] for name in ("one process", "dp, 2 copies")}
-    compare("few", rows, WORK, 1, tmp_path)
-    first, second = json.loads((tmp_path / "few.json").read_text())["rows"]
+    main(tmp_path, ["rows=one,dp", "epochs=1", f"folder={tmp_path}"])
+    first, second, _ = json.loads((tmp_path / "strategy.json").read_text())["rows"]
     assert (first["apart"], first["speed"]) == (0, 1)
     assert 0 < second["apart"] < 1e-6
     assert "python scripts/train.py model=mlp" in capsys.readouterr().out
@@ -29,3 +28,5 @@ def test_rows_that_need_what_is_not_installed_are_left_out(monkeypatch: pytest.M
 def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="rounds: no such setting here"):
         main(tmp_path, ["rounds=2"])
+    with pytest.raises(Failed, match=r"^rows=three: none begins so; there are: one process; dp, 2 copies; "):
+        main(tmp_path, ["rows=three"])

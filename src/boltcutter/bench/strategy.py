@@ -18,7 +18,7 @@ from boltcutter.bench.harness import ROOT, TRAIN, Failed, Process
 
 MPIRUN = ["--allow-run-as-root", "--oversubscribe", "-np", "2"]
 # Plain descent: Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
-WORK = ["model=mlp", "optimizer=sgd", "logger=null", "report=false", "trainer.accelerator=cpu"]
+WORK = ["optimizer=sgd", "logger=null", "report=false", "trainer.accelerator=cpu"]
 ROWS: dict[str, list[str]] = {
     "one process": [],
     "dp, 2 copies": ["trainer=dp", "trainer.devices=2"],
@@ -58,14 +58,20 @@ class Outcome(NamedTuple):
 
 
 def main(configs: Path, words: list[str]) -> None:
-    """Train each; ``epochs=3 folder=runs/bench`` choose how long, and where the result goes.
+    """Train each; ``epochs=3 rows=one,dp,ddp model=convnet folder=runs/bench`` choose what.
+
+    Rows are those whose names begin so; the first is what the others are compared with.
 
     Raises:
-        Failed: A run did.
+        Failed: A run did, or no row is called so.
     """
-    chosen = harness.options(words, {"epochs": "3", "folder": "runs/bench"})
-    rows = {name: more for name, more in ROWS.items() if installed(more)}
-    compare("strategy", rows, WORK, int(chosen["epochs"]), Path(chosen["folder"]))
+    chosen = harness.options(words, {"epochs": "3", "rows": "", "model": "mlp", "folder": "runs/bench"})
+    starts = tuple(chosen["rows"].split(","))
+    rows = {name: more for name, more in ROWS.items() if name.startswith(starts) and installed(more)}
+    if not rows:
+        raise Failed(f"rows={chosen['rows']}: none begins so; there are: {'; '.join(ROWS)}")
+    work = [f"model={chosen['model']}", *WORK]
+    compare("strategy", rows, work, int(chosen["epochs"]), Path(chosen["folder"]))
 
 
 def installed(words: list[str]) -> bool:
