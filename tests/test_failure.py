@@ -60,6 +60,7 @@ def test_a_killed_rank_is_named(script: Script, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_when_the_time_is_over(script: Script, tmp_path: Path) -> None:
     done = fail(script, tmp_path, "SIGSTOP", "timeout=4")
     assert "error on rank 0: rank 1 of 2 ended or does not answer" in done.stderr

@@ -41,6 +41,7 @@ def is_training(folder: Path, start: int) -> bool:
     return len(starts) > start and re.search(r"^epoch ", starts[-1], re.M) is not None
 
 
+@pytest.mark.slow
 def test_two_nodes_of_two_ranks_train_as_one_process(cluster: Cluster, script: Script, tmp_path: Path) -> None:
     words = [*WORDS, "trainer.max_epochs=3"]
     folder = cluster.runs / "whole"
