@@ -1,5 +1,6 @@
 """What tests share: commands with a time limit, and small runs."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from forkserver import ForkServer, communicate, rank_variables
@@ -31,6 +33,17 @@ def apart(one: Path, other: Path) -> float:
     a, b = state(one), state(other)
     assert a.keys() == b.keys()
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Two runs ended with the same weights and scores, and tested the same samples, each once and in order."""
+    assert apart(one, other) < 1e-6
+    names = ["index", "target", "prediction"]
+    a, b = (pd.read_csv(run / "evaluation" / "test" / "predictions.csv")[names] for run in (one, other))
+    assert a.equals(b)
+    ours, theirs = (json.loads((run / "record.json").read_text()) for run in (other, one))
+    assert ours["test"] == pytest.approx(theirs["test"], abs=1e-6)
+    assert ours["metrics"] == pytest.approx(theirs["metrics"], abs=1e-5)
 
 
 def environment(**changed: str) -> dict[str, str]:

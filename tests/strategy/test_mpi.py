@@ -7,9 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
-from conftest import QUICK, ROOT, Script, apart, environment, run_command
+from conftest import QUICK, ROOT, Script, apart, assert_same, environment, run_command
 from PIL import Image
 
 from boltcutter.build import build
@@ -132,13 +131,7 @@ def test_two_ranks_train_and_test_as_one_process(alone: Path, tmp_path: Path) ->
     done = run_command([*MPIRUN, "scripts/train.py", *WORDS, *MPI, f"runs={tmp_path}", "name=mpi"])
     assert done.returncode == 0, done.stderr
     (both,) = (tmp_path / "mpi").iterdir()  # they agreed on one folder
-    assert apart(alone, both) < 1e-6
-    tables = [pd.read_csv(run / "evaluation/test/predictions.csv") for run in (alone, both)]
-    names = ["index", "target", "prediction"]
-    assert tables[0][names].equals(tables[1][names])  # each sample once, in order
-    ours, theirs = (json.loads((run / "record.json").read_text()) for run in (both, alone))
-    assert ours["test"] == pytest.approx(theirs["test"], abs=1e-6)
-    assert ours["metrics"] == pytest.approx(theirs["metrics"], abs=1e-5)
+    assert_same(alone, both)
 
 
 def test_without_mpirun_one_line_tells_how_to_start_it(script: Script, tmp_path: Path) -> None:
