@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, public
 from boltcutter.environment import mpi, platform
-from boltcutter.environment.process import is_first, rank_of_many
+from boltcutter.environment.process import is_first, keep_memory, rank_of_many
 
 FLAGS = {
     "--help": "this text",
@@ -100,6 +100,7 @@ def main(
         else:
             begin()
             _adopt()
+            keep_memory()
             importlib.import_module(module).main(configs, words)
     except ConfigError as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":

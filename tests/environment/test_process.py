@@ -1,5 +1,7 @@
+import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -66,3 +68,30 @@ def test_nothing_is_left_behind_by_one_that_fails(monkeypatch: pytest.MonkeyPatc
         assert child.returncode == -signal.SIGKILL
         assert time.monotonic() - began < 30
         process.mind([])
+
+
+FAULTS = """
+import resource, sys
+from boltcutter.environment.process import keep_memory
+assert keep_memory() is (sys.argv[1] == "kept")
+def step():
+    blocks = [bytearray(1 << 20) for _ in range(32)]
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have allocators of their own")
+def test_memory_of_one_step_serves_the_next() -> None:
+    def faults(what: str, **env: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", FAULTS, what], env=os.environ | env, capture_output=True, text=True, timeout=60
+        )
+        assert not done.returncode, done.stderr
+        return int(done.stdout)
+
+    kept, given_back = faults("kept"), faults("left alone", MALLOC_TRIM_THRESHOLD_="1048576")
+    assert kept < 1000 < 10 * 32 * 256 / 2 < given_back  # of 256 pages in each block

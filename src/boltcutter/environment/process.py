@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
+LARGEST_KEPT = 32 << 20  # bytes of one block; glibc takes no more
 CHILD_SECONDS = 8.0  # in which a process that was started from here may end by itself
 
 _rank_of_many: int | None = None
@@ -54,6 +57,24 @@ def leaving_together() -> Iterator[None]:
         _end_children()
         raise
     _disconnect()
+
+
+def keep_memory(env: Mapping[str, str] = os.environ) -> bool:
+    """Have glibc keep what tensors give back, for those of the next step.
+
+    Else it returns it to the system, and each page of it is asked for and filled with zeros again, thousands of times a
+    step. Whoever sets variables of glibc's allocator decides that for himself, and other systems have their own.
+
+    Returns:
+        Whether it does.
+    """
+    import ctypes
+
+    told = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in env)
+    mallopt = None if told or sys.platform != "linux" else getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def rank_of_many() -> int | None:
