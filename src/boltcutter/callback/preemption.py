@@ -56,7 +56,7 @@ class Preemption(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Where all ranks are at the same place and no gradient is half added up."""
-        if batch_idx % trainer.accumulate_grad_batches == 0 and (number := self._agree()):
+        if batch_idx % trainer.accumulate_grad_batches == 0 and (number := self._agree(trainer)):
             self._save_and_leave(trainer, pl_module, number)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -73,14 +73,14 @@ class Preemption(Callback):
         """Leave a validation, to begin it again; but not in mid-step, where half a gradient would be lost."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or trainer.fit_loop._should_accumulate():
             return
-        if number := self._agree_in_evaluation():
+        if number := self._agree_in_evaluation(trainer):
             self._save_and_leave(trainer, pl_module, number)
 
     def on_test_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Leave a test; training has saved what there is."""
-        if number := self._agree_in_evaluation():
+        if number := self._agree_in_evaluation(trainer):
             signals.leave(number, "trained but not tested")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -105,13 +105,15 @@ class Preemption(Callback):
         self._seen = 0
         self._common = self._reduce(int(min(sum(map(float, batches)), ENDLESS)), dist.ReduceOp.MIN)
 
-    def _agree_in_evaluation(self) -> int:
+    def _agree_in_evaluation(self, trainer: L.Trainer) -> int:
         self._seen += 1
-        return self._agree() if self._seen <= self._common else 0
+        return self._agree(trainer) if self._seen <= self._common else 0
 
-    def _agree(self) -> int:
+    def _agree(self, trainer: L.Trainer) -> int:
         """The largest signal number that any rank has received; 0 for none."""
-        return self._reduce(signals.received(), dist.ReduceOp.MAX)
+        largest = getattr(trainer.strategy, "largest", None)
+        found: int | None = largest(signals.received()) if largest else None
+        return found if found is not None else self._reduce(signals.received(), dist.ReduceOp.MAX)
 
     def _reduce(self, number: int, how: Any) -> int:
         if self._group is None:

@@ -111,20 +111,22 @@ class BatchSampler(Sampler[Batch]):
     def several(self, count: Callable[[], int] = lambda: 1) -> Iterator[tuple[Batch, int]]:
         """Batches of one size as one, one after another, with their number: at most ``count()``, asked each time."""
         start, self.start = self.start, 0
-        size, batches, whole = self.batch_size, len(self), self.length // self.batch_size
+        size, batches = self.batch_size, len(self)
         at_once = max(1, AT_ONCE // size) if self.length > MANY else batches
         # No more than are mixed, so that not too many blocks are needed at a time.
-        most = batches if self.blocks is None else TOGETHER * int(self.blocks.min(initial=size)) // size
+        most = batches if self.blocks is None else max(1, TOGETHER * int(self.blocks.min(initial=size)) // size)
         for begin in range(start, batches, at_once):
-            end = min(begin + at_once, batches)
-            order = self.order(self.epoch, begin * size, end * size)
-            place = begin
-            while place < end:
-                number = max(1, min(count(), most, min(end, whole) - place))  # a last, smaller batch comes alone
-                parts = order[(place - begin) * size : (place - begin + number) * size].reshape(number, -1)
-                first, last = self._cut(parts.shape[1])
-                yield Batch(parts[:, first:last].reshape(-1), seed=self.seed, epoch=self.epoch), number
-                place += number
+            order = self.order(self.epoch, begin * size, min(begin + at_once, batches) * size)
+            full, place = len(order) // size, 0
+            first, last = self._cut(size)
+            mine = order[: full * size].reshape(full, size)[:, first:last]
+            while place < full:
+                parts = mine[place : place + min(count(), most)]
+                place += len(parts)
+                yield Batch(parts.reshape(-1), seed=self.seed, epoch=self.epoch), len(parts)
+            if rest := len(order) % size:  # a last, smaller batch comes alone
+                first, last = self._cut(rest)
+                yield Batch(order[-rest:][first:last], seed=self.seed, epoch=self.epoch), 1
 
     def _cut(self, size: int) -> tuple[int, int]:
         """This rank's part of a global batch of ``size`` samples."""

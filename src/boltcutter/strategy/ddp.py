@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from boltcutter.strategy import mpi
+from boltcutter.strategy.shared_memory import SharedMemory, average
 
 COMPRESSED: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # an interrupt comes from the keyboard to all
@@ -42,6 +43,8 @@ class DDPStrategy(strategies.DDPStrategy):
 
     Args:
         compress: Send gradients in two bytes a number; averages are rounded to what these can tell.
+        shared_memory: Ranks that are all on one machine agree through memory that they share, and CPUs average their
+            gradients there; else through the process group.
         start_method: ``popen`` starts the script again for each device. ``fork`` and ``spawn`` start copies of this
             process, as a notebook needs it; ``fork`` only before CUDA is used.
         options: As for Lightning's ``DDPStrategy`` and torch's ``DistributedDataParallel``.
@@ -52,10 +55,12 @@ class DDPStrategy(strategies.DDPStrategy):
         self,
         compress: Literal["bf16", "fp16"] | None = None,
         *,
+        shared_memory: bool = True,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         **options: Any,
     ) -> None:
-        self.compress = compress
+        self.compress, self.shared_memory = compress, shared_memory
+        self._memory: SharedMemory | None = None
         _know_backends(options.get("process_group_backend") or "")
         super().__init__(start_method=start_method, **options)
 
@@ -83,6 +88,25 @@ class DDPStrategy(strategies.DDPStrategy):
             send, model = COMPRESSED[self.compress], cast(Any, self.model)
             # By another name, since torch refuses these by theirs where there is no NCCL, though gloo does the same.
             model.register_comm_hook(None, lambda group, bucket: send(group, bucket))
+        if self.shared_memory and self.world_size > 1 and self._timeout and dist.get_backend() in ("gloo", "nccl"):
+            self._memory = SharedMemory.among(self.global_rank, self.world_size, self._timeout)
+            if self._memory and self.root_device.type == "cpu" and not self.compress:
+                cast(Any, self.model).register_comm_hook(self._memory, lambda memory, bucket: average(memory, bucket))
+
+    def largest(self, number: int) -> int | None:
+        """The largest of what all ranks give, if they can tell without the process group; else None.
+
+        Raises:
+            RuntimeError: Another rank has left, or is late.
+        """
+        return self._memory.largest(number) if self._memory else None
+
+    def teardown(self) -> None:
+        """Leave the others."""
+        if self._memory:
+            self._memory.close()
+            self._memory = None
+        super().teardown()
 
     def _configure_launcher(self) -> None:
         super()._configure_launcher()

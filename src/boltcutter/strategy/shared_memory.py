@@ -1,0 +1,171 @@
+"""Ranks of one machine add up numbers in memory that they share, where sockets and threads would take longer."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import platform
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+PLACE = Path("/dev/shm")
+ORDERED = ("x86_64", "AMD64")  # processors that show one another what they write in the order in which they do
+LINE = 64  # bytes, so that what one rank writes is in no other's way
+CHUNK = 1 << 20  # bytes that each rank puts down at a time
+SPIN = 2e-3  # seconds in which a rank that waits does nothing else
+PAUSE = 1e-4  # between two looks after that
+LOOK = 0.2  # seconds after which it sees whether another has left
+
+
+class SharedMemory:
+    """What all ranks of a run have mapped: for each a counter, two numbers and a piece of a tensor; and their sum.
+
+    A rank counts up when it has put something down, and waits for the others to have counted as far. As long as it
+    lives it holds a lock on a byte of the file, which the system gives free when it ends in whatever way.
+
+    Args:
+        file: Open, long enough, and of the same content for all; it is closed in the end.
+        rank: Of this process.
+        world: How many share it.
+        timeout: How long a rank waits for the others.
+    """
+
+    def __init__(self, file: Any, rank: int, world: int, timeout: timedelta) -> None:
+        self.file, self.rank, self.world, self.timeout = file, rank, world, timeout.total_seconds()
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
+        mapped = mmap.mmap(file.fileno(), size(world))
+        self._cells = memoryview(mapped)[: world * LINE].cast("q")
+        self._pieces = torch.frombuffer(mapped, dtype=torch.uint8, offset=world * LINE).view(world + 1, CHUNK)
+        self._others = [other * (LINE // 8) for other in range(world) if other != rank]
+        self._mine = rank * (LINE // 8)
+        self._met = self._asked = 0
+
+    @classmethod
+    def among(cls, rank: int, world: int, timeout: timedelta) -> SharedMemory | None:
+        """One for all ranks of the process group; None if they cannot share memory, as those of several machines."""
+        file, path = None, ""
+        if rank == 0 and platform.machine() in ORDERED and PLACE.is_dir():
+            file, path = _reserve(size(world))
+        told = [path]
+        dist.broadcast_object_list(told)
+        try:
+            if rank and told[0]:
+                file = open(told[0], "r+b")  # noqa: SIM115
+        except OSError:
+            file = None
+        known = [False] * world
+        dist.all_gather_object(known, file is not None)
+        if path:
+            os.unlink(path)
+        if not all(known):
+            return file.close() if file else None
+        made = cls(file, rank, world, timeout)
+        dist.barrier()  # none looks for the lock of one that has yet to take it
+        return made
+
+    def average(self, tensor: Tensor) -> None:
+        """Set a contiguous vector to its mean over ranks, in place; all get the same bits.
+
+        Raises:
+            RuntimeError: Another rank has left, or is late.
+        """
+        length = CHUNK // tensor.element_size()
+        pieces = self._pieces.view(tensor.dtype)
+        for part in tensor.split(length):
+            count = len(part)
+            pieces[self.rank, :count].copy_(part)
+            self._meet()
+            begin, end = (count * share // self.world for share in (self.rank, self.rank + 1))
+            total = pieces[self.world, begin:end]
+            torch.add(pieces[0, begin:end], pieces[1, begin:end], out=total)
+            for other in range(2, self.world):
+                total.add_(pieces[other, begin:end])
+            total.div_(self.world)
+            self._meet()
+            part.copy_(pieces[self.world, :count])
+
+    def largest(self, number: int) -> int:
+        """The largest of what all ranks give.
+
+        Raises:
+            RuntimeError: Another rank has left, or is late.
+        """
+        self._asked += 1
+        place = 1 + self._asked % 2  # a rank may be one question ahead
+        self._cells[self._mine + place] = number
+        self._meet()
+        return max(number, *(self._cells[other + place] for other in self._others))
+
+    def _meet(self) -> None:
+        """Wait until all ranks are here."""
+        self._met += 1
+        cells, met = self._cells, self._met
+        cells[self._mine] = met
+        for other in self._others:
+            if cells[other] < met:
+                self._wait(other, met)
+
+    def _wait(self, other: int, met: int) -> None:
+        cells = self._cells
+        began = looked = time.monotonic()
+        while cells[other] < met:
+            now = time.monotonic()
+            if now - began < SPIN:
+                os.sched_yield()
+                continue
+            time.sleep(PAUSE)
+            if now - looked < LOOK:
+                continue
+            looked = now
+            if self._left(other // (LINE // 8)) and cells[other] < met:  # it may have come, and left since
+                raise RuntimeError("shared memory: Connection closed by peer")
+            if now - began > self.timeout:
+                raise RuntimeError(f"shared memory: Timed out waiting {self.timeout:.0f} s for another rank")
+
+    def _left(self, other: int) -> bool:
+        try:
+            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, other)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Leave: others that wait learn of it."""
+        self.file.close()
+
+
+def average(memory: SharedMemory, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Average gradients where DistributedDataParallel asks for it, at once."""
+    memory.average(bucket.buffer())
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def size(world: int) -> int:
+    """Bytes of the file for so many ranks."""
+    return world * LINE + (world + 1) * CHUNK
+
+
+def _reserve(length: int) -> tuple[Any, str]:
+    """A new file of that many bytes of memory and its path; none where there is not as much."""
+    try:
+        number, path = tempfile.mkstemp(prefix="boltcutter-", dir=PLACE)
+    except OSError:
+        return None, ""
+    file = os.fdopen(number, "r+b")
+    try:
+        os.posix_fallocate(number, 0, length)  # to touch what is not there would end the process
+    except OSError:
+        file.close()
+        os.unlink(path)
+        return None, ""
+    return file, path
