@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter.data.files import stretches
 from boltcutter.data.picture import read_picture
 
 Array = npt.NDArray[Any]
@@ -49,6 +50,10 @@ class Archive:
         with np.load(known, allow_pickle=False) as file:
             self.offsets, self.sizes = file["offsets"], file["sizes"]
             self.targets, self.forms, self.dtypes = file["targets"], file["forms"], file["dtypes"].tolist()
+        # Numbers of one dtype and length, which are copied without a look at each.
+        self.alike = bool(
+            (self.forms >= 0).all() and all((part == part[:1]).all() for part in (self.forms, self.sizes))
+        )
         self._raw: Array | None = None
 
     def __len__(self) -> int:
@@ -62,17 +67,15 @@ class Archive:
         """
         if self._raw is None:
             self._raw = np.asarray(np.memmap(self.path, np.uint8, mode="r"))
-        return self._arrays(chosen), self.targets[chosen]
+        return self._arrays(chosen), self.targets.take(chosen)
 
     def _arrays(self, chosen: npt.NDArray[np.int64]) -> Array:
         assert self._raw is not None
-        sizes, forms = self.sizes[chosen], self.forms[chosen]
-        size, form = int(sizes[0]), int(forms[0])
-        if form < 0 or (forms != form).any() or (sizes != size).any():
+        if not self.alike:
             return np.stack([self._input(place) for place in chosen.tolist()])
-        view: Array = np.ndarray((len(self._raw) - size + 1, size), np.uint8, self._raw, 0, (1, 1))
-        found: Array = view[self.offsets[chosen]].view(self.dtypes[form])
-        return found
+        size = int(self.sizes[0])
+        found = stretches(self._raw, 0, len(self._raw) - size + 1, size)[self.offsets.take(chosen)]
+        return found.view(self.dtypes[int(self.forms[0])]).reshape(len(chosen), -1)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_raw": None}  # another process maps the file itself

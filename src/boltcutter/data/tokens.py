@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from boltcutter.data.files import find, sampled
+from boltcutter.data.files import find, sampled, stretches
 from boltcutter.data.module import DataModule, Pair, Splits, check_shares
 from boltcutter.data.sampler import Batch
 from boltcutter.data.tokenizer import Tokenizer, make_tokenizer
@@ -60,15 +60,16 @@ class Windows:
             )
         self.counts = [(len(tokens) - self.room) // context for tokens, _ in self.parts]
         self.ends = np.cumsum(self.counts)
-        self.dtype = self.parts[0][0].dtype
-        self.signed = self.dtype.kind == "i"
-        self.any_fits = not self.signed and np.iinfo(self.dtype).max < vocabulary
+        dtypes = {tokens.dtype for tokens, _ in self.parts}
+        self.dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.int64)
+        self.unsigned = np.dtype(f"u{self.dtype.itemsize}")  # in which a token below zero is a large one
+        self.any_fits = self.dtype.kind == "u" and np.iinfo(self.dtype).max < vocabulary
 
     def __len__(self) -> int:
         return int(self.ends[-1])
 
     def __getitems__(self, batch: Batch) -> Pair:
-        """Inputs and targets (N, T), as the file has them: 8, 16 or 32 bits.
+        """Inputs and targets (N, T) as the file has them, of 8 to 64 bits: two views of the same windows.
 
         Raises:
             ValueError: A token is not in the vocabulary.
@@ -76,29 +77,27 @@ class Windows:
         begin = _begin(self.room, batch.seed, batch.epoch)
         chosen = batch.array
         if len(self.parts) == 1:
-            inputs, targets = self._cut(0, chosen, begin)
+            found = self._cut(0, chosen, begin)
         else:
-            inputs, targets = (np.empty((len(chosen), self.context), self.dtype) for _ in range(2))
+            found = np.empty((len(chosen), self.context + 1), self.dtype)
             owners = np.searchsorted(self.ends, chosen, side="right")
             for part in np.unique(owners).tolist():
                 mine = np.flatnonzero(owners == part)
-                cut = self._cut(part, chosen[mine] - (self.ends[part] - self.counts[part]), begin)
-                inputs[mine], targets[mine] = cut
-        for found in () if self.any_fits else (inputs[:, :1], targets):  # all that is in them
-            if found.max(initial=0) >= self.vocabulary or (self.signed and found.min(initial=0) < 0):
-                self._tell(batch, found)
-        return torch.from_numpy(inputs), torch.from_numpy(targets)
+                found[mine] = self._cut(part, chosen[mine] - (self.ends[part] - self.counts[part]), begin)
+        if not self.any_fits and found.view(self.unsigned).max() >= self.vocabulary:
+            self._tell(batch, found)
+        windows = torch.from_numpy(found)
+        return windows[:, :-1], windows[:, 1:]
 
     def fingerprint(self) -> bytes:
         """Of length, time of change, and some blocks of each file, which may be too large to be read in whole."""
         return self.known or hashlib.sha256(b"".join(sampled(path) for _, path in self.parts)).digest()
 
-    def _cut(self, part: int, windows: npt.NDArray[np.int64], begin: int) -> tuple[Array, Array]:
-        """Inputs and targets of some windows of a part."""
-        tokens, end = self.parts[part][0], begin + self.counts[part] * self.context
-        # Rows taken twice, the second time from the processor's cache, cost less than one indexing of longer ones.
-        first, second = (tokens[at : end + at - begin].reshape(-1, self.context) for at in (begin, begin + 1))
-        return first.take(windows, axis=0), second.take(windows, axis=0)
+    def _cut(self, part: int, windows: npt.NDArray[np.int64], begin: int) -> Array:
+        """Some windows of a part, (N, T + 1)."""
+        tokens, width = self.parts[part][0], self.context + 1
+        found = stretches(tokens, begin, self.counts[part], width, self.context)[windows]
+        return found.view(tokens.dtype).reshape(-1, width)
 
     def _tell(self, batch: Batch, found: Array) -> None:
         row, column = np.argwhere((found >= self.vocabulary) | (found < 0))[0]
