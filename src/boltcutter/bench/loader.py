@@ -1,7 +1,8 @@
 """Time that a training loader takes for an epoch, over NumPy's reading of the same batches, from memory and from files.
 
 NumPy is told where everything is, and makes one indexing of each batch, in memory or mapped from a file in the page
-cache; of several files one for each, into a whole. It checks nothing, and makes no tensors.
+cache; of several files one for each, into a whole. It checks nothing, and makes no tensors: a batch is a pair of
+arrays, inputs and targets, of windows of tokens two views of the one that was indexed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,13 @@ def tokens(folder: Path, *, files: int, count: int, context: int, batch_size: in
     begin = _first_window(windows)
     for (mapped, _), length in zip(windows.parts, windows.counts, strict=True):
         parts.append(np.lib.stride_tricks.as_strided(mapped[begin:], (length, context + 1), (step, 2)))
-    return data, None, _indexing(parts)
+    read = _indexing(parts)
+
+    def pair(at: Array) -> tuple[Array, Array]:
+        found = read(at)
+        return found[:, :-1], found[:, 1:]
+
+    return data, None, pair
 
 
 # <<< language

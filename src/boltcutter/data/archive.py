@@ -55,6 +55,7 @@ class Archive:
             (self.forms >= 0).all() and all((part == part[:1]).all() for part in (self.forms, self.sizes))
         )
         self._raw: Array | None = None
+        self._bodies: Array | None = None  # one for each place where a sample's numbers might begin
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -67,18 +68,19 @@ class Archive:
         """
         if self._raw is None:
             self._raw = np.asarray(np.memmap(self.path, np.uint8, mode="r"))
+            if self.alike and len(self):
+                size = int(self.sizes[0])
+                self._bodies = stretches(self._raw, 0, len(self._raw) - size + 1, size)
         return self._arrays(chosen), self.targets.take(chosen)
 
     def _arrays(self, chosen: npt.NDArray[np.int64]) -> Array:
-        assert self._raw is not None
-        if not self.alike:
+        if self._bodies is None:
             return np.stack([self._input(place) for place in chosen.tolist()])
-        size = int(self.sizes[0])
-        found = stretches(self._raw, 0, len(self._raw) - size + 1, size)[self.offsets.take(chosen)]
+        found = self._bodies[self.offsets.take(chosen)]
         return found.view(self.dtypes[int(self.forms[0])]).reshape(len(chosen), -1)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_raw": None}  # another process maps the file itself
+        return vars(self) | {"_raw": None, "_bodies": None}  # another process maps the file itself
 
     def _input(self, place: int) -> Array:
         assert self._raw is not None

@@ -23,7 +23,9 @@ Pair = tuple[Tensor, Tensor]
 Split = Literal["train", "val", "test"]
 Kind = Literal["classes", "numbers"]
 Indices = npt.NDArray[np.int64]
-FETCH = 1 << 19  # bytes of small batches that are fetched at once; what is read stays in the processor's cache
+FETCH = (
+    5 << 17
+)  # bytes of inputs of small batches that are fetched at once; what is read stays in the processor's cache
 
 
 class Samples(Protocol):
@@ -288,7 +290,7 @@ class Loader(DataLoader[Pair]):
             if self.pin_memory:
                 inputs, targets = _contiguous(parts)
                 parts = (inputs.pin_memory(), targets.pin_memory())
-            most[0] = max(1, FETCH * count // max(1, parts[0].nbytes + parts[1].nbytes))
+            most[0] = max(1, FETCH * count // max(1, parts[0].nbytes))
             # Not as views, each of which would know of all others.
             yield [parts] if count == 1 else list(zip(*(p.unsafe_split(len(p) // count) for p in parts), strict=True))
 

@@ -116,7 +116,7 @@ class ShardSamples:
     def _rows(self, owner: int, places: npt.NDArray[np.int64]) -> tuple[Array, Array]:
         """Inputs and targets that are all in one shard."""
         shard = self.shards[owner]
-        inputs, targets = shard.rows(places - (self.ends[owner - 1] if owner else 0))
+        inputs, targets = shard.rows(places - self.ends[owner - 1] if owner else places)
         if inputs[0].size != math.prod(self.shape):
             shape = list(inputs.shape[1:])
             raise ValueError(f"{shard.path}: inputs of shape {shape}, but data.shape={list(self.shape)}")
@@ -148,7 +148,9 @@ class ShardSamples:
     def _targets(self, targets: Array, places: npt.NDArray[np.int64]) -> Tensor:
         if self.kind == "classes":
             classes = targets.astype(np.int64, copy=False).reshape(-1)
-            if classes.view(np.uint64).max() >= self.outputs:  # or below zero, which is a large number then
+            if (
+                np.maximum.reduce(classes.view(np.uint64)) >= self.outputs
+            ):  # or below zero, which is a large number then
                 odd = np.flatnonzero((classes >= self.outputs) | (classes < 0))[0]
                 path = self.shards[np.searchsorted(self.ends, places[odd], side="right")].path
                 raise ValueError(

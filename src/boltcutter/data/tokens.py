@@ -86,8 +86,7 @@ class Windows:
                 found[mine] = self._cut(part, chosen[mine] - (self.ends[part] - self.counts[part]), begin)
         if not self.any_fits and found.view(self.unsigned).max() >= self.vocabulary:
             self._tell(batch, found)
-        windows = torch.from_numpy(found)
-        return windows[:, :-1], windows[:, 1:]
+        return torch.from_numpy(found[:, :-1]), torch.from_numpy(found[:, 1:])
 
     def fingerprint(self) -> bytes:
         """Of length, time of change, and some blocks of each file, which may be too large to be read in whole."""
