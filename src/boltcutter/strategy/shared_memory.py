@@ -79,7 +79,7 @@ class SharedMemory:
         """
         length = CHUNK // tensor.element_size()
         pieces = self._pieces.view(tensor.dtype)
-        for part in tensor.split(length):
+        for part in torch.split(tensor, length):
             count = len(part)
             pieces[self.rank, :count].copy_(part)
             self._meet()
@@ -142,7 +142,7 @@ class SharedMemory:
         self.file.close()
 
 
-def average(memory: SharedMemory, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def average(memory: SharedMemory, bucket: Any) -> torch.futures.Future[Tensor]:
     """Average gradients where DistributedDataParallel asks for it, at once."""
     memory.average(bucket.buffer())
     done: torch.futures.Future[Tensor] = torch.futures.Future()

@@ -1,0 +1,141 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, Script, apart
+
+from boltcutter.strategy import shared_memory
+from boltcutter.strategy.shared_memory import CHUNK, PLACE
+
+SECONDS = 60
+RANK = """
+import sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from boltcutter.strategy.shared_memory import SharedMemory
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(rank)
+"""
+JOIN = """
+memory = SharedMemory.among(rank, world, timedelta(seconds=2))
+"""
+AVERAGE = (
+    JOIN
+    + """
+for kind in (torch.float32, torch.float64, torch.bfloat16):
+    for length in (1, 5, 1001, 700_000):
+        mine = torch.randn(length).to(kind)
+        parts = [torch.empty_like(mine) for _ in range(world)]
+        dist.all_gather(parts, mine)
+        memory.average(mine)
+        expected = torch.stack(parts).double().mean(0)
+        assert torch.allclose(mine.double(), expected, rtol=0, atol=torch.finfo(kind).eps * 8), (kind, length)
+        dist.all_gather(parts, mine)
+        assert all(part.equal(mine) for part in parts)
+for number in range(100):
+    assert memory.largest(number * 10 + (rank * number) % world) == number * 10 + max(
+        (other * number) % world for other in range(world)
+    )
+memory.close()
+dist.destroy_process_group()
+"""
+)
+LOST = (
+    JOIN
+    + """
+memory.largest(1)
+print("there", flush=True)
+if rank == 1:
+    time.sleep(60)
+try:
+    memory.largest(2)
+except RuntimeError as error:
+    print(error, flush=True)
+"""
+)
+
+
+@contextmanager
+def ranks(world: int, code: str) -> Iterator[list[subprocess.Popen[str]]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK + code],
+            env=os.environ | told | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_have_the_same_mean_to_the_bit(world: int) -> None:
+    with ranks(world, AVERAGE) as started:
+        for process in started:
+            _, stderr = process.communicate(timeout=SECONDS)
+            assert process.returncode == 0, stderr
+    assert not list(PLACE.glob("boltcutter-*"))
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(signal.SIGKILL, "Connection closed by peer"), (signal.SIGSTOP, "Timed out waiting 2 s")]
+)
+def test_a_rank_that_is_gone_is_not_waited_for(number: int, told: str) -> None:
+    with ranks(2, LOST) as (first, second):
+        assert second.stdout
+        assert second.stdout.readline() == "there\n"
+        second.send_signal(number)
+        stdout, stderr = first.communicate(timeout=SECONDS)
+        assert stdout.splitlines()[1:] == [
+            f"shared memory: {told}{' for another rank' * (number == signal.SIGSTOP)}"
+        ], stderr
+
+
+@pytest.mark.parametrize(
+    "blind",
+    [
+        pytest.param(
+            "if rank == 1: shared_memory.open = lambda *_: pathlib.Path('/nowhere/at/all').open()", id="other"
+        ),
+        pytest.param("if rank == 0: shared_memory.PLACE = pathlib.Path('/nowhere')", id="first"),
+    ],
+)
+def test_none_shares_memory_that_one_cannot_see(blind: str) -> None:
+    code = f"import pathlib\nfrom boltcutter.strategy import shared_memory\n{blind}\n{JOIN}assert memory is None\n"
+    with ranks(2, code + "dist.destroy_process_group()") as started:
+        for process in started:
+            _, stderr = process.communicate(timeout=SECONDS)
+            assert process.returncode == 0, stderr
+
+
+def test_a_file_that_memory_does_not_hold_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shared_memory._reserve(1 << 60) == (None, "")
+    assert not list(PLACE.glob("boltcutter-*"))
+    monkeypatch.setattr(shared_memory, "PLACE", tmp_path / "nowhere")
+    assert shared_memory._reserve(CHUNK) == (None, "")
+
+
+def test_training_through_it_is_that_of_the_process_group(script: Script, tmp_path: Path) -> None:
+    words = [*QUICK, "model=mlp", "test=false", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+    for name in ("true", "false"):
+        done = script("train", *words, f"trainer.strategy.shared_memory={name}", f"folder={tmp_path}/{name}", ranks=2)
+        assert done.returncode == 0, done.stderr
+    assert apart(tmp_path / "true", tmp_path / "false") == 0
