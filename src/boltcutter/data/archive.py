@@ -76,8 +76,8 @@ class Archive:
     def _arrays(self, chosen: npt.NDArray[np.int64]) -> Array:
         if self._bodies is None:
             return np.stack([self._input(place) for place in chosen.tolist()])
-        found = self._bodies[self.offsets.take(chosen)]
-        return found.view(self.dtypes[int(self.forms[0])]).reshape(len(chosen), -1)
+        found: Array = self._bodies[self.offsets.take(chosen)].view(self.dtypes[int(self.forms[0])])
+        return found.reshape(len(chosen), -1)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_raw": None, "_bodies": None}  # another process maps the file itself

@@ -301,7 +301,7 @@ def busy() -> bool:
     return bool(torch.cuda.is_initialized() and not torch.cuda.current_stream().query())  # type: ignore[no-untyped-call]
 
 
-def _contiguous(batch: Pair) -> Pair:
+def _contiguous(batch: Any) -> Pair:
     """In the usual order, so that a device can fetch it in one piece while the host goes on."""
     return batch[0].contiguous(), batch[1].contiguous()
 
