@@ -69,7 +69,7 @@ class Windows:
         return int(self.ends[-1])
 
     def __getitems__(self, batch: Batch) -> Pair:
-        """Inputs and targets (N, T) as the file has them, of 8 to 64 bits: two views of the same windows.
+        """Inputs and targets (N, T) as the file has them, of 8 to 64 bits.
 
         Raises:
             ValueError: A token is not in the vocabulary.
@@ -77,26 +77,29 @@ class Windows:
         begin = _begin(self.room, batch.seed, batch.epoch)
         chosen = batch.array
         if len(self.parts) == 1:
-            found = self._cut(0, chosen, begin)
+            inputs, targets = self._cut(0, chosen, begin)
         else:
-            found = np.empty((len(chosen), self.context + 1), self.dtype)
+            inputs, targets = (np.empty((len(chosen), self.context), self.dtype) for _ in range(2))
             owners = np.searchsorted(self.ends, chosen, side="right")
             for part in np.unique(owners).tolist():
                 mine = np.flatnonzero(owners == part)
-                found[mine] = self._cut(part, chosen[mine] - (self.ends[part] - self.counts[part]), begin)
-        if not self.any_fits and found.view(self.unsigned).max() >= self.vocabulary:
-            self._tell(batch, found)
-        return torch.from_numpy(found[:, :-1]), torch.from_numpy(found[:, 1:])
+                cut = self._cut(part, chosen[mine] - (self.ends[part] - self.counts[part]), begin)
+                inputs[mine], targets[mine] = cut
+        for found in () if self.any_fits else (inputs[:, :1], targets):  # all that is in them
+            if found.view(self.unsigned).max(initial=0) >= self.vocabulary:
+                self._tell(batch, found)
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def fingerprint(self) -> bytes:
         """Of length, time of change, and some blocks of each file, which may be too large to be read in whole."""
         return self.known or hashlib.sha256(b"".join(sampled(path) for _, path in self.parts)).digest()
 
-    def _cut(self, part: int, windows: npt.NDArray[np.int64], begin: int) -> Array:
-        """Some windows of a part, (N, T + 1)."""
-        tokens, width = self.parts[part][0], self.context + 1
-        found = stretches(tokens, begin, self.counts[part], width, self.context)[windows]
-        return found.view(tokens.dtype).reshape(-1, width)
+    def _cut(self, part: int, windows: npt.NDArray[np.int64], begin: int) -> tuple[Array, Array]:
+        """Inputs and targets of some windows of a part, neither of which is the other's memory."""
+        tokens, count, context = self.parts[part][0], self.counts[part], self.context
+        # Taken twice, the second time from the processor's cache.
+        first, second = (stretches(tokens, at, count, context, context)[windows] for at in (begin, begin + 1))
+        return first.view(tokens.dtype).reshape(-1, context), second.view(tokens.dtype).reshape(-1, context)
 
     def _tell(self, batch: Batch, found: Array) -> None:
         row, column = np.argwhere((found >= self.vocabulary) | (found < 0))[0]
