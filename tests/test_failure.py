@@ -34,12 +34,12 @@ WORDS = [
 ]
 
 
-def fail(script: Script, tmp_path: Path, how: str, *words: str) -> Any:
+def fail(script: Script, tmp_path: Path, how: str, *words: str, ranks: int = 2) -> Any:
     (tmp_path / "fault.py").write_text(FAULT)
     return script(
         "train",
         *(*WORDS, f"+callback.fault.how={how}", f"folder={tmp_path}/run", *words),
-        ranks=2,
+        ranks=ranks,
         timeout=60,
         env={"PYTHONPATH": str(tmp_path)},
     )
@@ -54,8 +54,9 @@ def test_an_exception_on_one_rank_is_told_with_its_number_and_ends_all(script: S
     assert "of rank 1 alone" in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
 
 
-def test_a_killed_rank_is_named(script: Script, tmp_path: Path) -> None:
-    done = fail(script, tmp_path, "SIGKILL")
+@pytest.mark.parametrize("words", [[], ["trainer=ddp"]], ids=["torchrun", "Lightning's own"])
+def test_a_killed_rank_is_named(script: Script, tmp_path: Path, words: list[str]) -> None:
+    done = fail(script, tmp_path, "SIGKILL", *words, ranks=0 if words else 2)
     assert "error on rank 0: rank 1 of 2 ended or does not answer" in done.stderr
     assert "Traceback" not in done.stderr
 

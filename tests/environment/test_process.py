@@ -71,8 +71,9 @@ def test_nothing_is_left_behind_by_one_that_fails(monkeypatch: pytest.MonkeyPatc
 
 
 FAULTS = """
-import resource, sys
-from boltcutter.environment.process import keep_memory
+import os, resource, sys
+from pathlib import Path
+from boltcutter.environment.process import give_back_memory, keep_memory
 assert keep_memory() is (sys.argv[1] == "kept")
 def step():
     blocks = [bytearray(1 << 20) for _ in range(32)]
@@ -81,6 +82,12 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
     step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+held = resident()
+give_back_memory()
+if sys.argv[1] == "kept":
+    assert held - resident() > 16 << 20
 """
 
 

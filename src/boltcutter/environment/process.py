@@ -68,13 +68,23 @@ def keep_memory(env: Mapping[str, str] = os.environ) -> bool:
     Returns:
         Whether it does.
     """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in env):
+        return False
+    limits = ((M_MMAP_THRESHOLD, LARGEST_KEPT), (M_TRIM_THRESHOLD, 2**31 - 1))
+    return all(_glibc("mallopt", *limit) for limit in limits)
+
+
+def give_back_memory() -> None:
+    """Return to the system what is free, once."""
+    _glibc("malloc_trim", 0)
+
+
+def _glibc(name: str, *numbers: int) -> bool:
+    """Whether a function of the C library is there and did what it is for."""
     import ctypes
 
-    told = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in env)
-    mallopt = None if told or sys.platform != "linux" else getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    return bool(function and function(*numbers))
 
 
 def rank_of_many() -> int | None:

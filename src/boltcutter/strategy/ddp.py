@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,8 +18,10 @@ from typing import Any, Literal, cast
 import lightning as L
 import torch
 import torch.distributed as dist
+from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch import strategies
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
@@ -33,6 +36,7 @@ COMPRESSED: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16":
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # an interrupt comes from the keyboard to all
 CAUGHT = (*FORWARDED, signal.SIGINT)
 LOGS = ("lightning.pytorch", "lightning.fabric")
+PATIENCE = 15.0  # seconds in which a process may tell which other failed, before it is ended
 AGAIN = 0.2  # seconds after which a signal comes again to a process that does not listen yet
 
 
@@ -112,6 +116,9 @@ class DDPStrategy(strategies.DDPStrategy):
         super()._configure_launcher()
         if isinstance(self._launcher, _MultiProcessingLauncher):
             self._launcher = Launcher(self, self._start_method)
+        elif type(self._launcher) is _SubprocessScriptLauncher:
+            assert self.cluster_environment
+            self._launcher = ScriptLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
 
 
 def still(model: nn.Module) -> list[str]:
@@ -166,6 +173,30 @@ class Failed(RuntimeError):
     """What cannot work, or a process that was started from here and told why it failed."""
 
     explains_itself = True  # needs no traceback
+
+
+class ScriptLauncher(_SubprocessScriptLauncher):
+    """Starts the script again for each device but the first, and ends all when one has failed.
+
+    Lightning's ends them at once, before this process can say which one it was.
+    """
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: L.Trainer | None = None, **kwargs: Any) -> Any:
+        """Start the others, and run ``function`` here."""
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            self._call_children_scripts()
+            Observer(os.getpid(), self.procs).start()
+        _set_num_threads_if_needed(self.num_processes)
+        return function(*args, **kwargs)
+
+
+class Observer(_ChildProcessObserver):
+    """Gives a process time to find out for itself that another has failed."""
+
+    def _terminate_all(self) -> None:
+        time.sleep(PATIENCE)
+        super()._terminate_all()
 
 
 class Launcher(_MultiProcessingLauncher):
