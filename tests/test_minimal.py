@@ -25,6 +25,7 @@ def test_it_is_small_and_whole_under_any_name(template: Path, tmp_path: Path, na
     assert sh("git", "status", "--porcelain", at=project) == ""
 
 
+@pytest.mark.slow
 def test_its_types_are_right_and_its_mistakes_told(project: Path) -> None:
     python("-m", "mypy", f"--cache-dir={ROOT}/.mypy_cache", at=project)
     tests = ["tests/test_mistakes.py", "tests/data", "tests/test_train.py::test_a_run_leaves_what_it_takes_to_trace_it"]

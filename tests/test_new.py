@@ -167,6 +167,7 @@ def test_all_tests_of_a_project_pass(make: Make, without: tuple[str, ...]) -> No
     assert " passed" in python("-m", "pytest", "-q", at=project, timeout=3500)
 
 
+@pytest.mark.slow
 def test_parts_that_are_begun_work_at_once(template: Path, make: Make) -> None:
     project = make("faults", "notebook", "bench")
     said = [python(*NEW, kind, f"own_{kind}", at=project) for kind in ("model", "data", "task", "callback", "launch")]

@@ -7,6 +7,7 @@ from boltcutter.bench import all as everything
 from boltcutter.bench.harness import Failed
 
 
+@pytest.mark.slow
 def test_all_ratios_come_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     everything.main(Path(), [f"folder={tmp_path}", "parts=loader"])
     single, together = (json.loads((tmp_path / f"{name}.json").read_text())["ratios"] for name in ("loader", "all"))

@@ -17,7 +17,7 @@ def test_two_processes_are_measured_against_two_runs(script: Script, tmp_path: P
     assert found["ratios"][0]["target"] == scaling.LEAST
     assert found["ratios"][0]["least"]
     rates = found["details"]
-    assert set(rates) == {"together", "by hand", "apart", "waiting"}
+    assert set(rates) == {"together", "gloo", "by hand", "apart", "waiting"}
     assert min(rate for each in rates.values() for rate in each) > 0
     assert rates["waiting"] < rates["apart"]
 

@@ -60,7 +60,7 @@ def test_two_nodes_of_two_ranks_train_as_one_process(cluster: Cluster, script: S
 
 
 def test_a_run_outlives_signals_processes_and_nodes(cluster: Cluster, script: Script, tmp_path: Path) -> None:
-    words = [*WORDS, "trainer=ddp", "trainer.max_epochs=100"]
+    words = [*WORDS, "trainer=ddp", "trainer.max_epochs=300"]
     folder, job = cluster.submit("events", *words, "trainer.num_nodes=2", "trainer.devices=1")
     wait_until(lambda: is_training(folder, 1), folder)
     cluster.call("scancel", "--signal=USR2", job)

@@ -14,6 +14,7 @@ from boltcutter.bench.step import AS_SHIPPED, BEST, by_hand
 
 BATCH = 64  # samples of each process
 WORK = ["data=synthetic", "data.length=20000", "model=convnet", *AS_SHIPPED]
+GLOO = "trainer.strategy.shared_memory=false"
 LEAST = 0.93
 BY_HAND = 1.0  # of what DistributedDataParallel does in a loop written by hand
 
@@ -30,10 +31,11 @@ def main(configs: Path, words: list[str]) -> None:
     """
     chosen = harness.options(words, {"rounds": "5", "warm": "10", "steps": "100", "folder": "runs/bench"})
     warm, steps, cores = int(chosen["warm"]), int(chosen["steps"]), harness.cores(2)
-    rates: dict[str, list[float]] = {name: [] for name in ("together", "by hand", "apart", "waiting")}
+    rates: dict[str, list[float]] = {name: [] for name in ("together", "gloo", "by hand", "apart", "waiting")}
     with tempfile.TemporaryDirectory() as scratch:
         for _ in range(int(chosen["rounds"])):
             rates["together"].append(train_together(Path(scratch), cores, warm, steps))
+            rates["gloo"].append(train_together(Path(scratch), cores, warm, steps, GLOO))
             rates["by hand"].append(train_by_hand(Path(scratch), cores, warm, steps))
             each = train_apart(Path(scratch), cores, warm, steps)
             rates["apart"].append(sum(BATCH / statistics.mean(times) for times in each))
@@ -42,16 +44,17 @@ def main(configs: Path, words: list[str]) -> None:
     found = [
         ratio(what, rates["together"], "2 runs at the same time", rates["apart"], LEAST, least=True),
         ratio(what, rates["together"], "DDP by hand", rates["by hand"], BY_HAND, least=True),
+        ratio(what, rates["together"], "through gloo", rates["gloo"], BY_HAND, least=True),
         ratio(hand, rates["by hand"], "2 runs at the same time", rates["apart"]),
         ratio("2 runs that wait for each other", rates["waiting"], "2 runs at the same time", rates["apart"]),
     ]
     harness.report("scaling", Path(chosen["folder"]), found, rates)
 
 
-def train_together(scratch: Path, cores: list[int], warm: int, steps: int) -> float:
+def train_together(scratch: Path, cores: list[int], warm: int, steps: int, *more: str) -> float:
     """Samples a second of one run of two processes."""
     file = scratch / "together.json"
-    words = [*WORK, "trainer=ddp", "trainer.devices=2", f"data.batch_size={2 * BATCH}"]
+    words = [*WORK, *more, "trainer=ddp", "trainer.devices=2", f"data.batch_size={2 * BATCH}"]
     command = _command(words, file, warm, steps, keep=scratch / "kept.pt")
     Process(command, cores, terminal=True, threads=1).wait()
     return 2 * BATCH / float(harness.measured(file)["wall"])

@@ -19,6 +19,9 @@ from torch import Tensor
 PLACE = Path("/dev/shm")
 ORDERED = ("x86_64", "AMD64")  # processors that show one another what they write in the order in which they do
 LINE = 64  # bytes, so that what one rank writes is in no other's way
+CELLS = LINE // 8  # whole numbers of 64 bits
+PURPOSES, NUMBERS = 1, 3  # where they are, after the count
+ASKED = -1  # a purpose
 CHUNK = 1 << 20  # bytes that each rank puts down at a time
 SPIN = 2e-3  # seconds in which a rank that waits does nothing else
 PAUSE = 1e-4  # between two looks after that
@@ -26,10 +29,11 @@ LOOK = 0.2  # seconds after which it sees whether another has left
 
 
 class SharedMemory:
-    """What all ranks of a run have mapped: for each a counter, two numbers and a piece of a tensor; and their sum.
+    """What all ranks of a run have mapped: for each a counter, some numbers and a piece of a tensor; and their sum.
 
-    A rank counts up when it has put something down, and waits for the others to have counted as far. As long as it
-    lives it holds a lock on a byte of the file, which the system gives free when it ends in whatever way.
+    A rank counts up when it has put something down, and waits for the others to have counted as far; since it may then
+    be one count ahead, its numbers have two places that take turns. As long as it lives it holds a lock on a byte of
+    the file, which the system gives free when it ends in whatever way.
 
     Args:
         file: Open, long enough, and of the same content for all; it is closed in the end.
@@ -44,9 +48,9 @@ class SharedMemory:
         mapped = mmap.mmap(file.fileno(), size(world))
         self._cells = memoryview(mapped)[: world * LINE].cast("q")
         self._pieces = torch.frombuffer(mapped, dtype=torch.uint8, offset=world * LINE).view(world + 1, CHUNK)
-        self._others = [other * (LINE // 8) for other in range(world) if other != rank]
-        self._mine = rank * (LINE // 8)
-        self._met = self._asked = 0
+        self._others = [other * CELLS for other in range(world) if other != rank]
+        self._mine = rank * CELLS
+        self._met = 0
 
     @classmethod
     def among(cls, rank: int, world: int, timeout: timedelta) -> SharedMemory | None:
@@ -75,43 +79,44 @@ class SharedMemory:
         """Set a contiguous vector to its mean over ranks, in place; all get the same bits.
 
         Raises:
-            RuntimeError: Another rank has left, or is late.
+            RuntimeError: Another rank has left, is late, or does something else.
         """
         length = CHUNK // tensor.element_size()
         pieces = self._pieces.view(tensor.dtype)
         for part in torch.split(tensor, length):
             count = len(part)
-            pieces[self.rank, :count].copy_(part)
-            self._meet()
+            torch.div(part, self.world, out=pieces[self.rank, :count])  # first, as torch does: sums may grow too large
+            self._meet(count)
             begin, end = (count * share // self.world for share in (self.rank, self.rank + 1))
             total = pieces[self.world, begin:end]
             torch.add(pieces[0, begin:end], pieces[1, begin:end], out=total)
             for other in range(2, self.world):
                 total.add_(pieces[other, begin:end])
-            total.div_(self.world)
-            self._meet()
+            self._meet(count)
             part.copy_(pieces[self.world, :count])
 
     def largest(self, number: int) -> int:
         """The largest of what all ranks give.
 
         Raises:
-            RuntimeError: Another rank has left, or is late.
+            RuntimeError: Another rank has left, is late, or does something else.
         """
-        self._asked += 1
-        place = 1 + self._asked % 2  # a rank may be one question ahead
+        place = NUMBERS + self._met % 2
         self._cells[self._mine + place] = number
-        self._meet()
+        self._meet(ASKED)
         return max(number, *(self._cells[other + place] for other in self._others))
 
-    def _meet(self) -> None:
-        """Wait until all ranks are here."""
+    def _meet(self, purpose: int) -> None:
+        """Wait until all ranks are here, for the same purpose: so many numbers, or a question."""
         self._met += 1
-        cells, met = self._cells, self._met
+        cells, met, place = self._cells, self._met, PURPOSES + self._met % 2
+        cells[self._mine + place] = purpose
         cells[self._mine] = met
         for other in self._others:
             if cells[other] < met:
                 self._wait(other, met)
+            if cells[other + place] != purpose:
+                raise RuntimeError(f"shared memory: rank {other // CELLS} is elsewhere in the program")
 
     def _wait(self, other: int, met: int) -> None:
         cells = self._cells
@@ -125,7 +130,7 @@ class SharedMemory:
             if now - looked < LOOK:
                 continue
             looked = now
-            if self._left(other // (LINE // 8)) and cells[other] < met:  # it may have come, and left since
+            if self._left(other // CELLS) and cells[other] < met:  # it may have come, and left since
                 raise RuntimeError("shared memory: Connection closed by peer")
             if now - began > self.timeout:
                 raise RuntimeError(f"shared memory: Timed out waiting {self.timeout:.0f} s for another rank")
