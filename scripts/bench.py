@@ -6,7 +6,7 @@ startup   the first training step, over the import of Lightning
 memory    the peak, over hand-written loops
 loader    batches, over NumPy's indexing
 parts     what each part costs at a step, in processor time: [work=mlp]
-all       all of these, in about twelve minutes
+all       all but the parts, in under half an hour
 strategy  weights and speed of each strategy, over one process: [epochs=3]
 precision accuracy and speed of each precision, over 32 bits: [epochs=5]
 batch     the largest batch that fits into memory: [words of train.py]
