@@ -43,7 +43,10 @@ def sampled(path: Path) -> bytes:
 def stretches(numbers: npt.NDArray[Any], first: int, count: int, width: int, step: int = 1) -> npt.NDArray[np.void]:
     """Stretches of ``width`` of one row of numbers, each ``step`` further than the one before, without a copy.
 
-    Each is one thing, which NumPy copies as a whole: some of them are indexed in half the time of rows of numbers.
+    Each is one thing, which NumPy copies as a whole, and faster than a row of numbers.
+
+    Returns:
+        Shape (count,); ``view`` of its numbers' dtype makes rows of what is indexed.
     """
     size = numbers.itemsize
     return np.ndarray((count,), f"V{width * size}", numbers, first * size, (step * size,))

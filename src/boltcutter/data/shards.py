@@ -148,9 +148,8 @@ class ShardSamples:
     def _targets(self, targets: Array, places: npt.NDArray[np.int64]) -> Tensor:
         if self.kind == "classes":
             classes = targets.astype(np.int64, copy=False).reshape(-1)
-            if (
-                np.maximum.reduce(classes.view(np.uint64)) >= self.outputs
-            ):  # or below zero, which is a large number then
+            # One below zero is a large number then.
+            if np.maximum.reduce(classes.view(np.uint64)) >= self.outputs:
                 odd = np.flatnonzero((classes >= self.outputs) | (classes < 0))[0]
                 path = self.shards[np.searchsorted(self.ends, places[odd], side="right")].path
                 raise ValueError(

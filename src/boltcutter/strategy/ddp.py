@@ -101,7 +101,7 @@ class DDPStrategy(strategies.DDPStrategy):
         """The largest of what all ranks give, if they can tell without the process group; else None.
 
         Raises:
-            RuntimeError: Another rank has left, or is late.
+            RuntimeError: Another rank has left, is late, or does something else.
         """
         return self._memory.largest(number) if self._memory else None
 

@@ -54,21 +54,26 @@ class SharedMemory:
 
     @classmethod
     def among(cls, rank: int, world: int, timeout: timedelta) -> SharedMemory | None:
-        """One for all ranks of the process group; None if they cannot share memory, as those of several machines."""
+        """One for all ranks of the process group; None if they cannot share memory, as those of several machines.
+
+        Raises:
+            RuntimeError: Another rank has left.
+        """
         file, path = None, ""
         if rank == 0 and platform.machine() in ORDERED and PLACE.is_dir():
             file, path = _reserve(size(world))
-        told = [path]
-        dist.broadcast_object_list(told)
+        told, known = [path], [False] * world
         try:
-            if rank and told[0]:
-                file = open(told[0], "r+b")  # noqa: SIM115
-        except OSError:
-            file = None
-        known = [False] * world
-        dist.all_gather_object(known, file is not None)
-        if path:
-            os.unlink(path)
+            dist.broadcast_object_list(told)
+            try:
+                if rank and told[0]:
+                    file = open(told[0], "r+b")  # noqa: SIM115  # for as long as the memory is shared
+            except OSError:
+                file = None
+            dist.all_gather_object(known, file is not None)
+        finally:  # all have it open, or never will
+            if path:
+                os.unlink(path)
         if not all(known):
             return file.close() if file else None
         made = cls(file, rank, world, timeout)
@@ -96,7 +101,7 @@ class SharedMemory:
             part.copy_(pieces[self.world, :count])
 
     def largest(self, number: int) -> int:
-        """The largest of what all ranks give.
+        """The largest of what all ranks give, each at most 64 bits with its sign.
 
         Raises:
             RuntimeError: Another rank has left, is late, or does something else.
