@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.bench import harness
-from boltcutter.bench.harness import Failed, Process, ratio
+from boltcutter.bench.harness import Failed, Process, Table, ratio, ratio_of_turns
 
 
 def test_a_ratio_is_of_medians_and_its_spread_of_rounds() -> None:
@@ -13,6 +13,12 @@ def test_a_ratio_is_of_medians_and_its_spread_of_rounds() -> None:
     assert (found.value, found.spread, found.met) == (1.0, (0.5, 3.0), True)
     assert not ratio("a", [2.0], "b", [1.0], 1.5).met
     assert ratio("a", [2.0], "b", [1.0], 1.5, least=True).met
+
+
+def test_turns_are_compared_with_those_beside_them() -> None:
+    mine, theirs = [[1.0, 20.0, 3.0], [4.0]], [[2.0, 10.0, 2.0], [1.0]]
+    found = ratio_of_turns("a", mine, "b", theirs, 1.8)
+    assert (found.value, found.spread, found.met) == (1.75, (1.5, 4.0), True)
 
 
 def test_a_process_that_fails_is_told_by_its_last_line() -> None:
@@ -39,9 +45,55 @@ def test_mistakes_are_told_on_one_line() -> None:
         harness.resolved(["mode=mlp"])
 
 
-def test_a_window_longer_than_the_training_is_told(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match=r"^steps: training was over before"):
-        harness.measured(tmp_path / "measured.json")
+GUEST = """
+import sys, time
+from boltcutter.bench.window import Turns
+
+turns = Turns(sys.argv[1], warm=1, lead=0, steps=1)
+for number in range(int(sys.argv[2])):
+    time.sleep(0.01)
+    turns.end_step(number)
+sys.exit(int(sys.argv[3]))
+"""
+
+
+def guest(table: Table, steps: int = 1000, code: int = 1) -> Process:
+    """A process that takes turns, for so many steps, and then ends."""
+    return Process(["-c", GUEST, table.address, str(steps), str(code)], harness.cores(1))
+
+
+def test_processes_take_turns_and_end_when_the_table_is_left(tmp_path: Path) -> None:
+    with Table(tmp_path) as table:
+        both = guest(table), guest(table)
+        assert [found["losses"] for found in table.seat("both", *both, ranks=2)] == [(0.0,), (0.0,)]
+        alone = guest(table)
+        (ready,) = table.seat("alone", alone)
+        assert ready["losses"] == (0.0,)
+        for number in (2, 3):
+            assert [len(found["losses"]) for found in table.turn("both")] == [number, number]
+            (found,) = table.turn("alone")
+            assert len(found["losses"]) == number
+            assert 0.01 <= found["wall"] < 5
+        assert all(process.running for process in (*both, alone))
+    assert not any(process.running for process in (*both, alone))
+
+
+@pytest.mark.parametrize(
+    ("steps", "code", "told"),
+    [
+        (0, 3, "a measured process ended with 3"),
+        (2, 3, "a measured process ended with 3"),
+        (2, 0, r"^steps: training was over before"),
+    ],
+)
+def test_a_process_that_ends_before_its_turn_is_told(tmp_path: Path, steps: int, code: int, told: str) -> None:
+    with pytest.raises(Failed, match=told), Table(tmp_path) as table:
+        other = guest(table)
+        table.seat("other", other)
+        table.seat("early", guest(table, steps, code))
+        table.turn("early")
+        table.turn("early")
+    assert not other.running
 
 
 def test_a_report_is_a_table_a_file_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from boltcutter.bench import reference
+from boltcutter.bench.harness import Process, Table, cores
 
 
 def losses(folder: Path, loop: str, **changed: Any) -> list[float]:
@@ -18,7 +19,6 @@ def losses(folder: Path, loop: str, **changed: Any) -> list[float]:
         "order": torch.randperm(40).view(10, 4),
         "weights": nn.Linear(3, 4).state_dict(),
         "total_steps": 10,
-        "seeds": list(range(5)),
     }
     torch.save(kept, folder / "kept.pt")
     spec = {
@@ -27,15 +27,15 @@ def losses(folder: Path, loop: str, **changed: Any) -> list[float]:
         "scheduler": None,
         "clip": 0.5,
         "compile": False,
-        "warm": 6,
-        "steps": 2,
-        "file": str(folder / "measured.json"),
+        "turns": {"address": str(folder / "turns"), "warm": 6, "lead": 0, "steps": 2},
+        "seeds": list(range(5)),
         "keep": str(folder / "kept.pt"),
         "loop": loop,
     } | changed
-    with pytest.raises(SystemExit):
-        reference.main([json.dumps(spec)])
-    found: list[float] = json.loads((folder / "measured.json").read_text())["losses"]
+    with Table(folder) as table:
+        (ready,) = table.seat(loop, Process(["-m", "boltcutter.bench.reference", json.dumps(spec)], cores(1)))
+    (folder / "turns").unlink()
+    found: list[float] = ready["losses"]
     return found
 
 

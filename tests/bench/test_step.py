@@ -12,7 +12,7 @@ from boltcutter.bench.harness import Failed
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_step_is_measured_against_loops_that_compute_the_same(script: Script, tmp_path: Path) -> None:
-    words = ["work=mlp", "threads=1", "rounds=1", "steps=3", f"folder={tmp_path}"]
+    words = ["work=mlp", "threads=1", "rounds=1", "turns=2", "steps=3", f"folder={tmp_path}"]
     done = script("bench", "step", *words, timeout=170)
     assert done.returncode == 0, done.stderr
     guide, fastest = done.stdout.splitlines()[-2:]
@@ -21,12 +21,15 @@ def test_a_step_is_measured_against_loops_that_compute_the_same(script: Script, 
     assert " / fastest by hand (best" in fastest
     assert "≤ 1.35" in fastest
     measured = json.loads((tmp_path / "step.json").read_text())["details"]["mlp, 1 thread"]
-    first = measured[step.OURS][0]["losses"]
+    first = measured[step.OURS][0][0]["losses"]
     assert len(first) == 5
-    for (found,) in measured.values():
-        assert found["losses"] == pytest.approx(first, rel=step.TOLERANCE)
-        assert found["wall"] > 0
-        assert math.isfinite(found["mib"])
+    for (turns,) in measured.values():
+        assert len(turns) == 2
+        for found in turns:
+            assert found["losses"] == pytest.approx(first, rel=step.TOLERANCE)
+            assert len(found["each"]) == 3
+            assert found["wall"] > 0
+            assert math.isfinite(found["mib"])
     assert (tmp_path / "step.png").stat().st_size > 1000
 
 
@@ -38,7 +41,7 @@ def test_loops_that_differ_are_not_compared() -> None:
 
 def test_the_fastest_loop_by_hand_is_what_counts() -> None:
     seconds = {step.OURS: 3.0, step.GUIDE: 4.0, step.BEST: 2.0, step.BEST_COMPILED: 2.5}
-    measured = {loop: [{"wall": value, "cpu": value}] for loop, value in seconds.items()}
+    measured = {loop: [[{"wall": value, "cpu": value}]] for loop, value in seconds.items()}
     guide, fastest = step.compare(step.WORKS["mlp"], measured, "mlp")
     assert (guide.value, guide.met) == (0.75, True)
     assert (fastest.value, fastest.met) == (1.5, False)

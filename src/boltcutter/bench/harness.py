@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
 import pty
 import re
+import socket
 import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from multiprocessing.connection import Connection
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 ROOT = Path(__file__).parents[3]
 TRAIN = ROOT / "scripts" / "train.py"
+SECONDS = 900  # that a process may take to start, or for a turn
 
 
 class Failed(RuntimeError):
@@ -67,6 +72,22 @@ def ratio(
     return Ratio(what, over, value, (min(each), max(each)), target, least)
 
 
+def ratio_of_turns(
+    what: str,
+    mine: list[list[float]],
+    over: str,
+    theirs: list[list[float]],
+    target: float | None = None,
+    *,
+    least: bool = False,
+) -> Ratio:
+    """The median ratio of turns that followed each other, and the spread of these medians over rounds."""
+    rounds = [[a / b for a, b in zip(*turns, strict=True)] for turns in zip(mine, theirs, strict=True)]
+    each = [statistics.median(turns) for turns in rounds]
+    value = statistics.median(itertools.chain(*rounds))
+    return Ratio(what, over, value, (min(each), max(each)), target, least)
+
+
 class Process:
     """Python on some cores, with a thread for each; what it prints is kept for when it fails.
 
@@ -95,7 +116,12 @@ class Process:
         self._drain = threading.Thread(target=self._keep, daemon=True)
         self._drain.start()
 
-    def wait(self, seconds: float = 900) -> None:
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def wait(self, seconds: float = SECONDS) -> None:
         """Until it has ended.
 
         Raises:
@@ -110,7 +136,6 @@ class Process:
                 raise
             raise Failed(f"a measured process did not end in {seconds:.0f} s") from None
         self._drain.join(5)
-        os.close(self._read)
         if code:
             told = self.output.decode(errors="replace").strip().splitlines()
             raise Failed(f"a measured process ended with {code}: {told[-1] if told else 'it said nothing'}")
@@ -119,6 +144,80 @@ class Process:
         with suppress(OSError):  # how a terminal ends
             while chunk := os.read(self._read, 1 << 16):
                 self.output = (self.output + chunk)[-10_000:]
+        os.close(self._read)
+
+
+class Table:
+    """Where processes take turns: while one group of them works, the others wait.
+
+    What slows a machine down for seconds slows down all of them then, and not their ratio.
+
+    Args:
+        folder: For the socket on which they meet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.address = str(folder / "turns")
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(self.address)
+        self._socket.listen()
+        self._socket.settimeout(0.2)
+        self._groups: dict[str, tuple[list[Process], list[Connection]]] = {}
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Let all processes end."""
+        self._socket.close()
+        for connection in (connection for _, connections in self._groups.values() for connection in connections):
+            connection.close()
+        for process in (process for processes, _ in self._groups.values() for process in processes):
+            with suppress(Failed) if kind else nullcontext():
+                process.wait(60)
+
+    def seat(self, name: str, *processes: Process, ranks: int = 1) -> list[dict[str, Any]]:
+        """Wait until each rank of a group has done its first steps, and give what it says.
+
+        Raises:
+            Failed: A process has ended.
+        """
+        connections: list[Connection] = []
+        self._groups[name] = (list(processes), connections)
+        until = time.monotonic() + SECONDS
+        while len(connections) < ranks:
+            with suppress(TimeoutError):
+                connections.append(Connection(self._socket.accept()[0].detach()))
+            if time.monotonic() > until or not all(process.running for process in processes):
+                self._lost(name)
+        return self._heard(name)
+
+    def turn(self, name: str) -> list[dict[str, Any]]:
+        """Let a group work, and give what each of its ranks has measured.
+
+        Raises:
+            Failed: A process has ended.
+        """
+        with suppress(ConnectionError):  # which is told below
+            for connection in self._groups[name][1]:
+                connection.send(None)
+        return self._heard(name)
+
+    def _heard(self, name: str) -> list[dict[str, Any]]:
+        found = []
+        for connection in self._groups[name][1]:
+            if not connection.poll(SECONDS):
+                self._lost(name)
+            try:
+                found.append(connection.recv())
+            except (EOFError, ConnectionError):
+                self._lost(name)
+        return found
+
+    def _lost(self, name: str) -> NoReturn:
+        for process in self._groups[name][0]:
+            process.wait(10)
+        raise Failed("steps: training was over before all of them were done; give fewer")
 
 
 def resolved(words: Sequence[str]) -> dict[str, Any]:
@@ -131,18 +230,6 @@ def resolved(words: Sequence[str]) -> dict[str, Any]:
     if done.returncode:
         raise Failed(done.stderr.strip().removeprefix("error: "))
     found: dict[str, Any] = yaml.safe_load(done.stdout)
-    return found
-
-
-def measured(file: Path) -> dict[str, Any]:
-    """What a process has written.
-
-    Raises:
-        Failed: It has trained to its end before the last step that was to be timed.
-    """
-    if not file.exists():
-        raise Failed("steps: training was over before all of them were done; give fewer")
-    found: dict[str, Any] = json.loads(file.read_text())
     return found
 
 

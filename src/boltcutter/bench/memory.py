@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,19 @@ MOST = 1.15
 
 
 def main(configs: Path, words: list[str]) -> None:
-    """Measure; ``work=resnet threads=2 rounds=1 steps=2 folder=runs/bench`` choose what.
+    """Measure; ``work=resnet threads=2 rounds=1 folder=runs/bench`` choose what.
 
     Raises:
         Failed: A process failed.
     """
-    known = {"work": "resnet", "threads": "2", "rounds": "1", "steps": "2", "folder": "runs/bench"}
+    known = {"work": "resnet", "threads": "2", "rounds": "1", "folder": "runs/bench"}
     chosen = harness.options(words, known)
     ratios: list[Ratio] = []
     details: dict[str, Any] = {}
     for name in chosen["work"].split(","):
-        measured = measure(WORKS[name], int(chosen["threads"]), int(chosen["rounds"]), int(chosen["steps"]))
-        ratios += compare(name, {loop: [found["mib"] for found in each] for loop, each in measured.items()})
+        work = replace(WORKS[name], rounds=int(chosen["rounds"]), turns=1)
+        measured = measure(work, int(chosen["threads"]))
+        ratios += compare(name, {loop: [turn["mib"] for (turn,) in each] for loop, each in measured.items()})
         details[name] = measured
     harness.report("memory", Path(chosen["folder"]), ratios, details)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 from pathlib import Path
 
 from boltcutter.bench import harness
-from boltcutter.bench.step import AS_SHIPPED, WORKS
+from boltcutter.bench.harness import Process, Table
+from boltcutter.bench.step import WORKS, adapted, train
 
 PARTS = {
     "all of it": [],
@@ -26,29 +28,27 @@ PARTS = {
 
 
 def main(configs: Path, words: list[str]) -> None:
-    """Measure processor time on one core; ``work=mlp rounds=3 steps=500 folder=runs/bench`` choose what.
+    """Measure on one core, all in turn; ``work=mlp rounds=3 folder=runs/bench`` choose what.
 
     Raises:
         Failed: A process failed.
     """
-    chosen = harness.options(words, {"work": "mlp", "rounds": "3", "steps": "500", "folder": "runs/bench"})
-    work, steps = WORKS[chosen["work"]], int(chosen["steps"])
-    cpu: dict[str, list[float]] = {part: [] for part in PARTS}
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "measured.json"
-        window = f"{{_target_: boltcutter.bench.window.Window, file: {file}, warm: {work.warm}, steps: {steps}}}"
-        for _ in range(int(chosen["rounds"])):
+    chosen = harness.options(words, {"work": "mlp", "rounds": "", "turns": "", "steps": "", "folder": "runs/bench"})
+    work = adapted(WORKS[chosen["work"]], chosen)
+    measured: dict[str, list[float]] = {part: [] for part in PARTS}
+    for _ in range(work.rounds):
+        with tempfile.TemporaryDirectory() as scratch, Table(Path(scratch)) as table:
             for part, without in PARTS.items():
-                command = [str(harness.TRAIN), *work.words, *AS_SHIPPED, *without]
-                command += [f"+callback.window={window}", f"runs={scratch}"]
-                harness.Process(command, harness.cores(1), terminal=True).wait()
-                cpu[part].append(harness.measured(file)["cpu"] * 1e6)
-    print(f"{chosen['work']}, processor time on one thread: {harness.machine()}")
-    whole = min(cpu["all of it"])
-    for part, found in cpu.items():
-        # The least of the rounds: what disturbs a process only adds.
-        beside = "" if part == "all of it" else f"  ({min(found) - whole:+.0f} without it)"
-        print(f"{part:32} {min(found):8.0f} µs a step{beside}")
+                command = train(work, table, Path(scratch), without)
+                table.seat(part, Process(command, harness.cores(1), terminal=True))
+            for _ in range(work.turns):
+                for part in PARTS:
+                    measured[part] += [turn["wall"] * 1e6 for turn in table.turn(part)]
+    print(f"{chosen['work']}, one thread: {harness.machine()}")
+    for part, found in measured.items():
+        change = statistics.median(b - a for a, b in zip(measured["all of it"], found, strict=True))
+        beside = "" if part == "all of it" else f"  ({change:+.0f} without it)"
+        print(f"{part:32} {statistics.median(found):8.0f} µs a step{beside}")
     folder = Path(chosen["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "parts.json").write_text(json.dumps({"machine": harness.machine(), "microseconds": cpu}, indent=1))
+    (folder / "parts.json").write_text(json.dumps({"machine": harness.machine(), "microseconds": measured}, indent=1))

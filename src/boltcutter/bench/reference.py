@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from pydoc import locate
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from boltcutter.bench.window import CHECKED, Stopwatch
+from boltcutter.bench.window import Turns
 
 
 def guide(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
@@ -29,7 +28,7 @@ def guide(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
     optimizer, scheduler = make_optimizer(model, kept, spec, fused=None)
     order = kept["order"].flatten().tolist()
     batches = DataLoader(TensorDataset(kept["inputs"], kept["targets"]), kept["order"].size(1), sampler=order)
-    clock = Clock(spec, kept)
+    clock = Clock(spec)
     model.train()
     for inputs, targets in batches:
         clock.begin_step()
@@ -53,7 +52,7 @@ def best(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if dist.is_initialized():
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    clock = Clock(spec, kept)
+    clock = Clock(spec)
     model.train()
     parameters = list(model.parameters())
     for chosen in kept["order"]:
@@ -94,37 +93,21 @@ def call(made: dict[str, Any], *args: Any, **more: Any) -> Any:
 
 
 class Clock:
-    """Seeds the first steps as Boltcutter did, notes their losses, and ends the process after the window."""
+    """Seeds the first steps as Boltcutter did, and takes turns with other processes."""
 
-    def __init__(self, spec: dict[str, Any], kept: dict[str, Any]) -> None:
-        self.spec, self.seeds = spec, kept["seeds"]
-        self.done, self.stopwatch = 0, Stopwatch()
-        self.losses: list[float] = []
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.seeds, self.done = spec["seeds"], 0
+        self.turns = Turns(**spec["turns"])
 
     def begin_step(self) -> None:
         """Before a step."""
-        if self.done < CHECKED:
+        if self.done < len(self.seeds):
             torch.manual_seed(self.seeds[self.done])
 
     def end_step(self, loss: Tensor | float) -> None:
         """After a step."""
         self.done += 1
-        self.stopwatch.lap()
-        if self.done <= CHECKED:
-            self.losses.append(float(loss))
-        if self.done == self.spec["warm"]:
-            self.stopwatch = Stopwatch()
-        elif self.done == self.spec["warm"] + self.spec["steps"]:
-            if rank() == 0:
-                self.stopwatch.write(Path(self.spec["file"]), self.spec["steps"], self.losses)
-            if dist.is_initialized():
-                os._exit(0)  # to take a group down may wait for a rank that has left
-            sys.exit()
-
-
-def rank() -> int:
-    """Of this process among those that ``torchrun`` started."""
-    return int(os.environ.get("RANK", 0))
+        self.turns.end_step(loss)
 
 
 def main(words: Iterable[str]) -> None:
@@ -134,7 +117,7 @@ def main(words: Iterable[str]) -> None:
     kept = torch.load(spec["keep"], weights_only=True)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-        kept["order"] = kept["order"].roll(rank(), 0)  # other samples for each
+        kept["order"] = kept["order"].roll(dist.get_rank(), 0)  # other samples for each
     model = call(spec["model"])
     model.load_state_dict(kept["weights"])
     {"guide": guide, "best": best}[spec["loop"]](model, kept, spec)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from boltcutter.bench import harness
-from boltcutter.bench.harness import Process, ratio
-from boltcutter.bench.step import AS_SHIPPED, BEST, by_hand
+from boltcutter.bench.harness import Process, Table, ratio_of_turns
+from boltcutter.bench.step import AS_SHIPPED, BEST, Work, adapted, batches, by_hand, train, turns
 
 BATCH = 64  # samples of each process
-WORK = ["data=synthetic", "data.length=20000", "model=convnet", *AS_SHIPPED]
+WORK = Work(("data=synthetic", "data.length=30000", "model=convnet"), 10, 3, 12, 10, 3, (), {})
+ALONE = f"data.batch_size={BATCH}"
+TOGETHER = ("trainer=ddp", "trainer.devices=2", f"data.batch_size={2 * BATCH}")
 GLOO = "trainer.strategy.shared_memory=false"
 LEAST = 0.93
 BY_HAND = 1.0  # of what DistributedDataParallel does in a loop written by hand
+GROUPS = ("together", "gloo", "by hand", "apart")
 
 
 def main(configs: Path, words: list[str]) -> None:
-    """Measure; ``rounds=5 warm=10 steps=100 folder=runs/bench`` choose how.
+    """Measure; ``rounds=3 turns=10 steps=12 folder=runs/bench`` choose how.
 
     Beside two runs at the same time, which never wait for each other, stand two that wait at each step for the
     slower one and do nothing else; that is worked out from the times of their steps. No way to average gradients can
@@ -29,60 +31,46 @@ def main(configs: Path, words: list[str]) -> None:
     Raises:
         Failed: A process failed.
     """
-    chosen = harness.options(words, {"rounds": "5", "warm": "10", "steps": "100", "folder": "runs/bench"})
-    warm, steps, cores = int(chosen["warm"]), int(chosen["steps"]), harness.cores(2)
-    rates: dict[str, list[float]] = {name: [] for name in ("together", "gloo", "by hand", "apart", "waiting")}
-    with tempfile.TemporaryDirectory() as scratch:
-        for _ in range(int(chosen["rounds"])):
-            rates["together"].append(train_together(Path(scratch), cores, warm, steps))
-            rates["gloo"].append(train_together(Path(scratch), cores, warm, steps, GLOO))
-            rates["by hand"].append(train_by_hand(Path(scratch), cores, warm, steps))
-            each = train_apart(Path(scratch), cores, warm, steps)
-            rates["apart"].append(sum(BATCH / statistics.mean(times) for times in each))
-            rates["waiting"].append(2 * BATCH / statistics.mean(map(max, *each)))
+    chosen = harness.options(words, {"rounds": "", "turns": "", "steps": "", "folder": "runs/bench"})
+    work = adapted(WORK, chosen)
+    rates: dict[str, list[list[float]]] = {name: [] for name in (*GROUPS, "waiting")}
+    for _ in range(work.rounds):
+        measured = measure(work)
+        for name, each_turn in measured.items():
+            rates[name].append([sum(BATCH / rank["wall"] for rank in ranks) for ranks in each_turn])
+        each = ((rank["each"] for rank in ranks) for ranks in measured["apart"])
+        rates["waiting"].append([2 * BATCH / statistics.mean(map(max, *steps)) for steps in each])
     what, hand = "convnet, samples/s: DDP, 2 processes", "convnet, samples/s: DDP by hand"
     found = [
-        ratio(what, rates["together"], "2 runs at the same time", rates["apart"], LEAST, least=True),
-        ratio(what, rates["together"], "DDP by hand", rates["by hand"], BY_HAND, least=True),
-        ratio(what, rates["together"], "through gloo", rates["gloo"], BY_HAND, least=True),
-        ratio(hand, rates["by hand"], "2 runs at the same time", rates["apart"]),
-        ratio("2 runs that wait for each other", rates["waiting"], "2 runs at the same time", rates["apart"]),
+        ratio_of_turns(what, rates["together"], "2 runs at the same time", rates["apart"], LEAST, least=True),
+        ratio_of_turns(what, rates["together"], "DDP by hand", rates["by hand"], BY_HAND, least=True),
+        ratio_of_turns(what, rates["together"], "through gloo", rates["gloo"], BY_HAND, least=True),
+        ratio_of_turns(hand, rates["by hand"], "2 runs at the same time", rates["apart"]),
+        ratio_of_turns("2 runs that wait for each other", rates["waiting"], "2 runs at the same time", rates["apart"]),
     ]
     harness.report("scaling", Path(chosen["folder"]), found, rates)
 
 
-def train_together(scratch: Path, cores: list[int], warm: int, steps: int, *more: str) -> float:
-    """Samples a second of one run of two processes."""
-    file = scratch / "together.json"
-    words = [*WORK, *more, "trainer=ddp", "trainer.devices=2", f"data.batch_size={2 * BATCH}"]
-    command = _command(words, file, warm, steps, keep=scratch / "kept.pt")
-    Process(command, cores, terminal=True, threads=1).wait()
-    return 2 * BATCH / float(harness.measured(file)["wall"])
+def measure(work: Work) -> dict[str, list[list[dict[str, Any]]]]:
+    """What each rank of each group says of each of its turns, in fresh processes."""
+    cores = harness.cores(2)
+    measured: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in GROUPS}
+    with tempfile.TemporaryDirectory() as folder, Table(Path(folder)) as table:
+        keep = Path(folder) / "kept.pt"
 
+        def run(name: str, on: list[int], *more: str) -> Process:
+            kept = f", keep: {keep}, batches: {batches(work)}" if name == "together" else ""
+            command = train(work, table, Path(folder) / name, more, kept)
+            return Process(command, on, terminal=True, threads=1)
 
-def train_by_hand(scratch: Path, cores: list[int], warm: int, steps: int) -> float:
-    """Samples a second of two processes of the best loop by hand, from the weights that ``train_together`` has kept."""
-    file = scratch / "by-hand.json"
-    spec = by_hand(WORK, BEST, warm, steps, file, scratch / "kept.pt")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    Process([*launcher, "-m", "boltcutter.bench.reference", json.dumps(spec)], cores, threads=1).wait()
-    return 2 * BATCH / float(harness.measured(file)["wall"])
-
-
-def train_apart(scratch: Path, cores: list[int], warm: int, steps: int) -> list[list[float]]:
-    """Seconds of each step of two runs of one process each, at the same time."""
-    files = [scratch / f"apart-{core}.json" for core in cores]
-    running = [
-        Process(_command([*WORK, f"data.batch_size={BATCH}"], file, warm, steps), [core], terminal=True)
-        for file, core in zip(files, cores, strict=True)
-    ]
-    for process in running:
-        process.wait()
-    return [harness.measured(file)["each"] for file in files]
-
-
-def _command(words: list[str], file: Path, warm: int, steps: int, **more: Any) -> list[str]:
-    given = {"file": file, "warm": warm, "steps": steps, **more}
-    window = ", ".join(f"{name}: {value}" for name, value in given.items())
-    window = f"{{_target_: boltcutter.bench.window.Window, {window}}}"
-    return [str(harness.TRAIN), *words, f"+callback.window={window}", f"runs={file.parent}/{file.stem}"]
+        first, _ = table.seat("together", run("together", cores, *TOGETHER), ranks=2)
+        table.seat("gloo", run("gloo", cores, *TOGETHER, GLOO), ranks=2)
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        loop = by_hand([*work.words, *AS_SHIPPED, ALONE], BEST, turns(work, table), keep, first["seeds"])
+        table.seat("by hand", Process([*launcher, *loop], cores, threads=1), ranks=2)
+        apart = [run(f"apart-{core}", [core], ALONE) for core in cores]
+        table.seat("apart", *apart, ranks=2)
+        for _ in range(work.turns):
+            for name in GROUPS:
+                measured[name].append(table.turn(name))
+    return measured

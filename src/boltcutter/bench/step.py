@@ -6,12 +6,13 @@ import json
 import math
 import statistics
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from boltcutter.bench import harness
-from boltcutter.bench.harness import Failed, Ratio, ratio
+from boltcutter.bench.harness import Failed, Process, Ratio, Table, ratio_of_turns
 
 # Without W&B, which works in a process of its own; what comes after training is not timed anyway.
 AS_SHIPPED = ["logger=csv", "report=false", "test=false", "trainer.accelerator=cpu"]
@@ -23,16 +24,20 @@ class Work:
 
     Args:
         words: Of ``train.py``; all that they do not name is as shipped.
-        warm: Steps before the clock starts.
-        steps: That are timed.
-        rounds: How often each loop has its turn.
+        warm: Steps before the first turn.
+        lead: Steps of each turn that are not timed.
+        steps: Steps of each turn that are.
+        turns: That each loop has in a round.
+        rounds: Of fresh processes.
         loops: Which ones.
         targets: By what is divided by what.
     """
 
     words: tuple[str, ...]
     warm: int
+    lead: int
     steps: int
+    turns: int
     rounds: int
     loops: tuple[str, ...]
     targets: dict[tuple[str, str], float]
@@ -44,28 +49,28 @@ FASTEST = "fastest by hand"
 TOLERANCE = 2e-3  # of the first losses, relative: other kernels round otherwise
 WORKS = {
     "mlp": Work(
-        ("data=synthetic", "data.length=40000", "model=mlp", "model.hidden=[64,128,64]"),
-        50, 500, 3, (OURS, GUIDE, BEST, BEST_COMPILED), {(OURS, GUIDE): 1.0, (OURS, FASTEST): 1.35},
+        ("data=synthetic", "data.length=60000", "model=mlp", "model.hidden=[64,128,64]"),
+        50, 10, 60, 12, 3, (OURS, GUIDE, BEST, BEST_COMPILED), {(OURS, GUIDE): 1.0, (OURS, FASTEST): 1.35},
     ),
     "convnet": Work(
         ("data=synthetic", "data.length=10000", "model=convnet"),
-        10, 50, 2, (OURS, COMPILED, GUIDE, BEST_COMPILED),
+        10, 2, 10, 12, 2, (OURS, COMPILED, GUIDE, BEST_COMPILED),
         {(OURS, GUIDE): 0.95, (COMPILED, GUIDE): 0.8, (COMPILED, FASTEST): 1.05},
     ),
     "resnet": Work(
         ("data=synthetic", "data.length=2000", "data.shape=[3,32,32]", "data.batch_size=128", "model=resnet"),
-        1, 2, 1, (OURS, COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, GUIDE): 0.9, (COMPILED, FASTEST): 1.03},
+        5, 0, 1, 6, 1, (OURS, COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, GUIDE): 0.9, (COMPILED, FASTEST): 1.03},
     ),
     "gpt": Work(
         ("data=text", "model=gpt", "task=language"),
-        3, 10, 2, (OURS, COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, GUIDE): 0.95, (COMPILED, FASTEST): 1.03},
+        5, 0, 2, 6, 2, (OURS, COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, GUIDE): 0.95, (COMPILED, FASTEST): 1.03},
     ),
 }  # fmt: skip
-Measured = dict[str, list[dict[str, Any]]]  # by loop, for each round
+Measured = dict[str, list[list[dict[str, Any]]]]  # by loop, for each round and turn
 
 
 def main(configs: Path, words: list[str]) -> None:
-    """Measure; ``work=mlp,gpt threads=1,2 rounds=3 steps=20 folder=runs/bench`` choose what.
+    """Measure; ``work=mlp,gpt threads=1,2 rounds=3 turns=6 steps=20 folder=runs/bench`` choose what.
 
     ``clock=cpu`` counts the time of processors instead, which tells more while other things run on the machine.
 
@@ -76,6 +81,7 @@ def main(configs: Path, words: list[str]) -> None:
         "work": ",".join(WORKS),
         "threads": "1,2",
         "rounds": "",
+        "turns": "",
         "steps": "",
         "clock": "wall",
         "folder": "runs/bench",
@@ -86,63 +92,84 @@ def main(configs: Path, words: list[str]) -> None:
     for name in chosen["work"].split(","):
         if name not in WORKS:
             raise Failed(f"work={name}: no such work; there are: {', '.join(WORKS)}")
+        work = adapted(WORKS[name], chosen)
         for threads in map(int, chosen["threads"].split(",")):
-            rounds, steps = (int(chosen[key]) if chosen[key] else None for key in ("rounds", "steps"))
-            measured = measure(WORKS[name], threads, rounds, steps)
+            measured = measure(work, threads)
             what = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
-            ratios += compare(WORKS[name], measured, what, chosen["clock"])
+            ratios += compare(work, measured, what, chosen["clock"])
             details[what] = measured
-            summary = [
-                f"{loop} {statistics.median(found[chosen['clock']] for found in each) * 1e3:.3f}"
-                for loop, each in measured.items()
-            ]
+            summary = [f"{loop} {middle(each, chosen['clock']) * 1e3:.3f}" for loop, each in measured.items()]
             print(f"{what}, ms a step: {'; '.join(summary)}", flush=True)
     harness.report("step", Path(chosen["folder"]), ratios, details)
 
 
-def measure(work: Work, threads: int, rounds: int | None = None, steps: int | None = None) -> Measured:
-    """All loops of ``work`` in turn, each in a fresh process.
+def measure(work: Work, threads: int) -> Measured:
+    """All loops of ``work`` in turn, in fresh processes for each round.
 
     Raises:
         Failed: Losses of the first steps differ.
     """
-    steps, cores = steps or work.steps, harness.cores(threads)
+    cores = harness.cores(threads)
     measured: Measured = {loop: [] for loop in work.loops}
-    with tempfile.TemporaryDirectory() as scratch:
-        for _ in range(rounds or work.rounds):
+    for _ in range(work.rounds):
+        with tempfile.TemporaryDirectory() as scratch, Table(Path(scratch)) as table:
+            keep = Path(scratch) / "kept.pt"
+            seeds: list[int] = []
             for loop in work.loops:
-                measured[loop].append(once(work, loop, steps, cores, Path(scratch)))
+                if loop in (OURS, COMPILED):
+                    kept = f", keep: {keep}, batches: {batches(work)}" if loop == OURS else ""
+                    command = train(work, table, Path(scratch), [f"task.compile={str(loop == COMPILED).lower()}"], kept)
+                else:
+                    command = by_hand([*work.words, *AS_SHIPPED], loop, turns(work, table), keep, seeds)
+                process = Process(command, cores, terminal=loop in (OURS, COMPILED))
+                (found,) = table.seat(loop, process)
+                seeds = seeds or found["seeds"]
+                measured[loop].append([])
+            for _ in range(work.turns):
+                for loop in work.loops:
+                    measured[loop][-1] += table.turn(loop)
     for reference in set(work.loops) - {OURS, COMPILED}:
         # Compiled dropout draws other numbers, so what is compiled is compared with what is.
         twin = COMPILED if reference == BEST_COMPILED and COMPILED in measured else OURS
-        agree(measured[twin][0]["losses"], measured[reference][0]["losses"], f"{twin} and {reference}")
+        agree(measured[twin][0][-1]["losses"], measured[reference][0][-1]["losses"], f"{twin} and {reference}")
     return measured
 
 
-def once(work: Work, loop: str, steps: int, cores: list[int], scratch: Path) -> dict[str, Any]:
-    """What one loop does in a fresh process; Boltcutter's first run keeps what the others start from."""
-    file, compiled = scratch / "measured.json", loop in (COMPILED, BEST_COMPILED)
-    keep = scratch / "kept.pt"
-    if loop in (OURS, COMPILED):
-        window = f"{{_target_: boltcutter.bench.window.Window, file: {file}, warm: {work.warm}, steps: {steps}"
-        window += "}" if keep.exists() else f", keep: {keep}}}"
-        command = [str(harness.TRAIN), *work.words, *AS_SHIPPED, f"task.compile={str(compiled).lower()}"]
-        command += [f"+callback.window={window}", f"runs={scratch}"]
-    else:
-        spec = by_hand([*work.words, *AS_SHIPPED], loop, work.warm, steps, file, keep)
-        command = ["-m", "boltcutter.bench.reference", json.dumps(spec)]
-    file.unlink(missing_ok=True)
-    harness.Process(command, cores, terminal=loop in (OURS, COMPILED)).wait()
-    return harness.measured(file)
+def adapted(work: Work, chosen: dict[str, str]) -> Work:
+    """A work with the rounds, turns and steps that were asked for."""
+    given: dict[str, Any] = {key: int(chosen[key]) for key in ("rounds", "turns", "steps") if chosen[key]}
+    return replace(work, **given)
 
 
-def by_hand(words: list[str], loop: str, warm: int, steps: int, file: Path, keep: Path) -> dict[str, Any]:
-    """What ``boltcutter.bench.reference`` is told, to do by hand what the words of ``train.py`` mean."""
+def batches(work: Work) -> int:
+    """How many are used up."""
+    return work.warm + work.turns * (work.lead + work.steps)
+
+
+def turns(work: Work, table: Table) -> dict[str, Any]:
+    """What a process must know to take turns."""
+    return {"address": table.address, "warm": work.warm, "lead": work.lead, "steps": work.steps}
+
+
+def train(work: Work, table: Table, scratch: Path, more: Sequence[str], kept: str = "") -> list[str]:
+    """The command that lets ``train.py`` take turns; ``kept`` says what the window keeps."""
+    told = ", ".join(f"{name}: {value}" for name, value in turns(work, table).items())
+    window = f"+callback.window={{_target_: boltcutter.bench.window.Window, {told}{kept}}}"
+    return [str(harness.TRAIN), *work.words, *AS_SHIPPED, *more, window, f"runs={scratch}"]
+
+
+def by_hand(words: Sequence[str], loop: str, turns: dict[str, Any], keep: Path, seeds: Sequence[int]) -> list[str]:
+    """The command that does by hand what the words of ``train.py`` mean, from what one of its windows has kept."""
     cfg = harness.resolved(words)
     spec = {name: cfg[name] for name in ("model", "optimizer", "scheduler")}
-    spec |= {"clip": cfg["trainer"]["gradient_clip_val"], "compile": loop == BEST_COMPILED, "warm": warm}
-    spec |= {"steps": steps, "file": str(file), "keep": str(keep), "loop": "guide" if loop == GUIDE else "best"}
-    return spec
+    spec |= {"clip": cfg["trainer"]["gradient_clip_val"], "compile": loop == BEST_COMPILED, "turns": turns}
+    spec |= {"keep": str(keep), "seeds": seeds, "loop": "guide" if loop == GUIDE else "best"}
+    return ["-m", "boltcutter.bench.reference", json.dumps(spec)]
+
+
+def middle(rounds: list[list[dict[str, Any]]], clock: str) -> float:
+    """The median of all turns, in seconds a step."""
+    return float(statistics.median(turn[clock] for turns in rounds for turn in turns))
 
 
 def agree(ours: list[float], theirs: list[float], who: str) -> None:
@@ -158,13 +185,13 @@ def agree(ours: list[float], theirs: list[float], who: str) -> None:
 
 def compare(work: Work, measured: Measured, what: str, clock: str = "wall") -> list[Ratio]:
     """Boltcutter over the guides' loop and over the fastest hand-written one, for each way that it was run."""
-    seconds = {loop: [found[clock] for found in each] for loop, each in measured.items()}
+    seconds = {loop: [[turn[clock] for turn in turns] for turns in each] for loop, each in measured.items()}
     by_hand = [loop for loop in (GUIDE, BEST, BEST_COMPILED) if loop in seconds]
-    fastest = min(by_hand, key=lambda loop: statistics.median(seconds[loop]))
+    fastest = min(by_hand, key=lambda loop: middle(measured[loop], clock))
     found = []
     for ours in (loop for loop in (OURS, COMPILED) if loop in seconds):
         for over, theirs in ((GUIDE, GUIDE), (FASTEST, fastest)):
             label = theirs if over == GUIDE else f"{FASTEST} ({theirs})"
             target = work.targets.get((ours, over))
-            found.append(ratio(f"{what}: {ours}", seconds[ours], label, seconds[theirs], target))
+            found.append(ratio_of_turns(f"{what}: {ours}", seconds[ours], label, seconds[theirs], target))
     return found

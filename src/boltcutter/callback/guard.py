@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +100,7 @@ class Guard(Callback):
         late = over_ranks is None and self._late(norm, optimizer)
         if late:
             optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
-        if late or not bool(norm.isfinite()):
+        if late or not math.isfinite(norm.item()):
             self._look = self._measured(norms, late, trainer, optimizer)
         else:
             self.skipped = 0

@@ -69,6 +69,7 @@ class Lean(Callback):
         numbered = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
         self._put(epoch, "_build_kwargs", partial(_arguments, numbered))
         self._put(epoch.automatic_optimization, "output_result_cls", Result)
+        self._put(epoch, "_should_check_val_epoch", partial(_validates, trainer, trainer.enable_validation))
         if "on_before_zero_grad" not in wanted:
             self._put(epoch.automatic_optimization, "_on_before_zero_grad", partial(_count_zero_grad, trainer))
         for name, hook in (("pre_backward", "on_before_backward"), ("post_backward", "on_after_backward")):
@@ -119,6 +120,12 @@ def _count_zero_grad(trainer: L.Trainer, optimizer: Optimizer) -> None:
     counted = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad
     counted.increment_ready()
     counted.increment_started()
+
+
+def _validates(trainer: L.Trainer, enabled: bool) -> bool:
+    """Whether this epoch is one with a validation; Lightning looks at each step whether there is any."""
+    every = trainer.check_val_every_n_epoch
+    return enabled and (every is None or (trainer.current_epoch + 1) % every == 0)
 
 
 def _the_same(loss: Tensor, module: L.LightningModule) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from boltcutter.callback.peak import count_flops, peak
 
+NESTED = (list, tuple, Mapping)
 SECONDS = 10.0  # of training over which waiting for data is judged
 
 
@@ -72,9 +73,9 @@ class Throughput(Callback):
         if not self._known:
             self._look(trainer, pl_module, batch)
         self._samples += samples(batch)
-        stepped, self._step = trainer.global_step != self._step, trainer.global_step
+        before, self._step = self._step, trainer.global_step
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if stepped and every and trainer.global_step % every == 0:
+        if self._step != before and every and self._step % every == 0:
             self._close(trainer)
             self.rates["memory_gib"] = memory(pl_module.device) / 2**30
             for name, value in self.rates.items():
@@ -152,7 +153,7 @@ class Throughput(Callback):
 
 def first(batch: Any) -> Tensor:
     """The first tensor of a batch: its inputs."""
-    while isinstance(batch, list | tuple | Mapping):
+    while not isinstance(batch, Tensor) and isinstance(batch, NESTED):
         batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
     found: Tensor = batch
     return found

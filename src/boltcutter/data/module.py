@@ -13,7 +13,6 @@ import lightning as L
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -353,6 +352,9 @@ def cut(indices: Indices, share: float, seed: int, labels: Indices | None = None
     Raises:
         ValueError: There are too few samples.
     """
+    # Not every data set is cut, and the import, pandas with it, takes 70 MiB and holds up the first step.
+    from sklearn.model_selection import train_test_split
+
     stratify = None if labels is None else labels[indices]
     count = max(1, round(share * len(indices)))
     try:
