@@ -87,13 +87,19 @@ def test_processes_take_turns_and_end_when_the_table_is_left(tmp_path: Path) -> 
     ],
 )
 def test_a_process_that_ends_before_its_turn_is_told(tmp_path: Path, steps: int, code: int, told: str) -> None:
-    with pytest.raises(Failed, match=told), Table(tmp_path) as table:
-        other = guest(table)
-        table.seat("other", other)
-        table.seat("early", guest(table, steps, code))
-        table.turn("early")
-        table.turn("early")
-    assert not other.running
+    others: list[Process] = []
+
+    def measure() -> None:
+        with Table(tmp_path) as table:
+            others.append(guest(table))
+            table.seat("other", *others)
+            table.seat("early", guest(table, steps, code))
+            table.turn("early")
+            table.turn("early")
+
+    with pytest.raises(Failed, match=told):
+        measure()
+    assert not others[0].running
 
 
 def test_a_report_is_a_table_a_file_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

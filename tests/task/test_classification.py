@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
@@ -35,6 +35,21 @@ def test_classes_may_weigh_more() -> None:
     expected = F.cross_entropy(LOGITS, TARGETS, reduction="none") * torch.tensor([1, 10, 0.5, 0.5])
     torch.testing.assert_close(made.losses(LOGITS, TARGETS), expected)
     assert not made.state_dict()
+
+
+class Focal(Classification):
+    """With losses of its own."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = super().losses(outputs, targets)
+        return (1 - (-losses).exp()) * losses
+
+
+def test_training_brings_the_mean_of_the_losses_down_whoever_wrote_them() -> None:
+    made = [task(), task(label_smoothing=0.3), task(class_weights=[1, 0.5, 10])]
+    for each in (*made, Focal(nn.Identity(), optimizer=partial(SGD, lr=0.1))):
+        mean = each.train().mean_loss(LOGITS, TARGETS)
+        torch.testing.assert_close(mean, each.losses(LOGITS, TARGETS).mean())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

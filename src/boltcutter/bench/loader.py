@@ -124,26 +124,50 @@ def main(configs: Path, words: list[str]) -> None:
     ratios, details = [], {}
     for name, make in WORKS.items():
         with tempfile.TemporaryDirectory() as scratch:
-            ours, theirs = compare(make(Path(scratch), batches), rounds, batches)
-        ratios.append(ratio(name, ours, "numpy", theirs, TARGET))
-        details[name] = {"boltcutter": ours, "numpy": theirs}
-        each = (statistics.median(seconds) / batches * 1e6 for seconds in (ours, theirs))
-        print("{}, µs a batch: boltcutter {:.1f}; numpy {:.1f}".format(name, *each), flush=True)
+            found = compare(make(Path(scratch), batches), rounds, batches)
+        ratios.append(ratio(name, found["boltcutter"], "numpy", found["numpy"], TARGET))
+        details[name] = found
+        each = {part: statistics.median(seconds) / batches * 1e6 for part, seconds in found.items()}
+        told = "{boltcutter:.1f}, of these reading {reading:.1f}; numpy {numpy:.1f}".format(**each)
+        print(f"{name}, µs a batch: boltcutter {told}", flush=True)
     harness.report("loader", Path(chosen["folder"]), ratios, details)
 
 
-def compare(work: Work, rounds: int, batches: int) -> tuple[list[float], list[float]]:
-    """Seconds for an epoch's first batches, of the training loader and of NumPy, which knows them, in turn."""
+def compare(work: Work, rounds: int, batches: int) -> dict[str, list[float]]:
+    """Seconds for an epoch's first batches, of the training loader and of NumPy, which knows them, in turn.
+
+    Of the loader's, those for reading stand beside: the others are for the order and for handing batches out.
+    """
     data, places, read = work
     loader = data.train_dataloader()
     chosen = [batch.array if places is None else places[batch.array] for batch in islice(loader.sampler, batches)]
-    ours: list[float] = []
-    theirs: list[float] = []
+    timed = vars(loader)["dataset"] = Timed(loader.dataset)
+    found: dict[str, list[float]] = {"boltcutter": [], "numpy": [], "reading": []}
     for number in range(rounds):
         for mine in (True, False) if number % 2 else (False, True):
+            timed.seconds = 0.0
             seconds = time_of(islice(loader, batches) if mine else map(read, chosen))
-            (ours if mine else theirs).append(seconds)
-    return ours, theirs
+            found["boltcutter" if mine else "numpy"].append(seconds)
+            if mine:
+                found["reading"].append(timed.seconds)
+    return found
+
+
+class Timed:
+    """Samples that count the seconds of their reading."""
+
+    def __init__(self, samples: Any) -> None:
+        self.samples, self.seconds = samples, 0.0
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitems__(self, batch: Any) -> Any:
+        """As of the samples."""
+        began = time.perf_counter()
+        found = self.samples.__getitems__(batch)
+        self.seconds += time.perf_counter() - began
+        return found
 
 
 def time_of(batches: Iterable[Any]) -> float:

@@ -1,6 +1,6 @@
-"""What people write by hand: the loop of the guides, and the best one.
+"""What people write: the loop of the guides, the best one by hand, and Lightning as its guides have it.
 
-Both train the model that Boltcutter trained, from the same weights on the same samples in the same order, with the same
+All train the model that Boltcutter trained, from the same weights on the same samples in the same order, with the same
 optimizer, schedule and clipping. Run as a process of its own: ``python -m boltcutter.bench.reference '<spec>'``.
 """
 
@@ -9,16 +9,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterable
 from pydoc import locate
 from typing import Any
 
+import lightning as L
 import torch
 import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, RichProgressBar
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import Accuracy, MeanMetric
 
 from boltcutter.bench.window import Turns
 
@@ -67,6 +72,69 @@ def best(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
         if scheduler:
             scheduler.step()
         clock.end_step(loss.detach())
+
+
+def plain_lightning(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Lightning with its own defaults: the default loader, metrics updated and logged at each step, its rich bar."""
+    order = kept["order"].flatten().tolist()
+    batches = DataLoader(TensorDataset(kept["inputs"], kept["targets"]), kept["order"].size(1), sampler=order)
+    callbacks = [Timed(Clock(spec)), RichProgressBar(), LearningRateMonitor()]
+    with tempfile.TemporaryDirectory() as folder:
+        L.Trainer(
+            max_epochs=1,
+            accelerator="cpu",
+            gradient_clip_val=spec["clip"],
+            callbacks=callbacks,
+            logger=CSVLogger(folder),
+            default_root_dir=folder,
+        ).fit(Plain(model, kept, spec), batches)
+
+
+class Plain(L.LightningModule):
+    """A module as Lightning's guides and the templates after them write it.
+
+    Args:
+        model: Gives logits (N, C).
+        kept: What training starts from.
+        spec: What is trained how.
+    """
+
+    def __init__(self, model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.kept, self.spec = model, kept, spec
+        self.train_loss, self.train_accuracy = MeanMetric(), Accuracy("multiclass", num_classes=10)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The loss, with what is logged."""
+        inputs, targets = batch
+        outputs = self.model(inputs)
+        loss = loss_of(outputs, targets)
+        self.train_loss(loss)
+        self.train_accuracy(outputs, targets)
+        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True, prog_bar=True)
+        self.log("train/accuracy", self.train_accuracy, on_step=False, on_epoch=True, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """As everybody's."""
+        optimizer, scheduler = make_optimizer(self.model, self.kept, self.spec, fused=None)
+        plan = {"optimizer": optimizer}
+        return plan | {"lr_scheduler": {"scheduler": scheduler, "interval": "step"}} if scheduler else plan
+
+
+class Timed(Callback):
+    """Lets Lightning take turns."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Before a step."""
+        self.clock.begin_step()
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, *args: Any) -> None:
+        """After a step."""
+        self.clock.end_step(outputs["loss"])
 
 
 def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -120,7 +188,7 @@ def main(words: Iterable[str]) -> None:
         kept["order"] = kept["order"].roll(dist.get_rank(), 0)  # other samples for each
     model = call(spec["model"])
     model.load_state_dict(kept["weights"])
-    {"guide": guide, "best": best}[spec["loop"]](model, kept, spec)
+    {"guide": guide, "best": best, "lightning": plain_lightning}[spec["loop"]](model, kept, spec)
 
 
 if __name__ == "__main__":

@@ -45,12 +45,14 @@ class Work:
 
 OURS, COMPILED = "boltcutter", "boltcutter, compiled"
 GUIDE, BEST, BEST_COMPILED = "guides' loop", "best", "best, compiled"
+PLAIN = "plain Lightning"
+LOOPS = {GUIDE: "guide", BEST: "best", BEST_COMPILED: "best", PLAIN: "lightning"}  # in reference.py
 FASTEST = "fastest by hand"
 TOLERANCE = 2e-3  # of the first losses, relative: other kernels round otherwise
 WORKS = {
     "mlp": Work(
         ("data=synthetic", "data.length=60000", "model=mlp", "model.hidden=[64,128,64]"),
-        50, 10, 60, 12, 3, (OURS, GUIDE, BEST, BEST_COMPILED), {(OURS, GUIDE): 1.0, (OURS, FASTEST): 1.35},
+        50, 10, 60, 12, 3, (OURS, GUIDE, BEST, BEST_COMPILED, PLAIN), {(OURS, GUIDE): 1.0, (OURS, FASTEST): 1.35},
     ),
     "convnet": Work(
         ("data=synthetic", "data.length=10000", "model=convnet"),
@@ -63,7 +65,7 @@ WORKS = {
     ),
     "gpt": Work(
         ("data=text", "model=gpt", "task=language"),
-        5, 0, 2, 6, 2, (OURS, COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, GUIDE): 0.95, (COMPILED, FASTEST): 1.03},
+        5, 0, 2, 8, 2, (OURS, COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, GUIDE): 0.95, (COMPILED, FASTEST): 1.03},
     ),
 }  # fmt: skip
 Measured = dict[str, list[list[dict[str, Any]]]]  # by loop, for each round and turn
@@ -121,7 +123,7 @@ def measure(work: Work, threads: int) -> Measured:
                     command = train(work, table, Path(scratch), [f"task.compile={str(loop == COMPILED).lower()}"], kept)
                 else:
                     command = by_hand([*work.words, *AS_SHIPPED], loop, turns(work, table), keep, seeds)
-                process = Process(command, cores, terminal=loop in (OURS, COMPILED))
+                process = Process(command, cores, terminal=loop in (OURS, COMPILED, PLAIN))
                 (found,) = table.seat(loop, process)
                 seeds = seeds or found["seeds"]
                 measured[loop].append([])
@@ -163,7 +165,7 @@ def by_hand(words: Sequence[str], loop: str, turns: dict[str, Any], keep: Path, 
     cfg = harness.resolved(words)
     spec = {name: cfg[name] for name in ("model", "optimizer", "scheduler")}
     spec |= {"clip": cfg["trainer"]["gradient_clip_val"], "compile": loop == BEST_COMPILED, "turns": turns}
-    spec |= {"keep": str(keep), "seeds": seeds, "loop": "guide" if loop == GUIDE else "best"}
+    spec |= {"keep": str(keep), "seeds": seeds, "loop": LOOPS[loop]}
     return ["-m", "boltcutter.bench.reference", json.dumps(spec)]
 
 
@@ -194,4 +196,7 @@ def compare(work: Work, measured: Measured, what: str, clock: str = "wall") -> l
             label = theirs if over == GUIDE else f"{FASTEST} ({theirs})"
             target = work.targets.get((ours, over))
             found.append(ratio_of_turns(f"{what}: {ours}", seconds[ours], label, seconds[theirs], target))
+    if PLAIN in seconds:
+        for over in (GUIDE, fastest):
+            found.append(ratio_of_turns(f"{what}: {PLAIN}", seconds[PLAIN], over, seconds[over]))
     return found

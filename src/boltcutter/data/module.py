@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, Protocol, cast
@@ -261,13 +261,14 @@ class Loader(DataLoader[Pair]):
         counted = vars(self)  # torch looks closely at each plain assignment
         counted["done"] = self.sampler.start
         try:
+            fetches: Iterator[Iterable[Pair]]
             fetches = ((batch,) for batch in super().__iter__()) if self.num_workers else self._here()
             while True:
                 began = perf_counter()
-                batches = next(fetches, ())
+                batches = next(fetches, None)
                 if not busy():
                     counted["waited"] += perf_counter() - began
-                if not batches:
+                if batches is None:
                     return
                 for batch in batches:
                     counted["done"] += 1
@@ -278,7 +279,7 @@ class Loader(DataLoader[Pair]):
             # A worker hands its whole traceback over as text; the last line is what went wrong.
             raise ValueError(str(error).rstrip().rsplit("ValueError: ", 1)[-1]) from error
 
-    def _here(self) -> Iterator[Sequence[Pair]]:
+    def _here(self) -> Iterator[Iterable[Pair]]:
         """Batches prepared in this process, small ones several at once: one fetch for all costs less than one each."""
         samples = cast(Samples, self.dataset)
         most = [1]
@@ -288,7 +289,8 @@ class Loader(DataLoader[Pair]):
                 parts = (parts[0].pin_memory(), parts[1].pin_memory())
             most[0] = max(1, FETCH * count // max(1, parts[0].nbytes + parts[1].nbytes))
             # Not as views, each of which would know of all others.
-            yield [parts] if count == 1 else list(zip(*(p.unsafe_split(len(p) // count) for p in parts), strict=True))
+            size = len(parts[0]) // count
+            yield [parts] if count == 1 else zip(parts[0].unsafe_split(size), parts[1].unsafe_split(size), strict=True)
 
 
 def busy() -> bool:

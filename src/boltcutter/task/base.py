@@ -121,6 +121,10 @@ class Task(L.LightningModule, ABC):
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each sample, shape (N,)."""
 
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean of ``losses``, which training brings down; a subclass may know a shorter way to it."""
+        return self.losses(outputs, targets).mean()
+
     @abstractmethod
     def predictions(self, outputs: Tensor) -> Tensor:
         """What a person asks for: probabilities of classes (N, C), or numbers (N, T)."""
@@ -162,8 +166,7 @@ class Task(L.LightningModule, ABC):
 
     def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
         """Mean loss of the batch, with penalties."""
-        losses, _ = self._observe("train", batch)
-        loss = losses.mean()
+        loss = self._observe_training(batch)
         if self.l1 or self.l2:
             loss = loss + self.penalty()
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -329,6 +332,13 @@ class Task(L.LightningModule, ABC):
         losses = self.losses(outputs, targets)
         self._gather(stage, (losses.detach(), outputs.detach(), targets))
         return losses, outputs
+
+    def _observe_training(self, batch: Pair) -> Tensor:
+        inputs, targets = batch
+        outputs = self(inputs)
+        loss = self.mean_loss(outputs, targets)
+        self._gather("train", (loss.detach().expand(len(outputs)), outputs.detach(), targets))
+        return loss
 
     def _gather(self, stage: str, observed: Observed) -> None:
         """Count now or later: metrics take as long for a small batch as for many of them."""

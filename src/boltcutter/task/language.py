@@ -101,6 +101,9 @@ class Language(Task):
                 tokens = tokens[:, -max(1, context // 2) :]
                 fresh, cache = tokens, []
 
+    def _observe_training(self, batch: Pair) -> Tensor:
+        return self._observe("train", batch)[0].mean()
+
     def _observe(self, stage: str, batch: Pair) -> Pair:
         inputs, targets = batch
         outputs = self(inputs)
