@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.bench import harness
-from boltcutter.bench.harness import Failed, Process, Table, ratio, ratio_of_turns
+from boltcutter.bench.harness import Failed, Process, ratio, ratio_of_turns
 
 
 def test_a_ratio_is_of_medians_and_its_spread_of_rounds() -> None:
@@ -43,63 +43,6 @@ def test_mistakes_are_told_on_one_line() -> None:
         harness.cores(1 + (os.cpu_count() or 1))
     with pytest.raises(Failed, match=r"^mode: no such key"):
         harness.resolved(["mode=mlp"])
-
-
-GUEST = """
-import sys, time
-from boltcutter.bench.window import Turns
-
-turns = Turns(sys.argv[1], warm=1, lead=0, steps=1)
-for number in range(int(sys.argv[2])):
-    time.sleep(0.01)
-    turns.end_step(number)
-sys.exit(int(sys.argv[3]))
-"""
-
-
-def guest(table: Table, steps: int = 1000, code: int = 1) -> Process:
-    """A process that takes turns, for so many steps, and then ends."""
-    return Process(["-c", GUEST, table.address, str(steps), str(code)], harness.cores(1))
-
-
-def test_processes_take_turns_and_end_when_the_table_is_left(tmp_path: Path) -> None:
-    with Table(tmp_path) as table:
-        both = guest(table), guest(table)
-        assert [found["losses"] for found in table.seat("both", *both, ranks=2)] == [(0.0,), (0.0,)]
-        alone = guest(table)
-        (ready,) = table.seat("alone", alone)
-        assert ready["losses"] == (0.0,)
-        for number in (2, 3):
-            assert [len(found["losses"]) for found in table.turn("both")] == [number, number]
-            (found,) = table.turn("alone")
-            assert len(found["losses"]) == number
-            assert 0.01 <= found["wall"] < 5
-        assert all(process.running for process in (*both, alone))
-    assert not any(process.running for process in (*both, alone))
-
-
-@pytest.mark.parametrize(
-    ("steps", "code", "told"),
-    [
-        (0, 3, "a measured process ended with 3"),
-        (2, 3, "a measured process ended with 3"),
-        (2, 0, r"^steps: training was over before"),
-    ],
-)
-def test_a_process_that_ends_before_its_turn_is_told(tmp_path: Path, steps: int, code: int, told: str) -> None:
-    others: list[Process] = []
-
-    def measure() -> None:
-        with Table(tmp_path) as table:
-            others.append(guest(table))
-            table.seat("other", *others)
-            table.seat("early", guest(table, steps, code))
-            table.turn("early")
-            table.turn("early")
-
-    with pytest.raises(Failed, match=told):
-        measure()
-    assert not others[0].running
 
 
 def test_a_report_is_a_table_a_file_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

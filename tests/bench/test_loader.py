@@ -23,8 +23,8 @@ def test_both_are_timed_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     taken: list[int] = []
     monkeypatch.setattr(loader, "time_of", lambda batches: taken.append(len(list(batches))) or 2.0)
     monkeypatch.setattr(loader, "WORKS", dict(list(loader.WORKS.items())[:1]))
-    loader.main(Path(), ["rounds=2", "batches=3", f"folder={tmp_path}"])
-    assert taken == [3] * 4
+    loader.main(Path(), ["rounds=2", "turns=3", "batches=4", f"folder={tmp_path}"])
+    assert taken == [4] * 12
     assert json.loads((tmp_path / "loader.json").read_text())["ratios"][0]["value"] == 1.0
     monkeypatch.undo()
     assert loader.time_of(iter([1])) > 0

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from boltcutter.bench import reference
-from boltcutter.bench.harness import Process, Table, cores
+from boltcutter.bench.harness import Process, cores
+from boltcutter.bench.turns import Table
 
 
 def losses(folder: Path, loop: str, **changed: Any) -> list[float]:
@@ -25,6 +26,8 @@ def losses(folder: Path, loop: str, **changed: Any) -> list[float]:
         "model": {"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 4},
         "optimizer": {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 0.1, "fused": True},
         "scheduler": None,
+        "device": "cpu",
+        "precision": "32-true",
         "clip": 0.5,
         "compile": False,
         "turns": {"address": str(folder / "turns"), "warm": 6, "lead": 0, "steps": 2},

@@ -3,9 +3,10 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import Script
 
-from boltcutter.bench import step
+from boltcutter.bench import harness, step
 from boltcutter.bench.harness import Failed
 
 
@@ -51,3 +52,18 @@ def test_the_fastest_loop_by_hand_is_what_counts() -> None:
 def test_an_unknown_work_is_told() -> None:
     with pytest.raises(Failed, match="work=mpl: no such work; there are: mlp, convnet, resnet, gpt"):
         step.main(Path(), ["work=mpl"])
+    with pytest.raises(Failed, match="device=gpu: not measured; there are: cpu, cuda"):
+        step.main(Path(), ["device=gpu"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_gpu_that_is_not_there_is_told() -> None:
+    with pytest.raises(Failed, match="device=cuda: torch finds no GPU here; take device=cpu"):
+        step.main(Path(), ["device=cuda"])
+
+
+@pytest.mark.parametrize("name", step.ON_CUDA)
+def test_what_is_measured_on_a_gpu_is_understood(name: str) -> None:
+    words = [word for word in step.ON_CUDA[name].words if word != step.CUDA]
+    cfg = harness.resolved([*words, *step.AS_SHIPPED, step.CPU])
+    assert cfg["data"]["length"] >= 10_000 if "length" in cfg["data"] else cfg["data"]["outputs"] == 50304

@@ -8,20 +8,17 @@ import os
 import platform
 import pty
 import re
-import socket
 import statistics
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from multiprocessing.connection import Connection
 from pathlib import Path
 from shutil import which
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
@@ -147,79 +144,6 @@ class Process:
         os.close(self._read)
 
 
-class Table:
-    """Where processes take turns: while one group of them works, the others wait.
-
-    What slows a machine down for seconds slows down all of them then, and not their ratio.
-
-    Args:
-        folder: For the socket on which they meet.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.address = str(folder / "turns")
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(self.address)
-        self._socket.listen()
-        self._socket.settimeout(0.2)
-        self._groups: dict[str, tuple[list[Process], list[Connection]]] = {}
-
-    def __enter__(self) -> Table:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Let all processes end."""
-        self._socket.close()
-        for connection in (connection for _, connections in self._groups.values() for connection in connections):
-            connection.close()
-        for process in (process for processes, _ in self._groups.values() for process in processes):
-            with suppress(Failed) if kind else nullcontext():
-                process.wait(60)
-
-    def seat(self, name: str, *processes: Process, ranks: int = 1) -> list[dict[str, Any]]:
-        """Wait until each rank of a group has done its first steps, and give what it says.
-
-        Raises:
-            Failed: A process has ended.
-        """
-        connections: list[Connection] = []
-        self._groups[name] = (list(processes), connections)
-        until = time.monotonic() + SECONDS
-        while len(connections) < ranks:
-            with suppress(TimeoutError):
-                connections.append(Connection(self._socket.accept()[0].detach()))
-            if time.monotonic() > until or not all(process.running for process in processes):
-                self._lost(name)
-        return self._heard(name)
-
-    def turn(self, name: str) -> list[dict[str, Any]]:
-        """Let a group work, and give what each of its ranks has measured.
-
-        Raises:
-            Failed: A process has ended.
-        """
-        with suppress(ConnectionError):  # which is told below
-            for connection in self._groups[name][1]:
-                connection.send(None)
-        return self._heard(name)
-
-    def _heard(self, name: str) -> list[dict[str, Any]]:
-        found = []
-        for connection in self._groups[name][1]:
-            if not connection.poll(SECONDS):
-                self._lost(name)
-            try:
-                found.append(connection.recv())
-            except (EOFError, ConnectionError):
-                self._lost(name)
-        return found
-
-    def _lost(self, name: str) -> NoReturn:
-        for process in self._groups[name][0]:
-            process.wait(10)
-        raise Failed("steps: training was over before all of them were done; give fewer")
-
-
 def resolved(words: Sequence[str]) -> dict[str, Any]:
     """The configuration that the words of ``train.py`` mean.
 
@@ -246,14 +170,14 @@ def options(words: Sequence[str], known: dict[str, str]) -> dict[str, str]:
     return known | given
 
 
-def cores(count: int) -> list[int]:
-    """The first cores that this process may use.
+def cores(count: int | None = None) -> list[int]:
+    """The first cores that this process may use, or all.
 
     Raises:
         Failed: There are not as many.
     """
     have = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    if count > len(have):
+    if count is not None and count > len(have):
         raise Failed(f"threads={count}, but there are {len(have)} cores; give fewer")
     return have[:count]
 

@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from pydoc import locate
 from typing import Any, cast
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from boltcutter.bench import harness
-from boltcutter.bench.harness import ratio
+from boltcutter.bench.harness import ratio_of_turns
 
 Array = npt.NDArray[Any]
 Read = Callable[[Array], Any]
@@ -114,26 +114,28 @@ WORKS: dict[str, Callable[[Path, int], Work]] = {
 
 
 def main(configs: Path, words: list[str]) -> None:
-    """Measure in one process; ``rounds=9 batches=300 folder=runs/bench`` choose how.
+    """Measure in one process; ``rounds=5 turns=10 batches=300 folder=runs/bench`` choose how.
 
     Raises:
         Failed: A setting is unknown.
     """
-    chosen = harness.options(words, {"rounds": "9", "batches": "300", "folder": "runs/bench"})
-    rounds, batches = int(chosen["rounds"]), int(chosen["batches"])
+    chosen = harness.options(words, {"rounds": "5", "turns": "10", "batches": "300", "folder": "runs/bench"})
+    rounds, turns, batches = (int(chosen[name]) for name in ("rounds", "turns", "batches"))
     ratios, details = [], {}
     for name, make in WORKS.items():
         with tempfile.TemporaryDirectory() as scratch:
-            found = compare(make(Path(scratch), batches), rounds, batches)
-        ratios.append(ratio(name, found["boltcutter"], "numpy", found["numpy"], TARGET))
+            work = make(Path(scratch), batches)
+            found = [compare(work, turns, batches) for _ in range(rounds)]
+        ours, theirs = ([each[who] for each in found] for who in ("boltcutter", "numpy"))
+        ratios.append(ratio_of_turns(name, ours, "numpy", theirs, TARGET))
         details[name] = found
-        each = {part: statistics.median(seconds) / batches * 1e6 for part, seconds in found.items()}
+        each = {part: statistics.median(chain(*(f[part] for f in found))) / batches * 1e6 for part in found[0]}
         told = "{boltcutter:.1f}, of these reading {reading:.1f}; numpy {numpy:.1f}".format(**each)
         print(f"{name}, µs a batch: boltcutter {told}", flush=True)
     harness.report("loader", Path(chosen["folder"]), ratios, details)
 
 
-def compare(work: Work, rounds: int, batches: int) -> dict[str, list[float]]:
+def compare(work: Work, turns: int, batches: int) -> dict[str, list[float]]:
     """Seconds for an epoch's first batches, of the training loader and of NumPy, which knows them, in turn.
 
     Of the loader's, those for reading stand beside: the others are for the order and for handing batches out.
@@ -143,7 +145,7 @@ def compare(work: Work, rounds: int, batches: int) -> dict[str, list[float]]:
     chosen = [batch.array if places is None else places[batch.array] for batch in islice(loader.sampler, batches)]
     timed = vars(loader)["dataset"] = Timed(loader.dataset)
     found: dict[str, list[float]] = {"boltcutter": [], "numpy": [], "reading": []}
-    for number in range(rounds):
+    for number in range(turns):
         for mine in (True, False) if number % 2 else (False, True):
             timed.seconds = 0.0
             seconds = time_of(islice(loader, batches) if mine else map(read, chosen))

@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 from boltcutter.bench import harness
-from boltcutter.bench.harness import Process, Table
+from boltcutter.bench.harness import Process
 from boltcutter.bench.step import WORKS, adapted, train
+from boltcutter.bench.turns import Table
 
 PARTS = {
     "all of it": [],

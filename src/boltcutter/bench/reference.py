@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pydoc import locate
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Accuracy, MeanMetric
 
-from boltcutter.bench.window import Turns
+from boltcutter.bench.turns import Turns
 
 
 def guide(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
@@ -37,8 +38,10 @@ def guide(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
     model.train()
     for inputs, targets in batches:
         clock.begin_step()
+        inputs, targets = inputs.to(spec["device"]), targets.to(spec["device"])
         optimizer.zero_grad()
-        loss = loss_of(model(inputs), targets)
+        with precision(spec):
+            loss = loss_of(model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if spec["clip"]:
             nn.utils.clip_grad_norm_(model.parameters(), spec["clip"])
@@ -49,7 +52,7 @@ def guide(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
 
 
 def best(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
-    """Each batch fetched whole, a fused optimizer, nothing read; a compiled model if ``spec`` says so."""
+    """All data on the device, each batch fetched whole, a fused optimizer, nothing read; compiled if ``spec`` says so."""
     optimizer, scheduler = make_optimizer(model, kept, spec, fused=True)
     if spec["compile"]:
         model.compile()
@@ -60,11 +63,13 @@ def best(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
     clock = Clock(spec)
     model.train()
     parameters = list(model.parameters())
-    for chosen in kept["order"]:
+    all_inputs, all_targets, order = (kept[name].to(spec["device"]) for name in ("inputs", "targets", "order"))
+    for chosen in order:
         clock.begin_step()
-        inputs, targets = kept["inputs"].index_select(0, chosen), kept["targets"].index_select(0, chosen)
+        inputs, targets = all_inputs.index_select(0, chosen), all_targets.index_select(0, chosen)
         optimizer.zero_grad()
-        loss = loss_of(model(inputs), targets)
+        with precision(spec):
+            loss = loss_of(model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if spec["clip"]:
             nn.utils.clip_grad_norm_(parameters, spec["clip"])
@@ -82,7 +87,8 @@ def plain_lightning(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         L.Trainer(
             max_epochs=1,
-            accelerator="cpu",
+            accelerator=spec["device"],
+            precision=spec["precision"],
             gradient_clip_val=spec["clip"],
             callbacks=callbacks,
             logger=CSVLogger(folder),
@@ -137,6 +143,12 @@ class Timed(Callback):
         self.clock.end_step(outputs["loss"])
 
 
+def precision(spec: dict[str, Any]) -> AbstractContextManager[Any]:
+    """What computes as ``trainer.precision`` does."""
+    half = {"bf16-mixed": torch.bfloat16}.get(spec["precision"])
+    return torch.autocast(spec["device"], half) if half else nullcontext()
+
+
 def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of classes (N, C), or of tokens (N, T, V)."""
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten().long())
@@ -188,6 +200,7 @@ def main(words: Iterable[str]) -> None:
         kept["order"] = kept["order"].roll(dist.get_rank(), 0)  # other samples for each
     model = call(spec["model"])
     model.load_state_dict(kept["weights"])
+    model.to(spec["device"])
     {"guide": guide, "best": best, "lightning": plain_lightning}[spec["loop"]](model, kept, spec)
 
 

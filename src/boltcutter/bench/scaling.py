@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.bench import harness
-from boltcutter.bench.harness import Process, Table, ratio_of_turns
-from boltcutter.bench.step import AS_SHIPPED, BEST, Work, adapted, batches, by_hand, train, turns
+from boltcutter.bench.harness import Process, ratio_of_turns
+from boltcutter.bench.step import AS_SHIPPED, BEST, CPU, Work, adapted, batches, by_hand, train, turns
+from boltcutter.bench.turns import Table
 
 BATCH = 64  # samples of each process
-WORK = Work(("data=synthetic", "data.length=30000", "model=convnet"), 10, 3, 12, 10, 3, (), {})
+WORK = Work((CPU, "data=synthetic", "data.length=30000", "model=convnet"), 10, 3, 12, 10, 3, (), {})
 ALONE = f"data.batch_size={BATCH}"
 TOGETHER = ("trainer=ddp", "trainer.devices=2", f"data.batch_size={2 * BATCH}")
 GLOO = "trainer.strategy.shared_memory=false"

@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from boltcutter.bench import harness
-from boltcutter.bench.harness import Failed, Process, Ratio, Table, ratio_of_turns
+from boltcutter.bench.harness import Failed, Process, Ratio, ratio_of_turns
+from boltcutter.bench.turns import Table
 
 # Without W&B, which works in a process of its own; what comes after training is not timed anyway.
-AS_SHIPPED = ["logger=csv", "report=false", "test=false", "trainer.accelerator=cpu"]
+AS_SHIPPED = ["logger=csv", "report=false", "test=false"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Work:
     """A training to be measured.
 
     Args:
-        words: Of ``train.py``; all that they do not name is as shipped.
+        words: Of ``train.py``, with the accelerator; all that they do not name is as shipped.
         warm: Steps before the first turn.
         lead: Steps of each turn that are not timed.
         steps: Steps of each turn that are.
@@ -49,23 +52,40 @@ PLAIN = "plain Lightning"
 LOOPS = {GUIDE: "guide", BEST: "best", BEST_COMPILED: "best", PLAIN: "lightning"}  # in reference.py
 FASTEST = "fastest by hand"
 TOLERANCE = 2e-3  # of the first losses, relative: other kernels round otherwise
+CPU, CUDA = "trainer.accelerator=cpu", "trainer.accelerator=cuda"
 WORKS = {
     "mlp": Work(
-        ("data=synthetic", "data.length=60000", "model=mlp", "model.hidden=[64,128,64]"),
+        (CPU, "data=synthetic", "data.length=60000", "model=mlp", "model.hidden=[64,128,64]"),
         50, 10, 60, 12, 3, (OURS, GUIDE, BEST, BEST_COMPILED, PLAIN), {(OURS, GUIDE): 1.0, (OURS, FASTEST): 1.35},
     ),
     "convnet": Work(
-        ("data=synthetic", "data.length=10000", "model=convnet"),
+        (CPU, "data=synthetic", "data.length=10000", "model=convnet"),
         10, 2, 10, 12, 2, (OURS, COMPILED, GUIDE, BEST_COMPILED),
         {(OURS, GUIDE): 0.95, (COMPILED, GUIDE): 0.8, (COMPILED, FASTEST): 1.05},
     ),
     "resnet": Work(
-        ("data=synthetic", "data.length=2000", "data.shape=[3,32,32]", "data.batch_size=128", "model=resnet"),
+        (CPU, "data=synthetic", "data.length=2000", "data.shape=[3,32,32]", "data.batch_size=128", "model=resnet"),
         5, 0, 1, 6, 1, (OURS, COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, GUIDE): 0.9, (COMPILED, FASTEST): 1.03},
     ),
     "gpt": Work(
-        ("data=text", "model=gpt", "task=language"),
+        (CPU, "data=text", "model=gpt", "task=language"),
         5, 0, 2, 8, 2, (OURS, COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, GUIDE): 0.95, (COMPILED, FASTEST): 1.03},
+    ),
+}  # fmt: skip
+ON_CUDA = {
+    "mnist": Work(
+        (CUDA, "data=synthetic", "data.length=60000", "model=convnet"),
+        50, 10, 60, 12, 3, (OURS, COMPILED, GUIDE, BEST, BEST_COMPILED), {(COMPILED, GUIDE): 0.2},
+    ),
+    "resnet50": Work(
+        (CUDA, "data=synthetic", "data.length=10000", "data.shape=[3,224,224]", "data.outputs=1000",
+         "data.batch_size=128", "model=resnet", "model.depth=50", "model.stem=large", "trainer.precision=bf16-mixed"),
+        10, 1, 5, 10, 2, (COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, FASTEST): 1.02},
+    ),
+    "gpt_124m": Work(
+        (CUDA, "experiment=gpt_124m", "data=text", "data.shape=[1024]", "data.batch_size=16",
+         "trainer.accumulate_grad_batches=1"),
+        10, 1, 5, 10, 2, (COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, FASTEST): 1.02},
     ),
 }  # fmt: skip
 Measured = dict[str, list[list[dict[str, Any]]]]  # by loop, for each round and turn
@@ -74,14 +94,16 @@ Measured = dict[str, list[list[dict[str, Any]]]]  # by loop, for each round and 
 def main(configs: Path, words: list[str]) -> None:
     """Measure; ``work=mlp,gpt threads=1,2 rounds=3 turns=6 steps=20 folder=runs/bench`` choose what.
 
-    ``clock=cpu`` counts the time of processors instead, which tells more while other things run on the machine.
+    ``clock=cpu`` counts the time of processors instead, which tells more while other things run on the machine;
+    ``device=cuda`` measures other works on a GPU, with all processors.
 
     Raises:
         Failed: A process failed, or two loops did not compute the same.
     """
     known = {
-        "work": ",".join(WORKS),
-        "threads": "1,2",
+        "device": "cpu",
+        "work": "",
+        "threads": "",
         "rounds": "",
         "turns": "",
         "steps": "",
@@ -89,19 +111,26 @@ def main(configs: Path, words: list[str]) -> None:
         "folder": "runs/bench",
     }
     chosen = harness.options(words, known)
+    if chosen["device"] not in ("cpu", "cuda"):
+        raise Failed(f"device={chosen['device']}: not measured; there are: cpu, cuda")
+    if chosen["device"] == "cuda" and not torch.cuda.is_available():
+        raise Failed("device=cuda: torch finds no GPU here; take device=cpu")
+    works, usual = (ON_CUDA, str(len(harness.cores()))) if chosen["device"] == "cuda" else (WORKS, "1,2")
     ratios: list[Ratio] = []
     details: dict[str, Any] = {}
-    for name in chosen["work"].split(","):
-        if name not in WORKS:
-            raise Failed(f"work={name}: no such work; there are: {', '.join(WORKS)}")
-        work = adapted(WORKS[name], chosen)
-        for threads in map(int, chosen["threads"].split(",")):
+    for name in (chosen["work"] or ",".join(works)).split(","):
+        if name not in works:
+            raise Failed(f"work={name}: no such work; there are: {', '.join(works)}")
+        work = adapted(works[name], chosen)
+        for threads in map(int, (chosen["threads"] or usual).split(",")):
             measured = measure(work, threads)
             what = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
             ratios += compare(work, measured, what, chosen["clock"])
             details[what] = measured
             summary = [f"{loop} {middle(each, chosen['clock']) * 1e3:.3f}" for loop, each in measured.items()]
-            print(f"{what}, ms a step: {'; '.join(summary)}", flush=True)
+            least = measured[work.loops[0]][0][-1]["least"]
+            share = f"; MFU {least / middle(measured[work.loops[0]], 'wall'):.0%}" if least else ""
+            print(f"{what}, ms a step: {'; '.join(summary)}{share}", flush=True)
     harness.report("step", Path(chosen["folder"]), ratios, details)
 
 
@@ -119,7 +148,7 @@ def measure(work: Work, threads: int) -> Measured:
             seeds: list[int] = []
             for loop in work.loops:
                 if loop in (OURS, COMPILED):
-                    kept = f", keep: {keep}, batches: {batches(work)}" if loop == OURS else ""
+                    kept = f", keep: {keep}, batches: {batches(work)}" if loop == work.loops[0] else ""
                     command = train(work, table, Path(scratch), [f"task.compile={str(loop == COMPILED).lower()}"], kept)
                 else:
                     command = by_hand([*work.words, *AS_SHIPPED], loop, turns(work, table), keep, seeds)
@@ -132,7 +161,7 @@ def measure(work: Work, threads: int) -> Measured:
                     measured[loop][-1] += table.turn(loop)
     for reference in set(work.loops) - {OURS, COMPILED}:
         # Compiled dropout draws other numbers, so what is compiled is compared with what is.
-        twin = COMPILED if reference == BEST_COMPILED and COMPILED in measured else OURS
+        twin = COMPILED if OURS not in measured or (reference == BEST_COMPILED and COMPILED in measured) else OURS
         agree(measured[twin][0][-1]["losses"], measured[reference][0][-1]["losses"], f"{twin} and {reference}")
     return measured
 
@@ -164,6 +193,7 @@ def by_hand(words: Sequence[str], loop: str, turns: dict[str, Any], keep: Path, 
     """The command that does by hand what the words of ``train.py`` mean, from what one of its windows has kept."""
     cfg = harness.resolved(words)
     spec = {name: cfg[name] for name in ("model", "optimizer", "scheduler")}
+    spec |= {"device": cfg["trainer"]["accelerator"], "precision": str(cfg["trainer"]["precision"])}
     spec |= {"clip": cfg["trainer"]["gradient_clip_val"], "compile": loop == BEST_COMPILED, "turns": turns}
     spec |= {"keep": str(keep), "seeds": seeds, "loop": LOOPS[loop]}
     return ["-m", "boltcutter.bench.reference", json.dumps(spec)]

@@ -51,7 +51,7 @@ class Throughput(Callback):
         self._epoch_samples = 0
         self._epoch_seconds = 0.0
         self._known = False  # what a sample is
-        self._flops: float | None = None  # operations for a sample over those that all devices do in a second at best
+        self.least_seconds: float | None = None  # that all devices take for a sample at best, where that is known
         self._judged: tuple[float, float] | None = None  # seconds, and of these waited; none before the first interval
         self._told = False
 
@@ -106,7 +106,7 @@ class Throughput(Callback):
         few = inputs[:2]  # dp keeps so few on one device; what its threads do is not counted
         flops = count_flops(getattr(pl_module, "model", pl_module), few) if best else None
         devices = trainer.num_devices * trainer.num_nodes  # of which one process may have several
-        self._flops = flops / len(few) / (best * devices) if flops and best else None
+        self.least_seconds = flops / len(few) / (best * devices) if flops and best else None
 
     def _start(self, trainer: L.Trainer) -> None:
         self._began, self._waited = time.perf_counter(), waited(trainer) or 0.0
@@ -120,8 +120,8 @@ class Throughput(Callback):
             self.rates["samples_per_second"] = rate
             if self.tokens:
                 self.rates["tokens_per_second"] = rate * self.tokens
-            if self._flops:
-                self.rates["mfu"] = rate * self._flops
+            if self.least_seconds:
+                self.rates["mfu"] = rate * self.least_seconds
             total = waited(trainer)
             if total is not None:
                 self.rates["data_wait"] = (total - self._waited) / seconds
