@@ -34,6 +34,7 @@ def losses(folder: Path, loop: str, **changed: Any) -> list[float]:
         "seeds": list(range(5)),
         "keep": str(folder / "kept.pt"),
         "loop": loop,
+        "without": [],
     } | changed
     with Table(folder) as table:
         (ready,) = table.seat(loop, Process(["-m", "boltcutter.bench.reference", json.dumps(spec)], cores(1)))
@@ -46,6 +47,9 @@ def test_both_loops_compute_the_same(tmp_path: Path) -> None:
     guide = losses(tmp_path, "guide")
     assert len(guide) == len(set(guide)) == 5
     assert losses(tmp_path, "best") == pytest.approx(guide, rel=1e-4)
+    assert losses(tmp_path, "lightning") == pytest.approx(guide, rel=1e-4)
+    everything = ["log", "metrics", "single samples", "unfused optimizer", "bar", "learning rate"]
+    assert losses(tmp_path, "lightning", without=everything) == pytest.approx(guide, rel=1e-4)
     assert losses(tmp_path, "best", clip=None) != pytest.approx(guide, rel=1e-4)
     warmup = "boltcutter.task.schedule.warmup_cosine"
     schedule = {"_target_": warmup, "_partial_": True, "warmup": 0.5}

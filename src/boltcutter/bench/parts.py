@@ -9,7 +9,7 @@ from pathlib import Path
 
 from boltcutter.bench import harness
 from boltcutter.bench.harness import Process
-from boltcutter.bench.step import WORKS, adapted, train
+from boltcutter.bench.step import AS_SHIPPED, PLAIN, WORKS, adapted, by_hand, train, turns
 from boltcutter.bench.turns import Table
 
 PARTS = {
@@ -29,28 +29,55 @@ PARTS = {
 }
 
 
+OF_PLAIN = ", plain Lightning"
+PLAIN_PARTS = {
+    "all of it": [],
+    "log": ["log"],
+    "metrics, and log": ["log", "metrics"],
+    "single samples": ["single samples"],
+    "unfused optimizer": ["unfused optimizer"],
+    "bar": ["bar"],
+}
+
+
 def main(configs: Path, words: list[str]) -> None:
     """Measure on one core, all in turn; ``work=mlp rounds=3 folder=runs/bench`` choose what.
+
+    Beside it stands what parts cost in Lightning as its guides have it.
 
     Raises:
         Failed: A process failed.
     """
     chosen = harness.options(words, {"work": "mlp", "rounds": "", "turns": "", "steps": "", "folder": "runs/bench"})
     work = adapted(WORKS[chosen["work"]], chosen)
-    measured: dict[str, list[float]] = {part: [] for part in PARTS}
+    measured: dict[str, list[float]] = {f"{part}{of}": [] for part, _, of in _all()}
     for _ in range(work.rounds):
         with tempfile.TemporaryDirectory() as scratch, Table(Path(scratch)) as table:
-            for part, without in PARTS.items():
-                command = train(work, table, Path(scratch), without)
-                table.seat(part, Process(command, harness.cores(1), terminal=True))
+            keep = Path(scratch) / "kept.pt"
+            seeds: list[int] = []
+            for part, without, of in _all():
+                if of:
+                    by = [*work.words, *AS_SHIPPED]
+                    command = by_hand(by, PLAIN, turns(work, table), keep, seeds, without)
+                else:
+                    command = train(work, table, Path(scratch), without, None if seeds else keep)
+                (ready,) = table.seat(part + of, Process(command, harness.cores(1), terminal=True))
+                seeds = seeds or ready["seeds"]
             for _ in range(work.turns):
-                for part in PARTS:
-                    measured[part] += [turn["wall"] * 1e6 for turn in table.turn(part)]
+                for part, found in measured.items():
+                    found += [turn["wall"] * 1e6 for turn in table.turn(part)]
     print(f"{chosen['work']}, one thread: {harness.machine()}")
-    for part, found in measured.items():
-        change = statistics.median(b - a for a, b in zip(measured["all of it"], found, strict=True))
-        beside = "" if part == "all of it" else f"  ({change:+.0f})"
-        print(f"{part:32} {statistics.median(found):8.0f} µs a step{beside}")
+    for part, _, of in _all():
+        found, whole = measured[part + of], measured["all of it" + of]
+        change = statistics.median(b - a for a, b in zip(whole, found, strict=True))
+        beside = "" if found is whole else f"  ({change:+.0f})"
+        print(f"{part + of:42} {statistics.median(found):8.0f} µs a step{beside}")
     folder = Path(chosen["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "parts.json").write_text(json.dumps({"machine": harness.machine(), "microseconds": measured}, indent=1))
+
+
+def _all() -> list[tuple[str, list[str], str]]:
+    """All parts, what leaves them out, and of what."""
+    ours = [(part, without, "") for part, without in PARTS.items()]
+    return ours + [(part, without, OF_PLAIN) for part, without in PLAIN_PARTS.items()]

@@ -52,7 +52,7 @@ def guide(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
 
 
 def best(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
-    """All data on the device, each batch fetched whole, a fused optimizer, nothing read; compiled if ``spec`` says so."""
+    """Data on the device, each batch fetched whole, a fused optimizer, nothing read; compiled if ``spec`` says so."""
     optimizer, scheduler = make_optimizer(model, kept, spec, fused=True)
     if spec["compile"]:
         model.compile()
@@ -80,10 +80,20 @@ def best(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
 
 
 def plain_lightning(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
-    """Lightning with its own defaults: the default loader, metrics updated and logged at each step, its rich bar."""
+    """Lightning with its own defaults: the default loader, metrics updated and logged at each step, its rich bar.
+
+    ``spec["without"]`` names parts of it that are left out.
+    """
+    without, samples = spec["without"], TensorDataset(kept["inputs"], kept["targets"])
     order = kept["order"].flatten().tolist()
-    batches = DataLoader(TensorDataset(kept["inputs"], kept["targets"]), kept["order"].size(1), sampler=order)
-    callbacks = [Timed(Clock(spec)), RichProgressBar(), LearningRateMonitor()]
+    batches: DataLoader[Any] = (
+        DataLoader(samples, batch_size=None, sampler=list(kept["order"]))
+        if "single samples" in without
+        else DataLoader(samples, kept["order"].size(1), sampler=order)
+    )
+    callbacks: list[Callback] = [Timed(Clock(spec))]
+    callbacks += [] if "bar" in without else [RichProgressBar()]
+    callbacks += [] if "learning rate" in without else [LearningRateMonitor()]
     with tempfile.TemporaryDirectory() as folder:
         L.Trainer(
             max_epochs=1,
@@ -92,6 +102,7 @@ def plain_lightning(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]
             gradient_clip_val=spec["clip"],
             callbacks=callbacks,
             logger=CSVLogger(folder),
+            enable_progress_bar="bar" not in without,
             default_root_dir=folder,
         ).fit(Plain(model, kept, spec), batches)
 
@@ -108,22 +119,28 @@ class Plain(L.LightningModule):
     def __init__(self, model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
         super().__init__()
         self.model, self.kept, self.spec = model, kept, spec
-        self.train_loss, self.train_accuracy = MeanMetric(), Accuracy("multiclass", num_classes=10)
+        self.train_loss, self.train_accuracy = (
+            MeanMetric(),
+            Accuracy("multiclass", num_classes=int(kept["targets"].max()) + 1),
+        )
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss, with what is logged."""
         inputs, targets = batch
         outputs = self.model(inputs)
         loss = loss_of(outputs, targets)
-        self.train_loss(loss)
-        self.train_accuracy(outputs, targets)
-        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True, prog_bar=True)
-        self.log("train/accuracy", self.train_accuracy, on_step=False, on_epoch=True, prog_bar=True)
+        if "metrics" not in self.spec["without"]:
+            self.train_loss(loss)
+            self.train_accuracy(outputs, targets)
+        if "log" not in self.spec["without"]:
+            self.log("train/loss", self.train_loss, on_step=False, on_epoch=True, prog_bar=True)
+            self.log("train/accuracy", self.train_accuracy, on_step=False, on_epoch=True, prog_bar=True)
         return loss
 
     def configure_optimizers(self) -> Any:
         """As everybody's."""
-        optimizer, scheduler = make_optimizer(self.model, self.kept, self.spec, fused=None)
+        fused = True if "unfused optimizer" in self.spec["without"] else None
+        optimizer, scheduler = make_optimizer(self.model, self.kept, self.spec, fused=fused)
         plan = {"optimizer": optimizer}
         return plan | {"lr_scheduler": {"scheduler": scheduler, "interval": "step"}} if scheduler else plan
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from boltcutter.bench import harness
 from boltcutter.bench.harness import Process, ratio_of_turns
-from boltcutter.bench.step import AS_SHIPPED, BEST, CPU, Work, adapted, batches, by_hand, train, turns
+from boltcutter.bench.step import AS_SHIPPED, BEST, CPU, Work, adapted, by_hand, train, turns
 from boltcutter.bench.turns import Table
 
 BATCH = 64  # samples of each process
@@ -60,8 +60,7 @@ def measure(work: Work) -> dict[str, list[list[dict[str, Any]]]]:
         keep = Path(folder) / "kept.pt"
 
         def run(name: str, on: list[int], *more: str) -> Process:
-            kept = f", keep: {keep}, batches: {batches(work)}" if name == "together" else ""
-            command = train(work, table, Path(folder) / name, more, kept)
+            command = train(work, table, Path(folder) / name, more, keep if name == "together" else None)
             return Process(command, on, terminal=True, threads=1)
 
         first, _ = table.seat("together", run("together", cores, *TOGETHER), ranks=2)

@@ -148,8 +148,8 @@ def measure(work: Work, threads: int) -> Measured:
             seeds: list[int] = []
             for loop in work.loops:
                 if loop in (OURS, COMPILED):
-                    kept = f", keep: {keep}, batches: {batches(work)}" if loop == work.loops[0] else ""
-                    command = train(work, table, Path(scratch), [f"task.compile={str(loop == COMPILED).lower()}"], kept)
+                    more = [f"task.compile={str(loop == COMPILED).lower()}"]
+                    command = train(work, table, Path(scratch), more, keep if loop == work.loops[0] else None)
                 else:
                     command = by_hand([*work.words, *AS_SHIPPED], loop, turns(work, table), keep, seeds)
                 process = Process(command, cores, terminal=loop in (OURS, COMPILED, PLAIN))
@@ -182,20 +182,28 @@ def turns(work: Work, table: Table) -> dict[str, Any]:
     return {"address": table.address, "warm": work.warm, "lead": work.lead, "steps": work.steps}
 
 
-def train(work: Work, table: Table, scratch: Path, more: Sequence[str], kept: str = "") -> list[str]:
-    """The command that lets ``train.py`` take turns; ``kept`` says what the window keeps."""
-    told = ", ".join(f"{name}: {value}" for name, value in turns(work, table).items())
-    window = f"+callback.window={{_target_: boltcutter.bench.window.Window, {told}{kept}}}"
-    return [str(harness.TRAIN), *work.words, *AS_SHIPPED, *more, window, f"runs={scratch}"]
+def train(work: Work, table: Table, scratch: Path, more: Sequence[str], keep: Path | None = None) -> list[str]:
+    """The command that lets ``train.py`` take turns, and keeps what others start from."""
+    window = {**turns(work, table), **({"keep": keep, "batches": batches(work)} if keep else {})}
+    told = ", ".join(f"{name}: {value}" for name, value in window.items())
+    window_word = f"+callback.window={{_target_: boltcutter.bench.window.Window, {told}}}"
+    return [str(harness.TRAIN), *work.words, *AS_SHIPPED, *more, window_word, f"runs={scratch}"]
 
 
-def by_hand(words: Sequence[str], loop: str, turns: dict[str, Any], keep: Path, seeds: Sequence[int]) -> list[str]:
+def by_hand(
+    words: Sequence[str],
+    loop: str,
+    turns: dict[str, Any],
+    keep: Path,
+    seeds: Sequence[int],
+    without: Sequence[str] = (),
+) -> list[str]:
     """The command that does by hand what the words of ``train.py`` mean, from what one of its windows has kept."""
     cfg = harness.resolved(words)
     spec = {name: cfg[name] for name in ("model", "optimizer", "scheduler")}
     spec |= {"device": cfg["trainer"]["accelerator"], "precision": str(cfg["trainer"]["precision"])}
     spec |= {"clip": cfg["trainer"]["gradient_clip_val"], "compile": loop == BEST_COMPILED, "turns": turns}
-    spec |= {"keep": str(keep), "seeds": seeds, "loop": LOOPS[loop]}
+    spec |= {"keep": str(keep), "seeds": seeds, "loop": LOOPS[loop], "without": without}
     return ["-m", "boltcutter.bench.reference", json.dumps(spec)]
 
 

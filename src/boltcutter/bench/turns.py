@@ -119,7 +119,7 @@ class Turns:
         """
         self._done += 1
         place = (self._done - self.warm) % (self.lead + self.steps)
-        if torch.cuda.is_initialized() and place in (0, self.lead):
+        if torch.cuda.is_initialized() and place in (0, self.lead):  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # not at each step, which nobody would do
         self._laps.append(time.perf_counter())
         if self._done <= CHECKED:

@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.bench.turns import Turns
-from boltcutter.callback.throughput import Throughput, samples
 
 
 class Window(Callback):
@@ -32,13 +31,13 @@ class Window(Callback):
         self, address: str, *, warm: int, lead: int, steps: int, keep: Path | None = None, batches: int = 0
     ) -> None:
         self.keep, self.batches = keep, batches
-        self._meter: Throughput | None = None
+        self._meter: Any = None  # knows how long a sample takes at least
         self._turns = Turns(address, warm=warm, lead=lead, steps=steps)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep what training starts from."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self._meter = next((found for found in callbacks if isinstance(found, Throughput)), None)
+        self._meter = next((found for found in callbacks if hasattr(found, "least_seconds")), None)
         if self.keep is None or not trainer.is_global_zero:
             return
         loader: Any = trainer.train_dataloader
@@ -59,4 +58,4 @@ class Window(Callback):
     ) -> None:
         """Wait where a turn ends."""
         each = self._meter.least_seconds if self._meter else None
-        self._turns.end_step(outputs["loss"], each and each * samples(batch))
+        self._turns.end_step(outputs["loss"], each and each * len(batch[0]))
