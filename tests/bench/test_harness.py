@@ -39,6 +39,9 @@ def test_a_process_has_its_cores_its_threads_and_a_terminal(tmp_path: Path) -> N
 def test_mistakes_are_told_on_one_line() -> None:
     with pytest.raises(Failed, match=r"^wrong: no such setting here; there are: rounds$"):
         harness.options(["wrong=1"], {"rounds": "1"})
+    for word in ("rounds=", "rounds=few", "rounds=0", "rounds=-1", "threads=1,x"):
+        with pytest.raises(Failed, match=rf"^{word}: not a whole number above 0; try 2$"):
+            harness.options([word], {"rounds": "2", "threads": ""})
     with pytest.raises(Failed, match=r"^threads=\d+, but there are \d+ cores"):
         harness.cores(1 + (os.cpu_count() or 1))
     with pytest.raises(Failed, match=r"^mode: no such key"):

@@ -24,6 +24,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 TRAIN = ROOT / "scripts" / "train.py"
+COUNTED = ("rounds", "turns", "steps", "batches", "epochs")
 SECONDS = 900  # that a process may take to start, or for a turn
 
 
@@ -161,12 +162,15 @@ def options(words: Sequence[str], known: dict[str, str]) -> dict[str, str]:
     """``key=value`` words over what holds without them.
 
     Raises:
-        Failed: A word is none of them.
+        Failed: A word is none of them, or its value is not what can be counted.
     """
     given = {name: value for name, _, value in (word.partition("=") for word in words)}
-    for name in given:
+    for name, value in given.items():
         if name not in known:
             raise Failed(f"{name}: no such setting here; there are: {', '.join(known)}")
+        counts = value.split(",") if name == "threads" else [value] * (name in COUNTED)
+        if not all(count.isdecimal() and int(count) for count in counts):
+            raise Failed(f"{name}={value}: not a whole number above 0; try {known[name] or 2}")
     return known | given
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from pydoc import locate
 from typing import Any
 
@@ -94,17 +94,17 @@ def plain_lightning(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]
     callbacks: list[Callback] = [Timed(Clock(spec))]
     callbacks += [] if "bar" in without else [RichProgressBar()]
     callbacks += [] if "learning rate" in without else [LearningRateMonitor()]
-    with tempfile.TemporaryDirectory() as folder:
-        L.Trainer(
-            max_epochs=1,
-            accelerator=spec["device"],
-            precision=spec["precision"],
-            gradient_clip_val=spec["clip"],
-            callbacks=callbacks,
-            logger=CSVLogger(folder),
-            enable_progress_bar="bar" not in without,
-            default_root_dir=folder,
-        ).fit(Plain(model, kept, spec), batches)
+    folder = Path(spec["keep"]).parent  # which whoever measures takes away
+    L.Trainer(
+        max_epochs=1,
+        accelerator=spec["device"],
+        precision=spec["precision"],
+        gradient_clip_val=spec["clip"],
+        callbacks=callbacks,
+        logger=CSVLogger(folder),
+        enable_progress_bar="bar" not in without,
+        default_root_dir=folder,
+    ).fit(Plain(model, kept, spec), batches)
 
 
 class Plain(L.LightningModule):
@@ -119,10 +119,8 @@ class Plain(L.LightningModule):
     def __init__(self, model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
         super().__init__()
         self.model, self.kept, self.spec = model, kept, spec
-        self.train_loss, self.train_accuracy = (
-            MeanMetric(),
-            Accuracy("multiclass", num_classes=int(kept["targets"].max()) + 1),
-        )
+        self.train_loss = MeanMetric()
+        self.train_accuracy = Accuracy("multiclass", num_classes=int(kept["targets"].max()) + 1)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss, with what is logged."""

@@ -111,8 +111,9 @@ def main(configs: Path, words: list[str]) -> None:
         "folder": "runs/bench",
     }
     chosen = harness.options(words, known)
-    if chosen["device"] not in ("cpu", "cuda"):
-        raise Failed(f"device={chosen['device']}: not measured; there are: cpu, cuda")
+    for key, values in (("device", ("cpu", "cuda")), ("clock", ("wall", "cpu"))):
+        if chosen[key] not in values:
+            raise Failed(f"{key}={chosen[key]}: not measured; there are: {', '.join(values)}")
     if chosen["device"] == "cuda" and not torch.cuda.is_available():
         raise Failed("device=cuda: torch finds no GPU here; take device=cpu")
     works, usual = (ON_CUDA, str(len(harness.cores()))) if chosen["device"] == "cuda" else (WORKS, "1,2")
