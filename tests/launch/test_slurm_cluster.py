@@ -41,7 +41,6 @@ def is_training(folder: Path, start: int) -> bool:
     return len(starts) > start and re.search(r"^epoch ", starts[-1], re.M) is not None
 
 
-@pytest.mark.slow
 def test_two_nodes_of_two_ranks_train_as_one_process(cluster: Cluster, script: Script, tmp_path: Path) -> None:
     words = [*WORDS, "trainer.max_epochs=3"]
     folder = cluster.runs / "whole"
@@ -59,6 +58,7 @@ def test_two_nodes_of_two_ranks_train_as_one_process(cluster: Cluster, script: S
     assert record(folder)["test"] == pytest.approx(record(tmp_path / "run")["test"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_outlives_signals_processes_and_nodes(cluster: Cluster, script: Script, tmp_path: Path) -> None:
     words = [*WORDS, "trainer=ddp", "trainer.max_epochs=300"]
     folder, job = cluster.submit("events", *words, "trainer.num_nodes=2", "trainer.devices=1")
