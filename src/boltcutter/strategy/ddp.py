@@ -37,6 +37,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # an interrupt com
 CAUGHT = (*FORWARDED, signal.SIGINT)
 LOGS = ("lightning.pytorch", "lightning.fabric")
 PATIENCE = 15.0  # seconds in which a process may tell which other failed, before it is ended
+ALL_AT_ONCE = 1 << 16  # MiB of gradients in a bucket
 AGAIN = 0.2  # seconds after which a signal comes again to a process that does not listen yet
 
 
@@ -84,6 +85,9 @@ class DDPStrategy(strategies.DDPStrategy):
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, still(model))  # type: ignore[no-untyped-call]
+        if self.shared_memory and self.root_device.type == "cpu" and self.num_nodes == 1:
+            # Nothing is sent while a processor computes, so ranks wait for each other once, and not for each bucket.
+            self._ddp_kwargs.setdefault("bucket_cap_mb", ALL_AT_ONCE)
         return super()._setup_model(model)
 
     def _register_ddp_hooks(self) -> None:
