@@ -9,7 +9,7 @@ from typing import Any, Literal, Optional, Union
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from boltcutter.build import build, check, describe, fits, locate, parameters, type_name
+from boltcutter.build import build, check, fits, locate, parameters, type_name
 from boltcutter.config import ConfigError
 
 TOOLS = "tests_tools"
@@ -273,28 +273,6 @@ def test_fits(value: Any, wanted: Any, expected: bool) -> None:
 )
 def test_type_name(wanted: Any, text: str) -> None:
     assert type_name(wanted) == text
-
-
-def test_describe() -> None:
-    lines = list(describe(cfg(n=2, other="${box.tool}"), root))
-    cells = [[cell for cell in line.split("  ") if cell] for line in lines]
-    assert [cell.strip() for cell in cells[0]] == ["box", f"{TOOLS}.Box(…)", "Box", "A box."]
-    assert [cell.strip() for cell in cells[2]] == ["box.tool.size", "3", "int", "How large."]
-    assert [cell.strip() for cell in cells[3]] == ["box.tool.kind", "saw", "'saw' | 'axe'", "Which (one of two)."]
-    assert any(line.startswith("other ") and "${box.tool}" in line for line in lines)
-    starts = {line.index(line.split()[1]) for line in lines}
-    assert len(starts) == 1
-
-
-def test_describe_one_place() -> None:
-    assert list(describe(cfg(), root, "box.tool.size")) == ["box.tool.size  3  int  How large."]
-    lines = list(describe(cfg(other="${box.tool}"), root, "other.kind"))
-    assert lines == ["box.tool.kind  saw  'saw' | 'axe'  Which (one of two)."]
-
-
-def test_describe_what_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"box\.tol: no such key; did you mean box\.tool\?"):
-        list(describe(cfg(), root, "box.tol"))
 
 
 def test_keywords_that_are_handed_on() -> None:

@@ -163,6 +163,18 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return dict(OmegaConf.to_container(cfg))  # type: ignore[arg-type]
 
 
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """Plain types, every reference followed.
+
+    Raises:
+        ConfigError: A reference leads nowhere.
+    """
+    try:
+        return dict(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+    except OmegaConfBaseException as error:
+        raise ConfigError(say_unresolved(error, cfg)) from None
+
+
 def public(cfg: DictConfig) -> dict[str, Any]:
     """Plain types, every reference followed, secrets veiled.
 
@@ -177,10 +189,7 @@ def public(cfg: DictConfig) -> dict[str, Any]:
             return {k: "***" if SECRET.search(str(k)) and v else veil(v) for k, v in node.items()}
         return node
 
-    try:
-        return dict(veil(OmegaConf.to_container(cfg, resolve=True)))
-    except OmegaConfBaseException as error:
-        raise ConfigError(say_unresolved(error, cfg)) from None
+    return dict(veil(resolved(cfg)))
 
 
 def as_yaml(values: dict[str, Any]) -> str:

@@ -19,7 +19,8 @@ import torch
 from packaging.requirements import Requirement
 
 from boltcutter import build, run
-from boltcutter.assemble import assemble, check_cfg, check_kinds, told_in_one_line
+from boltcutter.assemble import assemble, check_cfg, told_in_one_line
+from boltcutter.checks import check_kinds
 from boltcutter.choose import UNITS, Row, fits, recommend, rows, say_bytes
 from boltcutter.config import ConfigError, DictConfig, groups, one_line
 from boltcutter.environment.platform import told

@@ -6,7 +6,7 @@ from conftest import QUICK, Script
 from lightning.fabric.accelerators.xla import XLAAccelerator
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
-from boltcutter import assemble
+from boltcutter import checks
 from boltcutter.checkpoint import AtomicCheckpointIO
 from boltcutter.config import ConfigError, DictConfig
 from boltcutter.strategy.tpu import OnHost
@@ -36,7 +36,7 @@ def test_a_machine_without_the_library_is_told_in_one_line(script: Script, tmp_p
 
 
 def test_a_machine_without_tpus_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "find_spec", lambda name: object())
+    monkeypatch.setattr(checks, "find_spec", lambda name: object())
     monkeypatch.setattr(XLAAccelerator, "is_available", staticmethod(lambda: False))
     with pytest.raises(ConfigError, match=r"^trainer.accelerator=tpu: this machine has no TPU; try trainer=default$"):
-        assemble.check_devices(DictConfig({"accelerator": "tpu", "devices": "auto"}))
+        checks.check_devices(DictConfig({"accelerator": "tpu", "devices": "auto"}))

@@ -1,0 +1,153 @@
+"""Whether the parts of a training go together, and whether machine and processes are those that are asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.accelerators.xla import XLAAccelerator
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import ParallelStrategy
+from torch import nn
+
+from boltcutter import build
+from boltcutter.config import ConfigError, DictConfig, hint, one_line
+from boltcutter.environment import platform
+from boltcutter.environment.process import started
+
+
+def check_devices(trainer: DictConfig) -> None:
+    """See that the machine has the devices that are asked for.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    accelerator, devices = str(trainer.get("accelerator", "auto")), trainer.get("devices", "auto")
+    gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
+    wanted = devices if isinstance(devices, int) else 0 if isinstance(devices, str) else len(devices or ())
+    if not re.fullmatch(r"auto|-1|[1-9]\d*|\d+(, ?\d+)+|\[.+\]", str(devices)):
+        raise ConfigError(f"trainer.devices={devices} is no number of devices; try trainer.devices=1, or auto for all")
+    if accelerator == "tpu":
+        if find_spec("torch_xla") is None:
+            raise ConfigError(
+                "trainer.accelerator=tpu: torch_xla is not installed, and Lightning drives TPUs by nothing else; where "
+                "there are TPUs, pip install 'torch_xla[tpu]' and its version of torch; elsewhere try trainer=default"
+            )
+        if not XLAAccelerator.is_available():
+            raise ConfigError("trainer.accelerator=tpu: this machine has no TPU; try trainer=default")
+    if accelerator in ("cuda", "gpu") and (gpus == 0 or wanted > gpus):
+        have = f"{gpus} CUDA devices" if gpus else "no CUDA device"
+        remedy = f"trainer.devices={gpus}" if gpus else "trainer.accelerator=cpu"
+        raise ConfigError(
+            f"trainer.accelerator={accelerator}, trainer.devices={devices}: this machine has {have}; try {remedy}"
+        )
+    if accelerator == "auto" and gpus and wanted > gpus:
+        raise ConfigError(
+            f"trainer.devices={devices}: this machine has {gpus} CUDA devices; try trainer.devices={gpus}"
+        )
+    if accelerator == "auto" and not gpus and wanted > max(1, cores, torch.accelerator.device_count()):
+        raise ConfigError(
+            f"trainer.devices={devices}: this machine has no GPU and {cores} processor cores; "
+            f"try trainer.devices=1, or trainer.accelerator=cpu to start {wanted} processes all the same"
+        )
+
+
+def check_processes(trainer: L.Trainer) -> None:
+    """See that the trainer uses all processes that were started; else each would train alone in the same folder.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if told := platform.told():
+        name, nodes, each = told
+        if nodes > 1 and isinstance(trainer.strategy, ParallelStrategy) and not hasattr(trainer.strategy, "num_nodes"):
+            raise ConfigError(
+                f"trainer.strategy={type(trainer.strategy).__name__} trains on one node, but {name} has {nodes}: each "
+                "would train alone; take trainer=ddp"
+            )
+        if nodes != trainer.num_nodes or each not in (None, trainer.num_devices):
+            devices = f"trainer.devices={each} " if each else ""
+            raise ConfigError(
+                f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {name} has started "
+                f"{nodes} nodes{f' for {each} processes each' if each else ''}; say {devices}trainer.num_nodes={nodes}"
+            )
+    processes = started()
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    alone = environment is None or isinstance(environment, LightningEnvironment)
+    if alone and "RANK" in os.environ and "LOCAL_RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"RANK={os.environ['RANK']}, WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but LOCAL_RANK is not: it "
+            "counts the processes of each machine from 0; set it, or start them with torchrun"
+        )
+    if processes and processes[0] != trainer.world_size:
+        every, here = processes
+        raise ConfigError(
+            f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {every} processes were "
+            f"started; say trainer.devices={here} trainer.num_nodes={max(1, every // here)}"
+        )
+
+
+def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
+    """See that the batch divides over the ranks that share the data.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    ranks = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+    size = getattr(data, "batch_size", None)
+    if size and size % ranks:
+        raise ConfigError(f"data.batch_size={size} does not divide over {ranks} ranks; try {size + -size % ranks}")
+
+
+def check_kinds(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataModule) -> None:
+    """See that the task wants what the data has: classes, numbers or tokens.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    wants, has = getattr(task, "kind", None), getattr(data, "kind", None)
+    if wants and has and wants != has:
+        fitting = {"classes": "classification", "numbers": "regression", "tokens": "language"}[has]
+        picked = cfg.choices
+        raise ConfigError(f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting}")
+
+
+def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:
+    """See that every metric which is watched is logged, as far as the task tells what it logs.
+
+    Raises:
+        ConfigError: One never is, and a training would end without a checkpoint.
+    """
+    logged = getattr(task, "logged", None)
+    if logged is None:
+        return
+    watched = {f"callback.{name}.monitor": getattr(callback, "monitor", None) for name, callback in callbacks.items()}
+    for path, metric in (watched | {"task.monitor": getattr(task, "monitor", None)}).items():
+        if metric is not None and metric not in logged:
+            listed = ", ".join(sorted(logged))
+            raise ConfigError(f"{path}={metric} is never logged{hint(metric, logged)} (there are: {listed})")
+
+
+def check_optimizer(task: L.LightningModule) -> None:
+    """See that optimizer and scheduler take their values, on a parameter of no meaning.
+
+    Raises:
+        ConfigError: One refuses.
+    """
+    made: Any = [nn.Parameter(torch.zeros(1))]
+    for name in ("optimizer", "scheduler"):
+        make = getattr(task, name, None)
+        if not isinstance(make, partial):
+            return
+        late = "total_steps" in build.parameters(make.func) and make.keywords.get("total_steps") is None
+        try:
+            made = make(made, **({"total_steps": 100} if late else {}))
+        except (ValueError, TypeError, RuntimeError) as error:
+            text = one_line(error)
+            raise ConfigError(text if text.startswith(f"{name}.") else f"{name}: {text}") from error
