@@ -15,6 +15,7 @@ import torch
 from forkserver import ForkServer, communicate, rank_variables
 
 ROOT = Path(__file__).parents[1]
+STATE = {"state_dict": {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(2)}, "epoch": 3}  # of a checkpoint
 QUICK = ["logger=null", "report=false", "trainer.max_epochs=2"]
 sys.modules["mpi4py"] = None  # Lightning's trainers would start MPI in this process
 
@@ -26,6 +27,22 @@ Script = Callable[..., subprocess.CompletedProcess[str]]
 def state(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
     """The weights in a run's checkpoint."""
     return dict(torch.load(folder / "checkpoints" / f"{which}.ckpt", weights_only=True)["state_dict"])
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The path of a checkpoint that holds ``STATE``."""
+    from boltcutter.checkpoint import AtomicCheckpointIO
+
+    AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / "deep" / "last.ckpt")
+    return tmp_path / "deep" / "last.ckpt"
+
+
+def flip_a_bit(path: Path) -> None:
+    """Damage the weights in a checkpoint that holds ``STATE``."""
+    content = bytearray(path.read_bytes())
+    content[content.index(STATE["state_dict"]["weight"].numpy().tobytes()) + 5] ^= 1  # type: ignore[index]
+    path.write_bytes(content)
 
 
 def apart(one: Path, other: Path) -> float:

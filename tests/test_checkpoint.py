@@ -1,5 +1,4 @@
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -15,23 +14,13 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from conftest import QUICK, Script, environment
+from conftest import QUICK, STATE, Script, environment
 from forkserver import Forked, ForkServer
 
-from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError, best, check_place, damage, load, newest
-
-STATE = {"state_dict": {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(2)}, "epoch": 3}
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / "deep" / "last.ckpt")
-    return tmp_path / "deep" / "last.ckpt"
-
-
-class Evil:
-    def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/never",)
+from boltcutter.checkpoint import AtomicCheckpointIO
+from boltcutter.loading import damage
+from boltcutter.selection import best, newest
+from boltcutter.storage import CheckpointError, check_place
 
 
 def test_what_is_saved_is_read(saved: Path) -> None:
@@ -39,21 +28,6 @@ def test_what_is_saved_is_read(saved: Path) -> None:
     assert found["epoch"] == 3
     assert torch.equal(found["state_dict"]["weight"], STATE["state_dict"]["weight"])  # type: ignore[index]
     assert [path.name for path in saved.parent.iterdir()] == ["last.ckpt"]  # no draft is left
-
-
-def test_what_is_behind_a_url_comes_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, url, fetched = AtomicCheckpointIO(), "memory://far/run/last.ckpt", list[str]()
-    kind = fsspec.get_filesystem_class("memory")
-    plain = kind.get_file
-    monkeypatch.setattr(kind, "get_file", lambda fs, place, *a, **o: fetched.append(place) or plain(fs, place, *a, **o))
-    store.save_checkpoint(STATE, url)
-    found = str(newest("memory://far/run"))
-    assert load(found, peek=True)["epoch"] == store.load_checkpoint(found)["epoch"] == 3
-    assert len(fetched) == 1
-    store.save_checkpoint(STATE | {"epoch": 4}, url)
-    assert store.load_checkpoint(url)["epoch"] == 4
-    assert len(fetched) == 2
-    store.remove_checkpoint(url)
 
 
 def test_stores_behind_a_url_are_the_same() -> None:
@@ -188,66 +162,6 @@ def end_training(store: AtomicCheckpointIO) -> None:
     except ValueError:
         store.teardown()
         raise
-
-
-def flipped(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[content.index(STATE["state_dict"]["weight"].numpy().tobytes()) + 5] ^= 1  # type: ignore[index]
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda path: path.unlink(), "no such file"),
-        (lambda path: path.write_bytes(b""), "the file is empty"),
-        (lambda path: path.write_text("hello"), "not a checkpoint, or cut short (5 bytes)"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "not a checkpoint, or cut short"),
-        (flipped, "damaged at its record"),
-        (lambda path: torch.save({"state_dict": Evil()}, path), "holds more than tensors and plain types"),
-        (lambda path: path.write_bytes(pickle.dumps(Evil())), "not a checkpoint"),
-        (lambda path: torch.save([1, 2], path), "holds a list, not a checkpoint"),
-        (lambda path: torch.save({"weight": torch.ones(1)}, path), "load them with init_from="),
-    ],
-    ids=["gone", "empty", "text", "truncated", "flipped", "malicious", "pickle", "list", "bare"],
-)
-def test_a_bad_file_is_told_in_one_line(saved: Path, spoil: Any, message: str) -> None:
-    spoil(saved)
-    with pytest.raises(CheckpointError) as error:
-        AtomicCheckpointIO().load_checkpoint(saved)
-    assert message in str(error.value)
-    assert str(saved) in str(error.value)
-    assert "\n" not in str(error.value)
-    assert not Path("/tmp/never").exists()
-
-
-def test_the_newest_has_come_furthest_and_a_damaged_one_gives_way(saved: Path) -> None:
-    older, newer = saved, saved.with_name("last-preempted.ckpt")
-    for path, step in ((newer, 20), (older, 10)):
-        torch.save(STATE | {"global_step": step}, path)
-        os.utime(path, (1, 1))  # a store's clock may tell no more than seconds
-    told: list[str] = []
-    assert newest(saved.parent, told.append) == str(newer)
-    newer.write_bytes(newer.read_bytes()[:-50])
-    assert newest(saved.parent, told.append) == str(older)
-    assert len(told) == 1
-    assert told[0].startswith(f"warning: {newer}: not a checkpoint, or cut short")
-
-
-@pytest.mark.parametrize(("mode", "order"), [("min", [1, 2, 3]), ("max", [3, 2, 1])])
-def test_a_damaged_best_gives_way_to_the_next_and_at_the_end_to_the_newest(
-    saved: Path, mode: str, order: list[int]
-) -> None:
-    for score in (2, 1, 3):
-        state = STATE | {"best": {"monitor": "m", "mode": mode, "score": float(score)}}
-        torch.save(state, saved.with_name(f"best-{score}.ckpt"))
-    told: list[str] = []
-    for count, score in enumerate(order):
-        path = saved.with_name(f"best-{score}.ckpt")
-        assert best(saved.parent, told.append) == str(path)
-        assert len(told) == sum(range(count + 1))
-        flipped(path)
-    assert best(saved.parent, told.append) == str(saved)
 
 
 @pytest.fixture(scope="module")

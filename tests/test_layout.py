@@ -19,7 +19,7 @@ OPEN_TO_ROOMS: dict[str, set[str]] = {
 SOLE_KNOWERS = {
     "omegaconf": {"config", "build"},
     "wandb": {"logger"},
-    "subprocess": {"run", "bench", "launch", "doctor"},
+    "subprocess": {"lineage", "bench", "launch", "doctor"},
 }
 
 

@@ -12,25 +12,6 @@ from boltcutter.config import ConfigError
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
-def git(where: Path, *words: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    return subprocess.run(
-        ["git", "-C", str(where), *identity, *words], check=True, capture_output=True, text=True, timeout=20
-    ).stdout
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    where = tmp_path / "repository"
-    where.mkdir()
-    git(where, "init", "-q", "-b", "main")
-    (where / "known.py").write_text("a = 1\n")
-    (where / ".gitignore").write_text("ignored.py\n")
-    git(where, "add", "-A")
-    git(where, "commit", "-qm", "first")
-    return where
-
-
 def made(tmp_path: Path, *words: str) -> Path:
     cfg = run.read_words(CONFIGS, words)
     cfg.folder = str(tmp_path / "run")
@@ -42,41 +23,6 @@ def test_take_parts_special_words_from_the_rest() -> None:
     special, rest = run.take(["run=a", "x.run=b", "ckpt=e=3.ckpt", "~y"], "run", "ckpt")
     assert special == {"run": "a", "ckpt": "e=3.ckpt"}
     assert rest == ["x.run=b", "~y"]
-
-
-def test_a_clean_tree_has_no_patch(repository: Path) -> None:
-    state = run.git_state(repository)
-    assert state["commit"] == git(repository, "rev-parse", "HEAD").strip()
-    assert (state["branch"], state["dirty"], state["patch"]) == ("main", False, "")
-
-
-def test_the_patch_makes_the_dirty_tree_again(repository: Path, tmp_path: Path) -> None:
-    (repository / "known.py").write_text("a = 2\n")
-    (repository / "new.py").write_text("b = 3\n")
-    (repository / "ignored.py").write_text("secret\n")
-    before = git(repository, "status", "--porcelain")
-    patch = run.git_state(repository)["patch"]
-    assert git(repository, "status", "--porcelain") == before  # the user's index is as it was
-    (tmp_path / "patch").write_text(patch)
-    git(tmp_path, "clone", "-q", str(repository), "again")
-    git(tmp_path / "again", "apply", str(tmp_path / "patch"))
-    assert (tmp_path / "again" / "known.py").read_text() == "a = 2\n"
-    assert (tmp_path / "again" / "new.py").read_text() == "b = 3\n"
-    assert "secret" not in patch
-
-
-def test_large_new_files_stay_out_of_the_patch(repository: Path) -> None:
-    (repository / "weights.bin").write_bytes(b"x" * (run.UNTRACKED_BYTES + 1))
-    assert run.git_state(repository)["patch"] == ""
-
-
-def test_a_password_in_the_remote_is_not_kept(repository: Path) -> None:
-    git(repository, "remote", "add", "origin", "https://me:hidden@example.org/x.git")
-    assert run.git_state(repository)["remote"] == "https://example.org/x.git"
-
-
-def test_code_outside_git_has_no_commit(tmp_path: Path) -> None:
-    assert run.git_state(tmp_path)["commit"] is None
 
 
 def test_the_folder_tells_what_made_the_run(tmp_path: Path) -> None:
@@ -176,30 +122,3 @@ def test_only_one_process_keeps_the_record(tmp_path: Path) -> None:
     with run.attempt(folder, writes=False):
         pass
     assert run.read_record(folder)["attempts"] == []
-
-
-def test_differences_are_told_one_by_one(tmp_path: Path) -> None:
-    record = run.read_record(made(tmp_path))
-    assert run.differences(record) == []
-    record["packages"]["torch"] = "0.1"
-    record["git"]["commit"] = "abc"
-    record["hardware"]["gpus"] = ["H200"]
-    record["python"] = "2.7"
-    told = " | ".join(run.differences(record))
-    for part in ("git checkout abc", "package torch is", "was 0.1", "gpus is [], was ['H200']", "was 2.7"):
-        assert part in told
-
-
-def test_the_log_keeps_what_is_printed_and_the_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def go() -> None:
-        with run.keep_log(tmp_path, 3):
-            print("hello")
-            print("oh", file=sys.stderr)
-            raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError):
-        go()
-    log = (tmp_path / "logs" / "rank-3.log").read_text()
-    assert "hello\noh\n" in log
-    assert "RuntimeError: broken" in log
-    assert capsys.readouterr().out == "hello\n"

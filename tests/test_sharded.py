@@ -8,7 +8,10 @@ import torch
 from conftest import Script
 
 from boltcutter import sharded
-from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError, damage, load, newest, outline
+from boltcutter.checkpoint import AtomicCheckpointIO
+from boltcutter.loading import damage, load, outline
+from boltcutter.selection import newest
+from boltcutter.storage import CheckpointError
 
 # Two ranks have a half each of a tensor, and the whole of another.
 BEGIN = """
@@ -17,7 +20,8 @@ from pathlib import Path
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from boltcutter import sharded
-from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError, outline
+from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError
+from boltcutter.loading import outline
 dist.init_process_group("gloo")
 mesh, path = init_device_mesh("cpu", (2,)), Path(sys.argv[1])
 def checkpoint(step):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from boltcutter.checkpoint import CheckpointError
+from boltcutter.storage import CheckpointError
 from boltcutter.weights import initialize, misfit, weights
 
 

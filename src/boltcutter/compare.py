@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from boltcutter import run
-from boltcutter.checkpoint import load
 from boltcutter.config import ConfigError, plain
 from boltcutter.evaluate import find_checkpoint
+from boltcutter.loading import load
 from boltcutter.quiet import quiet
 from boltcutter.weights import weights
 

@@ -18,7 +18,7 @@ import lightning as L
 import torch
 from packaging.requirements import Requirement
 
-from boltcutter import build, run
+from boltcutter import build, lineage, run
 from boltcutter.assemble import assemble, check_cfg, told_in_one_line
 from boltcutter.checks import check_kinds
 from boltcutter.choose import UNITS, Row, fits, recommend, rows, say_bytes
@@ -64,7 +64,7 @@ def main(configs: Path, words: list[str]) -> None:
 
 def machine() -> Lines:
     """Devices and their links, backends, versions, threads."""
-    here = run.hardware()
+    here = lineage.hardware()
     memory = f"{here['memory_gib']} GiB, {say_bytes(free())} of it free"
     yield "processor", f"{here['cpu']}, {here['cores']} cores, {memory}"
     for number in range(torch.cuda.device_count()):

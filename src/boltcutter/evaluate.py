@@ -21,10 +21,12 @@ from torch import Tensor
 
 from boltcutter import run, summary
 from boltcutter.assemble import Parts, assemble, check_cfg
-from boltcutter.checkpoint import CheckpointError, best, damage, names, newest
 from boltcutter.config import ConfigError, hint
 from boltcutter.environment.process import is_first, leaving_together
+from boltcutter.loading import damage
 from boltcutter.quiet import quiet
+from boltcutter.selection import best, names, newest
+from boltcutter.storage import CheckpointError
 
 WORST = 24  # errors whose inputs are kept to be looked at
 

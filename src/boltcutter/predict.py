@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter import run
 from boltcutter.assemble import Parts, assemble, check_cfg, told_in_one_line
-from boltcutter.checkpoint import load
 from boltcutter.config import ConfigError
 from boltcutter.evaluate import find_checkpoint
+from boltcutter.loading import load
 from boltcutter.quiet import quiet
 
 SAMPLING = ("tokens", "temperature", "top_k", "seed")

@@ -7,28 +7,21 @@ its attempts), ``code.patch`` (what git had not committed), ``metrics.csv``, ``c
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
 import platform
 import shlex
-import shutil
 import socket
-import subprocess
 import sys
-import tempfile
-import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from boltcutter import lineage
 from boltcutter.config import ConfigError, DictConfig, as_yaml, compose, merge, plain, public
 from boltcutter.environment.process import is_first
-
-UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
 
 
 def take(words: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
@@ -114,7 +107,8 @@ def last_checkpoint(place: str) -> str | None:
     Raises:
         ConfigError: There is no such store, or it cannot be reached.
     """
-    from boltcutter.checkpoint import CheckpointError, newest  # imports torch, which --print does without
+    from boltcutter.selection import newest  # imports torch, which --print does without
+    from boltcutter.storage import CheckpointError
 
     try:
         return newest(place, print if is_first() else lambda told: None)
@@ -140,16 +134,16 @@ def create(cfg: DictConfig) -> None:
     folder = Path(cfg.folder)
     if "git" in read_record(folder):
         return
-    source = git_state(Path(__file__).parent)
+    source = lineage.git_state(Path(__file__).parent)
     patch = source.pop("patch")
     if patch:
         (folder / "code.patch").write_text(patch)
     update_record(
         folder,
         git=source | {"patch": "code.patch" if patch else None},
-        packages=packages(),
+        packages=lineage.packages(),
         python=platform.python_version(),
-        hardware=hardware(),
+        hardware=lineage.hardware(),
     )
 
 
@@ -190,155 +184,6 @@ def attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None]:
             if reason == "completed":
                 raise
             print(f"warning: {folder}/record.json does not tell how the run ended ({error})", file=sys.stderr)
-
-
-@contextmanager
-def keep_log(folder: Path, rank: int) -> Iterator[None]:
-    """Also write what this process prints to ``logs/rank-<rank>.log``."""
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    log = open(folder / "logs" / f"rank-{rank}.log", "a", buffering=1)  # noqa: SIM115 - closing must not fail
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Tee(sys.stdout, log), _Tee(sys.stderr, log)
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            log.write(traceback.format_exc())
-        raise
-    finally:
-        sys.stdout, sys.stderr = before
-        with suppress(OSError):
-            log.close()
-
-
-class _Tee(io.TextIOBase):
-    """A stream that also writes to a log, for as long as its disk has room."""
-
-    def __init__(self, stream: TextIO, log: TextIO) -> None:
-        self.stream, self.log = stream, log
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            self.log.write(text)
-        return self.stream.write(text)
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-    def isatty(self) -> bool:
-        return self.stream.isatty()
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self.stream.encoding
-
-
-def differences(record: dict[str, Any]) -> list[str]:
-    """One line for each way in which what made a run differs from what is here now."""
-    source = git_state(Path(__file__).parent)
-    then = record["git"]
-    found = []
-    if then.get("commit") != source.get("commit"):
-        found.append(
-            f"git commit is {source.get('commit')}, was {then.get('commit')}; git checkout {then.get('commit')}"
-        )
-    if then.get("changes") != source["changes"]:
-        found.append("uncommitted changes differ; code.patch of the run has those that it was made with")
-    installed = packages()
-    for name, was in record["packages"].items():
-        if installed.get(name) != was:
-            found.append(f"package {name} is {installed.get(name, 'absent')}, was {was}")
-    if platform.python_version() != record["python"]:
-        found.append(f"Python is {platform.python_version()}, was {record['python']}")
-    here = hardware()
-    found += [f"{key} is {here.get(key)}, was {was}" for key, was in record["hardware"].items() if here.get(key) != was]
-    return found
-
-
-def git_state(where: Path) -> dict[str, Any]:
-    """Commit, branch, remote and uncommitted changes of the code; empty where git does not know it."""
-    top = _git(where, "rev-parse", "--show-toplevel")
-    if not top:
-        return {"commit": None, "branch": None, "remote": None, "dirty": None, "changes": None, "patch": ""}
-    root = Path(top)
-    patch = _patch(root)
-    remote = _git(root, "config", "--get", "remote.origin.url") or None
-    return {
-        "commit": _git(root, "rev-parse", "HEAD") or None,
-        "branch": _git(root, "rev-parse", "--abbrev-ref", "HEAD") or None,
-        "remote": _without_password(remote) if remote else None,
-        "dirty": bool(patch),
-        "changes": hashlib.sha256(patch.encode()).hexdigest()[:16] if patch else None,
-        "patch": patch,
-    }
-
-
-def packages() -> dict[str, str]:
-    """Version of every installed distribution, by the names of their folders; to read what is in them takes long."""
-    folders = [path.stem for entry in sys.path for path in Path(entry or ".").glob("*.dist-info")]
-    found = {name: version for name, _, version in (folder.rpartition("-") for folder in reversed(folders))}
-    return {name.replace("_", "-"): found[name] for name in sorted(found, key=str.lower)}
-
-
-def hardware() -> dict[str, Any]:
-    """Processor, memory and accelerators, and the number of threads that torch computes with."""
-    import torch
-
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(memory, 1),
-        "gpus": gpus,
-        "cuda": torch.version.cuda,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-
-
-def _patch(root: Path) -> str:
-    """All that the last commit lacks, new files included, in the form of ``git apply``."""
-    new = [
-        name
-        for name in _git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
-        if name and (root / name).is_file() and (root / name).stat().st_size <= UNTRACKED_BYTES
-    ]
-    with tempfile.TemporaryDirectory() as scratch:
-        index = Path(scratch) / "index"  # a copy, so that the user's own stays as it is
-        own = Path(_git(root, "rev-parse", "--absolute-git-dir")) / "index"
-        if own.is_file():
-            shutil.copy(own, index)
-        env = os.environ | {"GIT_INDEX_FILE": str(index)}
-        if new:
-            _git(root, "add", "--intent-to-add", "--", *new, env=env)
-        return _git(root, "diff", "--binary", "HEAD", env=env, strip=False)
-
-
-def _git(where: Path, *words: str, env: dict[str, str] | None = None, strip: bool = True) -> str:
-    try:
-        done = subprocess.run(["git", "-C", str(where), *words], capture_output=True, text=True, env=env, timeout=60)
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return ""
-    return (done.stdout.strip() if strip else done.stdout) if done.returncode == 0 else ""
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url
 
 
 def _time() -> str:

@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from boltcutter.storage import CheckpointError
+
 CUT = ("state_dict", "optimizer_states")  # of a checkpoint, what ranks have parts of
 PLAIN = {  # all that a list of contents is made of
     "torch.distributed.checkpoint.metadata": {
@@ -41,12 +43,6 @@ PLAIN = {  # all that a list of contents is made of
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},
 }
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; one line says which, why, and what to do."""
-
-    explains_itself = True  # needs no traceback
 
 
 def save(checkpoint: dict[str, Any], path: str | Path, orders: Mapping[str, Tensor]) -> dict[str, Any] | None:

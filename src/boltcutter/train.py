@@ -13,15 +13,18 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from boltcutter import run, summary
+from boltcutter import lineage, run, summary
 from boltcutter.assemble import Parts, assemble, read, told_in_one_line
-from boltcutter.checkpoint import CheckpointError, best, check_place, load
 from boltcutter.config import ConfigError, DictConfig, public
 from boltcutter.environment import signals
 from boltcutter.environment.identity import run_id
 from boltcutter.environment.process import leaving_together, mind
 from boltcutter.failure import explained
+from boltcutter.loading import load
+from boltcutter.log import keep_log
 from boltcutter.quiet import quiet
+from boltcutter.selection import best
+from boltcutter.storage import CheckpointError, check_place
 from boltcutter.weights import initialize, misfit
 
 NO_METRICS = ("step", "epoch", "throughput/", "test/")  # columns of metrics.csv that tell when, how fast, or what comes
@@ -61,13 +64,13 @@ def train(cfg: DictConfig) -> dict[str, float]:
     if first:
         run.create(cfg)
         if cfg.reproduce or checkpoint:
-            for difference in run.differences(run.read_record(Path(cfg.reproduce or folder))):
+            for difference in lineage.differences(run.read_record(Path(cfg.reproduce or folder))):
                 print(f"warning: {difference}")
     facts = {"resumed_from": checkpoint, "devices": parts.trainer.world_size}
     with ExitStack() as stack:
         if first and cfg.report:
             stack.callback(write_report, folder)  # last of all, and also when training failed
-        stack.enter_context(run.keep_log(folder, parts.trainer.global_rank))
+        stack.enter_context(keep_log(folder, parts.trainer.global_rank))
         stack.enter_context(closing_loggers(parts.trainer))
         stack.enter_context(run.attempt(folder, writes=first, **facts))
         stack.enter_context(explained(parts.trainer))

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boltcutter.checkpoint import CheckpointError, load, outline
+from boltcutter.loading import load, outline
+from boltcutter.storage import CheckpointError
 
 # What torch.compile, FSDP and activation checkpointing put into names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}

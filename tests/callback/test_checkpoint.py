@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.callback.checkpoint import Best, NoRoom
-from boltcutter.checkpoint import AtomicCheckpointIO, best
+from boltcutter.checkpoint import AtomicCheckpointIO
+from boltcutter.selection import best
 
 SCORES = [5.0, 2.0, 3.0, 1.0, 4.0]  # of an epoch each
 

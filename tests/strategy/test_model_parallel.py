@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import QUICK, Script, apart, state
 
-from boltcutter.checkpoint import load
+from boltcutter.loading import load
 
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
 WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "scheduler=constant", "trainer.accelerator=cpu"]

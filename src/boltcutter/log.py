@@ -1,0 +1,55 @@
+"""What each process of a run prints, kept in a file of its own."""
+
+from __future__ import annotations
+
+import io
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+
+@contextmanager
+def keep_log(folder: Path, rank: int) -> Iterator[None]:
+    """Also write what this process prints to ``logs/rank-<rank>.log``."""
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    log = open(folder / "logs" / f"rank-{rank}.log", "a", buffering=1)  # noqa: SIM115 - closing must not fail
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Tee(sys.stdout, log), _Tee(sys.stderr, log)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            log.write(traceback.format_exc())
+        raise
+    finally:
+        sys.stdout, sys.stderr = before
+        with suppress(OSError):
+            log.close()
+
+
+class _Tee(io.TextIOBase):
+    """A stream that also writes to a log, for as long as its disk has room."""
+
+    def __init__(self, stream: TextIO, log: TextIO) -> None:
+        self.stream, self.log = stream, log
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self.log.write(text)
+        return self.stream.write(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.stream.encoding

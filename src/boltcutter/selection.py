@@ -1,0 +1,65 @@
+"""Which checkpoint of a run is the newest, or the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from boltcutter.loading import damage, outline
+from boltcutter.storage import CheckpointError, is_url, store_errors, store_of
+
+
+def newest(place: str | Path, say: Callable[[str], None] = print) -> str | None:
+    """The whole checkpoint named ``last…`` that has come furthest; a damaged one is passed over, and told.
+
+    Args:
+        place: A folder, or a URL.
+        say: Told of each damaged file.
+
+    Raises:
+        CheckpointError: The store behind the URL cannot be reached.
+    """
+    # By steps, since a store's clock may tell only seconds. What cannot be read is shown first, to be passed over.
+    return _first_whole(_files(place, "last*.ckpt"), lambda found: found.get("global_step", 0), say)
+
+
+def best(place: str | Path, say: Callable[[str], None] = print) -> str | None:
+    """The whole checkpoint named ``best…`` with the best score; without one the newest. As ``newest`` otherwise."""
+
+    def score(found: Mapping[str, Any]) -> float:
+        known = found.get("best", {"mode": "max", "score": -math.inf})
+        return float(known["score"] if known["mode"] == "max" else -known["score"])
+
+    return _first_whole(_files(place, "best*.ckpt"), score, say) or newest(place, say)
+
+
+def names(place: str | Path) -> list[str]:
+    """Of all checkpoints there."""
+    return sorted(path.rpartition("/")[2] for path in _files(place, "*.ckpt"))
+
+
+def _files(place: str | Path, pattern: str) -> list[str]:
+    """Paths or URLs, the last written first."""
+    with store_errors(place):
+        store, folder = store_of(place)
+        found = sorted(store.glob(f"{folder}/{pattern}"), key=store.modified, reverse=True)
+        return [str(store.unstrip_protocol(file)) if is_url(place) else str(file) for file in found]
+
+
+def _first_whole(
+    paths: list[str], merit: Callable[[Mapping[str, Any]], float], say: Callable[[str], None]
+) -> str | None:
+    def known(path: str) -> float:
+        try:
+            return merit(outline(path))
+        except CheckpointError:
+            return math.inf
+
+    for path in sorted(paths, key=known, reverse=True) if len(paths) > 1 else paths:
+        fault = damage(path)
+        if fault is None:
+            return path
+        say(f"warning: {path}: {fault}; taking another")
+    return None

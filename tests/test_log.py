@@ -1,0 +1,21 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from boltcutter.log import keep_log
+
+
+def test_the_log_keeps_what_is_printed_and_the_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def go() -> None:
+        with keep_log(tmp_path, 3):
+            print("hello")
+            print("oh", file=sys.stderr)
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError):
+        go()
+    log = (tmp_path / "logs" / "rank-3.log").read_text()
+    assert "hello\noh\n" in log
+    assert "RuntimeError: broken" in log
+    assert capsys.readouterr().out == "hello\n"

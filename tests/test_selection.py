@@ -1,0 +1,37 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import STATE, flip_a_bit
+
+from boltcutter.selection import best, newest
+
+
+def test_the_newest_has_come_furthest_and_a_damaged_one_gives_way(saved: Path) -> None:
+    older, newer = saved, saved.with_name("last-preempted.ckpt")
+    for path, step in ((newer, 20), (older, 10)):
+        torch.save(STATE | {"global_step": step}, path)
+        os.utime(path, (1, 1))  # a store's clock may tell no more than seconds
+    told: list[str] = []
+    assert newest(saved.parent, told.append) == str(newer)
+    newer.write_bytes(newer.read_bytes()[:-50])
+    assert newest(saved.parent, told.append) == str(older)
+    assert len(told) == 1
+    assert told[0].startswith(f"warning: {newer}: not a checkpoint, or cut short")
+
+
+@pytest.mark.parametrize(("mode", "order"), [("min", [1, 2, 3]), ("max", [3, 2, 1])])
+def test_a_damaged_best_gives_way_to_the_next_and_at_the_end_to_the_newest(
+    saved: Path, mode: str, order: list[int]
+) -> None:
+    for score in (2, 1, 3):
+        state = STATE | {"best": {"monitor": "m", "mode": mode, "score": float(score)}}
+        torch.save(state, saved.with_name(f"best-{score}.ckpt"))
+    told: list[str] = []
+    for count, score in enumerate(order):
+        path = saved.with_name(f"best-{score}.ckpt")
+        assert best(saved.parent, told.append) == str(path)
+        assert len(told) == sum(range(count + 1))
+        flip_a_bit(path)
+    assert best(saved.parent, told.append) == str(saved)
