@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pandas as pd
@@ -19,6 +21,7 @@ STATE = {"state_dict": {"weight": torch.arange(6.0).view(2, 3), "bias": torch.on
 QUICK = ["logger=null", "report=false", "trainer.max_epochs=2"]
 sys.modules["mpi4py"] = None  # Lightning's trainers would start MPI in this process
 
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
@@ -90,6 +93,22 @@ def run_command(
             out, err = process.communicate()
             pytest.fail(f"{' '.join(command)} did not end in {timeout} s\n{out}\n{err}")
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def require(*programs: str, install: str, package: str = "") -> None:
+    """Skip the test that asks for what this machine lacks; where CI=true, fail instead.
+
+    Args:
+        programs: As the shell finds them.
+        install: How they are installed.
+        package: A Python distribution that is needed as well.
+    """
+    missing = [program for program in programs if shutil.which(program) is None]
+    if package and not list(distributions(name=package)):
+        missing.append(package)
+    if missing:
+        found = f"{', '.join(missing)} not found: {install}"
+        pytest.fail(found) if os.environ.get("CI") == "true" else pytest.skip(found)
 
 
 @pytest.fixture(scope="session")

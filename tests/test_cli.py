@@ -2,7 +2,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import require
 from omegaconf import OmegaConf
 
 from boltcutter.cli import FLAGS, complete, main
@@ -220,8 +220,7 @@ START = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "
 @contextmanager
 def shell(name: str, folder: Path) -> Iterator[Callable[[str], str]]:
     """A shell at a terminal, with completion as the help says; a call gives the line after a TAB."""
-    if shutil.which(name) is None and not os.environ.get("CI"):
-        pytest.skip(f"{name} is not installed")
+    require(name, install=f"apt-get install {name}")
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "dumb", "HOME": str(folder), "HISTFILE": "", "PS1": "> "}
     process = subprocess.Popen(

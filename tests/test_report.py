@@ -6,7 +6,6 @@ import base64
 import html
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import require
 from PIL import Image
 
 from boltcutter import report
@@ -149,9 +149,9 @@ Browse = Callable[..., Seen]
 @pytest.fixture(scope="session")
 def chromium() -> str:
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None and os.environ.get("CI"):
-        pytest.fail("no chromium; apt-get install chromium")
-    return found or pytest.skip("no chromium on this machine; apt-get install chromium")
+    if found is None:
+        require("chromium", install="apt-get install chromium")
+    return str(found)
 
 
 @pytest.fixture

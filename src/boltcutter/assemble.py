@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
@@ -20,6 +19,7 @@ from torch import nn
 from boltcutter import build, describe, run
 from boltcutter.checks import check_batch, check_devices, check_kinds, check_monitors, check_optimizer, check_processes
 from boltcutter.config import ConfigError, DictConfig, merge, one_line
+from boltcutter.environment.mpi import skip_detection
 from boltcutter.precision import FLOAT8, check_precision, kind, put_in, stand_in
 from boltcutter.quiet import quiet
 
@@ -179,8 +179,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     precision = check_precision(cfg)
     instead = stand_in(precision, kind(str(cfg.trainer.get("accelerator", "auto"))))
     torch.set_float32_matmul_precision(cfg.get("matmul_precision", "highest"))
-    # Where mpi4py is installed this would start MPI in each process; those of mpirun are known without it.
-    MPIEnvironment.detect = staticmethod(lambda: False)  # type: ignore[method-assign]
+    skip_detection()
     trainer = build.build(
         cfg.trainer,
         "trainer",

@@ -1,10 +1,7 @@
-import os
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, Script, apart, run_command
+from conftest import MPIRUN, QUICK, Script, apart, require, run_command
 
 from boltcutter.environment.mpi import Scattered, adopt
 
@@ -25,12 +22,11 @@ def told(env: dict[str, str]) -> list[str]:
     return [env[name] for name in TOLD]
 
 
-@pytest.mark.skipif(not shutil.which("mpirun") and "CI" not in os.environ, reason="Open MPI is not installed")
 def test_two_processes_of_mpirun_train_one_run_as_one_process(script: Script, tmp_path: Path) -> None:
+    require("mpirun", install="apt-get install openmpi-bin")
     done = script("train", *WORDS, f"folder={tmp_path}/one")
     assert done.returncode == 0, done.stderr
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, "scripts/train.py"]
-    done = run_command([*mpirun, *WORDS, "trainer=mpi", f"runs={tmp_path}/two", "name=mpi"])
+    done = run_command([*MPIRUN, "scripts/train.py", *WORDS, "trainer=mpi", f"runs={tmp_path}/two", "name=mpi"])
     assert done.returncode == 0, done.stderr
     (both,) = (tmp_path / "two" / "mpi").iterdir()  # they agreed on one folder
     assert {log.name for log in (both / "logs").iterdir()} == {"rank-0.log", "rank-1.log"}
@@ -82,3 +78,16 @@ def test_what_others_have_started_is_left_alone(env: dict[str, str]) -> None:
     before = dict(env)
     adopt(env)
     assert env == before
+
+
+def test_mpi4py_without_an_mpi_library_stops_nothing(script: Script, tmp_path: Path) -> None:
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "MPI.py").write_text('raise RuntimeError("cannot load MPI library")')  # as mpi4py does
+    metadata = tmp_path / "mpi4py-4.1.1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: mpi4py\nVersion: 4.1.1\n")
+    env = {"PYTHONPATH": str(tmp_path)}
+    done = script("train", *WORDS, "trainer.max_epochs=1", f"folder={tmp_path}/run", env=env)
+    assert (done.returncode, done.stderr) == (0, "")

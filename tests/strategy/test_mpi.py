@@ -1,23 +1,17 @@
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, Script, apart, assert_same, environment, run_command
+from conftest import MPIRUN, QUICK, ROOT, Script, apart, assert_same, environment, require, run_command
 from PIL import Image
 
 from boltcutter.build import build
 from boltcutter.config import ConfigError
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("mpirun") and "CI" not in os.environ, reason="Open MPI is not installed"
-)
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
 MPI = ["trainer=mpi", "trainer.strategy.process_group_backend=mpi4py", "trainer.accelerator=cpu"]
 # Adam's first steps go by the sign of the gradient; of 270 samples to validate and test the last batch has 20.
 WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "data.batch_size=50", "trainer.accelerator=cpu"]
@@ -96,6 +90,11 @@ with leaving_together():
         print("told:", error, flush=True)
         raise
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    require("mpirun", package="mpi4py", install="apt-get install openmpi-bin; pip install -e '.[mpi]'")
 
 
 def mpirun(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:

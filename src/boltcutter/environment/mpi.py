@@ -32,6 +32,17 @@ JOB = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 OF_SRUN = ("SLURM_NTASKS", "SLURM_STEP_ID")
 
 
+def skip_detection() -> None:
+    """Keep Lightning from importing mpi4py whenever a Trainer is made.
+
+    The import starts MPI in each process, and where mpi4py is installed without an MPI library it raises a
+    ``RuntimeError`` that Lightning does not expect. Processes of mpirun are known without it, see ``adopt``.
+    """
+    from lightning.fabric.plugins.environments.mpi import MPIEnvironment  # the launcher does without Lightning
+
+    MPIEnvironment.detect = staticmethod(lambda: False)  # type: ignore[method-assign]
+
+
 class Scattered(ValueError):
     """Nobody has told where the first process is, or the machines have not as many processes each."""
 
