@@ -14,6 +14,7 @@ from typing import Any
 
 from boltcutter import build, run
 from boltcutter.config import ConfigError, DictConfig, compose, one_line, parse, plain, public, say
+from boltcutter.describe import describe as describe_keys
 from boltcutter.environment.identity import fresh
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import Job, Launcher
@@ -296,7 +297,7 @@ def describe(configs: Path, words: list[str]) -> None:
     rest = [word for word in words if word != prefix]
     if prefix.partition(".")[0] == "launch":
         settings, _ = read_launcher(configs, rest)
-        lines = build.describe(DictConfig({"launch": settings}), Settings, prefix)
+        lines = describe_keys(DictConfig({"launch": settings}), Settings, prefix)
     else:
         from boltcutter.assemble import describe_words  # imports torch
 
