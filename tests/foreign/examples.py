@@ -445,7 +445,7 @@ class SimpleDenseNet(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch_size, channels, width, height = x.size()
+        batch_size, _, _, _ = x.size()
         return self.model(x.view(batch_size, -1))
 
 

@@ -22,18 +22,7 @@ DATA = {  # by task; null: the module has its own loaders
     "simsiam": "views",
 }
 TESTED = DATA.keys() - {"gan", "dqn"}  # have a test_step
-PREDICT = {
-    "autoencoder",
-    "finetuning",
-    "own_loaders",
-    "timm",
-    "glue",
-    "lora",
-    "mpnn",
-    "forecast",
-    "segmentation",
-    "multilabel",
-}
+PREDICT = DATA.keys() - {"language", "gan", "dqn", "mnist", "simsiam"}  # have a predict_step
 
 
 def overrides(name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The shapes of modules that libraries ship: timm, transformers, PEFT, graphs, forecasting, segmentation, self-supervision."""
+"""The shapes of modules that libraries ship: images, text, adapters, graphs, forecasts, masks, self-supervision."""
 
 import math
 from collections import OrderedDict, UserDict
