@@ -18,8 +18,8 @@ from torch import nn
 
 from boltcutter import build
 from boltcutter.config import ConfigError, DictConfig, hint, one_line
-from boltcutter.environment import platform
-from boltcutter.environment.process import started
+from boltcutter.environment import platform, slurm
+from boltcutter.environment.process import is_first, started
 
 
 def check_devices(trainer: DictConfig) -> None:
@@ -77,6 +77,11 @@ def check_processes(trainer: L.Trainer) -> None:
                 f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {name} has started "
                 f"{nodes} nodes{f' for {each} processes each' if each else ''}; say {devices}trainer.num_nodes={nodes}"
             )
+    here = getattr(trainer.strategy, "num_processes", 1)  # a strategy of one process for all devices has none
+    if fault := slurm.mismatch(trainer.num_devices, here, trainer.num_nodes):
+        raise ConfigError(fault)
+    if (note := slurm.idle_tasks(here)) and is_first():
+        print(f"note: {note}")
     processes = started()
     environment = getattr(trainer.strategy, "cluster_environment", None)
     alone = environment is None or isinstance(environment, LightningEnvironment)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, public
-from boltcutter.environment import mpi, platform
+from boltcutter.environment import mpi, platform, slurm
 from boltcutter.environment.process import is_first, keep_memory, rank_of_many
 
 FLAGS = {
@@ -123,6 +123,7 @@ def _adopt() -> None:
     try:
         platform.adopt()
         mpi.adopt()
+        slurm.prepare()
     except (platform.Contradiction, mpi.Scattered) as error:
         raise ConfigError(str(error)) from error
 

@@ -17,12 +17,13 @@ from boltcutter import lineage, run, summary
 from boltcutter.assemble import Parts, assemble, read, told_in_one_line
 from boltcutter.config import ConfigError, DictConfig, public
 from boltcutter.environment import signals
-from boltcutter.environment.identity import run_id
+from boltcutter.environment.identity import job, run_id
 from boltcutter.environment.process import leaving_together, mind
 from boltcutter.failure import explained
 from boltcutter.loading import load
 from boltcutter.log import keep_log
 from boltcutter.quiet import quiet
+from boltcutter.restart import check_start
 from boltcutter.selection import best
 from boltcutter.storage import CheckpointError, check_place
 from boltcutter.weights import initialize, misfit
@@ -34,12 +35,10 @@ def main(configs: Path, words: list[str]) -> None:
     """Train as the words say."""
     quiet()
     cfg = read(configs, words)
-    if not cfg.resume and run.last_checkpoint(cfg.checkpoints):
-        inside = cfg.folder and cfg.checkpoints.startswith(f"{cfg.folder}/")
-        key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
-        raise ConfigError(f"{key}={cfg[key]} holds a run; say resume={its} to go on with it, or choose another")
     with run_id(words) as name, leaving_together():
+        given = bool(cfg.folder)
         cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / name)
+        check_start(cfg, given=given)
         train(cfg)
 
 
@@ -66,7 +65,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         if cfg.reproduce or checkpoint:
             for difference in lineage.differences(run.read_record(Path(cfg.reproduce or folder))):
                 print(f"warning: {difference}")
-    facts = {"resumed_from": checkpoint, "devices": parts.trainer.world_size}
+    facts = {"resumed_from": checkpoint, "devices": parts.trainer.world_size, "job": job()}
     with ExitStack() as stack:
         if first and cfg.report:
             stack.callback(write_report, folder)  # last of all, and also when training failed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.environment import identity
-from boltcutter.environment.identity import VARIABLE, NoAnswer, fresh, run_id
+from boltcutter.environment.identity import VARIABLE, NoAnswer, fresh, restarted, run_id
 
 FRESH = r"\d{8}-\d{6}-[0-9a-f]{8}"
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "1"}
@@ -42,15 +42,15 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param({}, FRESH, id="one process"),
         pytest.param({VARIABLE: "given"}, "given", id="named by a launcher"),
         pytest.param(SRUN | {VARIABLE: "given"}, "given", id="named by a launcher, under srun"),
-        pytest.param(SRUN, r"slurm-7\.0", id="srun"),
-        pytest.param(SRUN | {"SLURM_RESTART_COUNT": "2"}, r"slurm-7\.0", id="srun, after a requeue"),
-        pytest.param(SRUN | {"SLURM_STEP_ID": "1"}, r"slurm-7\.1", id="a second srun of one job"),
-        pytest.param(SRUN | ARRAY, r"slurm-5_3\.0", id="srun in a job array"),
+        pytest.param(SRUN, r"slurm-7\.0-[0-9a-f]{8}", id="srun"),
+        pytest.param(SRUN | {"SLURM_RESTART_COUNT": "2"}, r"slurm-7\.0-[0-9a-f]{8}", id="srun, after a requeue"),
+        pytest.param(SRUN | {"SLURM_STEP_ID": "1"}, r"slurm-7\.1-[0-9a-f]{8}", id="a second srun of one job"),
+        pytest.param(SRUN | ARRAY, r"slurm-5_3\.0-[0-9a-f]{8}", id="srun in a job array"),
         pytest.param({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, FRESH, id="sbatch without srun"),
         pytest.param(SRUN | {"SLURM_JOB_NAME": "interactive"}, FRESH, id="a shell in an allocation"),
         pytest.param({"TORCHELASTIC_RUN_ID": "mine"}, "torchrun-mine", id="torchrun with a name"),
         pytest.param({"TORCHELASTIC_RUN_ID": "none"}, FRESH, id="torchrun without one, and no store"),
-        pytest.param(SRUN | {"TORCHELASTIC_RUN_ID": "mine"}, r"slurm-7\.0", id="torchrun under srun"),
+        pytest.param(SRUN | {"TORCHELASTIC_RUN_ID": "mine"}, r"slurm-7\.0-[0-9a-f]{8}", id="torchrun under srun"),
     ],
 )
 def test_run_id(env: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +132,21 @@ def test_a_first_process_that_does_not_answer_is_named(port: str, monkeypatch: p
     ):
         pass
     assert "\n" not in str(error.value)
+
+
+def test_commands_of_one_slurm_step_differ_and_a_requeue_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    with run_id(["model=mlp"]) as first:
+        pass
+    with run_id(["model=mlp", "seed=2"]) as other:
+        pass
+    assert not restarted()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with run_id(["model=mlp"]) as requeued:
+        pass
+    assert restarted()
+    assert first == requeued != other
 
 
 def test_a_platform_s_job_names_what_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 No clock is shared. The name comes from the first of these that is there:
 
 1. ``BOLTCUTTER_RUN_ID``, set by a launcher, or by the first process for those that Lightning starts;
-2. the job and step that ``srun`` started (the same after ``scontrol requeue``);
+2. the job and step that ``srun`` started, and what it trains (the same after ``scontrol requeue``);
 3. the job of a cloud's platform, and what it trains (the same when the platform starts the job again);
 4. the ``--rdzv-id`` of ``torchrun`` (the same after an elastic restart);
 5. what the first process to reach the ``MASTER_ADDR`` store wrote there;
@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -46,7 +47,7 @@ def run_id(words: Sequence[str] = ()) -> Iterator[str]:
         NoAnswer: The first process is not where it is said to be.
     """
     given = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = given or _slurm() or platform.job(words) or _torchrun() or _agreed() or fresh()
+    os.environ[VARIABLE] = given or _slurm(words) or platform.job(words) or _torchrun() or _agreed() or fresh()
     try:
         yield os.environ[VARIABLE]
     except BaseException:
@@ -57,21 +58,42 @@ def run_id(words: Sequence[str] = ()) -> Iterator[str]:
             del os.environ[VARIABLE]
 
 
+def job(env: Mapping[str, str] = os.environ) -> str | None:
+    """The job of SLURM or torchrun that this process belongs to, whichever command it runs; None outside of one."""
+    if "SLURM_JOB_ID" in env:
+        return "slurm-" + _slurm_job(env)
+    return _torchrun(env)
+
+
+def restarted(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether SLURM or torchrun has started the job of this process before."""
+    return any(int(env.get(name, 0)) > 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+
+
+def digest(words: Sequence[str]) -> str:
+    """Eight digits by which one command differs from another."""
+    return f"{zlib.crc32(' '.join(words).encode()):08x}"
+
+
 def fresh() -> str:
     """A name that nobody has: the second, and four random bytes."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
-def _slurm() -> str | None:
-    env = os.environ
-    if not in_slurm_step():
+def _slurm(words: Sequence[str], env: Mapping[str, str] = os.environ) -> str | None:
+    if not in_slurm_step(env):
         return None
-    job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}" if "SLURM_ARRAY_JOB_ID" in env else "{SLURM_JOB_ID}"
-    return ("slurm-" + job + ".{SLURM_STEP_ID}").format_map(env)
+    # All commands of a shell that srun started belong to one step.
+    return f"slurm-{_slurm_job(env)}.{env['SLURM_STEP_ID']}-{digest(words)}"
 
 
-def _torchrun() -> str | None:
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+def _slurm_job(env: Mapping[str, str]) -> str:
+    array = "SLURM_ARRAY_JOB_ID" in env
+    return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}" if array else env["SLURM_JOB_ID"]
+
+
+def _torchrun(env: Mapping[str, str] = os.environ) -> str | None:
+    name = env.get("TORCHELASTIC_RUN_ID", "none")
     return None if name == "none" else f"torchrun-{name}"
 
 

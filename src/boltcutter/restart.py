@@ -1,0 +1,63 @@
+"""Which starts may continue the run that a folder holds, without being told ``resume=``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from boltcutter import run
+from boltcutter.config import ConfigError, DictConfig, plain
+from boltcutter.environment import identity
+
+OF_A_START = ("folder", "resume", "resume_exact", "reproduce", "launch", "choices")  # keys in which starts may differ
+SHOWN = 3  # differences that a message lists
+
+
+def check_start(cfg: DictConfig, *, given: bool) -> None:
+    """Refuse to continue a run that this command did not begin.
+
+    A job that SLURM queued again, or that torchrun restarted, continues its own run, also in a folder given by hand.
+
+    Args:
+        cfg: Of the run; its folder is set.
+        given: Whether the user named the folder, and not the job.
+
+    Raises:
+        ConfigError: The folder or its checkpoints belong to another run.
+    """
+    if cfg.resume or not run.last_checkpoint(cfg.checkpoints):
+        return
+    folder = Path(cfg.folder)
+    record = run.read_record(folder) if (folder / "record.json").is_file() else {}
+    inside = cfg.checkpoints.startswith(f"{cfg.folder}/")
+    if (given or not inside) and not _is_restart(record):
+        key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
+        raise ConfigError(f"{key}={cfg[key]} holds a run; say resume={its} to go on with it, or choose another")
+    if changed := differences(record.get("config", {}), plain(cfg)):
+        shown = ", ".join(changed[:SHOWN]) + (", …" if len(changed) > SHOWN else "")
+        raise ConfigError(
+            f"folder={folder} holds a run of another configuration ({shown}); say resume={folder} to go on with that "
+            "one, or folder=<another> to begin this one"
+        )
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Each setting that two configurations do not share, with both values; not those of a start alone."""
+    old, new = (dict(_flat({k: v for k, v in cfg.items() if k not in OF_A_START})) for cfg in (before, now))
+    return [
+        f"{key}={new.get(key, 'not set')}, was {old.get(key, 'not set')}"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _is_restart(record: dict[str, Any]) -> bool:
+    attempts = record.get("attempts") or [{}]
+    return identity.restarted() and identity.job() is not None and attempts[-1].get("job") == identity.job()
+
+
+def _flat(node: Any, prefix: str = "") -> list[tuple[str, str]]:
+    if isinstance(node, dict) and node:
+        return [pair for key, value in node.items() for pair in _flat(value, f"{prefix}{key}.")]
+    return [(prefix[:-1], json.dumps(node, default=str))]

@@ -1,0 +1,67 @@
+"""Starts that find a run in their folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, Script
+
+from boltcutter.restart import differences
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "try", "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+TASK = JOB | STEP | {"SLURM_STEP_TASKS_PER_NODE": "1"}
+WORDS = [*QUICK, "model=linear", "data.workers=0", "trainer.max_epochs=1", "trainer.accelerator=cpu", "test=false"]
+
+
+@pytest.fixture(scope="module")
+def begun(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run in a job of SLURM."""
+    folder = tmp_path_factory.mktemp("restart") / "run"
+    done = script("train", *WORDS, f"folder={folder}", env=TASK)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_requeued_job_continues_the_run_in_its_folder(script: Script, begun: Path) -> None:
+    again = script("train", *WORDS, f"folder={begun}", env=TASK | {"SLURM_RESTART_COUNT": "1"})
+    assert again.returncode == 0, again.stderr
+    attempts = json.loads((begun / "record.json").read_text())["attempts"]
+    assert attempts[-1]["resumed_from"] == f"{begun}/checkpoints/last.ckpt"
+    assert attempts[-1]["job"] == "slurm-7"
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "told"),
+    [
+        ([], TASK, "holds a run; say resume="),
+        ([], TASK | {"SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "8"}, "holds a run; say resume="),
+        (["seed=3"], TASK | {"SLURM_RESTART_COUNT": "1"}, "another configuration (seed=3, was 0); say resume="),
+    ],
+    ids=["the same job by hand", "another job", "another configuration"],
+)
+def test_no_other_start_continues_it(
+    script: Script, begun: Path, words: list[str], env: dict[str, str], told: str
+) -> None:
+    done = script("train", *WORDS, f"folder={begun}", *words, env=env)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert told in done.stderr
+
+
+def test_a_folder_named_by_the_job_is_kept_for_one_configuration(script: Script, begun: Path) -> None:
+    words = [f"runs={begun.parents[1]}", f"name={begun.parent.name}"]
+    done = script("train", *WORDS, *words, "seed=3", env={"BOLTCUTTER_RUN_ID": "run"})
+    assert done.returncode == 2
+    assert "seed=3, was 0" in done.stderr
+
+
+def test_differences_are_those_of_the_training() -> None:
+    before = {"seed": 0, "folder": "a", "data": {"size": 2, "path": None}, "callback": None}
+    now = {"seed": 0, "folder": "b", "data": {"size": 3}, "callback": {"best": {"mode": "max"}}}
+    assert differences(before, now) == [
+        "data.size=3, was 2",
+        "data.path=not set, was null",
+        "callback=not set, was null",
+        'callback.best.mode="max", was not set',
+    ]
