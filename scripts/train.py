@@ -10,7 +10,7 @@ python scripts/train.py reproduce=runs/…
 from pathlib import Path
 
 from boltcutter.cli import main
-from boltcutter.environment.signals import listen
+from boltcutter.environment.startup import begin
 
 if __name__ == "__main__":
-    main(Path(__file__).parents[1] / "configs", "boltcutter.train", __doc__ or "", begin=listen)
+    main(Path(__file__).parents[1] / "configs", "boltcutter.train", __doc__ or "", begin=begin)

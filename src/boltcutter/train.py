@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from boltcutter import lineage, run, summary
 from boltcutter.assemble import Parts, assemble, read, told_in_one_line
 from boltcutter.config import ConfigError, DictConfig, public
-from boltcutter.environment import signals
+from boltcutter.environment import signals, startup
 from boltcutter.environment.identity import job, run_id
 from boltcutter.environment.process import leaving_together, mind
 from boltcutter.failure import explained
@@ -49,15 +49,15 @@ def train(cfg: DictConfig) -> dict[str, float]:
         Metrics on the test split; empty with ``test=false``.
     """
     folder = Path(cfg.folder)
+    startup.prepare()
     L.seed_everything(cfg.seed, verbose=False)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
     parts = assemble(cfg, [Recorder(cfg)])
     if not any(getattr(callback, "listens", False) for callback in parts.trainer.callbacks):  # type: ignore[attr-defined]
+        startup.finish()
         signals.forget()  # nobody would look at the flag
     load_early(parts)
     begin_from(parts, cfg, checkpoint)
-    if signals.received() and not others(parts.trainer):
-        signals.leave(signals.received(), "before anything was trained")
     mind(getattr(parts.trainer.strategy.launcher, "procs", []))
     first = parts.trainer.is_global_zero
     if first:
@@ -88,12 +88,6 @@ def train(cfg: DictConfig) -> dict[str, float]:
 
             reproduced(Path(cfg.reproduce), folder)
     return scores
-
-
-def others(trainer: L.Trainer) -> bool:
-    """Whether other processes of this run are there, and would wait for one that leaves."""
-    environment: Any = getattr(trainer.strategy, "cluster_environment", None)
-    return trainer.world_size > 1 and (environment is None or environment.creates_processes_externally)
 
 
 def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None) -> None:

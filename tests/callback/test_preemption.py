@@ -70,7 +70,7 @@ def untouched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[
     ("name", "to", "words", "resume"),
     [
         ("SIGTERM", "first", [], []),
-        ("SIGUSR1", "group", ["data.workers=2"], ["data.workers=0"]),
+        ("SIGTERM", "group", ["data.workers=2"], ["data.workers=0"]),
         ("SIGINT", "first", [], ["data.workers=1"]),
         ("SIGUSR2", "group", TWO, []),  # one rank is started by the other, as Lightning does it
         ("SIGTERM", "last", TWO, []),  # both as by torchrun

@@ -60,25 +60,40 @@ def test_a_launcher_that_waits_for_a_mark_gets_it_and_status_0(tmp_path: Path, m
     assert not mark.exists()
 
 
-WORKER = """
-import os, signal, time
+POOL = """
+import multiprocessing, os
 from boltcutter.environment import signals
-signals.WORKER_SECONDS = 2
 signals.listen()
-ready, tell = os.pipe()
-child = os.fork()
-if child == 0:
-    os.write(tell, b".")
-    while True:
-        time.sleep(0.01)
-os.read(ready, 1)
-os.kill(child, signal.SIGTERM)
-time.sleep(0.2)
-print(os.waitpid(child, os.WNOHANG)[0], flush=True)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+with multiprocessing.Pool(1) as pool:
+    print(pool.apply(os.getppid) == os.getpid(), flush=True)
+    pool.apply_async(os.read, [os.pipe()[0], 1])
+pool.join()  # the block has sent SIGTERM to a process that is stuck
+print("ended")
 """
 
 
-def test_a_loader_s_worker_outlives_the_signal_for_a_while() -> None:
-    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.split() == ["0", str(-signal.SIGALRM)]
+def test_forked_processes_do_not_inherit_the_handlers() -> None:
+    done = subprocess.run([sys.executable, "-c", POOL], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["True", "ended"]
+
+
+IMPORTS = """
+import os, signal
+from boltcutter.environment import signals
+signals.end_process_on_signals()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except BaseException:
+    print("caught")
+"""
+
+
+@pytest.mark.parametrize(("requeue", "code"), [(False, 128 + signal.SIGTERM), (True, 0)])
+def test_while_it_imports_a_signal_ends_the_process_at_once(tmp_path: Path, requeue: bool, code: int) -> None:
+    mark = tmp_path / "requeue"
+    env = os.environ | ({"BOLTCUTTER_REQUEUE": str(mark)} if requeue else {})
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=30, env=env)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "SIGTERM" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert mark.is_file() == requeue

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 
-from boltcutter.environment import signals
+from boltcutter.environment import signals, startup
+from boltcutter.environment.workers import protect_workers
 
 ENDLESS = 2**31 - 1  # batches of a stream
 
@@ -37,7 +38,8 @@ class Preemption(Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Listen from here on, in place of Lightning, whose handlers run collectives."""
         self._began_to_listen |= not signals.listening()
-        signals.listen()
+        startup.finish()
+        protect_workers()
         trainer._signal_connector.register_signal_handlers = signals.listen  # type: ignore[method-assign]
         if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not self._world:
             # The flag stays on the host: on the device it would make each step wait for the one before.

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from boltcutter.environment import platform
+from boltcutter.environment import platform, startup
 from boltcutter.environment.process import in_slurm_step, is_first
 
 VARIABLE = "BOLTCUTTER_RUN_ID"
@@ -49,9 +49,11 @@ def run_id(words: Sequence[str] = ()) -> Iterator[str]:
     given = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = given or _slurm(words) or platform.job(words) or _torchrun() or _agreed() or fresh()
     try:
-        yield os.environ[VARIABLE]
-    except BaseException:
-        _wait_for_the_others()
+        with startup.starting_ranks():
+            yield os.environ[VARIABLE]
+    except BaseException as error:
+        if getattr(error, "together", True):
+            _wait_for_the_others()
         raise
     finally:
         if not given:

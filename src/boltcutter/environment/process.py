@@ -49,8 +49,11 @@ def leaving_together() -> Iterator[None]:
     """
     try:
         yield
-    except SystemExit:
-        _disconnect()
+    except SystemExit as error:
+        together = getattr(error, "together", True)
+        _disconnect(wait=together)
+        if not together:
+            _end_children()
         raise
     except BaseException:
         _disconnect(wait=False)  # the others learn of it now
@@ -71,15 +74,15 @@ def keep_memory(env: Mapping[str, str] = os.environ) -> bool:
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in env):
         return False
     limits = ((M_MMAP_THRESHOLD, LARGEST_KEPT), (M_TRIM_THRESHOLD, 2**31 - 1))
-    return all(_glibc("mallopt", *limit) for limit in limits)
+    return all(call_glibc("mallopt", *limit) for limit in limits)
 
 
 def give_back_memory() -> None:
     """Return to the system what is free, once."""
-    _glibc("malloc_trim", 0)
+    call_glibc("malloc_trim", 0)
 
 
-def _glibc(name: str, *numbers: int) -> bool:
+def call_glibc(name: str, *numbers: int) -> bool:
     """Whether a function of the C library is there and did what it is for."""
     import ctypes
 

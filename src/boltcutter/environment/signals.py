@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -17,12 +18,11 @@ from boltcutter.environment.process import is_first
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 REQUEUE = "BOLTCUTTER_REQUEUE"  # a file that a launcher looks for; then the status is 0
-WORKER_SECONDS = 300  # that a loader's worker outlives a signal to the whole process group
 
 _received = 0
 _at_once: tuple[int, ...] = ()
 _before: dict[int, Any] = {}
-_owner = 0  # process that listens
+_resets_children = False  # whether the hook for forked processes is registered, which cannot be taken back
 
 
 class Preempted(SystemExit):
@@ -31,10 +31,11 @@ class Preempted(SystemExit):
     Args:
         number: Of the signal.
         saved: The checkpoint that was written for it, or what there was to save.
+        together: Whether all ranks leave at the same place, and can wait for one another.
     """
 
-    def __init__(self, number: int, saved: str) -> None:
-        self.status = 128 + number
+    def __init__(self, number: int, saved: str, *, together: bool = True) -> None:
+        self.status, self.together = 128 + number, together
         mark = os.environ.get(REQUEUE)
         super().__init__(0 if mark else self.status)
         self.reason = f"preempted by {signal.Signals(number).name}, {saved}" + ("; to be requeued" if mark else "")
@@ -49,14 +50,24 @@ def listen(*at_once: int) -> None:
     Args:
         at_once: Signals that need not wait for a safe place, as there is nothing yet to save.
     """
-    global _at_once, _owner
-    if threading.current_thread() is not threading.main_thread():
-        return  # of a notebook's or another library's thread: Python gives signals to the main one only
-    _at_once, _owner = at_once, os.getpid()
-    for number in SIGNALS:
-        before = signal.signal(number, receive)
-        if before != receive:
-            _before.setdefault(number, before)
+    global _at_once
+    _at_once = at_once
+    _install(receive)
+
+
+def end_process(number: int, frame: FrameType | None = None) -> None:
+    """End the process at once, whatever it is doing; for a start-up in which there is nothing to clean up."""
+    if is_first():
+        name = signal.Signals(number).name
+        # Not by print, which may be what the signal has interrupted.
+        os.write(2, f"error: ended by {name} during start-up; nothing was trained\n".encode())
+        _mark(number)
+    os._exit(0 if os.environ.get(REQUEUE) else 128 + number)
+
+
+def end_process_on_signals() -> None:
+    """Have each of the signals end the process at once, as long as it imports."""
+    _install(end_process)
 
 
 def forget() -> None:
@@ -81,17 +92,13 @@ def received() -> int:
 def receive(number: int, frame: FrameType | None = None) -> None:
     """Set the flag, as the handler does; a second interrupt from the keyboard leaves at once."""
     global _received
-    if os.getpid() != _owner:
-        # A loader's worker: its training process still needs it for the step at which it will save.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(WORKER_SECONDS)
-        return
-    if number in _at_once or number == _received == signal.SIGINT:
-        leave(number, "at once, nothing saved")
+    again = number == _received == signal.SIGINT
     _received = number
+    if again or number in _at_once:
+        leave(number, "at once, nothing saved" if again else "before training, nothing saved", together=False)
 
 
-def leave(number: int, saved: str) -> NoReturn:
+def leave(number: int, saved: str, *, together: bool = True) -> NoReturn:
     """Leave for a signal; what follows is not cut short by another one.
 
     Raises:
@@ -99,7 +106,32 @@ def leave(number: int, saved: str) -> NoReturn:
     """
     for ignored in SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
+    if is_first():
+        _mark(number)
+    raise Preempted(number, saved, together=together)
+
+
+def _install(handle: Callable[[int, FrameType | None], None]) -> None:
+    global _resets_children
+    if threading.current_thread() is not threading.main_thread():
+        return  # of a notebook's or another library's thread: Python gives signals to the main one only
+    if not _resets_children:
+        os.register_at_fork(after_in_child=_reset_in_child)
+        _resets_children = True
+    for number in SIGNALS:
+        before = signal.signal(number, handle)
+        if before not in (receive, end_process):
+            _before.setdefault(number, signal.SIG_DFL if before is None else before)
+
+
+def _reset_in_child() -> None:
+    """A forked process has nothing to save: signals do what they do elsewhere, so that a pool can end its processes."""
+    if _before:
+        signal.set_wakeup_fd(-1)
+        forget()
+
+
+def _mark(number: int) -> None:
     mark = os.environ.get(REQUEUE)
-    if mark and is_first():
+    if mark:
         Path(mark).write_text(signal.Signals(number).name)
-    raise Preempted(number, saved)

@@ -1,0 +1,76 @@
+"""DataLoader workers that leave signals to the process which they work for.
+
+A launcher or scheduler that ends a run signals every process of its group. A worker that dies of it takes the training
+process down before that one has saved, because torch raises ``DataLoader worker is killed by signal`` there.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing import resource_tracker
+from types import FrameType
+from typing import Any
+
+from boltcutter.environment import signals
+
+# Iterators that start workers: torch's own, and torchdata's where the project uses it.
+ITERATORS = {
+    "torch.utils.data.dataloader": "_MultiProcessingDataLoaderIter",
+    "torchdata.stateful_dataloader.stateful_dataloader": "_StatefulMultiProcessingDataLoaderIter",
+}
+InitFunction = Callable[[int], None]
+
+
+def protect_workers() -> None:
+    """Have every DataLoader of this process, whoever wrote it, start workers that ignore the signals handled here.
+
+    A worker is started with these signals blocked, so that not even one that arrives before its first line ends it.
+    """
+    for module, name in ITERATORS.items():
+        iterator = getattr(sys.modules.get(module), name, None)
+        if iterator is not None and not hasattr(iterator.__init__, "__wrapped__"):
+            iterator.__init__ = _protected(iterator.__init__)
+
+
+def _protected(initialize: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(initialize)
+    def initialize_protected(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        if not signals.listening():
+            initialize(self, loader, *args, **kwargs)
+            return
+        context = loader.multiprocessing_context or multiprocessing.get_context()
+        if context.get_start_method() != "fork":
+            resource_tracker.ensure_running()  # unblocks signals when it starts, so not below
+        init_function = loader.worker_init_fn
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
+        try:
+            loader.worker_init_fn = functools.partial(_initialize_worker, init_function)
+            initialize(self, loader, *args, **kwargs)
+            for worker in self._workers:
+                # torch and multiprocessing end a worker that does not leave in time by the signal that it now ignores.
+                worker._popen.terminate = worker._popen.kill
+        finally:
+            loader.worker_init_fn = init_function
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return initialize_protected
+
+
+def _initialize_worker(init_function: InitFunction | None, worker_id: int) -> None:
+    """Ignore signals by a handler: unlike SIG_IGN or a mask, it is not inherited by programs that a data set starts."""
+    parent = os.getppid()
+
+    def ignore(number: int, frame: FrameType | None) -> None:
+        if os.getppid() != parent:
+            os._exit(128 + number)
+
+    for number in signals.SIGNALS:
+        signal.signal(number, ignore)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.SIGNALS)
+    if init_function is not None:
+        init_function(worker_id)

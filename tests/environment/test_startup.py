@@ -1,0 +1,90 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import environment
+
+# Waits inside torch for another rank that never comes.
+WAITING = """
+import torch.distributed as dist
+from boltcutter.environment import startup
+startup.begin()
+startup.prepare()
+print("waits", flush=True)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2)
+"""
+
+
+def test_a_signal_ends_a_process_that_waits_for_other_ranks() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        try:
+            assert process.stdout
+            assert process.stderr
+            assert process.stdout.readline() == "waits\n"
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 128 + signal.SIGTERM
+            assert "SIGTERM" in process.stderr.read()
+        finally:
+            process.kill()
+
+
+PREPARED = """
+import os, signal, threading
+from boltcutter.environment import signals, startup
+startup.prepare()
+try:
+    os.kill(os.getpid(), signal.SIGUSR1)
+except signals.Preempted as left:
+    print(left.code - signal.SIGUSR1)
+signals.forget()
+startup.prepare()
+startup.finish()
+os.kill(os.getpid(), signal.SIGUSR2)
+print(signals.received() == signal.SIGUSR2, threading.active_count())
+"""
+
+
+def test_once_training_begins_a_signal_sets_the_flag_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", PREPARED], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["128", "True", "1"]
+
+
+STARTER = """
+import os, subprocess, sys, time
+from boltcutter.environment import startup
+with startup.starting_ranks():
+    child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=os.environ | {"LOCAL_RANK": "1"})
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not end a process with its parent")
+def test_a_rank_that_is_starting_ends_with_what_started_it() -> None:
+    child = "from boltcutter.environment import startup; startup.begin(); print('begun', flush=True); "
+    child += "import time; time.sleep(60)"
+    command = [sys.executable, "-c", STARTER, child]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout
+        lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
+        (pid,) = (int(line) for line in lines - {"begun"})
+        process.kill()
+    end = time.monotonic() + 20
+    while is_alive(pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
