@@ -1,7 +1,10 @@
 """The text of the job's file; test_slurm_cluster.py runs it."""
 
+import os
 import re
 import subprocess
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +50,7 @@ def test_nodes_and_devices_are_those_of_the_trainer() -> None:
         "--mem=64G",
     ]
     assert command(text) == (
-        'srun --kill-on-bad-exit=1 --wait=60 /venv/bin/python /p/scripts/train.py "resume=$folder"'
+        'srun --kill-on-bad-exit=1 --wait=60 --export=ALL /venv/bin/python /p/scripts/train.py "resume=$folder"'
     )
     assert "folder='/runs/a b/x' job=$SLURM_JOB_ID\n" in text
 
@@ -59,23 +62,31 @@ def test_an_array_has_a_folder_and_a_log_for_each_task() -> None:
     assert "export WANDB_RUN_GROUP=x\n" in text
 
 
-def test_what_a_site_needs_comes_before_the_run() -> None:
+def test_what_a_site_needs_comes_before_the_run(tmp_path: Path) -> None:
     text = render(
         modules=["cuda/12.4", "gcc"],
         conda="my env",
-        venv="/v",
+        venv=str(tmp_path),
+        purge_modules=True,
         setup=["ulimit -n 4096"],
         environment={"A": "b c"},
         interface="ib0",
         sbatch=["--mail-type=END"],
         python=None,
     )
-    lines = ["set -e", "module load cuda/12.4 gcc", 'eval "$(conda shell.bash hook)"', "conda activate 'my env'"]
-    lines += ["source /v/bin/activate", "ulimit -n 4096", "set +e", "", "export OMP_NUM_THREADS=4"]
+    lines = [
+        "set -e",
+        "module purge",
+        "module load cuda/12.4 gcc",
+        'eval "$(conda shell.bash hook)"',
+        "conda activate 'my env'",
+    ]
+    lines += [f"source {tmp_path}/bin/activate", "ulimit -n 4096", "set +e", "trap - ERR", ""]
+    lines += ["export OMP_NUM_THREADS=4"]
     lines += ["export SRUN_CPUS_PER_TASK=4", "export GLOO_SOCKET_IFNAME=ib0", "export NCCL_SOCKET_IFNAME=ib0"]
     assert "\n".join([*lines, "export A='b c'"]) in text
     assert "--mail-type=END" in directives(text)
-    assert "--wait=60 python /p/" in command(text)
+    assert "--export=ALL python /p/" in command(text)
 
 
 def test_containers() -> None:
@@ -85,7 +96,7 @@ def test_containers() -> None:
     )
     pyxis = render(container="nvcr.io/x:1", container_engine="pyxis", container_mounts=mounts, python=None)
     assert (
-        "--wait=60 --container-image=nvcr.io/x:1 --container-mounts='/p:/p,/runs/a b/x:/runs/a b/x,/data:/data,/a:/b' "
+        " --container-image=nvcr.io/x:1 --container-mounts='/p:/p,/runs/a b/x:/runs/a b/x,/data:/data,/a:/b' "
         "--container-workdir=/p python /p/"
     ) in command(pyxis)
 
@@ -95,7 +106,7 @@ def test_torchrun_has_one_task_on_each_node_and_ignores_the_signal() -> None:
     assert {"--ntasks-per-node=1", "--cpus-per-task=16", "--gres=gpu:4"} <= set(directives(text))
     assert "export OMP_NUM_THREADS=4\nexport SRUN_CPUS_PER_TASK=16\n" in text
     assert command(text).startswith(
-        'srun --kill-on-bad-exit=1 --wait=60 bash -c \'trap "" USR1 USR2; exec "$@"\' bash '
+        'srun --kill-on-bad-exit=1 --wait=60 --export=ALL bash -c \'trap "" USR1 USR2; exec "$@"\' bash '
         "/venv/bin/python -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d"
     )
 
@@ -119,6 +130,17 @@ def test_who_goes_on() -> None:
         ({"sbatch": ["--nodes=3"]}, "launch.sbatch=--nodes=3: launch and trainer set it"),
         ({"sbatch": ["-N3"]}, "launch.sbatch=-N3: launch and trainer set it"),
         ({"sbatch": ["reservation=x"]}, "launch.sbatch=reservation=x: no option of sbatch"),
+        ({"sbatch": ["--error=/x"]}, "launch.sbatch=--error=/x: launch and trainer set it"),
+        ({"sbatch": ["-e", "/x"]}, "launch.sbatch=-e: launch and trainer set it"),
+        ({"srun": ["--export=NONE"]}, "launch.srun=--export=NONE: launch and trainer set it"),
+        ({"srun": ["verbose"]}, "launch.srun=verbose: no option of srun"),
+        ({"memory": "64"}, "launch.memory=64 has no unit of SLURM; try launch.memory=64G"),
+        ({"container": "x", "container_engine": "edf", "container_mounts": ["/a"]}, "launch.container_mounts: edf"),
+        ({"environment": {"A B": "x"}}, "launch.environment.'A B' is no name of a variable"),
+        ({"environment": {"A": "x\x1b[0m"}}, r"launch.environment=.* has the control character '\\x1b'"),
+        ({"partition": "gpu\nrm -rf x"}, r"launch.partition=.* has the control character '\\n'"),
+        ({"sbatch": ["--comment=a\rb"]}, r"launch.sbatch=.* has the control character '\\r'"),
+        ({"modules": ["a\nb"]}, "launch.modules=.* has the control character"),
     ],
 )
 def test_what_cannot_be_is_told_before_submission(settings: dict[str, Any], told: str) -> None:
@@ -129,3 +151,64 @@ def test_what_cannot_be_is_told_before_submission(settings: dict[str, Any], told
 def test_times() -> None:
     times = {"1:30:00": 5400, "90:00": 5400, "2-12": 216000, "1-00:30": 88200, "0-1:00:05": 3605}
     assert {time: seconds(time) for time in times} == times
+
+
+@pytest.mark.parametrize(
+    ("job", "settings", "told"),
+    [
+        (replace(JOB, name="a\nb"), {}, "name=.* has the control character"),
+        (replace(JOB, folder=Path("/r/a\tb")), {}, "folder=.* has the control character"),
+        (replace(JOB, folder=Path("/r/a\\b")), {}, "folder=.*; choose another"),
+        (JOB, {"venv": "/no/such"}, "launch.venv=/no/such: no virtual environment there"),
+    ],
+)
+def test_what_the_job_cannot_have_is_refused(job: Job, settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Slurm(**settings).check(job)
+
+
+def test_values_of_directives_are_quoted() -> None:
+    job = replace(JOB, name='it\'s "new" #3', folder=Path('/r/a#b\'c "d"'))
+    given = directives(render(job, constraint="a&b|[c]"))
+    assert {'--job-name="it\'s-\\"new\\"-#3"', "--constraint=a&b|[c]"} <= set(given)
+    assert '--output="/r/a#b\'c \\"d\\"/logs/slurm.log"' in given
+
+
+def test_gpus_are_asked_for_as_the_site_wants() -> None:
+    assert "--gpus-per-node=a100:4" in directives(render(gpu_option="gpus-per-node", gpu_type="a100"))
+    assert not [line for line in directives(render(gpu_option="none")) if "gpu" in line or "gres" in line]
+
+
+def test_options_of_srun_and_variables_of_the_job() -> None:
+    text = render(
+        srun=["--cpu-bind=cores", "--mpi=pmix", "--network=single node"],
+        environment={"TMPDIR": "$SLURM_TMPDIR/a b", "PRICE": "$5 `x`"},
+        container="env.toml",
+        container_engine="edf",
+    )
+    assert " --cpu-bind=cores --mpi=pmix '--network=single node' --environment=env.toml /venv" in command(text)
+    assert 'export TMPDIR="$SLURM_TMPDIR/a b"\n' in text
+    assert "export PRICE='$5 `x`'\n" in text
+
+
+def test_a_failing_line_of_the_setup_is_shown() -> None:
+    text = render(setup=["echo before", "cd /no/such/folder", "echo never"])
+    setup = text[text.index("trap 'say") : text.index("trap - ERR")]
+    done = subprocess.run(["bash", "-c", f'say() {{ echo "launch: $*"; }}\n{setup}'], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == "before\nlaunch: the setup of the job failed with status 1 at: cd /no/such/folder\n"
+
+
+@pytest.mark.parametrize(("saved", "gives_up"), [("last.ckpt", False), (".probe-7", True), (".last.ckpt.7", True)])
+def test_only_a_checkpoint_is_progress(tmp_path: Path, saved: str, gives_up: bool) -> None:
+    folder = tmp_path / "run"
+    for name in ("logs", "checkpoints"):
+        (folder / name).mkdir(parents=True)
+    text = render(replace(JOB, folder=folder))
+    guard = text[text.index("folder=") : text.index("MASTER_ADDR=")]
+    for start in range(4):
+        done = subprocess.run(["bash", "-c", guard], env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"}, text=True)
+        later = time.time() + 2 * start + 1
+        (folder / "checkpoints" / saved).touch()
+        os.utime(folder / "checkpoints" / saved, (later, later))
+    assert done.returncode == gives_up

@@ -38,7 +38,7 @@ class Preempted(SystemExit):
         self.status, self.together = 128 + number, together
         mark = os.environ.get(REQUEUE)
         super().__init__(0 if mark else self.status)
-        self.reason = f"preempted by {signal.Signals(number).name}, {saved}" + ("; to be requeued" if mark else "")
+        self.reason = f"preempted by {signal.Signals(number).name}, {saved}"
 
     def __str__(self) -> str:
         return self.reason

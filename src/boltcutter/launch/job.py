@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -9,8 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from boltcutter.config import SECRET
+
 State = Literal["waiting", "running", "ended", "unknown"]
 SECONDS = 1.0  # between two looks at a log that is followed
+CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # which could begin a line of their own in a job's file
+OF_THE_JOB = re.compile(r"\$(?:\{SLURM_\w+\}|SLURM_\w+)")  # variables that have a value only where the job runs
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Job:
         workers: Processes that load data for each of them.
         environment: Variables of the run.
         progress: Of the run's folder, what changes with each checkpoint.
+        root: Of the project; None: that of ``script``.
+        code: Snapshot of the project's code, which is imported before what is installed.
     """
 
     name: str
@@ -40,6 +47,13 @@ class Job:
     workers: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     progress: str = "checkpoints"
+    root: Path | None = None
+    code: Path | None = None
+
+    @property
+    def places(self) -> list[str]:
+        """Folders that every process needs: those of the project and of the run."""
+        return [str(self.root or self.script.parents[1]), str(self.folder)]
 
     def run(self, task: int | str) -> str:
         """The folder of one run of an array, whose name no other run of the project has."""
@@ -69,9 +83,11 @@ class Launcher(Protocol):
 
     Attributes:
         array: What the runs of an array differ in, where there are such.
+        snapshot: Whether the job runs a copy of the code as it is at submission.
     """
 
     array: str | list[str] | None
+    snapshot: bool
 
     def check(self, job: Job) -> None:
         """Refuse what cannot work, as far as it can be known before submission."""
@@ -94,7 +110,50 @@ class Launcher(Protocol):
 
 def assignments(environment: Mapping[str, str]) -> list[str]:
     """Lines that set variables in a shell."""
-    return [f"export {name}={shlex.quote(str(value))}" for name, value in environment.items()]
+    return [f"export {name}={quoted(str(value))}" for name, value in environment.items()]
+
+
+def code_path(job: Job) -> list[str]:
+    """A line that has the snapshot's packages imported before those that are installed."""
+    return [f"export PYTHONPATH={shlex.quote(f'{job.code}/src')}${{PYTHONPATH:+:$PYTHONPATH}}"] if job.code else []
+
+
+def quoted(text: str) -> str:
+    """A value for the shell as it is; only variables of the job, as $SLURM_TMPDIR, are replaced there."""
+    if not OF_THE_JOB.search(text):
+        return shlex.quote(text)
+    kept = [re.sub(r'(["\\$`])', r"\\\1", part) for part in OF_THE_JOB.split(text)]
+    variables = [*OF_THE_JOB.findall(text), ""]
+    return '"' + "".join(part + variable for part, variable in zip(kept, variables, strict=True)) + '"'
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse variables that a job's file cannot or must not set.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for name in environment:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            raise ValueError(f"launch.environment.{name!r} is no name of a variable; use letters, digits and _")
+        if SECRET.search(name):
+            raise ValueError(
+                f"launch.environment.{name}: a secret must not stand in the job's file; "
+                "export it before launching, the job inherits it"
+            )
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse control characters, in a text or in what a list or map holds.
+
+    Raises:
+        ValueError: There is one.
+    """
+    if isinstance(value, dict):
+        value = [part for pair in value.items() for part in pair]
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and (found := CONTROL.search(text)):
+            raise ValueError(f"{name}={text!r} has the control character {found[0]!r}; leave it out")
 
 
 def read_log(file: Path, over: Callable[[], bool]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from boltcutter.launch.job import Job, Status, assignments, read_log
+from boltcutter.launch.job import Job, Status, assignments, check_environment, check_text, code_path, read_log
 
 
 class Local:
@@ -22,14 +22,23 @@ class Local:
         torchrun: Whether torchrun starts the processes; otherwise Lightning does.
         python: Interpreter; null: the one that launches.
         environment: Variables for the run.
+        snapshot: Whether the run uses a copy of the code as it is now.
     """
 
     array: str | list[str] | None = None
 
     def __init__(
-        self, *, torchrun: bool = False, python: str | None = None, environment: dict[str, str] | None = None
+        self,
+        *,
+        torchrun: bool = False,
+        python: str | None = None,
+        environment: dict[str, str] | None = None,
+        snapshot: bool = True,
     ) -> None:
         self.torchrun, self.python, self.environment = torchrun, python or sys.executable, environment or {}
+        self.snapshot = snapshot
+        check_environment(self.environment)
+        check_text("launch.environment", self.environment)
 
     def check(self, job: Job) -> None:
         """Refuse more than this machine."""
@@ -42,7 +51,8 @@ class Local:
         if self.torchrun:
             words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.devices)]
         words += [str(job.script), f"resume={job.folder}"]
-        lines = ["#!/bin/bash", *assignments({**job.environment, **self.environment}), f"exec {shlex.join(words)}"]
+        variables = assignments({**job.environment, **self.environment})
+        lines = ["#!/bin/bash", *variables, *code_path(job), f"exec {shlex.join(words)}"]
         return "\n".join(lines) + "\n"
 
     def submit(self, job: Job, file: Path) -> list[str]:
