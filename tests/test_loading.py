@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import flip_a_bit
+from conftest import QUICK, Script, flip_a_bit
 
 from boltcutter.checkpoint import AtomicCheckpointIO
 from boltcutter.storage import CheckpointError
@@ -24,7 +24,7 @@ class Evil:
         (lambda path: path.write_text("hello"), "not a checkpoint, or cut short (5 bytes)"),
         (lambda path: path.write_bytes(path.read_bytes()[:-100]), "not a checkpoint, or cut short"),
         (flip_a_bit, "damaged at its record"),
-        (lambda path: torch.save({"state_dict": Evil()}, path), "holds more than tensors and plain types"),
+        (lambda path: torch.save({"state_dict": Evil()}, path), "would execute code"),
         (lambda path: path.write_bytes(pickle.dumps(Evil())), "not a checkpoint"),
         (lambda path: torch.save([1, 2], path), "holds a list, not a checkpoint"),
         (lambda path: torch.save({"weight": torch.ones(1)}, path), "load them with init_from="),
@@ -39,3 +39,52 @@ def test_a_bad_file_is_told_in_one_line(saved: Path, spoil: Any, message: str) -
     assert str(saved) in str(error.value)
     assert "\n" not in str(error.value)
     assert not Path("/tmp/never").exists()
+
+
+OUTSIDE = """
+import enum, functools
+from pathlib import Path
+import pandas as pd
+from torch import nn
+from lightning.pytorch.callbacks import Callback
+
+class Mode(enum.Enum):
+    MIN = "min"
+
+class Foreign(Callback):
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        checkpoint["hyper_parameters"] = {"net": nn.Linear(1, 1), "loss": functools.partial(nn.MSELoss)}
+        checkpoint["hyper_parameters"] |= {"root": Path("data"), "frame": pd.DataFrame({"a": ["b"]}), "mode": Mode.MIN}
+
+    def on_load_checkpoint(self, trainer, pl_module, checkpoint):
+        print("root", checkpoint["hyper_parameters"]["root"])
+
+class Stateful(Foreign):
+    def state_dict(self):
+        return {"mode": Mode.MIN}
+
+    def load_state_dict(self, state):
+        raise AssertionError("has no state that could be loaded")
+"""
+
+
+def test_a_run_whose_checkpoints_hold_objects_is_resumed_evaluated_and_compared(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside.py").write_text(OUTSIDE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    words = [*QUICK, "model=mlp", "scheduler=null"]  # a schedule would depend on the number of epochs
+    words += [f"+callback.{name}._target_=outside.{name.title()}" for name in ("foreign", "stateful")]
+    for folder, epochs in (("whole", 2), ("cut", 1)):
+        done = script("train", *words, f"folder={tmp_path}/{folder}", f"trainer.max_epochs={epochs}")
+        assert done.returncode == 0, done.stderr
+    resumed = script("train", f"resume={tmp_path}/cut", "trainer.max_epochs=2")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "root data\n" in resumed.stdout
+    assert "last.ckpt: callbacks.Stateful.mode is a outside.Mode" in resumed.stderr
+    compared = script("compare", f"run={tmp_path}/whole", f"with={tmp_path}/cut")
+    assert compared.stdout.endswith("the same to the bit\n")
+    assert script("evaluate", f"run={tmp_path}/cut").returncode == 0
+    monkeypatch.syspath_prepend(tmp_path)
+    kept = torch.load(tmp_path / "cut" / "checkpoints" / "last.ckpt", weights_only=False)["hyper_parameters"]
+    assert isinstance(kept["net"], torch.nn.Linear)  # for load_from_checkpoint

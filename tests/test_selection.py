@@ -35,3 +35,11 @@ def test_a_damaged_best_gives_way_to_the_next_and_at_the_end_to_the_newest(
         assert len(told) == sum(range(count + 1))
         flip_a_bit(path)
     assert best(saved.parent, told.append) == str(saved)
+
+
+@pytest.mark.parametrize("left", [b"", b"PK", b"hello"])
+def test_what_a_crash_left_of_a_file_gives_way_to_the_one_before(saved: Path, left: bytes) -> None:
+    saved.with_name("last-v1.ckpt").write_bytes(left)
+    told: list[str] = []
+    assert newest(saved.parent, told.append) == str(saved)
+    assert told[0].startswith(f"warning: {saved.with_name('last-v1.ckpt')}: ")

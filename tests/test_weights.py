@@ -1,3 +1,4 @@
+import enum
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,24 @@ def test_another_model_or_optimizer_is_told(tmp_path: Path) -> None:
     other = nn.Linear(3, 5)
     assert misfit(path, other) == "2 weights have another shape (weight, bias)"
     assert misfit(path, nn.Sequential(task)) is not None
+
+
+class Mode(enum.Enum):
+    MIN = "min"
+
+
+def test_training_state_that_is_not_loaded_is_told(tmp_path: Path) -> None:
+    task = nn.Linear(3, 2)
+    path = tmp_path / "last.ckpt"
+    given = {"state_dict": task.state_dict(), "hyper_parameters": {"mode": Mode.MIN, "model": task}}
+    torch.save(given | {"lr_schedulers": [{"mode": "min"}]}, path)
+    assert misfit(path, task) is None
+    torch.save(given | {"lr_schedulers": [{"mode": Mode.MIN}]}, path)
+    assert "(lr_schedulers.0.mode is a " in str(misfit(path, task))
+
+
+def test_a_pickled_model_beside_its_weights_is_passed_over(tmp_path: Path) -> None:
+    given, model = nn.Linear(3, 2), nn.Linear(3, 2)
+    torch.save({"model": given, "state_dict": given.state_dict()}, tmp_path / "model.pt")
+    assert initialize(model, tmp_path / "model.pt") == []
+    assert torch.equal(model.weight, given.weight)

@@ -15,9 +15,14 @@ import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from boltcutter import sharded
+from boltcutter.environment.process import is_first
 from boltcutter.loading import damage, load
 from boltcutter.storage import CheckpointError as CheckpointError
 from boltcutter.storage import is_url, remedy_for, store_errors, store_of, text_of, write_atomically
+from boltcutter.unpickle import placeholders
+
+# Where Lightning keeps constructor arguments; only its own load_from_checkpoint reads them.
+HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams_type", "datamodule_hparams_type")
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -90,6 +95,7 @@ class AtomicCheckpointIO(CheckpointIO):
             raise CheckpointError(
                 f"{path}: holds weights but no training to go on with; load them with init_from={path}"
             )
+        _leave_out_objects(found, path)
         return found
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -156,6 +162,18 @@ class AtomicCheckpointIO(CheckpointIO):
             raise CheckpointError(_why_not_written(path, error)) from error
         self._used.add(folder)
         sharded.sweep(Path(path), keep)
+
+
+def _leave_out_objects(found: dict[str, Any], path: str | Path) -> None:
+    """Drop states of callbacks that hold objects of foreign classes, and report what else is not loaded."""
+    states = found.get("callbacks") or {}
+    left = {f"callbacks.{name}": list(placeholders(states[name], f"callbacks.{name}")) for name in states}
+    found["callbacks"] = {name: state for name, state in states.items() if not left[f"callbacks.{name}"]}
+    others = {key: value for key, value in found.items() if key not in HYPERPARAMETERS}
+    lines = [*(line for some in left.values() for line in some[:1]), *placeholders(others)]
+    if lines and is_first():
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        print(f"warning: {path}: {lines[0]}{more}, which is not loaded; save plain values there", file=sys.stderr)
 
 
 def _why_not_written(path: str | Path, error: Exception) -> str:

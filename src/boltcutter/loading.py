@@ -11,8 +11,10 @@ from typing import IO, Any
 
 import torch
 
-from boltcutter import sharded
+from boltcutter import sharded, unpickle
 from boltcutter.storage import CheckpointError, is_url, opened, store_errors
+
+SPOILT = (EOFError, LookupError, TypeError, ValueError, AttributeError)  # what torch's reader makes of a damaged file
 
 
 def load(path: str | Path, map_location: Any = "cpu", *, peek: bool = False) -> dict[str, Any]:
@@ -56,13 +58,37 @@ def damage(path: str | Path) -> str | None:
 
 def _unpickled(path: str | Path, source: Any, **options: Any) -> dict[str, Any]:
     try:
-        found = torch.load(source, weights_only=True, **options)
-    except (pickle.UnpicklingError, RuntimeError) as error:
+        try:
+            found = torch.load(source, weights_only=True, **options)
+        except pickle.UnpicklingError:  # objects of other classes, perhaps, which strictly are refused
+            found = _without_objects(source, **options)
+    except (pickle.UnpicklingError, RuntimeError, *SPOILT) as error:
         why = " ".join(str(error).split("\n")[-1].split()) or type(error).__name__
-        raise CheckpointError(f"{path}: holds more than tensors and plain types, so it is not read ({why})") from None
+        raise CheckpointError(f"{path}: would execute code or is damaged, so it is not read ({why})") from None
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: holds a {type(found).__name__}, not a checkpoint; take another file")
+        what = found.name if isinstance(found, unpickle.Placeholder) else type(found).__name__
+        raise CheckpointError(f"{path}: holds a {what}, not a checkpoint; take another file")
     return found
+
+
+def _without_objects(source: Any, *, map_location: Any = None, mmap: bool = False) -> Any:
+    """Read with placeholders in place of objects of foreign classes.
+
+    Torch's reader is called directly: ``torch.load`` would hand some archives over to TorchScript, which executes them.
+
+    Raises:
+        UnpicklingError: The file would execute code, or is of a format older than torch 1.6.
+    """
+    if not isinstance(source, str):
+        source.seek(0)
+    if not zipfile.is_zipfile(source):
+        raise pickle.UnpicklingError("it is of an old format")
+    if not isinstance(source, str):
+        source.seek(0)
+    memory = torch.UntypedStorage.from_file(source, False, os.path.getsize(source)) if mmap else None
+    with torch.serialization._open_zipfile_reader(source) as archive:
+        read: Any = torch.serialization._load
+        return read(archive, map_location, unpickle.MODULE, overall_storage=memory, encoding="utf-8")
 
 
 def _fault(file: IO[bytes] | None) -> str | None:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from boltcutter.loading import load, outline
 from boltcutter.storage import CheckpointError
+from boltcutter.unpickle import placeholders
 
+RESTORED = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # without which training cannot go on
 # What torch.compile, FSDP and activation checkpointing put into names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
@@ -22,7 +24,10 @@ def weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
     Understood are Lightning's checkpoints, bare state dicts, ``{"model": …}`` and ``{"state_dict": …}``, with the
     prefixes that DataParallel, ``torch.compile``, FSDP and a LightningModule's ``model.`` put before each key.
     """
-    inner = next((found[key] for key in ("state_dict", "model", "model_state_dict") if key in found), found)
+    inner = next(
+        (found[key] for key in ("state_dict", "model", "model_state_dict") if isinstance(found.get(key), Mapping)),
+        found,
+    )
     plain = {}
     for key, value in inner.items():
         if isinstance(value, Tensor):
@@ -60,21 +65,28 @@ def initialize(model: nn.Module, path: str | Path) -> list[str]:
 def misfit(path: str | Path, task: nn.Module) -> str | None:
     """In one line, why training cannot go on from a checkpoint with this task; None if it can.
 
-    Compared are names and shapes of the weights, and the settings that the optimizer keeps for each group.
+    Compared are names and shapes of the weights, and the settings that the optimizer keeps for each group. All of the
+    training's state must be plain values.
     """
     found = outline(path)
     given, own = found.get("state_dict", {}), task.state_dict()
     kinds = {
         "weights are missing": [key for key in own if key not in given],
         "weights are unexpected": [key for key in given if key not in own],
-        "weights have another shape": [key for key in own if key in given and given[key].shape != own[key].shape],
+        "weights have another shape": [k for k in own if k in given and _shape(given[k]) != _shape(own[k])],
     }
+    restored = {key: found[key] for key in RESTORED if key in found}
+    kinds["values are objects, which are not loaded"] = list(placeholders(restored))
     make: Any = getattr(task, "optimizer", None)
     if make is not None and found.get("optimizer_states"):
         then = found["optimizer_states"][0]["param_groups"][0].keys()  # with what schedulers have added
         now = make([nn.Parameter(torch.zeros(1))]).param_groups[0].keys()
         kinds["optimizer settings are missing"] = sorted(now - then)
     return "; ".join(f"{len(keys)} {kind} ({_some(keys)})" for kind, keys in kinds.items() if keys) or None
+
+
+def _shape(value: Any) -> Any:
+    return getattr(value, "shape", None)  # the extra state of a module may be anything
 
 
 def _some(keys: list[str]) -> str:
