@@ -14,7 +14,8 @@ ROOMS = {path.name for path in SRC.iterdir() if path.is_dir() and not path.name.
 # A room's own folder apart, what it may import of the project.
 OPEN_TO_ROOMS: dict[str, set[str]] = {
     "callback": {"environment"},  # the flag that a signal sets
-    "launch": {"config", "build", "describe", "run", "assemble", "environment"},  # it composes, checks and freezes as train does
+    # It composes, checks and freezes as train does.
+    "launch": {"config", "build", "describe", "run", "lineage", "assemble", "environment"},
 }
 SOLE_KNOWERS = {
     "omegaconf": {"config", "build"},

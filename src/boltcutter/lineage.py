@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
+SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repository that it was copied from
 
 
 def differences(record: dict[str, Any]) -> list[str]:
@@ -39,6 +41,8 @@ def differences(record: dict[str, Any]) -> list[str]:
 
 def git_state(where: Path) -> dict[str, Any]:
     """Commit, branch, remote and uncommitted changes of the code; empty where git does not know it."""
+    if snapshot := next((file for folder in where.parents if (file := folder / SNAPSHOT).is_file()), None):
+        return dict(json.loads(snapshot.read_text()) | {"patch": ""})
     top = _git(where, "rev-parse", "--show-toplevel")
     if not top:
         return {"commit": None, "branch": None, "remote": None, "dirty": None, "changes": None, "patch": ""}

@@ -132,19 +132,28 @@ def create(cfg: DictConfig) -> None:
     """Make the folder, if a launcher has not, and record what trains; one process does this."""
     freeze(cfg)
     folder = Path(cfg.folder)
-    if "git" in read_record(folder):
-        return
-    source = lineage.git_state(Path(__file__).parent)
-    patch = source.pop("patch")
-    if patch:
+    record = read_record(folder)
+    if "git" not in record:
+        record_code(folder, lineage.git_state(Path(__file__).parent))
+    if "packages" not in record:
+        update_record(
+            folder,
+            packages=lineage.packages(),
+            python=platform.python_version(),
+            hardware=lineage.hardware(),
+        )
+
+
+def record_code(folder: Path, state: dict[str, Any]) -> None:
+    """Record the state of the code, with its patch beside the record.
+
+    Args:
+        folder: Of the run.
+        state: From ``lineage.git_state``.
+    """
+    if patch := state["patch"]:
         (folder / "code.patch").write_text(patch)
-    update_record(
-        folder,
-        git=source | {"patch": "code.patch" if patch else None},
-        packages=lineage.packages(),
-        python=platform.python_version(),
-        hardware=lineage.hardware(),
-    )
+    update_record(folder, git=state | {"patch": "code.patch" if patch else None})
 
 
 @contextmanager

@@ -1,12 +1,16 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import environment
 
+from boltcutter import lineage
 from boltcutter.config import ConfigError
 from boltcutter.launch import command
 
@@ -97,6 +101,42 @@ def test_a_run_of_this_machine_from_submission_to_its_end(launch: Launch, tmp_pa
     with pytest.raises(ConfigError, match="holds a run; say resume="):
         launch("launch=local", f"folder={folder}")
     os.waitpid(int(record["launch"]["id"].split()[0]), 0)
+
+
+def test_a_job_runs_the_code_as_it_was_at_submission(tmp_path: Path) -> None:
+    """A project of its own, whose code is changed after the submission and before the start."""
+    project, folder = tmp_path / "project", tmp_path / "run"
+    for name in ("src", "scripts", "configs"):
+        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (project / "src" / "fact.py").write_text("VALUE = 'first'\n")
+    (project / "scripts" / "train.py").write_text("import fact, sys\nprint(fact.VALUE, sys.argv[1])\n")
+    env = environment(GIT_CONFIG_GLOBAL=os.devnull, PYTHONPATH=str(project / "src"))
+    for words in ("init -q", "add -A", "-c user.name=x -c user.email=x commit -qm x"):
+        subprocess.run(["git", *words.split()], cwd=project, env=env, check=True)
+    (project / "src" / "fact.py").write_text("VALUE = 'second'\n")
+    slow = tmp_path / "python"  # stands for the queue: it starts when the code has been changed
+    slow.write_text(f'#!/bin/bash\nuntil [ -e {tmp_path}/go ]; do sleep 0.02; done\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    start = "import runpy, sys; sys.modules.update(torch=None, lightning=None); del sys.argv[0]; "
+    start += "runpy.run_path(sys.argv[0], run_name='__main__')"  # as on a login node
+    call = [sys.executable, "-c", start, "scripts/launch.py", "launch=local"]
+    call += [f"launch.python={slow}", f"folder={folder}"]
+    launched = subprocess.run(call, cwd=project, env=env, capture_output=True, text=True, timeout=60)
+    assert launched.returncode == 0, launched.stderr
+    (project / "src" / "fact.py").write_text("VALUE = 'third'\n")
+    (project / "scripts" / "train.py").unlink()
+    (tmp_path / "go").touch()
+    log = folder / "logs" / "local.log"
+    end = time.monotonic() + 20
+    while "\n" not in log.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert log.read_text() == f"second resume={folder}\n"
+    git = json.loads((folder / "record.json").read_text())["git"]
+    assert git["dirty"]
+    assert "+VALUE = 'second'" in (folder / "code.patch").read_text()
+    state = lineage.git_state(folder / "code" / "src" / "boltcutter")
+    assert {**state, "patch": "code.patch"} == git
 
 
 def test_what_can_be_set_is_described(launch: Launch) -> None:

@@ -12,10 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from boltcutter import build, run
+from boltcutter import build, lineage, run
 from boltcutter.config import ConfigError, DictConfig, compose, one_line, parse, plain, public, say
 from boltcutter.describe import describe as describe_keys
 from boltcutter.environment.identity import fresh
+from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import Job, Launcher
 
@@ -80,7 +81,11 @@ def launch(configs: Path, words: list[str], flags: Sequence[str]) -> None:
     cfgs = [check(read_training(configs, [*rest, *task])) for task in tasks]
     if not can_check_values():
         print("note: without torch here, only the names of the configuration were checked, not its values")
-    job = describe_job(cfgs, Path(configs).parent / "scripts" / "train.py", array=bool(launcher.array))
+    root = Path(configs).absolute().parent
+    copies = launcher.snapshot and snapshot.can_copy(root)
+    if launcher.snapshot and not copies:
+        print(f"note: {root} is no git repository: the job runs the code as it is when it starts, not as it is now")
+    job = describe_job(cfgs, root, array=bool(launcher.array), copies=copies)
     launcher.check(job)
     if "--dry-run" in flags:
         print(launcher.render(job), end="")
@@ -163,14 +168,22 @@ def count(devices: Any) -> int:
     raise ConfigError(f"trainer.devices={say(devices)}: a job has to say how many; try trainer.devices=1")
 
 
-def describe_job(cfgs: Sequence[DictConfig], script: Path, *, array: bool) -> Job:
+def describe_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: bool) -> Job:
     """What the launcher has to know of the configurations, which are given their folders.
+
+    Args:
+        cfgs: Of each run.
+        root: Folder of the project.
+        array: Whether they are an array, also if there is one alone.
+        copies: Whether the job runs a copy of the code.
 
     Raises:
         ConfigError: Runs of one array need different nodes.
     """
     home = Path(cfgs[0].folder or Path(cfgs[0].runs) / cfgs[0].name / fresh()).absolute()
     folders = [str(home)]
+    code = home / "code" if copies else None
+    script = (code or root) / "scripts" / "train.py"
     if array:
         folders = [Job(name="", folder=home, script=script).run(task) for task in range(len(cfgs))]
     jobs = []
@@ -182,7 +195,7 @@ def describe_job(cfgs: Sequence[DictConfig], script: Path, *, array: bool) -> Jo
             Job(
                 name=str(cfgs[0].name),
                 folder=home,
-                script=script.absolute(),
+                script=script,
                 tasks=len(cfgs) if array else 0,
                 nodes=trainer.get("num_nodes", 1),
                 devices=count(trainer.get("devices", "auto")),
@@ -190,6 +203,8 @@ def describe_job(cfgs: Sequence[DictConfig], script: Path, *, array: bool) -> Jo
                 workers=(values["data"] or {}).get("workers") or 0,
                 environment={"WANDB_RUN_GROUP": home.name} if array else {},
                 progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else "metrics.csv",
+                root=root,
+                code=code,
             )
         )
     if any(job != jobs[0] for job in jobs):
@@ -209,6 +224,12 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
     try:
         for cfg in cfgs:
             run.freeze(cfg)
+        if job.root and job.code:
+            state = lineage.git_state(job.root)
+            snapshot.copy_code(job.root, job.code, state)
+            for folder in job.runs:
+                if "git" not in run.read_record(folder):
+                    run.record_code(folder, state)
         file = job.folder / "job.sh"
         run.write_atomically(file, launcher.render(job))
         ids = launcher.submit(job, file)

@@ -1,0 +1,61 @@
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from boltcutter import lineage
+from boltcutter.launch import snapshot
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=folder, check=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    (root / "src").mkdir(parents=True)
+    for name, text in {
+        "src/a.py": "A",
+        "src/gone.py": "G",
+        "large": "x" * 2000,
+        ".gitignore": "runs/\n*.log\n",
+    }.items():
+        (root / name).write_text(text)
+    (tmp_path / "data").mkdir()
+    (root / "outside").symlink_to(tmp_path / "data")
+    (root / "inside").symlink_to("src/a.py")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "x")
+    return root
+
+
+def test_a_copy_has_the_files_as_they_are_and_no_others(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "LINKED_BYTES", 1000)
+    (project / "src" / "a.py").write_text("changed")
+    (project / "src" / "gone.py").unlink()
+    (project / "new.py").write_text("new")
+    (project / "debug.log").touch()
+    code = project / "runs" / "x" / "code"
+    code.mkdir(parents=True)
+    (code / "old.py").touch()
+    state = lineage.git_state(project)
+    snapshot.copy_code(project, code, state)
+    assert {path.name for path in code.iterdir()} == {
+        *("src", "new.py", "large", "outside", "inside", ".gitignore", lineage.SNAPSHOT)
+    }
+    (project / "src" / "a.py").write_text("changed again")
+    assert (code / "inside").read_text() == (code / "src" / "a.py").read_text() == "changed"
+    assert [path.name for path in (code / "src").iterdir()] == ["a.py"]
+    assert os.readlink(code / "large") == str(project / "large")
+    assert (code / "outside").resolve() == project.parent / "data"
+    assert lineage.git_state(code / "src") == state | {"patch": ""}
+
+
+def test_without_git_there_is_nothing_to_copy(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert snapshot.can_copy(project)
+    assert not snapshot.can_copy(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert not snapshot.can_copy(project)
