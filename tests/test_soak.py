@@ -22,12 +22,15 @@ WORDS = ["logger=null", "report=false", "model=mlp", "model.hidden=[32]", "model
 WORDS += ["trainer.max_epochs=3", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu"]
 HALVING = ["scheduler=constant", "scheduler._target_=torch.optim.lr_scheduler.ExponentialLR"]
 HALVING += ["+scheduler.gamma=0.5", "task.interval=epoch"]
+STOPPING = ["+callback.stop._target_=lightning.pytorch.callbacks.EarlyStopping", "+callback.stop.monitor=val/loss"]
+STOPPING += ["+callback.stop.patience=1", "+callback.stop.min_delta=10.0"]
 # What the weights depend on; each is as likely as the others of its line.
 CHOICES = [
     (["trainer.accumulate_grad_batches=1"], ["trainer.accumulate_grad_batches=2"]),
     (["callback=default"], ["callback=[default,ema]"]),
     (["scheduler=onecycle"], HALVING),
     (["trainer.val_check_interval=1.0"], ["trainer.val_check_interval=0.5"]),
+    ([], ["trainer.max_steps=25"], STOPPING),
 ]
 FAULTS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 

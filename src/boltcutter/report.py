@@ -227,7 +227,8 @@ def _finals(
             rows.setdefault(group, {})[stage] = value
     for group, curves in groups.items():
         for curve in sorted((curve for curve in curves if curve.stage), key=lambda curve: curve.epoch_mean):
-            rows.setdefault(group, {})[curve.stage] = float(curve.value[-1])
+            last = {curve.stage: float(curve.value[-1]), f"{curve.stage}_at": int(curve.step[-1])}
+            rows.setdefault(group, {}).update(last)
             if curve.stage == "val" and group in goals:
                 place = curve.best(goals[group])
                 rows[group] |= {"best": float(curve.value[place]), "at": int(curve.step[place])}

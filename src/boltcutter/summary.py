@@ -46,11 +46,15 @@ def end(folder: Path, *, writes: bool = False) -> None:
     last = record["attempts"][-1]
     started, ended = (datetime.fromisoformat(last[key]) for key in ("start", "end"))
     metrics = record.get("test") or record.get("metrics", {})
-    rows: dict[str, str | None] = {name: _number(value) for name, value in sorted(metrics.items())}
+    after = {} if record.get("test") else record.get("measured_after", {})
+    rows: dict[str, str | None] = {
+        name: _number(value) + _after(after.get(name)) for name, value in sorted(metrics.items())
+    }
     if "recompiles" in record.get("metrics", {}):
         rows["recompiles"] = f"{record['metrics']['recompiles']:.0f} of the model, after it was first compiled"
     kept = record.get("best") or ""
-    rows["best" if kept.rpartition("/")[2].startswith("best") else "checkpoint"] = kept
+    named = "best" if kept.rpartition("/")[2].startswith("best") else "checkpoint"
+    rows[named] = kept and kept + _after(record.get("best_after"))
     rows["time"] = str(ended - started)
     report = folder / "report.html"
     rows["report"] = str(report) if report.is_file() else None
@@ -76,6 +80,11 @@ def _limit(record: Mapping[str, Any]) -> str:
     """What ended the training, and has to be raised for it to go on."""
     steps = record.get("config", {}).get("trainer", {}).get("max_steps", -1)
     return "max_epochs" if steps in (None, -1) else "max_steps"
+
+
+def _after(steps: int | None) -> str:
+    """When a value was measured."""
+    return "" if steps is None else f", after {steps:,} steps"
 
 
 def _sizes(splits: Any) -> str:

@@ -16,11 +16,12 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from boltcutter import lineage, run, summary
 from boltcutter.assemble import Parts, assemble, read, told_in_one_line
 from boltcutter.config import ConfigError, DictConfig, public
+from boltcutter.ending import Ending
 from boltcutter.environment import signals, startup
 from boltcutter.environment.identity import job, run_id
 from boltcutter.environment.process import leaving_together, mind
 from boltcutter.failure import explained
-from boltcutter.loading import load
+from boltcutter.loading import load, outline
 from boltcutter.log import keep_log
 from boltcutter.quiet import quiet
 from boltcutter.restart import check_start
@@ -52,12 +53,13 @@ def train(cfg: DictConfig) -> dict[str, float]:
     startup.prepare()
     L.seed_everything(cfg.seed, verbose=False)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
-    parts = assemble(cfg, [Recorder(cfg)])
+    ending = Ending(cfg)
+    parts = assemble(cfg, [Recorder(cfg), ending])
     if not any(getattr(callback, "listens", False) for callback in parts.trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
         signals.forget()  # nobody would look at the flag
     load_early(parts)
-    begin_from(parts, cfg, checkpoint)
+    begin_from(parts, cfg, checkpoint, ending)
     mind(getattr(parts.trainer.strategy.launcher, "procs", []))
     first = parts.trainer.is_global_zero
     if first:
@@ -76,11 +78,16 @@ def train(cfg: DictConfig) -> dict[str, float]:
         parts.trainer.fit(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         if first:
             write_metrics(parts.trainer)
-            run.update_record(folder, metrics=final_metrics(folder))
+            found = final_metrics(folder)
+            run.update_record(
+                folder,
+                metrics={name: value for name, (value, _) in found.items()},
+                measured_after={name: steps for name, (_, steps) in found.items()},
+            )
         kept = best_kept(parts.trainer, cfg.checkpoints)
         scores = test(parts, folder, kept) if cfg.test else {}
         if first:
-            run.update_record(folder, best=kept, test=scores)
+            run.update_record(folder, best=kept, best_after=steps_of(kept), test=scores)
     if first:
         summary.end(folder, writes=hasattr(parts.task, "generate"))
         if cfg.reproduce:
@@ -90,7 +97,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     return scores
 
 
-def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None) -> None:
+def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None, ending: Ending) -> None:
     """See that checkpoints can be written and ``checkpoint`` fits before anything starts, or load ``init_from``.
 
     Raises:
@@ -106,6 +113,9 @@ def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None) -> None:
             saved = load(checkpoint, peek=True)
             check_end(parts.trainer, saved)
             go_on_with(parts.data, cfg, saved)
+            told = ending.resume(saved)
+            if told and parts.trainer.is_global_zero:
+                print(f"resume={cfg.folder}: {told}")
         elif cfg.init_from:
             left_alone = initialize(getattr(parts.task, "model", parts.task), cfg.init_from)
             if parts.trainer.is_global_zero:
@@ -190,14 +200,24 @@ def load_early(parts: Parts) -> None:
                 raise ValueError(f"data: the {split} split has no batch; give more samples or lower data.batch_size")
 
 
-def final_metrics(folder: Path) -> dict[str, float]:
-    """All metrics as they stood last, whichever attempt told them, but for those of time and of the test."""
-    found: dict[str, float] = {}
+def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
+    """All metrics as they stood last, whichever attempt told them, but for those of time and of the test.
+
+    Returns:
+        By name, the value and the number of optimizer steps after which it was measured.
+    """
+    found: dict[str, tuple[float, int]] = {}
     if (folder / "metrics.csv").is_file():
         with open(folder / "metrics.csv", newline="") as file:
             for row in csv.DictReader(file):
-                found |= {name: float(value) for name, value in row.items() if value}
+                steps = int(row["step"]) + 1  # loggers count them from 0
+                found |= {name: (float(value), steps) for name, value in row.items() if value}
     return {name: value for name, value in found.items() if not name.startswith(NO_METRICS)}
+
+
+def steps_of(checkpoint: str | None) -> int | None:
+    """Optimizer steps that the weights of a checkpoint were trained for."""
+    return outline(checkpoint).get("global_step") if checkpoint else None
 
 
 def write_metrics(trainer: L.Trainer) -> None:

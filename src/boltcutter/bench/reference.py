@@ -27,7 +27,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Accuracy, MeanMetric
 
 from boltcutter.bench.turns import Turns
-from boltcutter.environment.mpi import skip_detection
 
 
 def guide(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
@@ -96,7 +95,6 @@ def plain_lightning(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]
     callbacks += [] if "bar" in without else [RichProgressBar()]
     callbacks += [] if "learning rate" in without else [LearningRateMonitor()]
     folder = Path(spec["keep"]).parent  # which whoever measures takes away
-    skip_detection()
     L.Trainer(
         max_epochs=1,
         accelerator=spec["device"],

@@ -200,8 +200,9 @@ class Task(L.LightningModule, ABC):
         return self.predictions(self(batch[0] if isinstance(batch, list | tuple) else batch))
 
     def on_train_epoch_end(self) -> None:
-        """Log the epoch's means."""
-        self._report("train", "train/loss_epoch")
+        """Log the epoch's means; where training ends within the epoch, a resumed run goes on gathering them."""
+        complete = self.trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+        self._report("train", "train/loss_epoch", reset=complete)
 
     def on_validation_epoch_start(self) -> None:
         """Measure what the first rank will keep: with DDP each rank has statistics of BatchNorm of its own."""
@@ -357,7 +358,7 @@ class Task(L.LightningModule, ABC):
             self.means[f"{stage}_"].update(losses)  # type: ignore[operator]
             self.metrics[f"{stage}_"].update(outputs, targets)  # type: ignore[operator]
 
-    def _report(self, stage: str, loss: str) -> None:
+    def _report(self, stage: str, loss: str, *, reset: bool = True) -> None:
         self._count(stage)
         mean, metrics = self.means[f"{stage}_"], self.metrics[f"{stage}_"]
         found: dict[str, Any] = {loss: mean.compute(), **metrics.compute()}  # type: ignore[operator]
@@ -368,8 +369,9 @@ class Task(L.LightningModule, ABC):
             self.trainer._logger_connector.log_metrics(told, step)
         else:
             self.log_dict(found)
-        mean.reset()  # type: ignore[operator]
-        metrics.reset()  # type: ignore[operator]
+        if reset:
+            mean.reset()  # type: ignore[operator]
+            metrics.reset()  # type: ignore[operator]
 
 
 def _shares(trainer: L.Trainer) -> tuple[int, int]:
