@@ -21,6 +21,7 @@ from typing import Any
 
 from boltcutter import lineage
 from boltcutter.config import ConfigError, DictConfig, as_yaml, compose, merge, plain, public
+from boltcutter.environment import lease
 from boltcutter.environment.process import is_first
 
 
@@ -88,7 +89,12 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def update_record(folder: Path, **facts: Any) -> None:
-    """Add to what is known of a run, in one step that cannot be half done."""
+    """Add to what is known of a run, in one step that cannot be half done.
+
+    Raises:
+        LeaseLost: This process held the run, and another one does now.
+    """
+    lease.check()
     path = folder / "record.json"
     record = json.loads(path.read_text()) if path.is_file() else {}
     write_atomically(path, json.dumps(record | facts, indent=2, default=str) + "\n")

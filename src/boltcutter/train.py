@@ -17,9 +17,9 @@ from boltcutter import lineage, run, summary
 from boltcutter.assemble import Parts, assemble, read, told_in_one_line
 from boltcutter.config import ConfigError, DictConfig, public
 from boltcutter.ending import Ending
-from boltcutter.environment import signals, startup
+from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.identity import job, run_id
-from boltcutter.environment.process import leaving_together, mind
+from boltcutter.environment.process import is_first, leaving_together, mind
 from boltcutter.failure import explained
 from boltcutter.loading import load, outline
 from boltcutter.log import keep_log
@@ -36,11 +36,16 @@ def main(configs: Path, words: list[str]) -> None:
     """Train as the words say."""
     quiet()
     cfg = read(configs, words)
+    startup.prepare()
     with run_id(words) as name, leaving_together():
         given = bool(cfg.folder)
         cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / name)
-        check_start(cfg, given=given)
-        train(cfg)
+        try:
+            with lease.held(Path(cfg.folder), holds=is_first()):
+                check_start(cfg, given=given)
+                train(cfg)
+        except lease.LeaseRefused as error:
+            raise ConfigError(f"{'resume' if cfg.resume else 'folder'}={cfg.folder}: {error}") from error
 
 
 def train(cfg: DictConfig) -> dict[str, float]:
@@ -50,7 +55,6 @@ def train(cfg: DictConfig) -> dict[str, float]:
         Metrics on the test split; empty with ``test=false``.
     """
     folder = Path(cfg.folder)
-    startup.prepare()
     L.seed_everything(cfg.seed, verbose=False)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
     ending = Ending(cfg)
@@ -174,6 +178,8 @@ def test(parts: Parts, folder: Path, checkpoint: str | None) -> dict[str, float]
 
 def write_report(folder: Path) -> None:
     """Write ``report.html``; where it cannot be, how training ended matters more."""
+    if lease.is_lost():
+        return
     from boltcutter import report  # its libraries would hold up the first step
 
     try:

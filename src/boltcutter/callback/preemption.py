@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 
-from boltcutter.environment import signals, startup
+from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.workers import protect_workers
 
 ENDLESS = 2**31 - 1  # batches of a stream
@@ -83,10 +83,16 @@ class Preemption(Callback):
     ) -> None:
         """Leave a test; training has saved what there is."""
         if number := self._agree_in_evaluation(trainer):
+            _refuse_if_lost(trainer, number)
             signals.leave(number, "trained but not tested")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Let Lightning think that the batch which will not be trained on, or the validation, has not begun."""
+        """Let Lightning think that the batch which will not be trained on, or the validation, has not begun.
+
+        Raises:
+            LeaseLost: Another process trains in the folder.
+        """
+        _check_lease(trainer)
         if not self._saving:
             return
         loops = checkpoint["loops"]["fit_loop"]
@@ -125,6 +131,7 @@ class Preemption(Callback):
         return int(flag)
 
     def _save_and_leave(self, trainer: L.Trainer, pl_module: L.LightningModule, number: int) -> None:
+        _refuse_if_lost(trainer, number)
         if trainer.validating:
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, WeightAveraging):
@@ -135,6 +142,32 @@ class Preemption(Callback):
         self._saving = False
         getattr(trainer.strategy.checkpoint_io, "wait", int)()  # until an asynchronous one is on the disk
         signals.leave(number, f"saved {path}")
+
+
+def _refuse_if_lost(trainer: L.Trainer, number: int) -> None:
+    """End without saving, on all ranks, where another process trains in the folder.
+
+    Raises:
+        LeaseLost: On the rank that held the lease.
+        SystemExit: On the others.
+    """
+    if number == signals.LEASE_LOST:
+        _check_lease(trainer)
+        raise SystemExit(1)
+
+
+def _check_lease(trainer: L.Trainer) -> None:
+    """See that no other process trains in the folder; else nothing more is written there.
+
+    Raises:
+        LeaseLost: One does.
+    """
+    try:
+        lease.check()
+    except lease.LeaseLost:
+        for logger in trainer.loggers:
+            getattr(logger, "discard", int)()
+        raise
 
 
 def _validates_first(trainer: L.Trainer) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from boltcutter.environment.process import is_first
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+LEASE_LOST = 255  # in place of a signal's number: another process has taken the run over, which no signal undoes
 REQUEUE = "BOLTCUTTER_REQUEUE"  # a file that a launcher looks for; then the status is 0
 
 _received = 0
@@ -93,7 +94,7 @@ def receive(number: int, frame: FrameType | None = None) -> None:
     """Set the flag, as the handler does; a second interrupt from the keyboard leaves at once."""
     global _received
     again = number == _received == signal.SIGINT
-    _received = number
+    _received = max(number, _received) if LEASE_LOST in (number, _received) else number
     if again or number in _at_once:
         leave(number, "at once, nothing saved" if again else "before training, nothing saved", together=False)
 

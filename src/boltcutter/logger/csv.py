@@ -96,6 +96,15 @@ class CSV(Logger):
             self._timer = None
         self._try_to_write()
 
+    @rank_zero_only
+    def discard(self) -> None:
+        """Write nothing of what is new, as another process writes to the file now."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        with self._lock:
+            self._fresh = {}
+
     def _write_later(self) -> None:
         self._timer = None
         self._try_to_write()

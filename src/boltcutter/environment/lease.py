@@ -1,0 +1,323 @@
+"""The lease of a run folder: one training at a time writes there, on whichever machine of a shared file system.
+
+``<folder>/.lease`` names the process that holds the folder: host, number, and what tells it from another process that
+is given the same number. On the same host a second process sees whether the first one is alive. From another host it
+sees the heartbeat, which moves the file's time of modification; no clocks are compared. A job that SLURM or torchrun
+starts again takes the lease of its own earlier start, even where that is still alive: the process that has lost its
+lease notices, and stops writing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from boltcutter.environment import identity, signals
+
+FILE = ".lease"
+INTERVAL = 5.0  # seconds between two heartbeats
+EXPIRES = 60.0  # seconds without a heartbeat, after which a process on another host counts as dead
+RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+
+_held: Lease | None = None  # by this process
+
+
+class LeaseRefused(ValueError):
+    """Another process trains in the folder, or it cannot be written."""
+
+
+class LeaseLost(RuntimeError):
+    """Another process has taken the folder over, so this one must not write there any more."""
+
+    explains_itself = True  # needs no traceback
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds a folder.
+
+    Args:
+        host: Its name.
+        pid: Number of the process.
+        place: Boot of the machine and namespace of processes, within which the number means something.
+        started: What tells the process from an earlier one with its number.
+        token: That no other holder has.
+        job: Of SLURM or torchrun, if it belongs to one.
+        restarts: How often SLURM and torchrun have started the job again.
+        since: When it took the folder.
+    """
+
+    host: str
+    pid: int
+    place: str
+    started: str
+    token: str
+    job: str | None
+    restarts: list[int]
+    since: str
+
+    @classmethod
+    def here(cls) -> Holder:
+        """This process."""
+        return cls(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            place=_place(),
+            started=_start_of(os.getpid()),
+            token=secrets.token_hex(8),
+            job=identity.job(),
+            restarts=[int(os.environ.get(name, 0)) for name in RESTARTS],
+            since=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+    def is_alive(self) -> bool | None:
+        """Whether the process runs; None where only its heartbeat can tell."""
+        if not self.place or (self.host, self.place) != (socket.gethostname(), _place()):
+            return None
+        return _start_of(self.pid) == self.started
+
+    def is_restarted_as(self, other: Holder) -> bool:
+        """Whether ``other`` is a later start of the same job."""
+        return self.job is not None and self.job == other.job and self.restarts < other.restarts
+
+
+def read_holder(folder: Path) -> Holder | None:
+    """Who holds the folder, alive or not; None where nobody does."""
+    found = _read(folder / FILE)
+    return found[0] if found else None
+
+
+@contextmanager
+def held(folder: Path, *, holds: bool = True) -> Iterator[None]:
+    """Hold a folder's lease during the block; the folder is made for it.
+
+    Args:
+        folder: Of the run.
+        holds: Whether it is this process that does so for its run; one does.
+
+    Raises:
+        LeaseRefused: Another process trains there, or nothing can be written there.
+    """
+    global _held
+    if not holds:
+        yield
+        return
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    lease = Lease(folder)
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lease.acquire()
+        except OSError as error:
+            raise LeaseRefused(f"cannot be written ({error.strerror}); choose another folder") from error
+        _held = lease
+        yield
+    finally:
+        _held = None
+        lease.release()
+        with suppress(OSError):
+            for path in made:  # as far as they are empty
+                path.rmdir()
+
+
+def check() -> None:
+    """See that this process still holds the folder that it trains in, if it is the one which holds it.
+
+    Raises:
+        LeaseLost: Another process has taken it over.
+    """
+    if _held is not None:
+        _held.check()
+
+
+def is_lost() -> bool:
+    """Whether another process is known to have taken over."""
+    return _held is not None and _held.lost_to is not None
+
+
+class Lease:
+    """The lease of one folder, for this process.
+
+    Args:
+        folder: Which exists.
+
+    Attributes:
+        lost_to: Who has taken the folder over.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / FILE
+        self.lost_to: Holder | None = None
+        self._holder = Holder.here()
+        self._file: int | None = None
+        self._stopped = threading.Event()
+
+    def acquire(self) -> None:
+        """Take the lease, after waiting where only that tells whether its holder is alive.
+
+        Raises:
+            LeaseRefused: Its holder is.
+        """
+        while not self._create():
+            found = _read(self.path)
+            if found is None:
+                continue  # released just now
+            holder, beat = found
+            alive, restarted = holder.is_alive(), holder.is_restarted_as(self._holder)
+            if alive and not restarted:
+                raise _refusal(holder)
+            if alive is None and not restarted:
+                self._wait_for_heartbeat(holder, beat)
+            if self._replace(holder):
+                if restarted and alive is not False:
+                    time.sleep(2 * INTERVAL)  # in which an earlier start that is still alive notices, and stops
+                break
+        threading.Thread(target=self._beat, daemon=True, name="lease").start()
+
+    def check(self) -> None:
+        """See that nobody has taken the lease over.
+
+        Raises:
+            LeaseLost: Somebody has.
+        """
+        with suppress(OSError):  # of a file system that does not answer now
+            found = _read(self.path)
+            if found is not None and found[0].token != self._holder.token:
+                self.lost_to = found[0]
+            elif found is None and self.folder.is_dir():
+                self._create()  # a person has removed it
+        if self.lost_to:
+            raise LeaseLost(f"{self.folder} was taken over by {self.lost_to}; this process stops, and writes no more")
+
+    def release(self) -> None:
+        """Give the lease back, if it is still this process's."""
+        self._stopped.set()
+        if self._file is None:
+            return
+        with suppress(OSError, LeaseLost):
+            self.check()
+            self.path.unlink()
+        os.close(self._file)
+        self._file = None
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(INTERVAL):
+            with suppress(OSError):
+                if self._file is not None:
+                    os.utime(self._file)  # of this process's own file, also when another has taken its place
+                try:
+                    self.check()
+                except LeaseLost:
+                    signals.receive(signals.LEASE_LOST)
+                    return
+
+    def _wait_for_heartbeat(self, holder: Holder, beat: int) -> None:
+        """Return once the holder counts as dead, or the lease has changed hands.
+
+        Raises:
+            LeaseRefused: It is alive.
+        """
+        now = time.monotonic()
+        end, said = now + EXPIRES, now + INTERVAL + 1
+        while (now := time.monotonic()) < end:
+            found = _read(self.path)
+            if found is None or found[0] != holder:
+                return
+            if found[1] != beat:
+                raise _refusal(holder)
+            if now > said:
+                said = end
+                print(f"{self.folder}: {holder} gives no sign of life; taking its place in {EXPIRES:.0f} s", flush=True)
+            time.sleep(min(0.5, INTERVAL / 4))
+
+    def _create(self) -> bool:
+        """Whether there was no lease, and this process's is there now."""
+        try:
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return False
+        self._keep(file)
+        return True
+
+    def _replace(self, holder: Holder) -> bool:
+        """Whether the lease was still ``holder``'s, and is this process's now; of several that try, one succeeds."""
+        claim = self.path.with_name(f"{FILE}.claim")
+        try:
+            os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            time.sleep(1.0)
+            claim.unlink(missing_ok=True)  # of a process that was killed in between
+            return False
+        try:
+            if (found := _read(self.path)) is None or found[0] != holder:
+                return False
+            draft = self.path.with_name(f"{FILE}.{self._holder.token}")
+            self._keep(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            draft.replace(self.path)
+            return True
+        finally:
+            claim.unlink(missing_ok=True)
+
+    def _keep(self, file: int) -> None:
+        os.write(file, json.dumps(asdict(self._holder)).encode())
+        before, self._file = self._file, file
+        if before is not None:
+            os.close(before)
+
+
+def _refusal(holder: Holder) -> LeaseRefused:
+    return LeaseRefused(f"in use by {holder}; wait for it, end it, or choose another folder")
+
+
+def _read(path: Path) -> tuple[Holder, int] | None:
+    """The holder, and what changes with each heartbeat; a lease whose writing was cut short has a holder unknown."""
+    try:
+        with open(path) as file:  # opened, as a network file system may otherwise tell what it has seen before
+            text, beat = file.read(), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+    try:
+        return Holder(**json.loads(text)), beat
+    except (ValueError, TypeError):
+        return Holder("an unknown host", 0, "", "", "", None, [], "an unknown time"), beat
+
+
+def _place() -> str:
+    """Within which a process's number means one process: the boot of the machine, and the namespace of processes."""
+    if sys.platform != "linux":
+        return sys.platform
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> str:
+    """When a process began, as far as the system tells; empty where it has ended."""
+    if sys.platform != "linux":
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return ""
+        except PermissionError:
+            pass
+        return "running"
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
