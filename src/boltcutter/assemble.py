@@ -22,6 +22,7 @@ from boltcutter.config import ConfigError, DictConfig, merge, one_line
 from boltcutter.environment.mpi import skip_detection
 from boltcutter.precision import FLOAT8, check_precision, kind, put_in, stand_in
 from boltcutter.quiet import quiet
+from boltcutter.sharding import shard_loaders
 
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}  # arguments of the trainer
 METRICS_FILE = "boltcutter.logger.csv.CSV"
@@ -194,6 +195,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     if hasattr(trainer.strategy, "_timeout"):  # an argument of each strategy, but not of strategy=auto
         trainer.strategy._timeout = timedelta(seconds=float(cfg.timeout))
     check_processes(trainer)
+    shard_loaders(trainer, cfg.get("seed", 0))
     data = build.build(cfg.data, "data")
     check_batch(trainer, data)
     task = build.build(cfg.task, "task")

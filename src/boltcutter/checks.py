@@ -117,8 +117,9 @@ def check_kinds(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataM
         ConfigError: It does not.
     """
     wants, has = getattr(task, "kind", None), getattr(data, "kind", None)
-    if wants and has and wants != has:
-        fitting = {"classes": "classification", "numbers": "regression", "tokens": "language"}[has]
+    tasks = {"classes": "classification", "numbers": "regression", "tokens": "language"}
+    if wants in tasks and has in tasks and wants != has:  # a foreign class may call anything its kind
+        fitting = tasks[has]
         picked = cfg.choices
         raise ConfigError(f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting}")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -202,7 +203,7 @@ def load_early(parts: Parts) -> None:
         parts.data.trainer = parts.trainer
         for split in ("train", "val"):
             make: Any = getattr(parts.data, f"{split}_dataloader")
-            if is_overridden(make.__name__, parts.data) and isinstance(loader := make(), Sized) and not len(loader):
+            if is_overridden(make.__name__, parts.data) and sized_len(make()) == 0:
                 raise ValueError(f"data: the {split} split has no batch; give more samples or lower data.batch_size")
 
 

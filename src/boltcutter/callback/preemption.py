@@ -111,7 +111,10 @@ class Preemption(Callback):
 
     def _begin(self, batches: list[int | float]) -> None:
         self._seen = 0
-        self._common = self._reduce(int(min(sum(map(float, batches)), ENDLESS)), dist.ReduceOp.MIN)
+        count = int(min(sum(map(float, batches)), ENDLESS))
+        if count == ENDLESS and self._group is not None:
+            count = 0  # nobody knows which rank has the fewest, and the others would wait for it
+        self._common = self._reduce(count, dist.ReduceOp.MIN)
 
     def _agree_in_evaluation(self, trainer: L.Trainer) -> int:
         self._seen += 1

@@ -242,6 +242,7 @@ class Loader(DataLoader[Pair]):
     """Batches fetched whole, from where ``sampler.start`` says; counts what it gave out."""
 
     sampler: BatchSampler
+    is_sharded = True  # so that nobody shards it once more
 
     def __init__(self, samples: Samples, sampler: BatchSampler, *, workers: int = 0) -> None:
         super().__init__(

@@ -1,0 +1,428 @@
+"""Loaders that Boltcutter's data modules did not make: sharded over ranks, reproducible, and resumed in mid-epoch."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import pickle
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Any, Protocol
+
+import lightning as L
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning.pytorch.trainer.states import RunningStage
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
+
+SIZED_ERRORS = (TypeError, NotImplementedError)  # what ``len`` raises where there is no length
+
+
+class Sharded(Protocol):
+    """A loader, or the data set of one, that yields the samples of its own rank alone: it is used as it is."""
+
+    is_sharded: bool
+
+
+def shard_loaders(trainer: L.Trainer, seed: int) -> None:
+    """Have ``trainer`` shard every loader that does not do so itself.
+
+    Lightning's own samplers repeat samples in validation and test, shuffle what was not to be shuffled, and let each
+    rank draw weighted samples from its own generator, so that ranks overlap.
+    """
+    connector, loaders = trainer._accelerator_connector, trainer._data_connector
+    preparation = Preparation(trainer, seed, loaders._prepare_dataloader, enabled=connector.use_distributed_sampler)
+    connector.use_distributed_sampler = False
+    loaders._prepare_dataloader = preparation  # type: ignore[method-assign]
+
+
+class Preparation:
+    """What Lightning calls with each loader that it is about to use.
+
+    Args:
+        trainer: Whose loaders they are.
+        seed: What the order of training samples depends on, with the epoch.
+        otherwise: Lightning's own preparation, for prediction.
+        enabled: Whether loaders are sharded; ``trainer.use_distributed_sampler``.
+    """
+
+    def __init__(self, trainer: L.Trainer, seed: int, otherwise: Callable[..., Any], *, enabled: bool) -> None:
+        self.trainer, self.seed, self.otherwise, self.enabled = trainer, seed, otherwise, enabled
+        self._group: Any = None
+        self._stated: set[str] = set()
+
+    def __call__(self, loader: Any, shuffle: bool, mode: RunningStage) -> Any:
+        """The loader, or one in its place with this rank's samples."""
+        if mode == RunningStage.PREDICTING:
+            return self.otherwise(loader, shuffle=shuffle, mode=mode)
+        if getattr(loader, "is_sharded", False):
+            return loader
+        ranks = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
+        rank, world_size = ranks.get("rank", 0), ranks.get("num_replicas", 1)
+        training = mode == RunningStage.TRAINING
+        if not training and world_size == 1:
+            return loader
+        if not self.enabled and world_size > 1:
+            self._state(f"trainer.use_distributed_sampler=false: {mode.dataloader_prefix}_dataloader is not sharded")
+            rank, world_size = 0, 1
+        epoch, done = position(self.trainer) if training else (0, 0)
+        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+            return shard_loader(
+                loader, seed=self.seed, rank=rank, world_size=world_size, training=training, epoch=epoch, done=done
+            )
+        if world_size == 1 and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+            return loader  # Lightning saves and restores its position
+        if training:
+            self._state(
+                f"train_dataloader: a stream ({type(getattr(loader, 'dataset', loader)).__name__}) cannot be entered "
+                "in its middle: a resume in mid-epoch reads the finished batches again and drops them, and is exact "
+                "if the stream yields the same each time"
+            )
+        stream = Stream(loader, seed=self.seed, rank=rank, world_size=world_size, training=training, group=self._groups)
+        stream.epoch, stream.start = epoch, done
+        return stream
+
+    def _groups(self) -> Any:
+        """Processes that agree on the host, made once: on the device, each batch would wait for the one before."""
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo")
+        return self._group
+
+    def _state(self, text: str) -> None:
+        if self.trainer.is_global_zero and text not in self._stated:
+            self._stated.add(text)
+            print(f"data: {text}")
+
+
+def position(trainer: L.Trainer) -> tuple[int, int]:
+    """The epoch, and how many of its batches were trained on: as restored, or as in the checkpoint to be restored."""
+    loop: Any = trainer.fit_loop
+    # Lightning asks for the loader before it restores the loops where a scheduler wants the number of steps.
+    saved = (trainer._checkpoint_connector._loaded_checkpoint or {}).get("loops", {}).get("fit_loop")
+    if saved:
+        batches, epochs = saved["epoch_loop.batch_progress"], saved["epoch_progress"]
+        done, last, epoch = batches["current"]["processed"], batches["is_last_batch"], epochs["current"]["processed"]
+    else:
+        progress = loop.epoch_loop.batch_progress
+        done, last, epoch = progress.current.processed, progress.is_last_batch, loop.epoch_progress.current.processed
+    limit = trainer.limit_train_batches
+    finished = last or (isinstance(limit, int) and done >= limit)
+    return epoch, 0 if finished else done
+
+
+def shard_loader(
+    loader: DataLoader[Any], *, seed: int, rank: int, world_size: int, training: bool, epoch: int = 0, done: int = 0
+) -> DataLoader[Any]:
+    """A copy of a loader of a map-style data set, with one rank's samples in an order that all ranks agree on.
+
+    Args:
+        loader: With any sampler or batch sampler; those that shard themselves are left to it.
+        seed: What order and randomness of the samples depend on, with the epoch.
+        rank: Of this process.
+        world_size: Number of ranks.
+        training: Whether all ranks get equally many samples, of which at most ``world_size - 1`` are repeated.
+            Otherwise each sample comes once.
+        epoch: Whose order is next.
+        done: Batches of it that were trained on.
+    """
+    if getattr(loader.dataset, "is_sharded", False) or shards_itself(loader):
+        rank, world_size = 0, 1
+    settings: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "training": training}
+    copied, batches = copy.copy(loader), loader.batch_sampler
+    changed: dict[str, Any] = {"_iterator": None}
+    if batches is None:
+        sampler = changed["sampler"] = RankSampler(loader.sampler, **settings)
+        sampler.start = done
+    elif type(batches) is BatchSampler:
+        sampler = changed["sampler"] = RankSampler(batches.sampler, **settings)
+        sampler.start = done * batches.batch_size
+        changed["batch_sampler"] = BatchSampler(sampler, batches.batch_size, batches.drop_last)
+    else:  # its batches cannot be made anew from other samples, but they can be dealt out
+        sampler = changed["batch_sampler"] = RankSampler(batches, **settings)
+        sampler.start = done
+    sampler.epoch = epoch
+    if training and batches is not None:
+        changed["batch_sampler"] = SeededBatches(changed["batch_sampler"], sampler, done, here=not loader.num_workers)
+    vars(copied).update(changed)  # torch refuses plain assignment
+    return copied
+
+
+def shards_itself(loader: DataLoader[Any]) -> bool:
+    """Whether sampler or batch sampler know the ranks."""
+    samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+    return any(isinstance(s, DistributedSampler) or (hasattr(s, "num_replicas") and hasattr(s, "rank")) for s in samplers)
+
+
+class RankSampler(Sampler[Any]):
+    """One rank's part of what another sampler yields: samples, or whole batches.
+
+    All ranks draw the same order, from generators seeded by (seed, epoch), and take every ``world_size``-th of it.
+
+    Args:
+        sampler: Of all samples or batches.
+        seed: What the order depends on, with the epoch.
+        rank: Of this process.
+        world_size: Number of ranks.
+        training: Whether the first ones are repeated until all ranks have equally many.
+    """
+
+    def __init__(self, sampler: Any, *, seed: int, rank: int, world_size: int, training: bool) -> None:
+        self.source, self.seed, self.rank, self.world_size = sampler, seed, rank, world_size
+        self.training = training
+        self.epoch = 0
+        self.start = 0  # of this rank's part to skip, once
+        for name in ("batch_size", "drop_last"):  # of a batch sampler
+            if hasattr(sampler, name):
+                setattr(self, name, getattr(sampler, name))
+
+    @property
+    def sampler(self) -> RankSampler:
+        """Where Lightning looks for ``set_epoch``, if this yields batches."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        length = len(self.source)
+        if self.training or length < self.world_size:
+            return -(-length // self.world_size)
+        return len(range(self.rank, length, self.world_size))
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self.start = self.start, 0
+        for owner in (self.source, getattr(self.source, "sampler", None)):
+            if owner is not None and hasattr(owner, "set_epoch"):
+                owner.set_epoch(self.epoch)
+        try:
+            length = len(self.source)
+        except SIZED_ERRORS:  # it may have no end
+            length = None
+        with seeded_generators(self.seed, self.epoch), _seeded_generator(self.source, self.epoch):
+            if length is not None:
+                drawn = list(self.source)
+        if length is None:
+            return islice(iter(self.source), self.rank + start * self.world_size, None, self.world_size)
+        missing = -len(drawn) % self.world_size if self.training or len(drawn) < self.world_size else 0
+        while missing and drawn:  # there may be fewer of them than ranks
+            drawn += drawn[:missing]
+            missing = -len(drawn) % self.world_size
+        return iter(drawn[self.rank :: self.world_size][start:])
+
+
+class SeededBatches(Sampler[list[Any]]):
+    """Batches before each of which all generators are seeded, in the process that reads the samples.
+
+    Random changes of samples then depend neither on how training came to this batch nor on the number of workers.
+
+    Args:
+        batches: Sampler of batches.
+        sampler: What knows the epoch.
+        done: Batches of the epoch that ``sampler`` will skip, once.
+        here: Whether this process reads the samples.
+    """
+
+    def __init__(self, batches: Any, sampler: RankSampler, done: int, *, here: bool) -> None:
+        self.batches, self.sampler, self.done, self.here = batches, sampler, done, here
+        self.batch_size, self.drop_last = getattr(batches, "batch_size", None), getattr(batches, "drop_last", False)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        first, self.done = self.done, 0
+        sampler = self.sampler
+        for number, batch in enumerate(self.batches, start=first):
+            key = (sampler.seed, sampler.epoch, number, sampler.rank)
+            if self.here:
+                seed_generators(*key)
+            yield batch if self.here else SeededBatch(batch, key)
+
+
+class SeededBatch(list[Any]):
+    """Indices of a batch; whoever goes through them, to read the samples, has its generators seeded first.
+
+    Args:
+        indices: Of the samples.
+        key: What the seed depends on.
+    """
+
+    def __init__(self, indices: Iterable[Any], key: tuple[int, ...]) -> None:
+        super().__init__(indices)
+        self.key = key
+
+    def __iter__(self) -> Iterator[Any]:
+        seed_generators(*self.key)
+        return super().__iter__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SeededBatch, (self[:], self.key)
+
+
+class Stream:
+    """A loader without a known order, such as that of an ``IterableDataset``.
+
+    Its data may or may not be sharded by itself. Ranks compare their first batches: where these are the same, each
+    takes every ``world_size``-th batch; where they differ, each takes all of its own. In training all ranks stop when
+    the first one has no batch left, since the others would wait for it.
+
+    Args:
+        loader: Any iterable of batches.
+        seed: What its randomness depends on, with epoch and batch.
+        rank: Of this process.
+        world_size: Number of ranks.
+        training: Whether ranks need equally many batches.
+        group: Gives the processes that agree.
+    """
+
+    batch_sampler = None  # torch's, for a stream, yields no indices
+
+    def __init__(
+        self, loader: Any, *, seed: int, rank: int, world_size: int, training: bool, group: Callable[[], Any]
+    ) -> None:
+        self.loader, self.seed, self.rank, self.world_size = loader, seed, rank, world_size
+        self.training, self.group = training, group
+        self.epoch = 0
+        self.start = 0  # batches of the epoch to skip, once
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not yet there while a copy is made
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    @property
+    def sampler(self) -> Stream:
+        """Where Lightning looks for ``set_epoch``."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        if self.world_size > 1:
+            raise TypeError("the length is known only to each rank")
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self.start = self.start, 0
+        inner = getattr(self.loader, "sampler", None)
+        for owner in (self.loader, getattr(self.loader, "dataset", None), inner):
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(self.epoch)
+        batches = self._read()
+        if self.world_size > 1:
+            batches = self._shard(batches)
+        batches = islice(batches, start, None)
+        return self._together(batches) if self.training and self.world_size > 1 else batches
+
+    def _read(self) -> Iterator[Any]:
+        """All batches, each read with generators that are the same on all ranks and in a resumed run."""
+        seed_generators(self.seed, self.epoch)  # of workers, too
+        batches, number = iter(self.loader), 0
+        while True:
+            seed_generators(self.seed, self.epoch, number)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+            number += 1
+
+    def _shard(self, batches: Iterator[Any]) -> Iterator[Any]:
+        first = list(islice(batches, 1))
+        everyone: list[Any] = [None] * dist.get_world_size(self.group())
+        declared = any(getattr(o, "is_sharded", False) for o in (self.loader, getattr(self.loader, "dataset", None)))
+        mine = None if declared else digest(first)
+        dist.all_gather_object(everyone, (self.rank, mine), group=self.group())
+        found = {other for _, other in everyone}
+        batches = chain(first, batches)
+        if declared or len(found) > 1:
+            yield from batches
+            return
+        share: list[Any] = []
+        while group := list(islice(batches, self.world_size)):
+            if len(group) == self.world_size or (not self.training and self.rank < len(group)):
+                share = group[self.rank : self.rank + 1]
+                yield from share
+            elif not self.training and not share:  # a rank without any batch would log nothing, and others wait
+                yield group[0]
+
+    def _together(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Batches for as long as every rank has one."""
+        group, nothing = self.group(), object()
+        while True:
+            batch = next(batches, nothing)
+            flag = torch.tensor(batch is not nothing, dtype=torch.int32)
+            dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
+            if not flag:
+                return
+            yield batch
+
+
+def digest(batch: Any) -> bytes:
+    """Hash of what a batch holds.
+
+    Raises:
+        ValueError: It holds what cannot be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        _Pickler(file).dump(batch)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"data: whether all ranks read the same batches cannot be seen ({error}); set is_sharded on the loader"
+        ) from error
+    return hashlib.sha256(file.getvalue()).digest()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.layout == torch.strided:
+            values = value.detach().cpu().contiguous()
+            return bytes, (str((values.dtype, *values.shape)).encode() + values.view(-1).view(torch.uint8).numpy().tobytes(),)
+        return NotImplemented
+
+
+def seed_generators(*key: int) -> None:
+    """Seed Python, NumPy and torch on the host."""
+    state = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    torch.default_generator.manual_seed(state >> 1)
+    random.seed(state)
+    np.random.seed(state & 0xFFFFFFFF)
+
+
+@contextmanager
+def seeded_generators(*key: int) -> Iterator[None]:
+    """Seed them for a while."""
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    seed_generators(*key)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])
+
+
+@contextmanager
+def _seeded_generator(sampler: Any, epoch: int) -> Iterator[None]:
+    """Seed the sampler's own generator for a while, by its first seed and the epoch: else it would go on from epoch to
+    epoch, and begin anew in a resumed run."""
+    owners = (sampler, getattr(sampler, "sampler", None))
+    own = next((g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)), None)
+    if own is None:
+        yield
+        return
+    state = own.get_state()
+    own.manual_seed(int(np.random.SeedSequence([own.initial_seed(), epoch]).generate_state(1, np.uint64)[0]) >> 1)
+    try:
+        yield
+    finally:
+        own.set_state(state)
