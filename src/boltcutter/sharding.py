@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import io
-import pickle
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Protocol
 
 import lightning as L
@@ -17,8 +13,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch.trainer.states import RunningStage
-from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
+
+from boltcutter.seeding import seed_generators, seeded_generators
+from boltcutter.stream import Stream
 
 SIZED_ERRORS = (TypeError, NotImplementedError)  # what ``len`` raises where there is no length
 
@@ -38,7 +36,7 @@ def shard_loaders(trainer: L.Trainer, seed: int) -> None:
     connector, loaders = trainer._accelerator_connector, trainer._data_connector
     preparation = Preparation(trainer, seed, loaders._prepare_dataloader, enabled=connector.use_distributed_sampler)
     connector.use_distributed_sampler = False
-    loaders._prepare_dataloader = preparation  # type: ignore[method-assign]
+    loaders._prepare_dataloader = preparation  # type: ignore[method-assign, assignment]
 
 
 class Preparation:
@@ -146,8 +144,9 @@ def shard_loader(
         sampler = changed["batch_sampler"] = RankSampler(batches, **settings)
         sampler.start = done
     sampler.epoch = epoch
-    if training and batches is not None:
-        changed["batch_sampler"] = SeededBatches(changed["batch_sampler"], sampler, done, here=not loader.num_workers)
+    if training:
+        name = "sampler" if batches is None else "batch_sampler"
+        changed[name] = SeededBatches(changed[name], sampler, done, here=not loader.num_workers)
     vars(copied).update(changed)  # torch refuses plain assignment
     return copied
 
@@ -155,7 +154,9 @@ def shard_loader(
 def shards_itself(loader: DataLoader[Any]) -> bool:
     """Whether sampler or batch sampler know the ranks."""
     samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
-    return any(isinstance(s, DistributedSampler) or (hasattr(s, "num_replicas") and hasattr(s, "rank")) for s in samplers)
+    return any(
+        isinstance(s, DistributedSampler) or (hasattr(s, "num_replicas") and hasattr(s, "rank")) for s in samplers
+    )
 
 
 class RankSampler(Sampler[Any]):
@@ -232,6 +233,10 @@ class SeededBatches(Sampler[list[Any]]):
         self.batches, self.sampler, self.done, self.here = batches, sampler, done, here
         self.batch_size, self.drop_last = getattr(batches, "batch_size", None), getattr(batches, "drop_last", False)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next."""
+        self.sampler.set_epoch(epoch)
+
     def __len__(self) -> int:
         return len(self.batches)
 
@@ -242,7 +247,7 @@ class SeededBatches(Sampler[list[Any]]):
             key = (sampler.seed, sampler.epoch, number, sampler.rank)
             if self.here:
                 seed_generators(*key)
-            yield batch if self.here else SeededBatch(batch, key)
+            yield SeededBatch(batch, key) if not self.here and isinstance(batch, (list, tuple)) else batch
 
 
 class SeededBatch(list[Any]):
@@ -265,156 +270,12 @@ class SeededBatch(list[Any]):
         return SeededBatch, (self[:], self.key)
 
 
-class Stream:
-    """A loader without a known order, such as that of an ``IterableDataset``.
-
-    Its data may or may not be sharded by itself. Ranks compare their first batches: where these are the same, each
-    takes every ``world_size``-th batch; where they differ, each takes all of its own. In training all ranks stop when
-    the first one has no batch left, since the others would wait for it.
-
-    Args:
-        loader: Any iterable of batches.
-        seed: What its randomness depends on, with epoch and batch.
-        rank: Of this process.
-        world_size: Number of ranks.
-        training: Whether ranks need equally many batches.
-        group: Gives the processes that agree.
-    """
-
-    batch_sampler = None  # torch's, for a stream, yields no indices
-
-    def __init__(
-        self, loader: Any, *, seed: int, rank: int, world_size: int, training: bool, group: Callable[[], Any]
-    ) -> None:
-        self.loader, self.seed, self.rank, self.world_size = loader, seed, rank, world_size
-        self.training, self.group = training, group
-        self.epoch = 0
-        self.start = 0  # batches of the epoch to skip, once
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "loader":  # not yet there while a copy is made
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    @property
-    def sampler(self) -> Stream:
-        """Where Lightning looks for ``set_epoch``."""
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        if self.world_size > 1:
-            raise TypeError("the length is known only to each rank")
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        start, self.start = self.start, 0
-        inner = getattr(self.loader, "sampler", None)
-        for owner in (self.loader, getattr(self.loader, "dataset", None), inner):
-            if hasattr(owner, "set_epoch"):
-                owner.set_epoch(self.epoch)
-        batches = self._read()
-        if self.world_size > 1:
-            batches = self._shard(batches)
-        batches = islice(batches, start, None)
-        return self._together(batches) if self.training and self.world_size > 1 else batches
-
-    def _read(self) -> Iterator[Any]:
-        """All batches, each read with generators that are the same on all ranks and in a resumed run."""
-        seed_generators(self.seed, self.epoch)  # of workers, too
-        batches, number = iter(self.loader), 0
-        while True:
-            seed_generators(self.seed, self.epoch, number)
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            yield batch
-            number += 1
-
-    def _shard(self, batches: Iterator[Any]) -> Iterator[Any]:
-        first = list(islice(batches, 1))
-        everyone: list[Any] = [None] * dist.get_world_size(self.group())
-        declared = any(getattr(o, "is_sharded", False) for o in (self.loader, getattr(self.loader, "dataset", None)))
-        mine = None if declared else digest(first)
-        dist.all_gather_object(everyone, (self.rank, mine), group=self.group())
-        found = {other for _, other in everyone}
-        batches = chain(first, batches)
-        if declared or len(found) > 1:
-            yield from batches
-            return
-        share: list[Any] = []
-        while group := list(islice(batches, self.world_size)):
-            if len(group) == self.world_size or (not self.training and self.rank < len(group)):
-                share = group[self.rank : self.rank + 1]
-                yield from share
-            elif not self.training and not share:  # a rank without any batch would log nothing, and others wait
-                yield group[0]
-
-    def _together(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Batches for as long as every rank has one."""
-        group, nothing = self.group(), object()
-        while True:
-            batch = next(batches, nothing)
-            flag = torch.tensor(batch is not nothing, dtype=torch.int32)
-            dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
-            if not flag:
-                return
-            yield batch
-
-
-def digest(batch: Any) -> bytes:
-    """Hash of what a batch holds.
-
-    Raises:
-        ValueError: It holds what cannot be pickled.
-    """
-    file = io.BytesIO()
-    try:
-        _Pickler(file).dump(batch)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"data: whether all ranks read the same batches cannot be seen ({error}); set is_sharded on the loader"
-        ) from error
-    return hashlib.sha256(file.getvalue()).digest()
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.layout == torch.strided:
-            values = value.detach().cpu().contiguous()
-            return bytes, (str((values.dtype, *values.shape)).encode() + values.view(-1).view(torch.uint8).numpy().tobytes(),)
-        return NotImplemented
-
-
-def seed_generators(*key: int) -> None:
-    """Seed Python, NumPy and torch on the host."""
-    state = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
-    torch.default_generator.manual_seed(state >> 1)
-    random.seed(state)
-    np.random.seed(state & 0xFFFFFFFF)
-
-
-@contextmanager
-def seeded_generators(*key: int) -> Iterator[None]:
-    """Seed them for a while."""
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    seed_generators(*key)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
-
-
 @contextmanager
 def _seeded_generator(sampler: Any, epoch: int) -> Iterator[None]:
-    """Seed the sampler's own generator for a while, by its first seed and the epoch: else it would go on from epoch to
-    epoch, and begin anew in a resumed run."""
+    """Seed the sampler's own generator for a while, by its first seed and the epoch.
+
+    Otherwise its state would go on from epoch to epoch, and begin anew in a resumed run.
+    """
     owners = (sampler, getattr(sampler, "sampler", None))
     own = next((g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)), None)
     if own is None:

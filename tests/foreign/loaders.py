@@ -1,4 +1,4 @@
-"""Data modules whose loaders Boltcutter did not make; each sample is its own index, and each rank notes what it gets."""
+"""Loaders that Boltcutter did not make; each sample is its own index, and each rank notes what it gets."""
 
 import os
 import random
@@ -84,7 +84,7 @@ class Foreign(L.LightningDataModule):
         if self.kind == "distributed":
             ranks = {"num_replicas": int(os.environ.get("WORLD_SIZE", 1)), "rank": int(os.environ.get("RANK", 0))}
             options["distributed"] = {"batch_size": 4, "sampler": DistributedSampler(data, **ranks)}
-        chosen = {"dataset": data, "num_workers": self.workers} | options[self.kind]
+        chosen: dict[str, Any] = {"dataset": data, "num_workers": self.workers} | options[self.kind]
         if self.kind == "unbatched":
             chosen["dataset"] = Fetched()
         return DataLoader(**chosen)

@@ -1,0 +1,20 @@
+import copy
+
+import pytest
+import torch
+
+from boltcutter.stream import Stream, digest
+
+
+def test_a_digest_tells_batches_apart() -> None:
+    batch = {"x": torch.arange(6.0).view(2, 3), "name": ["a", "b"]}
+    assert digest(batch) == digest(copy.deepcopy(batch))
+    assert digest(batch) != digest(batch | {"x": torch.arange(6.0).view(3, 2)})
+    with pytest.raises(ValueError, match="set is_sharded on the loader"):
+        digest(lambda: None)
+
+
+def test_a_stream_is_left_alone_by_copies() -> None:
+    stream = Stream([1, 2], seed=0, rank=0, world_size=1, training=True, group=lambda: None)
+    assert list(copy.copy(stream)) == [1, 2]
+    assert len(stream) == 2
