@@ -1,11 +1,17 @@
 import os
 import pickle
 import re
+from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from conftest import Script
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 from boltcutter import sharded
 from boltcutter.checkpoint import AtomicCheckpointIO
@@ -106,6 +112,75 @@ def test_a_list_of_contents_is_never_run_as_code(path: Path, monkeypatch: pytest
     with pytest.raises(CheckpointError, match="mkdir is no plain data"):
         load(path)
     assert not Path("evil").exists()
+
+
+def described_anew(path: Path, change: Callable[[Any, Path], None]) -> None:
+    """Change the list of contents of parts, and have the checksums fit."""
+    contents = folder(path) / ".metadata"
+    metadata = pickle.loads(contents.read_bytes())
+    change(metadata, folder(path))
+    contents.write_bytes(pickle.dumps(metadata))
+    index = outline(path)
+    for name in index["parts"]["files"]:
+        file = folder(path) / name
+        index["parts"]["files"][name] = [file.stat().st_size, sharded._checksum(file)]
+    AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
+
+
+def as_bytes(metadata: Any, where: Path) -> None:
+    """A weight becomes a pickle, which torch's own planner executes."""
+    torch.save(Evil(), where / "__0_0.distcp")
+    info = _StorageInfo("__0_0.distcp", 0, (where / "__0_0.distcp").stat().st_size)
+    metadata.state_dict_metadata["state_dict.model.w"] = BytesStorageMetadata()
+    metadata.storage_data[MetadataIndex("state_dict.model.w")] = info
+
+
+def elsewhere(metadata: Any, where: Path) -> None:
+    for info in metadata.storage_data.values():
+        info.relative_path = f"../{where.name}/{info.relative_path}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(as_bytes, "no plain data"), (elsewhere, "lies elsewhere")],
+)
+def test_parts_that_are_no_tensors_or_lie_elsewhere_are_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any, Path], None], message: str
+) -> None:
+    monkeypatch.chdir(path.parent)
+    described_anew(path, change)
+    with pytest.raises(CheckpointError, match=message):
+        load(path)
+    assert not Path("evil").exists()
+
+
+def test_what_is_no_tensor_is_refused_even_where_it_is_listed_as_plain(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setitem(
+        sharded.PLAIN,
+        "torch.distributed.checkpoint.metadata",
+        sharded.PLAIN["torch.distributed.checkpoint.metadata"] | {"BytesStorageMetadata"},
+    )
+    described_anew(path, as_bytes)
+    with pytest.raises(CheckpointError, match=r"state_dict\.model\.w is no tensor"):
+        load(path)
+    with pytest.raises(pickle.UnpicklingError):
+        sharded._planner().load_bytes(SimpleNamespace(dest_index=MetadataIndex("w")), BytesIO())
+    assert not Path("evil").exists()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "..", ""])
+def test_a_folder_of_parts_elsewhere_is_refused(path: Path, name: str) -> None:
+    index = outline(path)
+    folder(path).rename(path.parent.parent / "outside")
+    index["parts"]["folder"] = name
+    AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file))
+    with pytest.raises(CheckpointError, match="lies elsewhere"):
+        load(path)
+    with pytest.raises(CheckpointError, match="lies elsewhere"):
+        AtomicCheckpointIO().read_parts(path, index, {})
 
 
 def test_rows_that_ranks_have_in_another_order_come_back_in_their_own(two_ranks: Script, tmp_path: Path) -> None:

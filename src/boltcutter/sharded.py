@@ -28,7 +28,6 @@ from boltcutter.storage import CheckpointError
 CUT = ("state_dict", "optimizer_states")  # of a checkpoint, what ranks have parts of
 PLAIN = {  # all that a list of contents is made of
     "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata",
         "ChunkStorageMetadata",
         "Metadata",
         "MetadataIndex",
@@ -85,7 +84,11 @@ def save(checkpoint: dict[str, Any], path: str | Path, orders: Mapping[str, Tens
 
 def fault(path: Path, index: Mapping[str, Any]) -> str | None:
     """What is wrong with the parts that the file ``path`` names; None if nothing is, or it names none."""
-    parts = index.get("parts", {"files": {}})
+    if "parts" not in index:
+        return None
+    parts = index["parts"]
+    if odd := [name for name in (parts["folder"], *parts["files"]) if not _is_plain_name(name)]:
+        return f"its part {odd[0]!r} lies elsewhere"
     for name, (size, checksum) in parts["files"].items():
         file = path.parent / parts["folder"] / name
         if not file.is_file():
@@ -113,7 +116,7 @@ def read(path: Path, index: dict[str, Any], into: dict[str, Tensor], *, alone: b
         warnings.filterwarnings("ignore", ".*in a single process.*")
         try:
             with _first_failure():
-                load(into, storage_reader=_reader(path.parent / index["parts"]["folder"]), no_dist=alone)
+                load(into, storage_reader=_reader(path, index), planner=_planner(), no_dist=alone)
         except (OSError, pickle.UnpicklingError) as error:
             raise CheckpointError(f"{path}: its parts are not read ({error}); take another checkpoint") from error
     for name, order in index["parts"]["orders"].items():
@@ -218,11 +221,23 @@ def _first_failure() -> Iterator[None]:
         raise OSError(f"rank {rank}: {why}") from why
 
 
-def _reader(folder: Path) -> Any:
+def _reader(path: Path, index: dict[str, Any]) -> Any:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+    from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+    name = index["parts"]["folder"]
+    if not _is_plain_name(name):
+        raise pickle.UnpicklingError(f"{name!r} lies elsewhere")
+    folder = path.parent / name
     found: Metadata = _Unpickler(BytesIO((folder / ".metadata").read_bytes())).load()
+    if not isinstance(found, Metadata):
+        raise pickle.UnpicklingError("its list of contents is none")
+    for name, kind in found.state_dict_metadata.items():
+        if type(kind) is not TensorStorageMetadata:  # torch would unpickle it, and run its code
+            raise pickle.UnpicklingError(f"{name} is no tensor")
+    for info in (found.storage_data or {}).values():
+        if not _is_plain_name(getattr(info, "relative_path", None)):
+            raise pickle.UnpicklingError(f"{getattr(info, 'relative_path', info)!r} lies elsewhere")
     found.storage_meta = found.storage_meta or StorageMeta()
 
     class Reader(FileSystemReader):
@@ -232,6 +247,23 @@ def _reader(folder: Path) -> Any:
             return found
 
     return Reader(folder)
+
+
+def _planner() -> Any:
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    class Planner(DefaultLoadPlanner):
+        """Torch's own would unpickle what is no tensor."""
+
+        def load_bytes(self, read_item: Any, value: Any) -> None:
+            raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is no tensor")
+
+    return Planner()
+
+
+def _is_plain_name(name: Any) -> bool:
+    """Whether a name leads to no other folder."""
+    return isinstance(name, str) and "/" not in name and "\\" not in name and name not in ("", ".", "..")
 
 
 class _Unpickler(pickle.Unpickler):
