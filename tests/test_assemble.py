@@ -1,9 +1,11 @@
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
 from conftest import ROOT
+from foreign.gallery import DATA, HERE, overrides
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 
 from boltcutter.assemble import Parts, assemble, read
@@ -23,6 +25,29 @@ def test_parts_are_what_the_words_say(tmp_path: Path) -> None:
     assert parts.trainer.max_epochs == 3
     assert [type(logger).__name__ for logger in parts.trainer.loggers] == ["CSV"]  # whatever was chosen
     assert parts.trainer.default_root_dir == str(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Attribute '.*' is an instance of `nn.Module`")  # Lightning's, of one of them
+@pytest.mark.parametrize("name", DATA)
+def test_a_foreign_module_needs_no_more_than_its_name(tmp_path: Path, name: str) -> None:
+    parts = made(tmp_path, *overrides(name))
+    assert type(parts.task).__module__.startswith("foreign.")
+
+
+def test_a_task_may_have_its_own_loaders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = made(tmp_path, *overrides("own_loaders"))
+    assert len(parts.data.train_dataloader()) == 8
+    assert len(parts.data.val_dataloader()) == 2
+    assert not capsys.readouterr().out
+    made(tmp_path, f"task={HERE}/task/own_loaders.yaml")
+    assert capsys.readouterr().out.startswith("note: data=digits is used in place of the loaders")
+
+
+@pytest.mark.parametrize("words", ["callback.best=null", "~callback.best"])
+def test_progress_shows_the_loss_where_nothing_is_kept_as_the_best(tmp_path: Path, words: str) -> None:
+    callbacks: list[Any] = made(tmp_path, words).trainer.callbacks  # type: ignore[attr-defined]
+    (progress,) = (callback for callback in callbacks if type(callback).__name__ == "Progress")
+    assert progress.monitor == "val/loss"
 
 
 def test_making_the_parts_writes_nothing(tmp_path: Path) -> None:

@@ -10,13 +10,15 @@ from boltcutter.config import ConfigError, compose, follow, groups, merge, one_l
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = {
-    "train": "defaults:\n  m: a\n  o: null\n  experiment: null\nx: 1\ny: ${x}\nuses: ${m}\nname: ${choices.m}\n",
+    "train": "defaults:\n  m: a\n  o: null\n  experiment: null\nx: 1\ny: ${x}\nuses: ${m}\nalso: [{inner: '${o}'}]\n"
+    "name: ${choices.m}\n",
     "m/a": "# The first.\nk: 1\nl: [1, 2]\nshape: ${x}",
     "m/b": "# The second.\ndefaults: a\nk: 2",
     "m/c": "z: 3",
     "m/both": "defaults: [a, c]\nboth: true",
     "o/sgd": "_target_: SGD\n_partial_: true\nlr: 1\nmomentum: 2",
     "o/adam": "_target_: Adam\n_partial_: true\nlr: 3",
+    "o/layers": "_target_: Sequential\n_args_: [1, 2]",
     "o/warm": "defaults: sgd\nlr: 4",
     "experiment/e": "defaults:\n  m: b\nx: 9\nm:\n  l: [7]",
     "experiment/child": "defaults:\n  experiment: e\n  o: sgd\nx: 10",
@@ -80,6 +82,8 @@ SGD = {"_target_": "SGD", "_partial_": True, "lr": 1, "momentum": 2}
         pytest.param(
             "o=sgd o.lr=6 o._target_=Adam", "o", {"_target_": "Adam", "_partial_": True, "lr": 6}, id="in any order"
         ),
+        pytest.param("o=sgd +o._args_=[1] o._target_=Adam", "o._args_", [1], id="and its positional arguments"),
+        pytest.param("o=layers o._target_=Adam", "o", {"_target_": "Adam"}, id="which do not pass on"),
         pytest.param("o=sgd o._target_=SGD", "o", SGD, id="the same call"),
         pytest.param("+m.new.deep=1", "m.new", {"deep": 1}, id="a new key"),
         pytest.param("++x=2", "x", 2, id="two pluses"),
@@ -91,13 +95,49 @@ SGD = {"_target_": "SGD", "_partial_": True, "lr": 1, "momentum": 2}
         pytest.param("m.l={a: {b: 1}}", "m.l.a", {"b": 1}, id="a map"),
         pytest.param("x=${m.k}", "x", 1, id="a reference to another file"),
         pytest.param("uses.k=8", "m.k", 8, id="a key through a reference"),
-        pytest.param("uses=8", "m", A, id="in place of a reference"),
+        pytest.param("uses=8", "uses", 8, id="in place of a reference"),
         pytest.param("x=a=b/epoch=3-step=10.ckpt", "x", "a=b/epoch=3-step=10.ckpt", id="equals signs"),
         pytest.param("+m.best={val/loss: min}", "m.best", {"val/loss": "min"}, id="a slash in a key"),
     ],
 )
 def test_compose(configs: Path, words: str, path: str, value: Any) -> None:
     assert get(compose(configs, split(words)), path) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        pytest.param("", {"m", "o"}, id="both are referred to"),
+        pytest.param("uses=1", {"o"}, id="nothing refers to one"),
+        pytest.param("uses=${m.k}", {"m", "o"}, id="to a value in it"),
+        pytest.param("uses=${oc.select:m.k,3}", {"m", "o"}, id="as an argument"),
+        pytest.param("uses=${choices.m}", {"o"}, id="to another key of that name"),
+        pytest.param("uses=1 also=1 +m=null", set(), id="null may be said of what nothing refers to"),
+        pytest.param("uses=1 also=${o.lr} o=chained", {"m", "o"}, id="through another group"),
+        pytest.param("uses=1 also=1", set(), id="references between unused groups do not count"),
+    ],
+)
+def test_a_group_that_nothing_refers_to_is_left_out(configs: Path, words: str, left: set[str]) -> None:
+    write(configs, "o/chained", "lr: ${m.k}")
+    cfg = compose(configs, [*split(words), "name=x"])
+    assert {"m", "o"} & set(cfg) == left
+    assert {"m", "o"} & set(cfg.choices) == left
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("uses=1 m=b", "m=b"),
+        ("uses=1 m.k=3", "m.k=3"),
+        ("uses=1 ~m.k", "~m.k"),
+        ("uses=1 experiment=e", "m=b"),
+        ("uses=1 experiment=other", "experiment=other"),
+    ],
+)
+def test_a_group_that_is_named_though_nothing_refers_to_it(configs: Path, words: str, named: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(configs, [*split(words), "name=x"])
+    assert str(error.value).startswith(f"{named}: nothing refers to m,")
 
 
 def split(words: str) -> list[str]:
@@ -153,7 +193,7 @@ def test_parse_and_say(text: str, value: Any) -> None:
     ("word", "mistake"),
     [
         ("m=d", "m=d: no such option (there are: a, b, both, c)"),
-        ("o=sgdd", "o=sgdd: no such option; did you mean sgd? (there are: adam, sgd, warm)"),
+        ("o=sgdd", "o=sgdd: no such option; did you mean sgd? (there are: adam, layers, sgd, warm)"),
         ("m.kk=1", "m.kk: no such key; did you mean m.k?"),
         ("k=1", "k: no such key; did you mean m.k?"),
         ("+z.=1", "+z.=1: cannot be read; say group=option, key=value, +key=value or ~key"),

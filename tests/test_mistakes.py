@@ -12,6 +12,8 @@ from boltcutter.cli import main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 DDP = "trainer=ddp trainer.accelerator=cpu trainer.devices=2"
+FOREIGN = Path(__file__).parent / "foreign" / "configs"
+GAN = f"task={FOREIGN}/task/gan.yaml data={FOREIGN}/data/digits.yaml"
 STOPPING = "callback=[default,early_stopping]"
 Say = Callable[..., list[str]]
 Script = Callable[..., subprocess.CompletedProcess[str]]
@@ -141,6 +143,15 @@ MISTAKES = [
     ("task.monitor=val/los", "task.monitor=val/los is never logged; did you mean val/loss?"),
     ("trainer.logger=false", "trainer.logger: logger sets it; say logger=… instead"),
     ("trainer.callbacks=[]", "trainer.callbacks: callback sets it; say callback=… instead"),
+    # A module that brings its own model and optimizer.
+    (
+        f"{GAN} model=mlp",
+        "model=mlp: nothing refers to model, so it would have no effect; leave it out, or refer to it",
+    ),
+    (f"{GAN} optimizer.lr=0.1", "optimizer.lr=0.1: nothing refers to optimizer"),
+    (f"task={FOREIGN}/task/gan.yaml data=null", "data=null: task=gan has no train_dataloader; choose data=…"),
+    ("task._target_=pathlib.Path", "task=pathlib.Path: expected LightningModule"),
+    (f"{GAN} task._target_=foreign.libraries.tinynet", "task._target_=foreign.libraries.tinynet: expected a lightning"),
     # Secrets.
     ("+logger.wandb.api_key=abc", "logger.wandb.api_key: a secret must not be stored with the run; write"),
     ("+password=1234", "password: a secret must not be stored with the run"),

@@ -14,10 +14,19 @@ import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from boltcutter import build, describe, run
-from boltcutter.checks import check_batch, check_devices, check_kinds, check_monitors, check_optimizer, check_processes
+from boltcutter.checks import (
+    check_batch,
+    check_built,
+    check_devices,
+    check_kinds,
+    check_monitors,
+    check_optimizer,
+    check_processes,
+)
 from boltcutter.config import ConfigError, DictConfig, merge, one_line
 from boltcutter.environment.mpi import skip_detection
 from boltcutter.precision import FLOAT8, check_precision, kind, put_in, stand_in
@@ -33,12 +42,12 @@ class Config:
     """The top level of ``configs/train.yaml``.
 
     Args:
-        data: What is trained on.
-        model: What is trained.
-        task: Loss, metrics and optimizer around the model.
+        data: What is trained on; null where the task has loaders of its own.
+        task: What is trained: loss, metrics and optimizer around a model, or any LightningModule.
         trainer: On which devices, how long, how precisely.
         name: Runs of one name share a folder.
         choices: Which option of each group was picked.
+        model: Where the task refers to it.
         optimizer: Finished by the task with the parameters.
         scheduler: Finished by the task with the optimizer.
         callback: By name, so that an experiment can change or drop one.
@@ -58,12 +67,12 @@ class Config:
         reproduce: Folder of the run that is made again.
     """
 
-    data: L.LightningDataModule
-    model: nn.Module
+    data: L.LightningDataModule | None
     task: L.LightningModule
     trainer: L.Trainer
     name: str
     choices: dict[str, str]
+    model: nn.Module | None = None
     optimizer: Callable[..., Any] | None = None
     scheduler: Callable[..., Any] | None = None
     callback: dict[str, Callback | None] | None = None
@@ -81,6 +90,20 @@ class Config:
     resume: Path | None = None
     resume_exact: bool = True
     reproduce: Path | None = None
+
+
+class TaskLoaders(L.LightningDataModule):
+    """The loaders that a task brings along, in place of a data module.
+
+    Args:
+        task: Whose they are; it prepares them itself.
+    """
+
+    def __init__(self, task: L.LightningModule) -> None:
+        super().__init__()
+        for name in ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"):
+            if is_overridden(name, task):
+                setattr(self, name, getattr(task, name))
 
 
 @dataclass
@@ -110,8 +133,9 @@ def check_cfg(cfg: DictConfig) -> DictConfig:
     unknown = [key for key in ("shape", "outputs") if key in (cfg.data or {}) and cfg.data[key] is None]
     if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_alone):
         data = build.build(cfg.data, "data")
-        with told_in_one_line():
-            cfg.data = merge(cfg.data, DictConfig(data.sizes()))
+        if hasattr(data, "sizes"):  # a foreign data module may mean something else by null
+            with told_in_one_line():
+                cfg.data = merge(cfg.data, DictConfig(data.sizes()))
     named = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the name is given when the run begins
     if named.trainer.get("precision") == FLOAT8:
         named.trainer.precision = "bf16-mixed"  # Lightning's types do not name it
@@ -197,8 +221,10 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     check_processes(trainer)
     shard_loaders(trainer, cfg.get("seed", 0))
     data = build.build(cfg.data, "data")
-    check_batch(trainer, data)
     task = build.build(cfg.task, "task")
+    check_built(cfg, task, data)
+    data = data or TaskLoaders(task)
+    check_batch(trainer, data)
     check_kinds(cfg, task, data)
     check_monitors(task, callbacks)
     check_optimizer(task)

@@ -14,12 +14,13 @@ from lightning.fabric.accelerators.xla import XLAAccelerator
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from boltcutter import build
 from boltcutter.config import ConfigError, DictConfig, hint, one_line
 from boltcutter.environment import platform, slurm
 from boltcutter.environment.process import is_first, started
+from boltcutter.locate import parameters
 
 
 def check_devices(trainer: DictConfig) -> None:
@@ -98,15 +99,37 @@ def check_processes(trainer: L.Trainer) -> None:
         )
 
 
+def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
+    """See that a module and its data have come out of the calls, which need not tell what they return.
+
+    Raises:
+        ConfigError: They have not, or there is no data.
+    """
+    for name, made, wanted in (("task", task, L.LightningModule), ("data", data, L.LightningDataModule)):
+        if not isinstance(made, wanted) and made is not None:
+            raise ConfigError(
+                f"{name}._target_={cfg[name]._target_}: expected a lightning.pytorch.{wanted.__name__}, got "
+                f"{type(made).__module__}.{type(made).__qualname__}"
+            )
+    own = is_overridden("train_dataloader", task)
+    if data is None and not own:
+        raise ConfigError(f"data=null: task={cfg.choices.task} has no train_dataloader; choose data=…")
+    if data is not None and own and is_first():
+        print(
+            f"note: data={cfg.choices.data} is used in place of the loaders that task={cfg.choices.task} has; "
+            "data=null uses those"
+        )
+
+
 def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
-    """See that the batch divides over the ranks that share the data.
+    """See that the batch divides over the ranks that share the data; a foreign data module's is that of each rank.
 
     Raises:
         ConfigError: It does not.
     """
     ranks = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
     size = getattr(data, "batch_size", None)
-    if size and size % ranks:
+    if hasattr(data, "fingerprint") and isinstance(size, int) and size % ranks:
         raise ConfigError(f"data.batch_size={size} does not divide over {ranks} ranks; try {size + -size % ranks}")
 
 
@@ -117,11 +140,12 @@ def check_kinds(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataM
         ConfigError: It does not.
     """
     wants, has = getattr(task, "kind", None), getattr(data, "kind", None)
-    tasks = {"classes": "classification", "numbers": "regression", "tokens": "language"}
-    if wants in tasks and has in tasks and wants != has:  # a foreign class may call anything its kind
-        fitting = tasks[has]
+    fitting = {"classes": "classification", "numbers": "regression", "tokens": "language"}
+    if str(wants) in fitting and str(has) in fitting and wants != has:  # a foreign class may call anything its kind
         picked = cfg.choices
-        raise ConfigError(f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting}")
+        raise ConfigError(
+            f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting[has]}"
+        )
 
 
 def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:
@@ -151,7 +175,7 @@ def check_optimizer(task: L.LightningModule) -> None:
         make = getattr(task, name, None)
         if not isinstance(make, partial):
             return
-        late = "total_steps" in build.parameters(make.func) and make.keywords.get("total_steps") is None
+        late = "total_steps" in parameters(make.func) and make.keywords.get("total_steps") is None
         try:
             made = make(made, **({"total_steps": 100} if late else {}))
         except (ValueError, TypeError, RuntimeError) as error:

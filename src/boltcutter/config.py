@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ QUOTING = ("[", "{", "'", '"')
 KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
 WORD = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+# Groups that a training or a launch builds itself; any other is built where something refers to it, as model by a task.
+BUILT = ("data", "task", "trainer", "callback", "logger", "launch")
 
 
 class ConfigError(Exception):
@@ -92,6 +94,14 @@ def compose(folder: Path, words: Iterable[str] = (), base: DictConfig | None = N
     for word in values:
         _set(cfg, *word)
     _refuse_secrets(cfg)
+    named = {
+        group: f"experiment={_label(options['experiment'])}"
+        for group, value in plain(experiment or DictConfig({})).items()
+        if value
+    }
+    named |= {key.lstrip("+~").partition(".")[0]: f"{key}={text}".rstrip("=") for key, text in values}
+    named |= {group: f"{group}={_label(option)}" for group, option in (chosen | picks).items() if option is not None}
+    _drop_unused(cfg, named)
     return cfg
 
 
@@ -302,7 +312,7 @@ def _set(cfg: DictConfig, key: str, text: str) -> None:
         return
     value = parse(path, text)
     if is_call and leaf == "_target_" and value != node._target_:
-        for argument in [k for k in node if not str(k).startswith("_")]:
+        for argument in [k for k in node if k not in ("_target_", "_partial_")]:
             del node[argument]
     try:
         OmegaConf.update(cfg, path, value, merge=False, force_add=True)
@@ -334,6 +344,35 @@ def _refuse_secrets(cfg: DictConfig) -> None:
                 name = leaf.upper()
                 remedy = f"write '{path}=${{oc.env:{name}}}' and set {name}"
                 raise ConfigError(f"{path}: a secret must not be stored with the run; {remedy}")
+
+
+def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:
+    """Take out groups that nothing refers to, so that they are neither checked, nor built, nor recorded.
+
+    Args:
+        cfg: Composed.
+        named: What the user said of each top-level key.
+
+    Raises:
+        ConfigError: The user named such a group.
+    """
+    texts = {key: str(value) for key, value in plain(cfg).items()}
+    used = [key for key in texts if key not in cfg.choices or key in BUILT]
+    for key in used:  # grows while it is read
+        used += [group for group in cfg.choices if group not in used and _refers(texts[key], group)]
+    for group in [group for group in cfg.choices if group not in (*used, "experiment")]:
+        if group in named:
+            raise ConfigError(
+                f"{named[group]}: nothing refers to {group}, so it would have no effect; leave it out, or refer to it "
+                f"as ${{{group}}} in task={cfg.choices.get('task')}"
+            )
+        cfg.pop(group, None)
+        del cfg.choices[group]
+
+
+def _refers(text: str, group: str) -> bool:
+    """Whether a reference in ``text`` leads to ``group`` or below it."""
+    return re.search(rf"\$\{{(?:[^{{}}]*[:,])?\s*\.*{re.escape(group)}[.\[,}}]", text) is not None
 
 
 def _label(option: Any) -> str:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from boltcutter.build import locate, parameters, type_name
 from boltcutter.config import ConfigError, DictConfig, follow, hint, plain, resolved, say
+from boltcutter.fit import type_name
+from boltcutter.locate import locate, parameters
 
 COLUMNS = (None, 44, 36, 110)  # letters at most of key, value, type and documentation
 

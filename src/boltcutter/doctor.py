@@ -25,6 +25,7 @@ from boltcutter.choose import UNITS, Row, fits, recommend, rows, say_bytes
 from boltcutter.config import ConfigError, DictConfig, groups, one_line
 from boltcutter.environment.platform import told
 from boltcutter.estimate import Sample, look
+from boltcutter.locate import locate
 from boltcutter.quiet import quiet
 
 # Programs without which an option can be chosen but not used, and where they come from.
@@ -133,7 +134,7 @@ def sample_of(cfg: DictConfig) -> Sample:
         ConfigError: Something is wrong with it.
     """
     data = build.build(cfg.data, "data")
-    task: Any = build.locate(cfg.task["_target_"])
+    task: Any = locate(cfg.task["_target_"])
     check_kinds(cfg, task, data)
     with told_in_one_line():
         return look(data)

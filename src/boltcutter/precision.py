@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from boltcutter import build
 from boltcutter.config import ConfigError, DictConfig
+from boltcutter.locate import locate, parameters
 
 CANONICAL = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true", "None": "32-true"}
 FLOAT8 = "float8"  # which Lightning has not
@@ -92,7 +93,7 @@ def _check_cuda(where: str, precision: str) -> None:
 
 def _check_eps(where: str, optimizer: DictConfig) -> None:
     """Refuse what would divide by zero."""
-    default: Any = build.parameters(build.locate(optimizer["_target_"])).get("eps")
+    default: Any = parameters(locate(optimizer["_target_"])).get("eps")
     eps = optimizer.get("eps", default.default if default else None)
     if isinstance(eps, float) and not torch.tensor(eps, dtype=torch.float16):
         raise ConfigError(f"{where}: optimizer.eps={eps:g} is zero in float16; try +optimizer.eps={EPS}")

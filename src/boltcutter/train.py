@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter import lineage, run, summary
-from boltcutter.assemble import Parts, assemble, read, told_in_one_line
+from boltcutter.assemble import Parts, TaskLoaders, assemble, read, told_in_one_line
 from boltcutter.config import ConfigError, DictConfig, public
 from boltcutter.ending import Ending
 from boltcutter.environment import lease, signals, startup
@@ -195,7 +195,7 @@ def load_early(parts: Parts) -> None:
     Raises:
         ConfigError: Something is wrong with the data, or a split has no batch.
     """
-    if parts.trainer.local_rank:
+    if parts.trainer.local_rank or isinstance(parts.data, TaskLoaders):  # a task prepares its data as training begins
         return
     with told_in_one_line():
         parts.data.prepare_data()

@@ -1,0 +1,126 @@
+"""Whether a value of the configuration, once built, fits an annotation."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Collection, Iterator
+from functools import partial, reduce
+from operator import or_
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from unittest.mock import Mock
+
+from pydantic import BeforeValidator, ConfigDict, StrictBool, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from boltcutter.config import ConfigError
+from boltcutter.locate import locate, parameters
+
+UNKNOWN = object()
+
+
+def fits(value: Any, wanted: Any) -> bool:
+    """Whether ``value``, once built, can be given where ``wanted`` is the annotation."""
+    stand_in = _stand_in(value)
+    if stand_in is UNKNOWN:
+        return True
+    try:
+        _adapter(_strictly(wanted)).validate_python(stand_in)
+    except ValidationError:
+        return False
+    except Exception:  # an annotation that pydantic cannot read: the call itself will tell
+        return True
+    return True
+
+
+def _strictly(wanted: Any) -> Any:
+    """An annotation that takes no text and no truth value for a number, and nothing else for a truth value."""
+    if wanted in (int, float):
+        return Annotated[wanted, BeforeValidator(_number)]
+    if wanted is bool:
+        return StrictBool
+    origin, inner = get_origin(wanted), tuple(map(_strictly, get_args(wanted)))
+    if origin in (Union, types.UnionType):
+        return reduce(or_, inner)
+    return origin[inner] if is_a(origin, Collection) else wanted
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str | bool):
+        raise ValueError(f"{value!r} is no number")
+    return value
+
+
+def _stand_in(value: Any) -> Any:
+    """``value`` with a mock of the right class wherever an object will be built."""
+    if isinstance(value, list):
+        items = [_stand_in(v) for v in value]
+        return UNKNOWN if any(item is UNKNOWN for item in items) else items
+    if not isinstance(value, dict):
+        return value
+    if "_target_" not in value:
+        filled = {k: _stand_in(v) for k, v in value.items()}
+        return UNKNOWN if any(item is UNKNOWN for item in filled.values()) else filled
+    try:
+        target = locate(value["_target_"])
+    except ConfigError:
+        return UNKNOWN  # told where it is written
+    if value.get("_partial_"):
+        missing = any(p.default is p.empty and n not in value for n, p in parameters(target).items())
+        return _Unfinished(target) if missing and inspect.isclass(target) else partial(target)
+    made = target if inspect.isclass(target) else getattr(target, "__annotations__", {}).get("return")
+    if isinstance(made, str):
+        try:
+            made = get_type_hints(target).get("return")
+        except Exception:  # whatever a foreign module's annotations raise when read
+            return UNKNOWN
+    return Mock(spec=made) if inspect.isclass(made) else UNKNOWN
+
+
+class _Unfinished(partial[Any]):
+    """Stands for a call that lacks arguments, as an optimizer lacks its parameters: also of the class that it makes.
+
+    Modules annotate such an argument either way.
+    """
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self.func
+
+
+def coerce(made: Any, wanted: Any) -> Any:
+    """Plain data as the annotation asks for it: a Path, a tuple, a float; unchanged where that cannot be."""
+    try:
+        typed = _adapter(wanted).validate_python(made)
+    except (ValidationError, PydanticUserError):
+        return made
+    return made if isinstance(typed, Iterator) else typed
+
+
+def _adapter(wanted: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(wanted, config=ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True))
+
+
+def is_a(origin: Any, base: type) -> bool:
+    """Whether ``origin`` is a class below ``base``."""
+    return inspect.isclass(origin) and issubclass(origin, base)
+
+
+def choices(wanted: Any) -> list[Any]:
+    """The values of every Literal inside an annotation."""
+    inner = get_args(wanted)
+    return list(inner) if get_origin(wanted) is Literal else [c for a in inner for c in choices(a)]
+
+
+def type_name(wanted: Any) -> str:
+    """An annotation, as a person would write it."""
+    if get_origin(wanted) in (Union, types.UnionType):
+        return " | ".join(type_name(a) for a in get_args(wanted))
+    if get_origin(wanted) is Literal:
+        return " | ".join(map(repr, get_args(wanted)))
+    if wanted is type(None):
+        return "null"
+    if inspect.isclass(wanted) and not get_args(wanted):
+        return wanted.__qualname__
+    return re.sub(r"\b(\w+\.)+(?=\w)", "", str(wanted))
