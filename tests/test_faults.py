@@ -93,7 +93,7 @@ class Runs:
                 prefix = ["tests/faulty.py", row.fault, row.place] if row and hit else []
                 argv = [*prefix, "scripts/train.py", *words]
                 started.append(stack.enter_context(self.forks.start(argv, environment(**variables), nothing, told)))
-            if row and row.place == "start" and row.fault in ("SIGKILL", "exception"):
+            if row and row.place == "start" and len(row.hit) < processes:
                 started[row.hit[0]].wait(LIMIT)
                 for process in started:  # what waits for a rank that never came is ended by what started it
                     process.kill_group()
@@ -153,6 +153,8 @@ def allowed(row: Row) -> list[set[int]]:
     if row.fault == "exception":
         return [{1} if rank in row.hit else told | {0} for rank in range(row.processes)]
     left = {128 + getattr(signal, row.fault)}
+    if row.place == "start":  # nothing is saved, and a rank leaves alone
+        return [left if rank in row.hit else told for rank in range(row.processes)]
     return [left | {0} if row.place in ("report", "exit") else left] * row.processes  # all may be done by then
 
 

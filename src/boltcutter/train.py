@@ -19,6 +19,7 @@ from boltcutter.assemble import Parts, TaskLoaders, assemble, read, told_in_one_
 from boltcutter.config import ConfigError, DictConfig, public
 from boltcutter.ending import Ending
 from boltcutter.environment import lease, signals, startup
+from boltcutter.environment.elastic import separate_attempts
 from boltcutter.environment.identity import job, run_id
 from boltcutter.environment.process import is_first, leaving_together, mind
 from boltcutter.failure import explained
@@ -38,6 +39,7 @@ def main(configs: Path, words: list[str]) -> None:
     quiet()
     cfg = read(configs, words)
     startup.prepare()
+    separate_attempts()
     with run_id(words) as name, leaving_together():
         given = bool(cfg.folder)
         cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / name)

@@ -1,0 +1,29 @@
+"""Restarts by ``torchrun --max-restarts``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+
+def separate_attempts(env: Mapping[str, str] = os.environ) -> None:
+    """Let ranks that torchrun has started again meet under names of their own in the store of its agent.
+
+    torch expects a new store for each attempt, but since 2.13 the agent has one for all: ranks find the addresses of
+    those that have ended. Agents of several nodes count attempts differently, so there nothing is changed, and torchrun
+    needs ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in its environment.
+    """
+    attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or env.get("GROUP_WORLD_SIZE") != "1" or attempt == "0":
+        return
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    rendezvous: Any = import_module("torch.distributed.rendezvous")  # a function hides it as an attribute
+    create = rendezvous._create_c10d_store
+
+    def create_for_attempt(*args: Any, **kwargs: Any) -> PrefixStore:
+        return PrefixStore(f"attempt-{attempt}", create(*args, **kwargs))
+
+    rendezvous._create_c10d_store = create_for_attempt
