@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import environment
 
-from boltcutter import lineage
-from boltcutter.config import ConfigError
+from boltcutter import lineage, run
+from boltcutter.config import ConfigError, DictConfig
 from boltcutter.launch import command
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,7 @@ def test_a_login_node_needs_no_torch() -> None:
 def test_the_launch_is_taken_out_of_what_is_trained(launch: Launch) -> None:
     words = ["launch=slurm", "trainer.accelerator=cpu", "launch.time=2:00:00", "model=mlp"]
     text = launch(*words, "--dry-run")
-    assert text.startswith("note: without torch here, only the names of the configuration were checked, not its values")
+    assert "note: without torch here, only the names of the configuration were checked, not its values\n" in text
     assert "#SBATCH --time=2:00:00" in text
     with pytest.raises(ConfigError, match=r"launch.tim: Slurm takes no such argument; did you mean time\?"):
         launch(*words, "launch.tim=1:00:00", "--dry-run")
@@ -74,6 +75,7 @@ def test_a_users_own_file_lies_between_the_projects_and_the_words(launch: Launch
         (["launch=slurm", "trainer.num_nodes=0"], "trainer.num_nodes=0 is no number of nodes"),
         (["status"], "status: say status run=<folder"),
         (["cancel", "run=nowhere"], "nowhere: no run there"),
+        (["list", "folder=x"], "list: folder=x: takes nothing but runs="),
     ],
 )
 def test_mistakes_are_one_line(launch: Launch, words: list[str], told: str) -> None:
@@ -101,6 +103,55 @@ def test_a_run_of_this_machine_from_submission_to_its_end(launch: Launch, tmp_pa
     with pytest.raises(ConfigError, match="holds a run; say resume="):
         launch("launch=local", f"folder={folder}")
     os.waitpid(int(record["launch"]["id"].split()[0]), 0)
+
+
+def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch("launch=slurm", "--check")
+    (folder / "logs").mkdir(parents=True)
+    settings = {"_target_": "boltcutter.launch.slurm.Slurm", "time": "9:00:00", "partition": "big", "memory": "64G"}
+    facts = {"launch": {"settings": settings | {"array": "seed=1,2", "max_parallel": 1}, "id": "7", "submitted": ""}}
+    training = run.read_words(ROOT / "configs", [])
+    run.freeze(DictConfig({**training, "folder": str(folder)}), **facts)
+    for words in (["launch=slurm"], []):
+        text = launch(*words, f"resume={folder}", "launch.memory=9G", "--dry-run")
+        assert {"--time=9:00:00", "--partition=big", "--mem=9G"} <= set(re.findall("^#SBATCH (.*)", text, re.M))
+        assert "--array" not in text
+    (tmp_path / "other.yaml").write_text("_target_: boltcutter.launch.slurm.Slurm\n")
+    text = launch(f"launch=[slurm,{tmp_path}/other.yaml]", f"resume={folder}", "--dry-run")
+    assert "--partition" not in text
+    assert "exec " in launch("launch=local", f"resume={folder}", "--dry-run")
+
+
+def test_variables_of_the_job_stay_references_until_it_runs(launch: Launch, tmp_path: Path) -> None:
+    python, folder = tmp_path / "python", tmp_path / "run"
+    python.write_text("#!/bin/bash\n")
+    python.chmod(0o755)
+    words = [
+        "data.path=${oc.env:SLURM_TMPDIR}/numbers",
+        "data=tabular",
+        "launch.environment={CACHE: '$SLURM_TMPDIR/x'}",
+    ]
+    words += ["name=${oc.env:CACHE}"]
+    said = launch("launch=local", f"launch.python={python}", f"folder={folder}", *words)
+    assert "note: only the job knows SLURM_TMPDIR, CACHE" in said
+    config = run.read_record(folder)["config"]
+    assert config["data"]["path"] == "${oc.env:SLURM_TMPDIR}/numbers"
+    assert 'export CACHE="$SLURM_TMPDIR/x"\n' in (folder / "job.sh").read_text()
+    assert "SLURM_TMPDIR" not in os.environ
+    with pytest.raises(ConfigError, match="environment variable TMPDIRR is not set"):
+        launch("launch=local", "data=tabular", "data.path=${oc.env:TMPDIRR}", "--check")
+    os.waitpid(int(run.read_record(folder)["launch"]["id"].split()[0]), 0)
+
+
+def test_a_submission_without_an_answer_keeps_its_folder(launch: Launch, tmp_path: Path) -> None:
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.write_text("#!/bin/bash\necho 'sbatch: error: Batch job submission failed: Socket timed out' >&2; exit 1\n")
+    sbatch.chmod(0o755)
+    folder = tmp_path / "run"
+    with pytest.raises(ConfigError, match=f"may be queued or not: .* remove {folder} and launch again"):
+        launch("launch=slurm", f"folder={folder}")
+    assert (folder / "job.sh").is_file()
 
 
 def test_a_job_runs_the_code_as_it_was_at_submission(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
+import subprocess
 from pathlib import Path
 
-from boltcutter.launch.job import Job, assignments, read_log
+import pytest
+
+from boltcutter.launch import job
+from boltcutter.launch.job import Job, Unreachable, assignments, quoted, read_log
 
 
 def test_runs_of_an_array_have_names_of_their_own() -> None:
@@ -14,6 +18,17 @@ def test_values_of_variables_are_quoted() -> None:
     assert assignments({"A": "b c", "N": "1"}) == ["export A='b c'", "export N=1"]
 
 
+def test_only_variables_of_the_job_are_replaced_by_the_shell() -> None:
+    text = quoted('$SLURM_TMPDIR/"a b"/$HOME/`x`/\\/${SLURM_JOB_ID}')
+    told = subprocess.run(
+        ["bash", "-c", f"printf %s {text}"],
+        env={"SLURM_TMPDIR": "/t", "SLURM_JOB_ID": "7"},
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout == '/t/"a b"/$HOME/`x`/\\/7'
+
+
 def test_a_log_is_read_to_its_end_and_no_line_twice(tmp_path: Path) -> None:
     file = tmp_path / "log"
     looks = iter((False, False, True))
@@ -25,3 +40,21 @@ def test_a_log_is_read_to_its_end_and_no_line_twice(tmp_path: Path) -> None:
 
     assert "".join(read_log(file, over)) == "line\n" * 3
     assert "".join(read_log(tmp_path / "none", lambda: True)) == ""
+
+
+def test_a_log_is_followed_while_nobody_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job, "SECONDS", 0.01)
+    answers = iter((Unreachable("silent"), Unreachable("silent"), False, True))
+
+    def over() -> bool:
+        with (tmp_path / "log").open("a") as log:
+            log.write("line\n")
+        answer = next(answers)
+        if isinstance(answer, Unreachable):
+            raise answer
+        return answer
+
+    assert "".join(read_log(tmp_path / "log", over)) == "line\n" * 4
+    assert capsys.readouterr().err == "note: silent\n"

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from boltcutter.launch import queue
-from boltcutter.launch.queue import UNLIMITED, Partition
+from boltcutter.launch.job import UnclearSubmission, Unreachable
+from boltcutter.launch.queue import UNLIMITED, Partition, Queued
 
 
 def command(folder: Path, name: str, text: str) -> None:
@@ -43,4 +44,50 @@ def test_a_job_that_slurm_has_forgotten_is_unknown(tmp_path: Path, monkeypatch: 
         queue.cancel("7")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     command(tmp_path, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    command(tmp_path, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     assert queue.status("7") == queue.Status("unknown", "job 7, which SLURM does not know any more")
+    command(tmp_path, "sacct", "echo 'CANCELLED by 1000|node[1-2]'")
+    assert queue.status("7") == queue.Status("ended", "job 7, CANCELLED, on node[1-2]")
+
+
+def test_a_silent_slurm_is_asked_again_and_not_taken_for_one_that_forgot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(queue, "PAUSES", (0.01,))
+    silent = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+    command(tmp_path, "scontrol", silent)
+    command(tmp_path, "squeue", silent)
+    command(tmp_path, "sacct", "exit 1")
+    with pytest.raises(Unreachable, match=r"job 7: SLURM does not answer \(Unable to contact"):
+        queue.status("7")
+    with pytest.raises(Unreachable):
+        queue.jobs()
+    command(tmp_path, "sacct", "echo 'RUNNING|node1'")
+    assert queue.status("7").state == "running"
+    first = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; {silent}; }}"
+    command(tmp_path, "scontrol", f"{first}; echo 'JobId=7 JobState=RUNNING NodeList=node2'")
+    assert queue.status("7").text == "job 7, RUNNING, on node2"
+
+
+def test_a_job_whose_answer_was_lost_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    file = tmp_path / "job.sh"
+    file.write_text("#!/bin/bash\n")
+    command(tmp_path, "sbatch", "echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2; exit 1")
+    lines = [
+        f"7|RUNNING|a|{file}",
+        "8|PENDING|a|b|/elsewhere/job.sh",
+        f"9|PENDING|a|{file} next",
+        "10|RUNNING|sh|(null)",
+    ]
+    command(tmp_path, "squeue", "".join(f"echo '{line}'\n" for line in lines))
+    assert queue.submit(file) == "9"
+    assert queue.submit(file, known=["9"]) == "7"
+    with pytest.raises(UnclearSubmission, match=f"remove {tmp_path}"):
+        queue.submit(file, known=["7", "9"])
+    assert queue.jobs()[1:] == [
+        Queued("8", "PENDING", "a|b", Path("/elsewhere/job.sh")),
+        Queued("9", "PENDING", "a", file),
+        Queued("10", "RUNNING", "sh", None),
+    ]

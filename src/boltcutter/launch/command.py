@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib.util import find_spec
@@ -18,9 +21,11 @@ from boltcutter.describe import describe as describe_keys
 from boltcutter.environment.identity import fresh
 from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
-from boltcutter.launch.job import Job, Launcher
+from boltcutter.launch.job import OF_THE_JOB, Job, Launcher, UnclearSubmission
+from boltcutter.launch.jobs import ask, launched, list_runs, reason, shown
 
 SITE = Path("~/.config/boltcutter/launch")  # a user's own values: <option>.yaml, laid over those of configs/launch
+OF_SLURM = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # without a default
 VERBS = ("status", "logs", "cancel")
 FLAGS = {
     "--dry-run": "print the job's file and submit nothing",
@@ -52,6 +57,11 @@ def main(configs: Path, words: list[str]) -> None:
     with refusals():
         if "--describe" in flags:
             describe(configs, words)
+        elif words and words[0] == "list":
+            special, rest = run.take(words[1:], "runs")
+            if rest:
+                raise ConfigError(f"list: {rest[0]}: takes nothing but runs=<folder>; leave it out")
+            list_runs(Path(special.get("runs") or run.read_words(configs, []).runs))
         elif words and words[0] in VERBS:
             special, rest = run.take(words[1:], "run")
             if rest or not special.get("run"):
@@ -72,31 +82,73 @@ def refusals() -> Iterator[None]:
 
 def launch(configs: Path, words: list[str], flags: Sequence[str]) -> None:
     """Do all up to submission, as far as the flags go."""
-    settings, launcher = read_launcher(configs, words)
+    resumed, _ = run.take(words, "resume")
+    settings, launcher = read_launcher(configs, words, recorded(resumed))
     rest = [word for word in words if not is_launch(word)]
     tasks = combinations(launcher.array) if launcher.array else [[]]
-    resumed, _ = run.take(rest, "resume")
     if resumed and launcher.array:
         raise ConfigError("launch.array: a run goes on alone; leave out resume or the array")
-    cfgs = [check(read_training(configs, [*rest, *task])) for task in tasks]
-    if not can_check_values():
-        print("note: without torch here, only the names of the configuration were checked, not its values")
     root = Path(configs).absolute().parent
     copies = launcher.snapshot and snapshot.can_copy(root)
     if launcher.snapshot and not copies:
-        print(f"note: {root} is no git repository: the job runs the code as it is when it starts, not as it is now")
-    job = describe_job(cfgs, root, array=bool(launcher.array), copies=copies)
-    launcher.check(job)
-    if "--dry-run" in flags:
-        print(launcher.render(job), end="")
-    elif "--check" in flags:
-        print("ok")
-    else:
-        submit(launcher, settings, job, cfgs, bool(resumed))
-        print(f"python {sys.argv[0]} status|logs|cancel run={shown(job.folder)}")
-        if "--wait" in flags:
-            ask("logs", job.folder, follow=True)
-            sys.exit(any(reason(folder) != "completed" for folder in job.runs))
+        print(f"note: git does not know {root}: the job runs the code as it is when it starts, not as it is now")
+    cfgs = [read_training(configs, [*rest, *task]) for task in tasks]
+    with variables_of_the_job(cfgs, launcher.environment) as late:
+        cfgs = [check(cfg, values=not late) for cfg in cfgs]
+        if late:
+            print(f"note: only the job knows {', '.join(late)}, so the values of the configuration are checked there")
+        elif not can_check_values():
+            print("note: without torch here, only the names of the configuration were checked, not its values")
+        job = describe_job(cfgs, root, array=bool(launcher.array), copies=copies)
+        launcher.check(job)
+        if "--dry-run" in flags:
+            print(launcher.render(job), end="")
+        elif "--check" in flags:
+            print("ok")
+        else:
+            submit(launcher, settings, job, cfgs, bool(resumed))
+            print(f"python {sys.argv[0]} status|logs|cancel run={shown(job.folder)}")
+    if not {"--dry-run", "--check"} & set(flags) and "--wait" in flags:
+        ask("logs", job.folder, follow=True)
+        sys.exit(any(reason(folder) != "completed" for folder in job.runs))
+
+
+@contextmanager
+def variables_of_the_job(cfgs: Sequence[DictConfig], environment: Mapping[str, str]) -> Iterator[list[str]]:
+    """Let references to variables of the job resolve here: to the values that the job will have, or to their names.
+
+    Args:
+        cfgs: Whose references, as ``${oc.env:SLURM_TMPDIR}``, may be to variables that SLURM sets in the job.
+        environment: That the launcher sets for the job.
+
+    Yields:
+        Variables whose values are not known here.
+    """
+    named = {name for cfg in cfgs for name in OF_SLURM.findall(json.dumps(plain(cfg), default=str))}
+    values = {name: f"${name}" for name in sorted(named - os.environ.keys())}
+    values |= {name: str(value) for name, value in environment.items()}
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield [name for name, value in values.items() if OF_THE_JOB.search(value)]
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def recorded(resumed: dict[str, str]) -> DictConfig | None:
+    """The launch settings of the run that is resumed; None where it was not launched."""
+    folder = Path(resumed.get("resume") or "")
+    facts = run.read_record(folder).get("launch") if resumed and (folder / "record.json").is_file() else None
+    if not facts:
+        return None
+    settings = dict(facts["settings"])
+    for name in ("array", "max_parallel"):  # it goes on alone
+        settings.pop(name, None)
+    return DictConfig(settings)
 
 
 def is_launch(word: str) -> bool:
@@ -104,17 +156,29 @@ def is_launch(word: str) -> bool:
     return word.lstrip("+~").partition("=")[0].partition(".")[0] == "launch"
 
 
-def read_launcher(configs: Path, words: Sequence[str]) -> tuple[DictConfig, Launcher]:
-    """The launcher that the words, the project and the user's own file mean; and its settings."""
+def read_launcher(
+    configs: Path, words: Sequence[str], earlier: DictConfig | None = None
+) -> tuple[DictConfig, Launcher]:
+    """The launcher that the words, the project and the user's own file mean; and its settings.
+
+    Args:
+        configs: Folder of the configuration.
+        words: Of the command line.
+        earlier: Settings with which the run was launched before; they stay, but for what the words change.
+    """
     special, _ = run.take(words, "launch")
     rest = [word for word in words if is_launch(word) and not word.startswith("launch=")]
-    if not special.get("launch"):
+    picked = parse("launch", special.get("launch") or "null")
+    options = [picked] if isinstance(picked, str) else list(picked or [])
+    if not options and earlier is None:
         known = ", ".join(sorted(file.stem for file in (configs / "launch").glob("*.yaml")))
         raise ConfigError(f"launch: not set; say launch=… (there are: {known})")
-    picked = parse("launch", special["launch"])
-    options = list(picked) if not isinstance(picked, str) else [picked]
+    base = DictConfig({"launch": earlier}) if earlier is not None else DictConfig({})
     own = [str(file) for option in options if (file := (SITE / f"{option}.yaml").expanduser()).is_file()]
-    settings = compose(configs, [f"launch={say([*options, *own])}", *rest], base=DictConfig({}))
+    chosen = compose(configs, [f"launch={say([*options, *own])}"], base=DictConfig({})) if options else base
+    # Several options name a cluster by what differs there, so they count more than those of the last one.
+    stays = earlier is not None and len(options) < 2 and chosen.launch.get("_target_") == earlier.get("_target_")
+    settings = compose(configs, rest, base=base if stays else chosen)
     alone = DictConfig({"launch": settings.launch})
     if mistakes := build.check(alone, Settings):
         raise ConfigError("\n".join(mistakes))
@@ -133,13 +197,17 @@ def can_check_values() -> bool:
     return all(find_spec(name) for name in ("torch", "lightning"))
 
 
-def check(cfg: DictConfig) -> DictConfig:
+def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
     """See that the configuration is right, and says what a job needs to know.
+
+    Args:
+        cfg: Of the training.
+        values: Whether they are known here, and can be checked where torch is installed.
 
     Raises:
         ConfigError: It does not.
     """
-    if can_check_values():
+    if values and can_check_values():
         from boltcutter.assemble import check_cfg  # imports torch
 
         cfg = check_cfg(cfg)
@@ -233,6 +301,8 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
         file = job.folder / "job.sh"
         run.write_atomically(file, launcher.render(job))
         ids = launcher.submit(job, file)
+    except UnclearSubmission:
+        raise  # the job may start, and needs its folder
     except BaseException:
         for folder in made:
             shutil.rmtree(folder, ignore_errors=True)
@@ -240,7 +310,11 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     for folder, job_id in zip(job.runs, ids, strict=True):
         run.update_record(folder, launch={"settings": plain(settings), "id": job_id, "submitted": now})
-        print(f"{launcher.status(job_id).text}: {shown(folder)}")
+        try:
+            text = launcher.status(job_id).text
+        except ValueError:
+            text = f"job {job_id}, submitted"
+        print(f"{text}: {shown(folder)}")
 
 
 def refuse_used(folder: Path, resumed: bool) -> None:
@@ -257,59 +331,6 @@ def refuse_used(folder: Path, resumed: bool) -> None:
         status = launcher.status(job_id)
         if status.state in ("running", "waiting"):
             raise ConfigError(f"resume={shown(folder)}: {status.text}; cancel it first")
-
-
-def launched(folder: Path) -> Iterator[tuple[Launcher, str]]:
-    """The launcher that has a run, and the job's id there; nothing for a run that was started by hand."""
-    facts = run.read_record(folder).get("launch")
-    if facts:
-        yield build.build(DictConfig(facts["settings"]), "launch"), facts["id"]
-
-
-def ask(verb: str, place: Path, *, follow: bool) -> None:
-    """Show how runs stand or what they print, or end them.
-
-    Raises:
-        ConfigError: There is no such run, or no launcher has it.
-    """
-    folders = [file.parent for file in sorted(place.glob("*/record.json"))]
-    answers: dict[str, Callable[..., None]] = {"status": show_status, "logs": show_logs, "cancel": cancel}
-    for folder in [place] if (place / "record.json").is_file() or not folders else folders:
-        for launcher, job_id in launched(folder) or ():
-            answers[verb](launcher, job_id, folder, follow=follow)
-            break
-        else:
-            raise ConfigError(f"{folder}: no launcher has this run; it was started by hand")
-
-
-def show_status(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
-    """What the launcher says, and each attempt with its reason."""
-    print(f"{shown(folder)}: {launcher.status(job_id).text}")
-    for attempt in run.read_record(folder)["attempts"]:
-        print(f"  {attempt['start']}  {attempt['reason']}")
-
-
-def show_logs(launcher: Launcher, job_id: str, folder: Path, *, follow: bool) -> None:
-    """What the run has printed."""
-    for text in launcher.logs(job_id, folder, follow=follow):
-        print(text, end="", flush=True)
-
-
-def cancel(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
-    """End a run, which saves before."""
-    launcher.cancel(job_id)
-    print(f"{shown(folder)}: {launcher.status(job_id).text}")
-
-
-def reason(folder: Path) -> str:
-    """How the last attempt ended."""
-    attempts = run.read_record(folder)["attempts"]
-    return str(attempts[-1]["reason"]) if attempts else "never started"
-
-
-def shown(folder: Path) -> str:
-    """A path as short as it can be written here."""
-    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 
 
 def describe(configs: Path, words: list[str]) -> None:

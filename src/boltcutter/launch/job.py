@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -78,15 +79,25 @@ class Status:
     text: str
 
 
+class Unreachable(ValueError):
+    """What has the jobs does not answer now: nothing is known of them."""
+
+
+class UnclearSubmission(ValueError):
+    """It is not known whether a job was accepted."""
+
+
 class Launcher(Protocol):
     """Gives jobs to one kind of place. Values that it refuses are a ``ValueError`` of one line.
 
     Attributes:
         array: What the runs of an array differ in, where there are such.
         snapshot: Whether the job runs a copy of the code as it is at submission.
+        environment: Variables of the run.
     """
 
     array: str | list[str] | None
+    environment: dict[str, str]
     snapshot: bool
 
     def check(self, job: Job) -> None:
@@ -99,7 +110,7 @@ class Launcher(Protocol):
         """Hand the rendered file over; an id for each of the job's runs."""
 
     def status(self, job_id: str) -> Status:
-        """How the job stands."""
+        """How the job stands; raises ``Unreachable`` where nobody answers."""
 
     def cancel(self, job_id: str) -> None:
         """End the job; it saves, and does not come back."""
@@ -159,8 +170,15 @@ def check_text(name: str, value: object) -> None:
 def read_log(file: Path, over: Callable[[], bool]) -> Iterator[str]:
     """What stands in a file, and what is added to it until ``over``."""
     at = 0
+    answers = True
     while True:
-        last = over()
+        try:
+            last = over()
+            answers = True
+        except Unreachable as error:  # the run itself may well go on
+            if answers:
+                print(f"note: {error}", file=sys.stderr)
+            last = answers = False
         if file.is_file():
             with file.open(errors="replace", newline="") as log:
                 log.seek(at)

@@ -6,10 +6,12 @@ import os
 import re
 import shutil
 import subprocess
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from boltcutter.launch.job import State, Status
+from boltcutter.launch.job import State, Status, UnclearSubmission, Unreachable
 
 STATES: dict[str, State] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), "waiting"),
@@ -19,6 +21,9 @@ STATES: dict[str, State] = {
 }
 UNLIMITED = 10**9  # seconds
 SECONDS = 120  # that SLURM may take to answer
+PAUSES = (1, 3)  # seconds before a question is asked again
+FORGOTTEN = "Invalid job id"
+SILENT = re.compile(r"no answer|unable to contact|timed out|connect failure|connection refused|zero bytes", re.I)
 # By these names sbatch reads options from the environment, where they beat those of the file.
 NAMED_OTHERWISE = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 
@@ -38,6 +43,23 @@ class Partition:
     cpus: int
     gpus: int
     seconds: int
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A job of the user.
+
+    Args:
+        number: As scancel takes it.
+        state: As SLURM calls it.
+        name: Of the job.
+        file: That was submitted, where it is one.
+    """
+
+    number: str
+    state: str
+    name: str
+    file: Path | None
 
 
 def partitions(names: str | None) -> list[Partition]:
@@ -62,25 +84,58 @@ def _seconds(limit: str) -> int:
     return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(reversed(parts), (1, 60, 3600), strict=False))
 
 
-def submit(file: Path, *options: str) -> str:
+def submit(file: Path, *options: str, known: Sequence[str] = ()) -> str:
     """Call sbatch; the job's number.
 
     Args:
         file: Of the job.
         options: For sbatch, then words for the job's script.
+        known: Jobs that were submitted with the same file before.
 
     Raises:
         ValueError: There is no SLURM here, or it refuses.
+        UnclearSubmission: SLURM does not answer.
     """
     if not shutil.which("sbatch"):
         raise ValueError("launch=slurm: there is no sbatch here; go to a login node, or see the file with --dry-run")
     flags = [option for option in options if option.startswith("-")]
     words = [option for option in options if not option.startswith("-")]
     told = _call("sbatch", "--parsable", *flags, str(file), *words, env=environment(file.read_text()))
-    if told.returncode:
-        text = re.sub(r"sbatch: (error: )?", "", " ".join(told.stderr.split()))
+    if told.returncode == 0:
+        return told.stdout.strip().partition(";")[0]
+    text = re.sub(r"sbatch: (error: )?", "", " ".join(told.stderr.split()))
+    if not SILENT.search(text):
         raise ValueError(f"launch=slurm: sbatch refuses: {text}")
-    return told.stdout.strip().partition(";")[0]
+    try:  # SLURM may have taken the job, and only its answer was lost
+        numbers = [job.number for job in jobs() if job.file == file and job.number not in known]
+    except Unreachable:
+        numbers = []
+    if numbers:
+        return numbers[-1]
+    raise UnclearSubmission(
+        f"launch=slurm: SLURM does not answer ({text}), and the job may be queued or not: if `squeue --me` shows it, "
+        f"cancel it there; then remove {file.parent} and launch again"
+    )
+
+
+def jobs() -> list[Queued]:
+    """The user's jobs that wait or run, in the order of their numbers; nothing where there is no SLURM.
+
+    Raises:
+        Unreachable: SLURM does not answer.
+    """
+    if not shutil.which("squeue"):
+        return []
+    told = _ask("squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%T|%j|%o")
+    if told.returncode:
+        raise Unreachable(f"squeue refuses: {' '.join(told.stderr.split())}")
+    found = {}
+    for line in told.stdout.splitlines():
+        number, state, rest = line.split("|", 2)
+        name, _, command = rest.rpartition("|")  # a name may have a bar, too
+        file = Path(command.removesuffix(" next"))
+        found[number] = Queued(number, state, name, file if file.is_absolute() else None)
+    return [found[number] for number in sorted(found, key=int)]
 
 
 def environment(text: str) -> dict[str, str]:
@@ -95,24 +150,45 @@ def environment(text: str) -> dict[str, str]:
 
 
 def status(job_id: str) -> Status:
-    """How a job stands; SLURM forgets one some minutes after its end."""
+    """How a job stands; some minutes after its end only SLURM's accounting knows it, where there is one.
+
+    Raises:
+        Unreachable: SLURM does not answer.
+    """
     if not shutil.which("scontrol"):
         return Status("unknown", f"job {job_id}; there is no SLURM here")
-    told = _call("scontrol", "-o", "show", "job", job_id)
+    told = _ask("scontrol", "-o", "show", "job", job_id)
     # Of an array, tasks that still wait share one line.
     facts = dict(re.findall(r"(\w+)=(\S*)", told.stdout.partition("\n")[0]))
     name = facts.get("JobState", "")
     if told.returncode or not name:
+        if found := _accounted(job_id):
+            return found
+        if told.returncode and FORGOTTEN not in told.stderr:
+            text = re.sub(r"\w+ error: ", "", " ".join(told.stderr.split()))
+            raise Unreachable(f"job {job_id}: SLURM does not answer ({text}); ask again later")
         return Status("unknown", f"job {job_id}, which SLURM does not know any more")
-    state = STATES.get(name, "ended")
     parts = [f"job {job_id}", name]
-    if state == "waiting" and facts.get("Reason") not in ("None", None):
+    if STATES.get(name) == "waiting" and facts.get("Reason") not in ("None", None):
         parts.append(f"for {facts['Reason']}")
     elif facts.get("NodeList") not in (None, "(null)", ""):
         parts.append(f"on {facts['NodeList']}")
     if facts.get("Restarts", "0") != "0":
         parts.append(f"restarts {facts['Restarts']}")
-    return Status(state, ", ".join(parts))
+    return Status(STATES.get(name, "ended"), ", ".join(parts))
+
+
+def _accounted(job_id: str) -> Status | None:
+    """What SLURM's accounting knows of a job; nothing on a cluster without it."""
+    if not shutil.which("sacct"):
+        return None
+    told = _call("sacct", "-n", "-P", "-X", "-o", "State,NodeList", "-j", job_id)
+    if told.returncode or not told.stdout.strip():
+        return None
+    name, _, nodes = told.stdout.splitlines()[-1].partition("|")
+    name = name.split()[0]  # CANCELLED by 1000
+    text = f"job {job_id}, {name}" + (f", on {nodes}" if nodes and "None" not in nodes else "")
+    return Status(STATES.get(name, "ended"), text)
 
 
 def cancel(*job_ids: str) -> None:
@@ -126,6 +202,17 @@ def cancel(*job_ids: str) -> None:
     told = _call("scancel", *job_ids)
     if told.returncode:
         raise ValueError(f"cancel: scancel refuses: {' '.join(told.stderr.split())}")
+
+
+def _ask(*command: str) -> subprocess.CompletedProcess[str]:
+    """As ``_call``, and again where SLURM does not answer."""
+    told = _call(*command)
+    for pause in PAUSES:
+        if told.returncode == 0 or not SILENT.search(told.stderr):
+            break
+        time.sleep(pause)
+        told = _call(*command)
+    return told
 
 
 def _call(*command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

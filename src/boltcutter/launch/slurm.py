@@ -184,10 +184,14 @@ class Slurm:
             for left in ("starts", "requeue"):
                 (run / "logs" / left).unlink(missing_ok=True)
         links: list[str] = []
-        for _ in range(self.chain):
-            links.append(
-                queue.submit(file, f"--dependency=afterany:{links[-1]}", "next") if links else queue.submit(file)
-            )
+        try:
+            for _ in range(self.chain):
+                after = (f"--dependency=afterany:{links[-1]}", "next") if links else ()
+                links.append(queue.submit(file, *after, known=links))
+        except ValueError:
+            if links:
+                queue.cancel(*links)  # a chain is submitted as a whole or not at all
+            raise
         return [f"{links[0]}_{task}" for task in range(job.tasks)] or [",".join(links)]
 
     def status(self, job_id: str) -> Status:

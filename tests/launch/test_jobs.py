@@ -1,0 +1,54 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from boltcutter.config import ConfigError
+from boltcutter.launch import queue
+from boltcutter.launch.jobs import list_runs
+
+SLURM = {"_target_": "boltcutter.launch.slurm.Slurm"}
+
+
+def make_run(folder: Path, *reasons: str, job: str | None = None) -> None:
+    folder.mkdir(parents=True)
+    launch = {"launch": {"settings": SLURM, "id": job}} if job else {}
+    (folder / "record.json").write_text(json.dumps({"attempts": [{"reason": reason} for reason in reasons], **launch}))
+
+
+def test_all_runs_and_jobs_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "runs"
+    make_run(runs / "digits" / "one", "completed", job="5")
+    make_run(runs / "digits" / "two", "preempted by SIGUSR2", job="7")
+    make_run(runs / "digits" / "array" / "array-0", job="8_0")
+    make_run(runs / "mnist" / "three", "completed")
+    answers = {
+        "scontrol": "echo JobId=$4 JobState=PENDING Reason=Priority",
+        "squeue": f"echo '7|RUNNING|digits|{runs}/digits/two/job.sh'\n"
+        f"echo '8|PENDING|digits|{runs}/digits/array/job.sh'\n"
+        "echo '9|RUNNING|digits|/elsewhere/run/job.sh'; echo '10|RUNNING|interactive|(null)'",
+    }
+    for name, text in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    list_runs(runs)
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted(
+        [
+            "runs/digits/one: 1 attempt, completed",
+            "runs/digits/two: job 7, PENDING, for Priority, 1 attempt, preempted by SIGUSR2",
+            "runs/digits/array/array-0: job 8_0, PENDING, for Priority, 0 attempts, never started",
+            "runs/mnist/three: by hand, 1 attempt, completed",
+            "job 9, RUNNING: /elsewhere/run/job.sh",
+            "job 10, RUNNING: interactive",
+        ]
+    )
+    monkeypatch.setattr(queue, "PAUSES", ())
+    for name in ("scontrol", "squeue"):
+        (tmp_path / name).write_text("#!/bin/bash\necho 'error: Unable to contact slurm controller' >&2; exit 1\n")
+    with pytest.raises(ConfigError, match="Unable to contact"):
+        list_runs(runs)
+    assert "runs/digits/two: not known, 1 attempt, preempted by SIGUSR2\n" in capsys.readouterr().out
