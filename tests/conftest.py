@@ -108,7 +108,7 @@ def require(*programs: str, install: str, package: str = "") -> None:
         missing.append(package)
     if missing:
         found = f"{', '.join(missing)} not found: {install}"
-        pytest.fail(found) if os.environ.get("CI") == "true" else pytest.skip(found)
+        pytest.fail(found) if os.environ.get("CI") == "true" else pytest.skip(found, allow_module_level=True)
 
 
 @pytest.fixture(scope="session")

@@ -214,7 +214,8 @@ def prepare() -> None:
     import boltcutter
 
     for module in pkgutil.walk_packages(boltcutter.__path__, "boltcutter."):
-        importlib.import_module(module.name)
+        if find_spec("keras") or "keras" not in module.name:  # modules that import the extra at once
+            importlib.import_module(module.name)
     for name in LATE:
         if find_spec(name.partition(".")[0]):
             importlib.import_module(name)

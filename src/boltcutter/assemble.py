@@ -21,7 +21,9 @@ from boltcutter import build, describe, run
 from boltcutter.checks import (
     check_batch,
     check_built,
+    check_callbacks,
     check_devices,
+    check_inputs,
     check_kinds,
     check_monitors,
     check_optimizer,
@@ -226,6 +228,8 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     data = data or TaskLoaders(task)
     check_batch(trainer, data)
     check_kinds(cfg, task, data)
+    check_inputs(cfg, task)
+    check_callbacks(task, callbacks)
     check_monitors(task, callbacks)
     check_optimizer(task)
     return Parts(trainer, data, task)

@@ -19,8 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter.config import REFERENCE, ConfigError, follow, hint, one_line, parse, say, say_unresolved
 from boltcutter.fit import choices, coerce, fits, is_a, type_name
-from boltcutter.locate import PROJECT, locate, origin, package, parameters
+from boltcutter.locate import PROJECT, is_keras_model, locate, origin, package, parameters
 
+KERAS_MODEL = f"{PROJECT}.model.keras.KerasModel"
 SPECIAL = ("_target_", "_partial_", "_args_", "_check_")
 
 
@@ -66,6 +67,8 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
 def _typed(value: Any, parameter: inspect.Parameter | None, path: str) -> Any:
     """Build ``value``; plain data becomes what the annotation asks for."""
     made = build(value, path)
+    if is_keras_model(type(made)) and not (parameter and is_keras_model(parameter.annotation)):
+        return build({"_target_": KERAS_MODEL, "model": made}, path)
     return made if parameter is None or made is None or _has_target(value) else coerce(made, parameter.annotation)
 
 

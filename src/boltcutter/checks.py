@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import torch
@@ -21,6 +22,50 @@ from boltcutter.config import ConfigError, DictConfig, hint, one_line
 from boltcutter.environment import platform, slurm
 from boltcutter.environment.process import is_first, started
 from boltcutter.locate import parameters
+
+
+@runtime_checkable
+class ChecksInputs(Protocol):
+    """What a model has that knows before training which samples it takes."""
+
+    def check_inputs(self, shape: Sequence[int]) -> None:
+        """Raise ValueError unless samples of this shape fit."""
+
+
+def check_inputs(cfg: DictConfig, task: L.LightningModule) -> None:
+    """See that the model takes the samples of the data, where both are known.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    model, shape = getattr(task, "model", None), (cfg.data or {}).get("shape")
+    if isinstance(model, ChecksInputs) and shape is not None:
+        try:
+            model.check_inputs(tuple(shape))
+        except ValueError as error:
+            raise ConfigError(one_line(error)) from error
+
+
+@runtime_checkable
+class ChecksTask(Protocol):
+    """What a callback has that does not go with every task."""
+
+    def check_task(self, task: L.LightningModule) -> None:
+        """Raise ValueError unless the task fits."""
+
+
+def check_callbacks(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:
+    """See that the callbacks go with the task, as far as they tell.
+
+    Raises:
+        ConfigError: One does not.
+    """
+    for callback in callbacks.values():
+        if isinstance(callback, ChecksTask):
+            try:
+                callback.check_task(task)
+            except ValueError as error:
+                raise ConfigError(one_line(error)) from error
 
 
 def check_devices(trainer: DictConfig) -> None:

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, StrictBool, TypeAdapter, Valid
 from pydantic.errors import PydanticUserError
 
 from boltcutter.config import ConfigError
-from boltcutter.locate import locate, parameters
+from boltcutter.locate import is_keras_model, locate, parameters
 
 UNKNOWN = object()
 
@@ -75,7 +75,7 @@ def _stand_in(value: Any) -> Any:
             made = get_type_hints(target).get("return")
         except Exception:  # whatever a foreign module's annotations raise when read
             return UNKNOWN
-    return Mock(spec=made) if inspect.isclass(made) else UNKNOWN
+    return Mock(spec=made) if inspect.isclass(made) and not is_keras_model(made) else UNKNOWN
 
 
 class _Unfinished(partial[Any]):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -28,6 +30,8 @@ def locate(path: str) -> Callable[..., Any]:
     module, names = str(path), list[str]()
     if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(f"{path!r} is not the dotted path of a class")
+    if "keras" not in sys.modules:  # whose models train here on torch; it chooses its backend when it is imported
+        os.environ.update(KERAS_BACKEND="torch", KERAS_TORCH_DEVICE="cpu")
     while True:
         try:
             found = importlib.import_module(module)
@@ -54,6 +58,12 @@ def locate(path: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{path} cannot be called; give the full dotted path of a class")
     return found
+
+
+def is_keras_model(made: Any) -> bool:
+    """Whether a type is that of Keras models; where one is built, Keras has been imported."""
+    keras = sys.modules.get("keras")
+    return keras is not None and inspect.isclass(made) and issubclass(made, keras.Model)
 
 
 @cache

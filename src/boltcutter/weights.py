@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,16 @@ from boltcutter.unpickle import placeholders
 RESTORED = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # without which training cannot go on
 # What torch.compile, FSDP and activation checkpointing put into names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+KERAS_FILES = (".keras", ".weights.h5")
+
+
+@runtime_checkable
+class ReadsKerasFiles(Protocol):
+    """What a model has that can take its weights from a file that Keras wrote."""
+
+    def load(self, path: str | Path) -> list[str]:
+        """Take over what fits, and return the names of what the file does not have."""
 
 
 def weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -47,6 +57,8 @@ def initialize(model: nn.Module, path: str | Path) -> list[str]:
     Raises:
         CheckpointError: The file cannot be read, or nothing in it fits.
     """
+    if str(path).endswith(KERAS_FILES):
+        return _initialize_from_keras(model, path)
     given, own = weights(load(path)), model.state_dict()
     fitting = {key: value for key, value in given.items() if key in own and own[key].shape == value.shape}
     if not fitting:
@@ -60,6 +72,20 @@ def initialize(model: nn.Module, path: str | Path) -> list[str]:
         "of another shape": reshaped,
     }
     return [f"{len(keys)} {kind}: {_some(keys)}" for kind, keys in kinds.items() if keys]
+
+
+def _initialize_from_keras(model: nn.Module, path: str | Path) -> list[str]:
+    if not isinstance(model, ReadsKerasFiles):
+        raise CheckpointError(
+            f"init_from={path}: only a Keras model takes a file of Keras, and model is {type(model).__name__}; take "
+            "another file, or try model=keras_convnet"
+        )
+    try:
+        missing = model.load(path)
+    except (ValueError, OSError) as error:
+        text = " ".join(str(error).split())
+        raise CheckpointError(f"init_from={path}: not read ({text}); take another file") from error
+    return [f"{len(missing)} missing: {_some(missing)}"] if missing else []
 
 
 def misfit(path: str | Path, task: nn.Module) -> str | None:

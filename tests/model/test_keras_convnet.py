@@ -1,0 +1,73 @@
+import sys
+
+import pytest
+import torch
+from conftest import require
+from torch.nn import functional as F
+
+if sys.version_info < (3, 11):
+    pytest.skip("Keras needs Python 3.11", allow_module_level=True)
+require(install="pip install -c constraints.txt -e '.[keras]'", package="keras")
+
+from boltcutter.model.convnet import ConvNet  # noqa: E402
+from boltcutter.model.keras_convnet import KerasConvNet  # noqa: E402
+
+
+@pytest.mark.parametrize("inputs", [(1, 8, 8), (3, 28, 20)])
+def test_it_has_the_outputs_and_the_size_of_the_convnet_in_torch(inputs: tuple[int, int, int]) -> None:
+    model, other = KerasConvNet(inputs, 7), ConvNet(inputs, 7)
+    assert model(torch.rand(5, *inputs)).shape == (5, 7)
+    ours, theirs = (sum(p.numel() for p in m.parameters() if p.requires_grad) for m in (model, other))
+    assert ours == theirs
+
+
+def test_with_the_same_weights_it_computes_what_the_convnet_in_torch_computes() -> None:
+    model, other, x = KerasConvNet((1, 8, 8), 3).eval(), ConvNet((1, 8, 8), 3).eval(), torch.rand(4, 1, 8, 8)
+    convolutions = [name for name, p in model.named_parameters() if p.ndim == 4]
+    with torch.no_grad():
+        for name, place in zip(convolutions, (0, 3, 6), strict=True):
+            other.features[place].weight.copy_(model.get_parameter(name).permute(3, 2, 0, 1))
+        for name, layer in (("dense", other.dense), ("dense_1", other.head)):
+            layer.weight.copy_(model.get_parameter(f"{name}/kernel").T)
+            layer.bias.copy_(model.get_parameter(f"{name}/bias"))
+    torch.testing.assert_close(model(x), other(x))
+
+
+def test_bytes_and_floats_agree() -> None:
+    model, x = KerasConvNet((3, 8, 8), 10).eval(), torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    torch.testing.assert_close(model(x), model(x / 255))
+
+
+def test_it_learns_a_small_batch_and_every_parameter_has_a_gradient() -> None:
+    torch.manual_seed(0)
+    model, x, y = KerasConvNet((1, 8, 8), 3), torch.rand(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    for _ in range(40):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
+    assert F.cross_entropy(model.eval()(x), y) < 0.1
+
+
+def test_under_autocast_products_are_bfloat16() -> None:
+    model, x = KerasConvNet((1, 8, 8), 10).eval(), torch.rand(2, 1, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(x)
+    outputs.float().sum().backward()
+    assert not torch.equal(outputs, model(x))
+    torch.testing.assert_close(outputs, model(x), rtol=0.05, atol=0.02, check_dtype=False)
+    assert all(p.grad is not None and p.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"inputs": (10,)}, r"model\.inputs=\(10,\): KerasConvNet needs .*; try model=mlp"),
+        ({"outputs": 0}, r"model\.outputs=0 must be positive.*"),
+        ({"dropout": 1.0}, r"model\.dropout=1\.0 is not in \[0, 1\); try 0\.5"),
+    ],
+)
+def test_mistakes_are_reported_in_one_line(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{message}$"):
+        KerasConvNet(**{"inputs": (1, 8, 8), "outputs": 2} | arguments)  # type: ignore[arg-type]
