@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import signal
@@ -212,6 +213,34 @@ def test_a_run_with_its_checkpoints_behind_a_url_goes_on_after_a_kill(
         2,
         f"error: checkpoints={place} holds a run; say resume=<its folder> to go on with it, or choose another\n",
     )
+
+
+def test_a_run_goes_on_in_a_moved_folder_of_any_name_and_never_starts_over_its_checkpoints(
+    script: Script, tmp_path: Path
+) -> None:
+    words = [*QUICK, "model=linear", "test=false", "callback.best.save_top_k=2"]
+    folder = tmp_path / "run[1] *?"
+    done = script("train", *words, f"folder={folder}")
+    assert done.returncode == 0, done.stderr
+    folder = folder.rename(tmp_path / "moved[2]")
+    resumed = script("train", f"resume={folder}", "trainer.max_epochs=4")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "dirpath" not in resumed.stderr
+    record = json.loads((folder / "record.json").read_text())
+    assert record["attempts"][-1]["resumed_from"] == f"{folder}/checkpoints/last.ckpt"
+    assert not (tmp_path / "run[1] *?").exists()
+    kept = {str(path) for path in (folder / "checkpoints").iterdir()}
+    states = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
+    (state,) = (state for name, state in states.items() if name.startswith("Best"))
+    assert len(state["best_k_models"]) == 2
+    assert kept == state["best_k_models"].keys() | {f"{folder}/checkpoints/last.ckpt"}
+    (folder / "checkpoints" / "last.ckpt").write_bytes(b"")
+    for again in ([f"resume={folder}"], [*words, f"folder={folder}"]):
+        refused = script("train", *again)
+        assert refused.returncode == 2
+        assert "has saved checkpoints" in refused.stderr
+        assert f"say reproduce={folder}" in refused.stderr
+        assert (folder / "checkpoints" / "last.ckpt").read_bytes() == b""
 
 
 def wait_for(process: Forked, condition: Any) -> None:

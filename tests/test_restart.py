@@ -56,6 +56,14 @@ def test_a_folder_named_by_the_job_is_kept_for_one_configuration(script: Script,
     assert "seed=3, was 0" in done.stderr
 
 
+def test_a_folder_in_which_a_run_trained_is_not_used_anew(script: Script, tmp_path: Path) -> None:
+    words = [*WORDS, "callback=null", f"folder={tmp_path}/run"]
+    assert script("train", *words).returncode == 0
+    again = script("train", *words)
+    assert again.returncode == 2
+    assert f"folder={tmp_path}/run holds a run; say resume=" in again.stderr
+
+
 def test_differences_are_those_of_the_training() -> None:
     before = {"seed": 0, "folder": "a", "data": {"size": 2, "path": None}, "callback": None}
     now = {"seed": 0, "folder": "b", "data": {"size": 3}, "callback": {"best": {"mode": "max"}}}

@@ -63,11 +63,22 @@ def test_no_run_is_told_in_one_line(words: list[str], message: str) -> None:
         run.read_words(CONFIGS, words)
 
 
-def test_a_damaged_record_is_told_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", ["{", "", "{}", "[]", "null", '{"config": 1}', "\x00" * 20])
+def test_a_damaged_record_is_told_in_one_line(tmp_path: Path, left: str) -> None:
     folder = made(tmp_path)
-    (folder / "record.json").write_text("{")
+    (folder / "record.json").write_text(left)
+    for verb in ("resume", "reproduce"):
+        with pytest.raises(ConfigError, match=r"record\.json is damaged .*; restore it from a copy") as error:
+            run.read_words(CONFIGS, [f"{verb}={folder}"])
+        assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="damaged"):
-        run.read_record(folder)
+        run.reopen_for(CONFIGS, {"run": str(folder)}, [])
+
+
+def test_a_run_begins_where_an_empty_record_lies(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "record.json").write_text("{}")
+    assert run.read_record(made(tmp_path))["attempts"] == []
 
 
 def test_secrets_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

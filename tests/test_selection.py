@@ -5,7 +5,8 @@ import pytest
 import torch
 from conftest import STATE, flip_a_bit
 
-from boltcutter.selection import best, newest
+from boltcutter.checkpoint import AtomicCheckpointIO
+from boltcutter.selection import best, names, newest
 
 
 def test_the_newest_has_come_furthest_and_a_damaged_one_gives_way(saved: Path) -> None:
@@ -35,6 +36,22 @@ def test_a_damaged_best_gives_way_to_the_next_and_at_the_end_to_the_newest(
         assert len(told) == sum(range(count + 1))
         flip_a_bit(path)
     assert best(saved.parent, told.append) == str(saved)
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a*", "a?b", "[!a]", "a b {c}"])
+def test_the_name_of_a_folder_is_no_pattern(tmp_path: Path, name: str) -> None:
+    for folder in (tmp_path / name, tmp_path / "a1", tmp_path / "ab"):
+        AtomicCheckpointIO().save_checkpoint(STATE, folder / "last.ckpt")
+        AtomicCheckpointIO().save_checkpoint(STATE, folder / "best-v[1].ckpt")
+    folder = tmp_path / name
+    assert newest(folder) == str(folder / "last.ckpt")
+    assert best(folder) == str(folder / "best-v[1].ckpt")
+    assert names(folder) == ["best-v[1].ckpt", "last.ckpt"]
+    store = AtomicCheckpointIO()
+    store.save_checkpoint(STATE, folder / "best-v[1].ckpt")
+    store.remove_checkpoint(folder / "best-v[1].ckpt")
+    assert names(folder) == ["last.ckpt"]
+    assert names(tmp_path / "a1") == ["best-v[1].ckpt", "last.ckpt"]
 
 
 @pytest.mark.parametrize("left", [b"", b"PK", b"hello"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -96,6 +97,7 @@ class AtomicCheckpointIO(CheckpointIO):
                 f"{path}: holds weights but no training to go on with; load them with init_from={path}"
             )
         _leave_out_objects(found, path)
+        _find_moved(found, path)
         return found
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -106,7 +108,9 @@ class AtomicCheckpointIO(CheckpointIO):
             if all(job.exception() is None for job in earlier):
                 with store_errors(path):
                     store, place = store_of(path)
-                    if store.exists(place):
+                    if store.isfile(place):
+                        store.rm_file(place)  # not rm, which would take [, * or ? in it for a pattern
+                    elif store.exists(place):
                         store.rm(place, recursive=True)
                     sharded.sweep(Path(path))
 
@@ -174,6 +178,28 @@ def _leave_out_objects(found: dict[str, Any], path: str | Path) -> None:
     if lines and is_first():
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
         print(f"warning: {path}: {lines[0]}{more}, which is not loaded; save plain values there", file=sys.stderr)
+
+
+def _find_moved(found: dict[str, Any], path: str | Path) -> None:
+    """Where the folder of a checkpoint was moved, have ModelCheckpoint find those it keeps in their new place.
+
+    Lightning's forgets all it knew of them when its ``dirpath`` is another one, and would keep a worse one as the best.
+    """
+    place = str(path).rpartition("/")[0] or "."
+    here = place if is_url(path) else os.path.realpath(place)
+    for name, state in found["callbacks"].items():
+        if not isinstance(state, dict) or not isinstance(state.get("best_k_models"), dict):
+            continue
+        before, kept = f"{state.get('dirpath')}/", state["best_k_models"]
+        paths = {key: old for key, old in state.items() if key.endswith("_model_path") and old}
+        if before == f"{here}/" or not all(old.startswith(before) for old in (*kept, *paths.values())):
+            continue
+        new = {old: f"{here}/{old.removeprefix(before)}" for old in (*kept, *paths.values())}
+        with store_errors(path):
+            if not all(store.exists(at) for store, at in (store_of(new[old]) for old in kept)):
+                continue
+        moved = {"dirpath": here, "best_k_models": {new[old]: score for old, score in kept.items()}}
+        found["callbacks"][name] = {**state, **moved, **{key: new[old] for key, old in paths.items()}}
 
 
 def _why_not_written(path: str | Path, error: Exception) -> str:

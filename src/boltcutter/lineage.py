@@ -20,7 +20,7 @@ SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repositor
 def differences(record: dict[str, Any]) -> list[str]:
     """One line for each way in which what made a run differs from what is here now."""
     source = git_state(Path(__file__).parent)
-    then = record["git"]
+    then = record.get("git", {})
     found = []
     if then.get("commit") != source.get("commit"):
         found.append(
@@ -29,14 +29,14 @@ def differences(record: dict[str, Any]) -> list[str]:
     if then.get("changes") != source["changes"]:
         found.append("uncommitted changes differ; code.patch of the run has those that it was made with")
     installed = packages()
-    for name, was in record["packages"].items():
+    for name, was in record.get("packages", {}).items():
         if installed.get(name) != was:
             found.append(f"package {name} is {installed.get(name, 'absent')}, was {was}")
-    if platform.python_version() != record["python"]:
-        found.append(f"Python is {platform.python_version()}, was {record['python']}")
+    if platform.python_version() != record.get("python"):
+        found.append(f"Python is {platform.python_version()}, was {record.get('python')}")
     here = hardware()
-    found += [f"{key} is {here.get(key)}, was {was}" for key, was in record["hardware"].items() if here.get(key) != was]
-    return found
+    then = record.get("hardware", {})
+    return found + [f"{key} is {here.get(key)}, was {was}" for key, was in then.items() if here.get(key) != was]
 
 
 def git_state(where: Path) -> dict[str, Any]:

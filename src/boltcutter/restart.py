@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,17 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
     Raises:
         ConfigError: The folder or its checkpoints belong to another run.
     """
-    if cfg.resume or not run.last_checkpoint(cfg.checkpoints):
-        return
     folder = Path(cfg.folder)
     record = run.read_record(folder) if (folder / "record.json").is_file() else {}
+    found = run.last_checkpoint(cfg.checkpoints)
+    if not found and record.get("saved"):
+        raise ConfigError(
+            f"{'resume' if cfg.resume else 'folder'}={folder}: the run has saved checkpoints to continue from "
+            f"(last….ckpt), but no whole one is in checkpoints={cfg.checkpoints}; bring them back, or say "
+            f"reproduce={folder} to begin anew in another folder"
+        )
+    if cfg.resume or not (found or (given and has_trained(folder))):
+        return
     inside = cfg.checkpoints.startswith(f"{cfg.folder}/")
     if (given or not inside) and not _is_restart(record):
         key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
@@ -40,6 +48,15 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
             f"folder={folder} holds a run of another configuration ({shown}); say resume={folder} to go on with that "
             "one, or folder=<another> to begin this one"
         )
+
+
+def has_trained(folder: Path) -> bool:
+    """Whether metrics of a training are in a folder."""
+    try:
+        with open(folder / "metrics.csv") as file:
+            return len(list(islice(file, 2))) == 2  # the names and a line
+    except FileNotFoundError:
+        return False
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

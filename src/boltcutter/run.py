@@ -53,7 +53,10 @@ def read_words(configs: Path, words: Sequence[str]) -> DictConfig:
 
 def reopen(configs: Path, folder: Path, words: Sequence[str] = ()) -> DictConfig:
     """The configuration of an earlier run, changed by ``words``."""
-    cfg = compose(configs, words, base=DictConfig(read_record(folder)["config"]))
+    config = read_record(folder).get("config")
+    if not isinstance(config, dict):
+        raise ConfigError(f"{folder}/record.json is damaged (it has no config); restore it from a copy")
+    cfg = compose(configs, words, base=DictConfig(config))
     cfg.folder = str(folder)
     return cfg
 
@@ -85,6 +88,8 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder}: no run there (record.json is missing); give the folder of a run") from None
     except ValueError as error:
         raise ConfigError(f"{folder}/record.json is damaged ({error}); restore it from a copy") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{folder}/record.json is damaged (no record of a run); restore it from a copy")
     return found
 
 
@@ -96,7 +101,7 @@ def update_record(folder: Path, **facts: Any) -> None:
     """
     lease.check()
     path = folder / "record.json"
-    record = json.loads(path.read_text()) if path.is_file() else {}
+    record = read_record(folder) if path.is_file() else {}
     write_atomically(path, json.dumps(record | facts, indent=2, default=str) + "\n")
 
 
@@ -128,7 +133,7 @@ def freeze(cfg: DictConfig, **facts: Any) -> None:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.yaml", as_yaml(public(cfg)))
     facts["config"] = plain(cfg)  # a resumed run may have been given new words
-    if not (folder / "record.json").is_file():
+    if not (folder / "record.json").is_file() or "attempts" not in read_record(folder):
         facts |= {"id": folder.name, "name": cfg.name, "command": shlex.join(sys.argv), "seed": cfg.seed}
         facts |= {"reproduces": cfg.reproduce, "attempts": []}
     update_record(folder, **facts)

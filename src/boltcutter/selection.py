@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def newest(place: str | Path, say: Callable[[str], None] = print) -> str | None:
         CheckpointError: The store behind the URL cannot be reached.
     """
     # By steps, since a store's clock may tell only seconds. What cannot be read is shown first, to be passed over.
-    return _first_whole(_files(place, "last*.ckpt"), lambda found: found.get("global_step", 0), say)
+    return _first_whole(_files(place, "last"), lambda found: found.get("global_step", 0), say)
 
 
 def best(place: str | Path, say: Callable[[str], None] = print) -> str | None:
@@ -32,19 +33,26 @@ def best(place: str | Path, say: Callable[[str], None] = print) -> str | None:
         known = found.get("best", {"mode": "max", "score": -math.inf})
         return float(known["score"] if known["mode"] == "max" else -known["score"])
 
-    return _first_whole(_files(place, "best*.ckpt"), score, say) or newest(place, say)
+    return _first_whole(_files(place, "best"), score, say) or newest(place, say)
 
 
 def names(place: str | Path) -> list[str]:
     """Of all checkpoints there."""
-    return sorted(path.rpartition("/")[2] for path in _files(place, "*.ckpt"))
+    return sorted(path.rpartition("/")[2] for path in _files(place))
 
 
-def _files(place: str | Path, pattern: str) -> list[str]:
-    """Paths or URLs, the last written first."""
+def _files(place: str | Path, start: str = "") -> list[str]:
+    """Paths or URLs of checkpoints whose names start so, the last written first."""
     with store_errors(place):
         store, folder = store_of(place)
-        found = sorted(store.glob(f"{folder}/{pattern}"), key=store.modified, reverse=True)
+        try:
+            listed = list(map(str, store.ls(folder, detail=False)))  # not glob: a folder's name may hold [, * or ?
+        except FileNotFoundError as error:
+            if folder.strip("/") not in str(error):  # it is the bucket that is missing
+                raise
+            return []
+        named = [file for file in listed if re.fullmatch(rf"{start}.*\.ckpt", file.rpartition("/")[2], re.S)]
+        found = sorted(named, key=store.modified, reverse=True)
         return [str(store.unstrip_protocol(file)) if is_url(place) else str(file) for file in found]
 
 

@@ -92,8 +92,9 @@ def store_errors(path: str | Path) -> Iterator[None]:
 
 def write_atomically(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
     """Write beside the file, flush it to the disk, and then give it its name."""
-    for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed
-        left.unlink()
+    for left in path.parent.iterdir():
+        if left.name.startswith(f".{path.name}."):  # by a process that was killed
+            left.unlink()
     # In the same folder: a rename from another disk would be a copy, which a kill can cut short.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

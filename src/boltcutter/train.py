@@ -27,7 +27,7 @@ from boltcutter.loading import load, outline
 from boltcutter.log import keep_log
 from boltcutter.quiet import quiet
 from boltcutter.restart import check_start
-from boltcutter.selection import best
+from boltcutter.selection import best, names
 from boltcutter.storage import CheckpointError, check_place
 from boltcutter.weights import initialize, misfit
 
@@ -262,6 +262,7 @@ class Recorder(Callback):
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
         self.made_by: dict[str, Any] = {}
+        self.saved = False  # whether the record says that there is a checkpoint
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Fingerprint the data, give the configuration to the loggers, and show what is about to happen."""
@@ -280,7 +281,14 @@ class Recorder(Callback):
                 run.update_record(folder, wandb={"id": logger.version, "where": logger.where})
         summary.begin(folder, trainer, pl_module)
 
+    def _is_resumable(self) -> bool:
+        """Whether a checkpoint to continue from was written before the one that is saved now."""
+        return any(name.startswith("last") for name in names(self.cfg.checkpoints))
+
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Say which run and which code made the checkpoint; what was logged before it must not be lost after it."""
         write_metrics(trainer)
         checkpoint["boltcutter"] = self.made_by
+        if trainer.is_global_zero and not self.saved and self._is_resumable():
+            run.update_record(Path(self.cfg.folder), saved=True)
+            self.saved = True

@@ -55,7 +55,11 @@ def sync(folder: Path) -> str:
     Returns:
         Where it is shown.
     """
-    record = json.loads((folder / "record.json").read_text())
+    try:
+        record = json.loads((folder / "record.json").read_text())
+        record = {name: record[name] for name in ("id", "name")}
+    except (ValueError, LookupError, TypeError) as error:
+        raise SyncError(f"{folder}/record.json is damaged ({error!r}); restore it from a copy") from None
     config = yaml.safe_load((folder / "config.yaml").read_text())
     settings = (config.get("logger") or {}).get("wandb") or {}
     rest = {k: v for k, v in settings.items() if k not in ("_target_", "folder", "project", "mode", "best")}
