@@ -13,7 +13,7 @@ FILES = sorted(SRC.rglob("*.py"))
 ROOMS = {path.name for path in SRC.iterdir() if path.is_dir() and not path.name.startswith("__")}
 # A room's own folder apart, what it may import of the project.
 OPEN_TO_ROOMS: dict[str, set[str]] = {
-    "callback": {"environment"},  # the flag that a signal sets
+    "callback": {"environment", "batches"},  # the flag that a signal sets; how many samples a batch has
     # It composes, checks and freezes as train does.
     "launch": {"config", "build", "describe", "run", "lineage", "assemble", "environment"},
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -23,17 +23,13 @@ from PIL import Image
 
 from boltcutter import run
 from boltcutter.config import SECRET
-
-Goal = Literal["min", "max"]
+from boltcutter.metrics import Mode, mode, split
 
 POINTS = 1000  # of a curve
 DOTS = 2000  # of a scatter
 CELLS = 150  # classes of a confusion matrix that can still be read
 TARGETS = 6  # numbers of a regression that are drawn
 PIXELS = 128  # side of a picture; larger ones are made smaller
-
-SMALLER_IS_BETTER = re.compile(r"loss|err|mae|mse|mape|perplexity|nll|bits", re.I)
-LARGER_IS_BETTER = re.compile(r"acc|f1|r2|auc|auroc|precision|recall|iou|dice|bleu|pearson|spearman|kappa", re.I)
 
 
 def write(folder: Path) -> Path:
@@ -102,7 +98,7 @@ class Curve:
     value: npt.NDArray[np.float64]
     lost: int  # values that were not finite
 
-    def best(self, goal: Goal) -> int:
+    def best(self, goal: Mode) -> int:
         """Place of the best value."""
         return int(self.value.argmin() if goal == "min" else self.value.argmax())
 
@@ -133,7 +129,7 @@ def _read_groups(path: Path) -> dict[str, list[Curve]]:
         # A training that went astray has "nan" and "inf" here: counted, not drawn.
         values = pd.to_numeric(logged[column], errors="coerce").to_numpy(float)
         finite = np.isfinite(values)
-        if group.startswith("test/") or not finite.any():
+        if stage == "test" or not finite.any():
             continue
         step, epoch = (_whole(logged[key])[finite] for key in ("step", "epoch"))
         curve = Curve(name, stage, epoch_mean, step, epoch, values[finite], int((~finite).sum()))
@@ -156,24 +152,20 @@ def _place(column: str) -> tuple[str, str, str, bool]:
     """Group, name, stage of a column, and whether it holds the means of epochs."""
     if column.startswith("lr-"):
         return "learning rate", column.removeprefix("lr-"), "", False
-    found = re.fullmatch(r"(?:(train|val)/)?(.+?)(_epoch|_step)?", column)
-    assert found is not None
-    stage, group, ending = found.groups()
-    epoch_mean = ending == "_epoch"
-    return group, stage or ("epoch mean" if epoch_mean else ""), stage or "", epoch_mean
+    group, stage, of_epoch = split(column)
+    return group, stage or ("epoch mean" if of_epoch else ""), stage, of_epoch
 
 
-def _goals(config: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Goal]:
+def _goals(config: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Mode]:
     """Whether a metric is to fall or to rise: as callbacks say that monitor it, otherwise as its name tells."""
-    goals: dict[str, Goal] = {group: "min" for group in groups if SMALLER_IS_BETTER.search(group)}
-    goals |= {group: "max" for group in groups if LARGER_IS_BETTER.search(group)}
+    goals: dict[str, Mode] = {group: better for group in groups if (better := mode(group))}
     for callback in (config.get("callback") or {}).values():
         if isinstance(callback, dict) and callback.get("monitor") and callback.get("mode") in ("min", "max"):
             goals[_place(str(callback["monitor"]))[0]] = callback["mode"]
     return goals
 
 
-def _charts(groups: Mapping[str, Sequence[Curve]], goals: Mapping[str, Goal]) -> list[dict[str, Any]]:
+def _charts(groups: Mapping[str, Sequence[Curve]], goals: Mapping[str, Mode]) -> list[dict[str, Any]]:
     """What the page draws of each group; the steps stand back behind the means of epochs."""
     charts = []
     for group, curves in groups.items():
@@ -214,12 +206,12 @@ def thin(values: npt.NDArray[np.float64], limit: int = POINTS) -> npt.NDArray[np
 
 def _finals(
     groups: Mapping[str, Sequence[Curve]],
-    goals: Mapping[str, Goal],
+    goals: Mapping[str, Mode],
     scores: Mapping[str, float],
     recorded: Mapping[str, float],
 ) -> list[dict[str, Any]]:
     """A row for each metric: where train and val ended, the best of val, and the test; the loss comes last."""
-    tests = {name.partition("/")[2] or name: value for name, value in scores.items()}
+    tests = {split(name).group: value for name, value in scores.items()}
     rows: dict[str, dict[str, Any]] = {group: {"test": value} for group, value in tests.items()}
     for name, value in recorded.items():
         group, _, stage, _ = _place(name)

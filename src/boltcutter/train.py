@@ -31,7 +31,7 @@ from boltcutter.selection import best, names
 from boltcutter.storage import CheckpointError, check_place
 from boltcutter.weights import initialize, misfit
 
-NO_METRICS = ("step", "epoch", "throughput/", "test/")  # columns of metrics.csv that tell when, how fast, or what comes
+NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")  # columns of metrics.csv that tell when, how fast, or what comes
 
 
 def main(configs: Path, words: list[str]) -> None:

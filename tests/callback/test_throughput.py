@@ -207,13 +207,6 @@ def test_ranks_that_share_the_data_count_and_others_do_not() -> None:
     assert throughput.ranks(SimpleNamespace(strategy=object())) == 1  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "batch", [torch.zeros(7, 2), [torch.zeros(7, 2), torch.zeros(7)], {"x": (torch.zeros(7, 2), 3)}], ids=type
-)
-def test_a_batch_may_have_any_form(batch: Any) -> None:
-    assert throughput.samples(batch) == 7
-
-
 RANKS = """
 import lightning as L, time, torch
 from boltcutter.callback.throughput import Throughput

@@ -13,6 +13,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 GIB = 2**30
 
 
+class MonitorNotLogged(RuntimeError):
+    """There is no value of the metric that the best checkpoint is chosen by."""
+
+    explains_itself = True  # needs no traceback
+
+
 class NoRoom(RuntimeError):
     """Not even one checkpoint fits into what checkpoints may take."""
 
@@ -57,6 +63,20 @@ class Best(ModelCheckpoint):
         super().__init__(dirpath, monitor=monitor, mode=mode, save_top_k=save_top_k, **names | replaced | checkpoint)
         self.max_gib = max_gib
         self._saving = False
+        self._configured = self.state_key
+
+    @property
+    def state_key(self) -> str:
+        """Of its state in a checkpoint; it does not change when the monitor is replaced."""
+        return getattr(self, "_configured", None) or super().state_key
+
+    def replace_monitor(self, monitor: str | None, mode: Literal["min", "max"] = "min") -> None:
+        """Choose by another metric than the configured one; without any, keep no best checkpoint."""
+        if monitor is None:
+            self.save_top_k = 0
+        else:
+            self.monitor, self.mode = monitor, mode
+            self.kth_value = torch.tensor(torch.inf if mode == "min" else -torch.inf)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """See that at least the weights have room.
@@ -81,9 +101,15 @@ class Best(ModelCheckpoint):
             self._saving = False
 
     def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, torch.Tensor]) -> None:
-        if self.monitor in (None, *monitor_candidates) or trainer.fit_loop.epoch_loop.val_loop._has_run:
+        if self.monitor in (None, *monitor_candidates) or not self.save_top_k:
             super()._save_topk_checkpoint(trainer, monitor_candidates)
-        elif self.save_top_k and trainer.is_global_zero:
+        elif trainer.fit_loop.epoch_loop.val_loop._has_run:
+            listed = ", ".join(sorted(monitor_candidates.keys() - {"epoch", "step"})) or "none"
+            raise MonitorNotLogged(
+                f"callback.best.monitor={self.monitor} is not logged (there are: {listed}); set callback.best.monitor "
+                "and callback.best.mode, or callback.best=null"
+            )
+        elif trainer.is_global_zero:
             print(
                 f"warning: callback.best.monitor={self.monitor}: there was no validation yet, so no checkpoint is kept "
                 "as the best; lower trainer.val_check_interval, or monitor train/loss",

@@ -8,11 +8,12 @@ import time
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from rich.console import Console
 
+from boltcutter.batches import samples
 from boltcutter.callback.screen import Field, Screen
-from boltcutter.callback.throughput import Throughput, ranks, samples
+from boltcutter.callback.throughput import Throughput, ranks
 
 SMOOTHING = 3.0  # seconds over which speed is averaged
 
@@ -25,7 +26,7 @@ class Progress(ProgressBar):
     ``seconds_between_lines``, and always the last.
 
     Args:
-        monitor: The metric shown, as it is logged.
+        monitor: The metric shown, as it is logged; None takes the one that the best checkpoint is chosen by.
         refresh: Drawings a second at most.
         seconds_between_lines: Where there is no terminal.
 
@@ -33,7 +34,9 @@ class Progress(ProgressBar):
         console: What is drawn on; the terminal when training starts, if there is one.
     """
 
-    def __init__(self, monitor: str = "val/loss", *, refresh: float = 5.0, seconds_between_lines: float = 10.0) -> None:
+    def __init__(
+        self, monitor: str | None = None, *, refresh: float = 5.0, seconds_between_lines: float = 10.0
+    ) -> None:
         super().__init__()
         if refresh <= 0:
             raise ValueError(
@@ -49,7 +52,8 @@ class Progress(ProgressBar):
         self._next = self._next_line = 0.0
         self._due = ""  # a line not printed, being too early
         self._samples, self._since = 0, 0.0
-        self._speed: float | None = None  # samples a second
+        self._speed: float | None = None  # in units a second
+        self._unit = "samples"  # or batches, where these do not say how many samples they have
         self._loss: Any = None  # of the newest step, still on its device
         self._metric: Any = None  # likewise
         self._validated: str | None = None  # how far validation is, while it runs
@@ -82,7 +86,10 @@ class Progress(ProgressBar):
         """Draw, if the last drawing is old enough."""
         if not self.enabled:
             return
-        self._samples += samples(batch)
+        count = samples(batch)
+        if count is None:
+            self._unit = "batches"
+        self._samples += count or 1
         self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self._screen and time.monotonic() >= self._next:
             self._look(trainer)
@@ -151,7 +158,7 @@ class Progress(ProgressBar):
 
     def _look(self, trainer: L.Trainer) -> None:
         # Not at the end of an epoch: there Lightning would reduce over ranks, and the others do not ask.
-        self._metric = trainer.callback_metrics.get(self.monitor, self._metric)
+        self._metric = trainer.callback_metrics.get(monitored(self, trainer), self._metric)
 
     def _draw(self, trainer: L.Trainer, *, ended: bool = False) -> None:
         if self._screen:
@@ -183,12 +190,12 @@ class Progress(ProgressBar):
             # Lightning has divided it, so that accumulated gradients add up to a mean.
             found.append(Field("loss", number(self._loss * trainer.accumulate_grad_batches), 6))
         if self._metric is not None:
-            found.append(Field(self.monitor, number(self._metric), 5))
+            found.append(Field(monitored(self, trainer), number(self._metric), 5))
         if self._validated is not None:
             found.append(Field("validating", self._validated, 4))
         elif self._speed is not None:
             meters = (c for c in trainer.callbacks if isinstance(c, Throughput))  # type: ignore[attr-defined]
-            found += speeds(self._speed * ranks(trainer), next(meters, None))
+            found += speeds(self._speed * ranks(trainer), next(meters, None), self._unit)
         found.append(Field("step", f"{step:,}/{total:,}" if total else f"{step:,}", 0 if total else 2))
         if ended or total == step:
             found.append(Field("in", clock(spent), 4))
@@ -197,10 +204,16 @@ class Progress(ProgressBar):
         return found
 
 
-def speeds(samples: float, meter: Throughput | None) -> list[Field]:
+def monitored(bar: Progress, trainer: L.Trainer) -> str:
+    """The metric that is shown."""
+    kept = (c.monitor for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.save_top_k)
+    return bar.monitor or next(filter(None, kept), "val/loss")
+
+
+def speeds(samples: float, meter: Throughput | None, unit: str = "samples") -> list[Field]:
     """Samples or tokens a second, and what else is measured."""
     tokens, rates = (meter.tokens, meter.rates) if meter else (0, dict[str, float]())
-    found = [Field("", f"{samples * tokens:,.0f} tokens/s" if tokens else f"{samples:,.0f} samples/s", 3)]
+    found = [Field("", f"{samples * tokens:,.0f} tokens/s" if tokens else f"{samples:,.0f} {unit}/s", 3)]
     if "mfu" in rates:
         found.append(Field("MFU", f"{rates['mfu']:.0%}", 2))
     if rates.get("data_wait", 0.0) >= 0.05:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
+from boltcutter.batches import first, samples
 from boltcutter.callback.peak import count_flops, peak
 
-NESTED = (list, tuple, Mapping)
 SECONDS = 10.0  # of training over which waiting for data is judged
 
 
 class Throughput(Callback):
     """Log speed over all devices at each logging step, samples a second also for the whole epoch.
 
-    Names begin with ``throughput/``: ``samples_per_second``; ``tokens_per_second`` of a task whose ``kind`` is tokens;
+    Names begin with ``throughput/``: ``samples_per_second``, or ``batches_per_second`` where a batch does not say how
+    many samples it has; ``tokens_per_second`` of a task whose ``kind`` is tokens;
     ``mfu``, the share of what the devices could do at best, where that is known; ``data_wait``, the share of time that
     training waits for a loader which counts it (``waited``, seconds); ``memory_gib``, the most that this process has
     had at once, of a CUDA device's memory or else of the machine's.
@@ -45,6 +44,7 @@ class Throughput(Callback):
         self.peak, self.patience = peak, patience
         self.rates: dict[str, float] = {}  # of the newest interval
         self.tokens = 0  # of a sample
+        self.unit = "samples"  # what is counted
         self._samples = 0
         self._began = self._waited = 0.0
         self._step = 0  # optimizer steps done when the last batch ended
@@ -72,7 +72,10 @@ class Throughput(Callback):
         """Count; at a logging step tell."""
         if not self._known:
             self._look(trainer, pl_module, batch)
-        self._samples += samples(batch)
+        count = samples(batch)
+        if count is None:
+            self.unit = "batches"
+        self._samples += count or 1
         before, self._step = self._step, trainer.global_step
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self._step != before and every and self._step % every == 0:
@@ -94,13 +97,15 @@ class Throughput(Callback):
         self._close(trainer)
         if self._epoch_seconds:
             rate = self._epoch_samples * ranks(trainer) / self._epoch_seconds
-            pl_module.log("throughput/samples_per_second_epoch", rate)
+            pl_module.log(f"throughput/{self.unit}_per_second_epoch", rate)
 
     def _look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
         """See once what a sample is, and what it asks of the device."""
         self._known = True
-        inputs = first(batch)
-        if getattr(pl_module, "kind", None) == "tokens":
+        kind, inputs = getattr(pl_module, "kind", None), first(batch)
+        if kind is None or inputs is None:
+            return  # another's module may want more than the first tensor
+        if kind == "tokens":
             self.tokens = inputs.numel() // len(inputs)
         best = self.peak * 1e12 if self.peak else best_of(pl_module.device, str(trainer.precision))
         few = inputs[:2]  # dp keeps so few on one device; what its threads do is not counted
@@ -117,7 +122,7 @@ class Throughput(Callback):
         if self._samples:
             seconds = now - self._began
             rate = self._samples * ranks(trainer) / seconds
-            self.rates["samples_per_second"] = rate
+            self.rates[f"{self.unit}_per_second"] = rate
             if self.tokens:
                 self.rates["tokens_per_second"] = rate * self.tokens
             if self.least_seconds:
@@ -149,19 +154,6 @@ class Throughput(Callback):
                 f"data.workers={workers}: training waits for data {waiting / whole:.0%} of its time; "
                 f"set data.workers={2 * workers or 2}, or make samples cheaper (data.augment, smaller files)"
             )
-
-
-def first(batch: Any) -> Tensor:
-    """The first tensor of a batch: its inputs."""
-    while not isinstance(batch, Tensor) and isinstance(batch, NESTED):
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-    found: Tensor = batch
-    return found
-
-
-def samples(batch: Any) -> int:
-    """Samples of one rank's batch: the length of its first tensor."""
-    return len(first(batch))
 
 
 def ranks(trainer: L.Trainer) -> int:
