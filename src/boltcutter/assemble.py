@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from boltcutter import build, describe, run
+from boltcutter.adapt import adapt
 from boltcutter.checks import (
     check_batch,
     check_built,
@@ -232,6 +233,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     check_callbacks(task, callbacks)
     check_monitors(task, callbacks)
     check_optimizer(task)
+    adapt(trainer, task, callbacks)
     return Parts(trainer, data, task)
 
 

@@ -28,7 +28,7 @@ def split(name: str) -> Name:
     return Name(group or name, STAGES.get(stage or "", ""), ending == "_epoch")
 
 
-def mode(name: str) -> Mode | None:
+def direction(name: str) -> Mode | None:
     """Whether the metric is to fall or to rise; None where its name does not tell."""
     if LARGER_IS_BETTER.search(name):
         return "max"

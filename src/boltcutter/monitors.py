@@ -10,7 +10,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.config import ConfigError, hint
-from boltcutter.metrics import Mode, mode
+from boltcutter.metrics import Mode, direction
 
 DEFAULT = "val/loss"  # what ``configs/callback`` monitors: the name that tasks of this project give their loss
 VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|eval|dev)([^a-z]|$)", re.I)
@@ -126,7 +126,7 @@ def choose(names: set[str]) -> tuple[str, Mode] | None:
     if len(candidates) != 1:
         return None
     (name,) = candidates
-    better = mode(name)
+    better = direction(name)
     return (name, better) if better else None
 
 

@@ -23,7 +23,7 @@ from PIL import Image
 
 from boltcutter import run
 from boltcutter.config import SECRET
-from boltcutter.metrics import Mode, mode, split
+from boltcutter.metrics import Mode, direction, split
 
 POINTS = 1000  # of a curve
 DOTS = 2000  # of a scatter
@@ -158,7 +158,7 @@ def _place(column: str) -> tuple[str, str, str, bool]:
 
 def _goals(config: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Mode]:
     """Whether a metric is to fall or to rise: as callbacks say that monitor it, otherwise as its name tells."""
-    goals: dict[str, Mode] = {group: better for group in groups if (better := mode(group))}
+    goals: dict[str, Mode] = {group: better for group in groups if (better := direction(group))}
     for callback in (config.get("callback") or {}).values():
         if isinstance(callback, dict) and callback.get("monitor") and callback.get("mode") in ("min", "max"):
             goals[_place(str(callback["monitor"]))[0]] = callback["mode"]

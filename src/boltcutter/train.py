@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter import lineage, run, summary
+from boltcutter.adapt import missing
 from boltcutter.assemble import Parts, TaskLoaders, assemble, read, told_in_one_line
 from boltcutter.config import ConfigError, DictConfig, public
 from boltcutter.ending import Ending
@@ -25,13 +26,14 @@ from boltcutter.environment.process import is_first, leaving_together, mind
 from boltcutter.failure import explained
 from boltcutter.loading import load, outline
 from boltcutter.log import keep_log
+from boltcutter.monitors import Monitors
 from boltcutter.quiet import quiet
 from boltcutter.restart import check_start
 from boltcutter.selection import best, names
 from boltcutter.storage import CheckpointError, check_place
 from boltcutter.weights import initialize, misfit
 
-NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")  # columns of metrics.csv that tell when, how fast, or what comes
+NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")  # columns of metrics.csv not of training itself
 
 
 def main(configs: Path, words: list[str]) -> None:
@@ -69,6 +71,9 @@ def train(cfg: DictConfig) -> dict[str, float]:
     begin_from(parts, cfg, checkpoint, ending)
     mind(getattr(parts.trainer.strategy.launcher, "procs", []))
     first = parts.trainer.is_global_zero
+    lack = missing(parts.data, parts.task, "test")
+    if first and cfg.test and lack:
+        print(f"test=true: {lack}, so nothing is measured after training")
     if first:
         run.create(cfg)
         if cfg.reproduce or checkpoint:
@@ -92,11 +97,11 @@ def train(cfg: DictConfig) -> dict[str, float]:
                 measured_after={name: steps for name, (_, steps) in found.items()},
             )
         kept = best_kept(parts.trainer, cfg.checkpoints)
-        scores = test(parts, folder, kept) if cfg.test else {}
+        scores = test(parts, folder, kept) if cfg.test and not lack else {}
         if first:
             run.update_record(folder, best=kept, best_after=steps_of(kept), test=scores)
     if first:
-        summary.end(folder, writes=hasattr(parts.task, "generate"))
+        summary.end(folder, writes=getattr(parts.task, "kind", None) == "tokens")
         if cfg.reproduce:
             from boltcutter.compare import reproduced  # its libraries would hold up the first step
 
@@ -119,6 +124,9 @@ def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None, ending: En
                 raise ConfigError(f"resume={cfg.folder}: {checkpoint} was made by something else: {fault}")
             saved = load(checkpoint, peek=True)
             check_end(parts.trainer, saved)
+            for callback in parts.trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, Monitors) and (state := saved.get("callbacks", {}).get(callback.state_key)):
+                    callback.load_state_dict(state)
             go_on_with(parts.data, cfg, saved)
             told = ending.resume(saved)
             if told and parts.trainer.is_global_zero:

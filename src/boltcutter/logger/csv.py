@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -56,6 +57,11 @@ class CSV(Logger):
     def version(self) -> str:
         """None: the run's folder tells."""
         return ""
+
+    @property
+    def experiment(self) -> Any:
+        """Accepts pictures and whatever else a module logs here by itself, and keeps none of it."""
+        return _DummyExperiment()
 
     @property
     def save_dir(self) -> str:

@@ -1,0 +1,71 @@
+"""Modules and data modules that know nothing of this project: what they lack, and what the trainer does without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from boltcutter.config import ConfigError
+from boltcutter.environment.process import is_first
+from boltcutter.monitors import Monitors
+
+
+def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
+    """Fit the trainer to a module that optimizes by itself, or does not list what it logs.
+
+    Args:
+        trainer: Changed.
+        task: Any module.
+        callbacks: Those of the configuration, by name.
+
+    Raises:
+        ConfigError: A setting has no meaning for the module.
+    """
+    if callbacks and not isinstance(getattr(task, "logged", None), set):
+        trainer.callbacks.insert(0, Monitors(callbacks))  # type: ignore[attr-defined]
+    if task.automatic_optimization:
+        return
+    name = type(task).__name__
+    if trainer.accumulate_grad_batches != 1:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: {name} optimizes manually, and has to "
+            "accumulate by itself; set trainer.accumulate_grad_batches=1"
+        )
+    if trainer.gradient_clip_val:
+        if is_first():
+            print(
+                f"trainer.gradient_clip_val={trainer.gradient_clip_val} has no effect: {name} optimizes manually, and "
+                "may call clip_gradients by itself"
+            )
+        trainer.gradient_clip_val = trainer.gradient_clip_algorithm = None
+
+
+def missing(data: Any, task: L.LightningModule, split: str) -> str | None:
+    """What module and data lack to be measured on a split; None where they have all.
+
+    Args:
+        data: A data module, or None where the module has its own loaders.
+        task: The module.
+        split: ``train``, ``val`` or ``test``.
+    """
+    step = "validation_step" if validates(data, split) else "test_step"
+    if not is_overridden(step, task):
+        return f"{type(task).__name__} has no {step}"
+    if loader_owner(data, task, split) is None:
+        return f"{type(data or task).__name__} has no {split}_dataloader"
+    return None
+
+
+def validates(data: Any, split: str) -> bool:
+    """Whether a split is measured by ``validation_step``; data modules of this project give any split to a test."""
+    return split == "val" and not hasattr(data, "loader")
+
+
+def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningDataModule | L.LightningModule | None:
+    """The data module, or the module, that has the samples of a split."""
+    owners = (owner for owner in (data, task) if owner is not None)
+    return next((owner for owner in owners if is_overridden(f"{split}_dataloader", owner)), None)
