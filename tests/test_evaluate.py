@@ -9,7 +9,8 @@ from conftest import Script
 from sklearn.metrics import accuracy_score, f1_score
 
 from boltcutter.config import ConfigError
-from boltcutter.evaluate import WORST, find_checkpoint
+from boltcutter.evaluate import find_checkpoint
+from boltcutter.outcomes import WORST
 
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
 

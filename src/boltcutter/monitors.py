@@ -90,13 +90,15 @@ class Monitors(Callback):
     def _monitored(self) -> Iterator[tuple[str, str, str]]:
         for name, callback in self.callbacks.items():
             metric = getattr(callback, "monitor", None)
-            if metric is not None and getattr(callback, "save_top_k", 1):
+            if metric is not None and getattr(callback, "save_top_k", True):
                 yield f"callback.{name}.monitor", name, metric
 
     def _choose(self, name: str, path: str, validated: set[str], trainer: L.Trainer) -> bool:
         """Replace a callback's monitor; False where it cannot do with what there is."""
         callback: Any = self.callbacks[name]
-        monitor, mode = found if (found := choose(validated)) else (None, "min")
+        monitor: str | None
+        mode: Mode
+        monitor, mode = choose(validated) or (None, "min")
         replaces = isinstance(callback, ReplacesMonitor)
         if not replaces and (monitor is None or callback.mode != mode):
             return False

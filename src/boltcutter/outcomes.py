@@ -32,7 +32,7 @@ class Part(NamedTuple):
     """What one batch gave."""
 
     dataloader: int
-    count: int
+    samples: int
     columns: Columns
 
 
@@ -73,7 +73,7 @@ class Outcomes(Callback):
         self.left_out |= left_out
         if not found:
             return
-        begin = sum(part.count for part in self.parts)
+        begin = sum(part.samples for part in self.parts)
         self.parts.append(Part(dataloader_idx, count, found))
         inputs = first(batch[0] if pair else batch)
         if "loss" in found and inputs is not None and len(inputs) == count:
@@ -121,10 +121,10 @@ class Outcomes(Callback):
         several = isinstance(loaders, list | tuple) and len(loaders) > 1
         indices: list[int] = []
         for number, loader in enumerate(loaders if isinstance(loaders, list | tuple) else [loaders]):
-            indices += _indices(loader, sum(part.count for part in self.parts if part.dataloader == number))
+            indices += _indices(loader, sum(part.samples for part in self.parts if part.dataloader == number))
         table.insert(0, "index", indices if len(indices) == len(table) else range(len(table)))
         if several:
-            table.insert(0, "dataloader", [part.dataloader for part in self.parts for _ in range(part.count)])
+            table.insert(0, "dataloader", [part.dataloader for part in self.parts for _ in range(part.samples)])
         return table
 
 

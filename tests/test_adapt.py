@@ -1,0 +1,44 @@
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from boltcutter.adapt import adapt, missing
+from boltcutter.config import ConfigError
+
+
+class Manual(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Whole(L.LightningModule):
+    def test_step(self, batch: torch.Tensor) -> None: ...
+
+    def test_dataloader(self) -> DataLoader[torch.Tensor]:
+        return DataLoader(torch.zeros(2))  # type: ignore[arg-type]
+
+
+def trainer(**options: float) -> L.Trainer:
+    plain = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return L.Trainer(accelerator="cpu", enable_model_summary=False, **plain, **options)  # type: ignore[arg-type]
+
+
+def test_who_optimizes_manually_is_not_clipped(capsys: pytest.CaptureFixture[str]) -> None:
+    made = trainer(gradient_clip_val=1.0)
+    adapt(made, Manual(), {})
+    assert made.gradient_clip_val is None
+    assert "trainer.gradient_clip_val=1.0" in capsys.readouterr().out
+
+
+def test_who_optimizes_manually_accumulates_alone() -> None:
+    with pytest.raises(ConfigError, match="accumulate_grad_batches=2"):
+        adapt(trainer(accumulate_grad_batches=2), Manual(), {})
+
+
+def test_what_a_test_needs_is_named() -> None:
+    assert missing(None, Whole(), "test") is None
+    assert missing(None, Manual(), "test") == "Manual has no test_step"
+    assert missing(None, Whole(), "val") == "Whole has no validation_step"
+    assert missing(L.LightningDataModule(), Whole(), "train") == "LightningDataModule has no train_dataloader"

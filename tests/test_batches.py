@@ -1,0 +1,50 @@
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from boltcutter.batches import first, samples
+
+SEVEN = torch.zeros(7, 2)
+Pair = namedtuple("Pair", ["inputs", "targets"])
+
+
+@dataclass
+class Fields:
+    name: str
+    inputs: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        SEVEN,
+        [SEVEN, torch.zeros(7)],
+        {"x": (SEVEN, 3)},
+        UserDict({"name": "a", "x": SEVEN}),
+        ({"x": SEVEN}, (torch.zeros(7, 3), None)),
+        [None, SEVEN],
+        Pair(SEVEN, torch.zeros(7)),
+        Fields("a", SEVEN),
+        SimpleNamespace(num_graphs=7, x=torch.zeros(40, 2)),
+        Pair(SimpleNamespace(num_graphs=7), torch.zeros(40)),
+        ["a"] * 7,
+    ],
+    ids=repr,
+)
+def test_samples_of_any_batch(batch: Any) -> None:
+    assert samples(batch) == 7
+
+
+@pytest.mark.parametrize("batch", [None, object(), {}, [], "seven", {"x": object()}], ids=repr)
+def test_a_batch_that_does_not_tell(batch: Any) -> None:
+    assert samples(batch) in (None, 0)
+
+
+def test_the_first_tensor() -> None:
+    assert first({"name": "a", "x": [SEVEN]}) is SEVEN
+    assert first([SEVEN, 3]) is SEVEN
+    assert first(object()) is None
