@@ -5,17 +5,34 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 
+MASK = (1 << 64) - 1
+
+
+def hashed(*numbers: int) -> int:
+    """Hash integers to 64 bits.
+
+    Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (SplitMix64's finaliser).
+    """
+    key = 0x9E3779B97F4A7C15
+    for number in numbers:
+        key = ((key ^ (number & MASK)) * 0xBF58476D1CE4E5B9) & MASK
+        key ^= key >> 27
+        key = (key * 0x94D049BB133111EB) & MASK
+        key ^= key >> 31
+    return key
+
 
 def seed_generators(*key: int) -> None:
     """Seed Python, NumPy and torch on the host."""
-    state = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
-    torch.default_generator.manual_seed(state >> 1)
-    random.seed(state)
-    np.random.seed(state & 0xFFFFFFFF)
+    seed = hashed(*key)
+    torch.default_generator.manual_seed(seed >> 1)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
 
 
 @contextmanager
@@ -29,3 +46,25 @@ def seeded_generators(*key: int) -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.default_generator.set_state(states[2])
+
+
+def draw(sampler: Any, seed: int, epoch: int) -> list[Any]:
+    """All that a sampler yields in an epoch, as a function of (seed, epoch) alone.
+
+    A generator of its own is seeded by its first seed and the epoch, and left as it was. Otherwise its state would go
+    on from epoch to epoch, and begin anew in a resumed run.
+    """
+    owners = [owner for owner in (sampler, getattr(sampler, "sampler", None)) if owner is not None]
+    for owner in owners:
+        if hasattr(owner, "set_epoch"):
+            owner.set_epoch(epoch)
+    own = next((g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)), None)
+    with seeded_generators(seed, epoch):
+        if own is None:
+            return list(sampler)
+        state = own.get_state()
+        own.manual_seed(hashed(own.initial_seed(), epoch) >> 1)
+        try:
+            return list(sampler)
+        finally:
+            own.set_state(state)

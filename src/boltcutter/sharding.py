@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Protocol
 
 import lightning as L
-import numpy as np
-import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
-from boltcutter.seeding import seed_generators, seeded_generators
+from boltcutter.seeding import draw, seed_generators
 from boltcutter.stream import Stream
-
-SIZED_ERRORS = (TypeError, NotImplementedError)  # what ``len`` raises where there is no length
 
 
 class Sharded(Protocol):
@@ -198,18 +194,9 @@ class RankSampler(Sampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         start, self.start = self.start, 0
-        for owner in (self.source, getattr(self.source, "sampler", None)):
-            if owner is not None and hasattr(owner, "set_epoch"):
-                owner.set_epoch(self.epoch)
-        try:
-            length = len(self.source)
-        except SIZED_ERRORS:  # it may have no end
-            length = None
-        with seeded_generators(self.seed, self.epoch), _seeded_generator(self.source, self.epoch):
-            if length is not None:
-                drawn = list(self.source)
-        if length is None:
+        if sized_len(self.source) is None:  # it may have no end
             return islice(iter(self.source), self.rank + start * self.world_size, None, self.world_size)
+        drawn = draw(self.source, self.seed, self.epoch)
         missing = -len(drawn) % self.world_size if self.training or len(drawn) < self.world_size else 0
         while missing and drawn:  # there may be fewer of them than ranks
             drawn += drawn[:missing]
@@ -268,22 +255,3 @@ class SeededBatch(list[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SeededBatch, (self[:], self.key)
-
-
-@contextmanager
-def _seeded_generator(sampler: Any, epoch: int) -> Iterator[None]:
-    """Seed the sampler's own generator for a while, by its first seed and the epoch.
-
-    Otherwise its state would go on from epoch to epoch, and begin anew in a resumed run.
-    """
-    owners = (sampler, getattr(sampler, "sampler", None))
-    own = next((g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)), None)
-    if own is None:
-        yield
-        return
-    state = own.get_state()
-    own.manual_seed(int(np.random.SeedSequence([own.initial_seed(), epoch]).generate_state(1, np.uint64)[0]) >> 1)
-    try:
-        yield
-    finally:
-        own.set_state(state)

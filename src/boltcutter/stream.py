@@ -71,7 +71,7 @@ class Stream:
         if self.world_size > 1:
             batches = self._shard(batches)
         batches = islice(batches, start, None)
-        return self._together(batches) if self.training and self.world_size > 1 else batches
+        return together(batches, self.group()) if self.training and self.world_size > 1 else batches
 
     def _read(self) -> Iterator[Any]:
         """All batches, each read with generators that are the same on all ranks and in a resumed run."""
@@ -105,16 +105,17 @@ class Stream:
             elif not self.training and not share:  # a rank without any batch would log nothing, and others wait
                 yield group[0]
 
-    def _together(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Batches for as long as every rank has one."""
-        group, nothing = self.group(), object()
-        while True:
-            batch = next(batches, nothing)
-            flag = torch.tensor(batch is not nothing, dtype=torch.int32)
-            dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
-            if not flag:
-                return
-            yield batch
+
+def together(batches: Iterator[Any], group: Any) -> Iterator[Any]:
+    """Batches for as long as every process of ``group`` has one: the others would wait for it in the next step."""
+    nothing = object()
+    while True:
+        batch = next(batches, nothing)
+        flag = torch.tensor(batch is not nothing, dtype=torch.int32)
+        dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
+        if not flag:
+            return
+        yield batch
 
 
 def digest(batch: Any) -> bytes:

@@ -1,6 +1,7 @@
 import io
 import itertools
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, Sampler, Subset, TensorDataset, WeightedRandomSampler
 
-from boltcutter.data.module import DataModule, Pair, Splits, TensorSamples, cut, split_indices
+from boltcutter.data.loader import Pair
+from boltcutter.data.module import DataModule, Splits, TensorSamples, cut, split_indices
 from boltcutter.data.sampler import Batch
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
@@ -151,7 +154,7 @@ class Recorder(L.LightningModule):
 
     def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
         self.seen.append(batch[0].tolist())
-        return self.net(batch[0][:, None].float()).mean()
+        return self.net(batch[0].float().reshape(-1, 1)).mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.01)
@@ -168,7 +171,7 @@ class Saver(L.Callback):
             trainer.save_checkpoint(self.files[trainer.global_step])
 
 
-def fit(steps: int, folder: Path, resume: Path | None = None) -> list[list[int]]:
+def fit(steps: int, folder: Path, resume: Path | None = None, data: Any = None, **settings: Any) -> list[list[int]]:
     """Batches of a training that saves after steps 3, 7 and 10, and when it is over."""
     model = Recorder()
     quiet = {
@@ -178,8 +181,8 @@ def fit(steps: int, folder: Path, resume: Path | None = None) -> list[list[int]]
         "enable_checkpointing": False,
     }
     saver = Saver([folder / f"{step}.ckpt" for step in (3, 7, 10)])
-    trainer = L.Trainer(accelerator="cpu", max_steps=steps, use_distributed_sampler=False, callbacks=[saver], **quiet)
-    trainer.fit(model, datamodule=Numbers(), ckpt_path=resume)
+    trainer = L.Trainer(accelerator="cpu", callbacks=[saver], **quiet, **({"max_steps": steps} | settings))
+    trainer.fit(model, datamodule=data or Numbers(), ckpt_path=resume)
     trainer.save_checkpoint(folder / "end.ckpt")
     return model.seen
 
@@ -198,6 +201,161 @@ def test_an_epoch_that_max_steps_cut_short_is_gone_through_later(tmp_path: Path)
     whole = fit(10, tmp_path)
     assert fit(7, tmp_path) == whole[:7]
     assert fit(10, tmp_path, tmp_path / "end.ckpt") == whole[7:]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"limit_train_batches": 3},
+        {"limit_train_batches": 0.6},
+        {"overfit_batches": 3},
+        {"reload_dataloaders_every_n_epochs": 1},
+        {"limit_train_batches": 4, "reload_dataloaders_every_n_epochs": 2},
+    ],
+    ids=str,
+)
+def test_resume_is_exact_whatever_the_trainer_does_with_the_loader(tmp_path: Path, settings: dict[str, Any]) -> None:
+    epochs = {"max_steps": -1, "max_epochs": 5}
+    whole = fit(-1, tmp_path, **epochs, **settings)
+    length = 5 if "limit_train_batches" not in settings and "overfit_batches" not in settings else len(whole) // 5
+    assert len(whole) == 5 * length
+    assert (whole[:length] == whole[length : 2 * length]) is ("overfit_batches" in settings)
+    for step in (3, 7, 10):
+        (tmp_path / "again").mkdir(exist_ok=True)
+        assert fit(-1, tmp_path / "again", tmp_path / f"{step}.ckpt", **epochs, **settings) == whole[step:]
+
+
+class Plain(Dataset[Tensor]):
+    """Samples of random numbers beside their index."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> tuple[Tensor, float]:
+        return torch.tensor([float(index), *torch.rand(2), random.random()]), float(np.random.rand())
+
+
+class Streamed(IterableDataset[tuple[Tensor, float]]):
+    """Samples in an order of each epoch; with ``state``, from where it stopped."""
+
+    def __init__(self, *, state: bool, length: int = 23) -> None:
+        self.place, self.read, self.length = 0, 0, length
+        if state:
+            self.state_dict = lambda: {"place": self.place}
+            self.load_state_dict = self._load
+
+    def _load(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, float]]:
+        for index in range(self.place, self.length):
+            self.place, self.read = index + 1, self.read + 1
+            yield torch.tensor([float(index), *torch.rand(2), random.random()]), float(np.random.rand())
+        self.place = 0
+
+
+class Ordinary(DataModule):
+    """Splits that are data sets of torch."""
+
+    def __init__(self, split: Any, *, weighted: bool = False, collate: Any = None, **settings: Any) -> None:
+        super().__init__(**{"batch_size": 4, "seed": 0, "workers": 0, **settings})
+        self.split, self.weighted, self.collate_fn = split, weighted, collate
+
+    def load(self) -> Splits:
+        return Splits(self.split, Plain())
+
+    def sampler(self, dataset: Any) -> Sampler[int] | None:
+        return WeightedRandomSampler([1.0 + index for index in range(23)], 40) if self.weighted else None
+
+    def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+        raise NotImplementedError
+
+
+def stack(samples: list[Any]) -> tuple[Tensor, ...]:
+    return torch.stack([inputs for inputs, _ in samples]), torch.tensor([target for _, target in samples])
+
+
+TENSORS = TensorDataset(torch.arange(92.0).view(23, 4), torch.arange(23))
+SPLITS = {
+    "plain": lambda workers: Ordinary(Plain(), workers=workers),
+    "collate": lambda workers: Ordinary(Plain(), workers=workers, collate=stack),
+    "subset": lambda workers: Ordinary(Subset(Plain(), range(1, 22)), workers=workers),
+    "weighted": lambda workers: Ordinary(Plain(), workers=workers, weighted=True),
+    "tensors": lambda workers: Ordinary(TENSORS, workers=workers),
+    "stream": lambda workers: Ordinary(Streamed(state=False), workers=workers),
+    "stateful": lambda workers: Ordinary(Streamed(state=True), workers=workers),
+}
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=WORKERS)])
+@pytest.mark.parametrize("kind", SPLITS)
+def test_data_sets_of_torch_are_resumed_at_the_very_next_sample(kind: str, workers: int) -> None:
+    torch.manual_seed(0)
+    make = SPLITS[kind]
+    first = make(0)
+    whole = seen(first.train_dataloader())
+    assert len(whole) == (10 if kind == "weighted" else 5)
+    for done in (0, 2, 4):
+        torch.manual_seed(0)
+        before, after = make(workers), make(2 - workers)
+        loader = iter(before.train_dataloader())
+        assert [next(loader)[0].tolist() for _ in range(done)] == whole[:done]
+        after.load_state_dict(saved(before))
+        assert seen(after.train_dataloader()) == whole[done:]
+    if kind not in ("stream", "stateful"):
+        assert first.fingerprint() == after.fingerprint()
+
+
+@pytest.mark.parametrize("kind", ["plain", "weighted", "stream"])
+def test_ranks_share_out_data_sets_of_torch(kind: str) -> None:
+    whole = [seen(SPLITS[kind](0).train_dataloader()), seen(SPLITS[kind](0).val_dataloader())]
+    parts = []
+    for rank in range(2):
+        data = SPLITS[kind](0)
+        data.trainer = on_rank(rank, 2)
+        parts.append([seen(data.train_dataloader()), seen(data.val_dataloader())])
+    for split, batches in enumerate(whole):
+        assert [a + b for a, b in zip(parts[0][split], parts[1][split], strict=True)] == batches
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize("kind", ["weighted", "stream", "stateful"])
+def test_lightning_resumes_data_sets_of_torch(tmp_path: Path, kind: str) -> None:
+    make = SPLITS[kind]
+    whole = fit(15, tmp_path, data=make(0))
+    (tmp_path / "again").mkdir()
+    for step in (3, 10):
+        resumed = make(0)
+        assert fit(15, tmp_path / "again", tmp_path / f"{step}.ckpt", resumed) == whole[step:]
+    if kind == "stateful":
+        assert resumed.split.read < 30  # not what was read before
+
+
+def test_a_stream_that_reads_a_part_for_each_process() -> None:
+    class Divided(Streamed):
+        def shard(self, num_shards: int, index: int) -> "Divided":
+            assert num_shards == 2
+            return Divided(state=False, length=8 + index)
+
+    parts = []
+    for rank in range(2):
+        data = Ordinary(Divided(state=False))
+        data.trainer = on_rank(rank, 2)
+        data.setup("fit")
+        parts.append(list(data.loader("train")))
+        with pytest.raises(TypeError):
+            len(data.loader("train"))
+    assert [len(part) for part in parts] == [4, 5]
+
+
+def test_there_may_be_no_test_split() -> None:
+    data = Ordinary(Plain())
+    assert data.missing == {"test"}
+    with pytest.raises(ValueError, match=r"^data: there is no test split; .+$"):
+        data.test_dataloader()
+    train, val, test = split_indices(10, (0.9, 0.1, 0), 0)
+    assert [len(train), len(val), len(test)] == [9, 1, 0]
 
 
 def on_rank(rank: int, world: int) -> Any:
@@ -254,9 +412,7 @@ def test_cut_takes_from_the_given_samples_only() -> None:
 
 
 def test_mistakes_are_told_on_one_line() -> None:
-    with pytest.raises(
-        ValueError, match=r"^data.split=\[0.5, 0.5, 0.5\]: three shares that add up to 1 are needed; try"
-    ):
+    with pytest.raises(ValueError, match=r"^data.split=\[0.5, 0.5, 0.5\]: three shares that add up to 1 are needed"):
         split_indices(10, (0.5, 0.5, 0.5), 0)
     with pytest.raises(ValueError, match=r"^data: no 0.15 of 2 samples can be split off: .+$"):
         split_indices(2, (0.7, 0.15, 0.15), 0, np.array([0, 1]))

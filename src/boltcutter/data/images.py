@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from boltcutter.data.augment import Augment
-from boltcutter.data.module import DataModule, Indices, Pair, Splits, check_shares, cut, split_indices
+from boltcutter.data.loader import Pair
+from boltcutter.data.module import DataModule, Indices, Splits, check_shares, cut, split_indices
 from boltcutter.data.picture import check_picture_shape, find_pictures, read_picture, read_pictures
 from boltcutter.data.sampler import Batch
 

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from boltcutter.data.iterable import IterableLoader
+from boltcutter.data.loader import Loader, Pair, Samples
+from boltcutter.data.mapped import MapSamples, fingerprint
 from boltcutter.data.sampler import Batch, BatchSampler, check_batch_size
 
-Pair = tuple[Tensor, Tensor]
+AnyDataset = Samples | Dataset[Any]
 Split = Literal["train", "val", "test"]
 Kind = Literal["classes", "numbers"]
 Indices = npt.NDArray[np.int64]
-FETCH = 1 << 20  # bytes of small batches fetched at once; what is read stays in the processor's cache
-
-
-class Samples(Protocol):
-    """A data set that is fetched a whole batch at a time."""
-
-    def __len__(self) -> int: ...
-
-    def __getitems__(self, batch: Batch) -> Pair:
-        """Inputs (N, …) and targets of the samples in ``batch``."""
-        ...
-
-    def fingerprint(self) -> bytes:
-        """What changes whenever the contents do."""
-        ...
 
 
 class TensorSamples:
@@ -79,17 +68,18 @@ class TensorSamples:
 
 
 class Splits(NamedTuple):
-    """What is trained on, chosen by, and reported on."""
+    """What is trained on, chosen by, and reported on; without ``test``, nothing is tested."""
 
-    train: Samples
-    val: Samples
-    test: Samples
+    train: AnyDataset
+    val: AnyDataset
+    test: AnyDataset | None = None
 
 
 class DataModule(L.LightningDataModule, ABC):
     """Splits behind loaders that show each sample once, in an order that any number of processes agrees on.
 
-    A subclass writes ``load`` (all three splits) and ``read`` (new files to predict); it declares what one sample is.
+    A subclass writes ``load`` (the splits) and ``read`` (new files to predict); it declares what one sample is. Splits
+    are ``Samples``, or any map-style data set or ``IterableDataset`` of torch.
 
     Args:
         batch_size: Samples in one step over all devices.
@@ -103,9 +93,11 @@ class DataModule(L.LightningDataModule, ABC):
         classes: Names of the classes, known after ``setup``.
         statistics: What was measured on the training split to scale by; kept in checkpoints.
         exact: Whether to refuse to go on from a checkpoint with another order of samples.
+        collate_fn: Makes a batch of a list of samples of torch's data sets; none means torch's own way.
     """
 
     exact = True
+    collate_fn: Callable[[list[Any]], Any] | None = None
     kind: Kind | Literal["tokens"] = "classes"
 
     def __init__(self, *, batch_size: int, seed: int, workers: int) -> None:
@@ -117,7 +109,7 @@ class DataModule(L.LightningDataModule, ABC):
         self.classes: list[str] = []
         self.statistics: dict[str, Any] = {}
         self.splits: Splits | None = None
-        self._loader: Loader | None = None
+        self._loader: Loader | IterableLoader | None = None
         self._resume: dict[str, Any] | None = None
 
     @abstractmethod
@@ -132,6 +124,20 @@ class DataModule(L.LightningDataModule, ABC):
             Inputs (N, …) prepared as the training inputs were, and a name for each.
         """
 
+    def sampler(self, dataset: AnyDataset) -> Sampler[int] | None:
+        """What chooses training samples, such as a ``WeightedRandomSampler``; none means each once, in random order.
+
+        It is asked for all samples of an epoch on every rank, with generators seeded by (seed, epoch).
+        """
+        return None
+
+    @property
+    def missing(self) -> set[str]:
+        """Names of splits without a sample, which cannot be evaluated."""
+        self.setup("fit")
+        splits = self.splits._asdict() if self.splits else {}
+        return {name for name, split in splits.items() if _is_empty(split)}
+
     def sizes(self) -> dict[str, Any]:
         """``shape`` and ``outputs`` where they are found in the data and not given."""
         return {}
@@ -144,39 +150,52 @@ class DataModule(L.LightningDataModule, ABC):
     def fingerprint(self) -> str:
         """What changes whenever the contents of a split do."""
         self.setup("fit")
-        return hashlib.sha256(b"".join(split.fingerprint() for split in cast(Splits, self.splits))).hexdigest()[:16]
+        splits = [split for split in self.splits or () if not _is_empty(split)]
+        return hashlib.sha256(b"".join(map(fingerprint, splits))).hexdigest()[:16]
 
-    def train_dataloader(self) -> Loader:
+    def train_dataloader(self) -> Loader | IterableLoader:
         """A new order in each epoch; the last, smaller batch is left out."""
-        self._loader = self.loader("train", shuffle=True, drop_last=True)
+        if self._loader is not None and self._loader.begun:
+            self._resume = None  # only the first loader goes on from a checkpoint
+        overfit = getattr(self.trainer, "overfit_batches", 0) > 0
+        self._loader = self.loader("train", shuffle=not overfit, drop_last=True)
         if self._resume:
-            sampler = self._loader.sampler
+            sampler = self._loader.order
             sampler.epoch, sampler.start = self._resume["epoch"], self._position(self._resume, sampler)
             self._loader.done = sampler.start
+            if isinstance(sampler, IterableLoader):  # Lightning fetches its first batch before it sets the epoch
+                sampler.epoch += self._resume.get("finished", False)
+                sampler.state = self._resume.get("stream") if sampler.start else None
         return self._loader
 
-    def val_dataloader(self) -> Loader:
+    def val_dataloader(self) -> Loader | IterableLoader:
         """Each sample once."""
         return self.loader("val")
 
-    def test_dataloader(self) -> Loader:
+    def test_dataloader(self) -> Loader | IterableLoader:
         """Each sample once."""
         return self.loader("test")
 
-    def loader(self, split: Split, *, shuffle: bool = False, drop_last: bool = False) -> Loader:
+    def loader(self, split: Split, *, shuffle: bool = False, drop_last: bool = False) -> Loader | IterableLoader:
         """This process's batches of ``split``."""
         self.setup("fit")
-        samples: Samples = getattr(self.splits, split)
+        samples: Any = getattr(self.splits, split)
+        if _is_empty(samples):
+            raise ValueError(f"data: there is no {split} split; give data.split a share for it")
         ranks = getattr(self.trainer and self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
+        place = {"seed": self.seed, "rank": ranks.get("rank", 0), "world_size": ranks.get("num_replicas", 1)}
+        if isinstance(samples, IterableDataset):
+            settings: Any = {"workers": self.workers, "drop_last": drop_last, "collate": self.collate_fn, **place}
+            return IterableLoader(samples, self.batch_size, **settings)
+        samples = samples if isinstance(samples, Samples) else MapSamples(samples, self.collate_fn)
         try:
             sampler = BatchSampler(
                 len(samples),
                 self.batch_size,
-                seed=self.seed,
-                rank=ranks.get("rank", 0),
-                world_size=ranks.get("num_replicas", 1),
+                **place,
                 shuffle=shuffle,
                 drop_last=drop_last,
+                source=self.sampler(getattr(self.splits, split)) if split == "train" and shuffle else None,
                 blocks=getattr(samples, "blocks", None),
             )
         except ValueError as error:
@@ -193,126 +212,75 @@ class DataModule(L.LightningDataModule, ABC):
         """Position in the training data, and statistics; plain types only."""
         state: dict[str, Any] = {"statistics": self.statistics}
         if self._loader is not None:
-            sampler = self._loader.sampler
+            sampler, done = self._loader.order, self._loader.done - self._in_flight()
             state["position"] = {
-                "consumed": (self._loader.done - self._in_flight()) * sampler.batch_size,
+                "consumed": done * sampler.batch_size,
+                "finished": self._finished(done),
                 "batch_size": sampler.batch_size,
                 "length": sampler.length,
                 "seed": sampler.seed,
                 "epoch": sampler.epoch,
             }
+            if isinstance(sampler, IterableLoader) and (stream := sampler.state_after(done)) is not None:
+                state["position"]["stream"] = stream
         elif self._resume:  # loaded but not yet trained on: still where it was
             state["position"] = self._resume
         return state
 
     def _in_flight(self) -> int:
-        """Batches that were given out and not yet trained on: one between the start of a step and its end."""
+        """Batches that were given out and not yet trained on: one within a step, and those that Lightning holds."""
         if self.trainer is None:
             return 0
-        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        return int(progress.ready - progress.processed)
+        loop: Any = self.trainer.fit_loop
+        progress = loop.epoch_loop.batch_progress.current
+        return int(progress.ready - progress.processed) + len(getattr(loop._data_fetcher, "batches", ()))
+
+    def _finished(self, done: int) -> bool:
+        """Whether the epoch has no batch left, be it by ``limit_train_batches``."""
+        if self.trainer is None:
+            return done >= (sized_len(self._loader) or math.inf)
+        loop: Any = self.trainer.fit_loop.epoch_loop
+        progress = loop.batch_progress.current
+        return bool(progress.processed == progress.ready > 0 and loop._num_ready_batches_reached())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint's position."""
         self.statistics = state_dict["statistics"]
         self._resume = state_dict.get("position")
 
-    def _position(self, then: dict[str, Any], now: BatchSampler) -> int:
+    def _position(self, then: dict[str, Any], now: BatchSampler | IterableLoader) -> int:
         """Batches of the epoch that are done.
 
         Raises:
             ValueError: The order of samples is not that of the checkpoint, and ``exact`` is set.
         """
-        done = int(then["consumed"] // now.batch_size) if then["consumed"] < _whole(then) else 0
+        if "finished" not in then:  # written by an earlier version
+            then = then | {"finished": then["consumed"] >= then["length"] // then["batch_size"] * then["batch_size"]}
+        done = 0 if then["finished"] else int(then["consumed"] // now.batch_size)
         for name in ("seed", "length", "batch_size"):
             if self.exact and then[name] != getattr(now, name):
                 raise ValueError(
                     f"data: {name}={getattr(now, name)}, but the checkpoint was made with {then[name]}; set it back, "
                     "or say resume_exact=false to go on without the same order of samples"
                 )
-        return min(done, len(now))
+        length = sized_len(now)
+        return done if length is None else min(done, length)
 
 
-def _whole(position: dict[str, Any]) -> int:
-    """Samples of an epoch without its last, smaller batch."""
-    return int(position["length"] // position["batch_size"] * position["batch_size"])
-
-
-class Loader(DataLoader[Pair]):
-    """Batches fetched whole, from where ``sampler.start`` says; counts what it gave out."""
-
-    sampler: BatchSampler
-    is_sharded = True  # so that nobody shards it once more
-
-    def __init__(self, samples: Samples, sampler: BatchSampler, *, workers: int = 0) -> None:
-        super().__init__(
-            samples,  # type: ignore[arg-type]  # it has __getitems__ in place of __getitem__
-            batch_sampler=sampler,  # type: ignore[arg-type]  # batches are sequences, if no lists
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=torch.cuda.is_available(),
-        )
-        vars(self)["sampler"] = sampler  # torch refuses plain assignment, and Lightning looks for set_epoch here
-        self.done = 0
-        self.waited = 0.0
-
-    def __iter__(self) -> Iterator[Pair]:  # type: ignore[override]
-        # A generator, because Lightning asks for the iterator before it sets the epoch.
-        counted = vars(self)  # torch looks closely at each plain assignment
-        counted["done"] = self.sampler.start
-        try:
-            fetches: Iterator[Iterable[Pair]]
-            fetches = ((batch,) for batch in super().__iter__()) if self.num_workers else self._here()
-            while True:
-                began = perf_counter()
-                batches = next(fetches, None)
-                if not busy():
-                    counted["waited"] += perf_counter() - began
-                if batches is None:
-                    return
-                for batch in batches:
-                    counted["done"] += 1
-                    yield batch
-        except ValueError as error:
-            if "in DataLoader worker" not in str(error):
-                raise
-            # A worker hands its whole traceback over as text; the last line is what went wrong.
-            raise ValueError(str(error).rstrip().rsplit("ValueError: ", 1)[-1]) from error
-
-    def _here(self) -> Iterator[Iterable[Pair]]:
-        """Batches prepared in this process, small ones several at once: one fetch for all costs less than one each."""
-        samples = cast(Samples, self.dataset)
-        most = [1]
-        for chosen, count in self.sampler.several(lambda: most[0]):
-            parts = samples.__getitems__(chosen)
-            if self.pin_memory:
-                parts = (parts[0].pin_memory(), parts[1].pin_memory())
-            most[0] = max(1, FETCH * count // max(1, parts[0].nbytes + parts[1].nbytes))
-            # Not as views, each of which would know of all others.
-            size = len(parts[0]) // count
-            yield [parts] if count == 1 else zip(parts[0].unsafe_split(size), parts[1].unsafe_split(size), strict=True)
-
-
-def busy() -> bool:
-    """Whether a CUDA device still has work in its queue."""
-    # Without work on it there is no context, and asking for a stream would make one.
-    return bool(torch.cuda.is_initialized() and not torch.cuda.current_stream().query())  # type: ignore[no-untyped-call]
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+def _is_empty(split: Any) -> bool:
+    return split is None or sized_len(split) == 0
 
 
 def check_shares(fractions: tuple[float, float, float]) -> None:
-    """Refuse shares of train, val and test that are none.
+    """Refuse shares of train, val and test that are none; that of test may be 0.
 
     Raises:
         ValueError: One is not positive, or they do not add up to 1.
     """
-    if abs(sum(fractions) - 1) > 1e-6 or min(fractions) <= 0:
+    if abs(sum(fractions) - 1) > 1e-6 or min(fractions[:2]) <= 0 or fractions[2] < 0:
         raise ValueError(
-            f"data.split={list(fractions)}: three shares that add up to 1 are needed; try [0.7, 0.15, 0.15]"
+            f"data.split={list(fractions)}: three shares that add up to 1 are needed, of which only the last may be 0; "
+            "try [0.7, 0.15, 0.15]"
         )
 
 
@@ -345,7 +313,7 @@ def cut(indices: Indices, share: float, seed: int, labels: Indices | None = None
 
     Args:
         indices: Of the samples.
-        share: To take, in (0, 1).
+        share: To take, in [0, 1).
         seed: All that the choice depends on.
         labels: Class number of every sample that an index may stand for; then of each class the same share is taken.
 
@@ -355,6 +323,8 @@ def cut(indices: Indices, share: float, seed: int, labels: Indices | None = None
     Raises:
         ValueError: There are too few samples.
     """
+    if share == 0:
+        return np.sort(indices), indices[:0]
     # Not every data set is cut, and the import, pandas with it, takes 70 MiB and holds up the first step.
     from sklearn.model_selection import train_test_split
 

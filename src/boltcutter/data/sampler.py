@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
+
+from boltcutter.seeding import draw
 
 MANY = 1 << 22  # samples, above which their order is computed as it is needed, and not kept
 TOGETHER = 16  # blocks of samples that are mixed
@@ -52,6 +54,7 @@ class BatchSampler(Sampler[Batch]):
         world_size: Number of ranks.
         shuffle: A new order in each epoch, else 0, 1, 2, …
         drop_last: Leave out the last, smaller batch.
+        source: Another sampler, whose samples are taken in its order in place of all.
         blocks: Lengths of stretches of samples that are dear to come back to: then ``TOGETHER`` of them, at random, are
             mixed and gone through before the next are.
 
@@ -69,8 +72,10 @@ class BatchSampler(Sampler[Batch]):
         world_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
+        source: Sampler[int] | None = None,
         blocks: Sequence[int] | None = None,
     ) -> None:
+        length = length if source is None else len(cast(Sized, source))
         check_batch_size(batch_size, world_size)
         if length < (batch_size if drop_last else world_size):
             needed = f"batch_size={batch_size}" if drop_last else f"{world_size} ranks"
@@ -79,6 +84,8 @@ class BatchSampler(Sampler[Batch]):
         self.rank, self.world_size = rank, world_size
         self.shuffle, self.drop_last = shuffle, drop_last
         self.blocks = None if blocks is None else np.asarray(blocks, np.int64)
+        self.source = source
+        self._drawn: tuple[int, npt.NDArray[np.int64]] | None = None  # epoch, and what the source yielded
         self.epoch = 0
         self.start = 0  # batches of this epoch to pass over, once
         self.sampler = self  # Lightning looks for set_epoch here
@@ -92,6 +99,10 @@ class BatchSampler(Sampler[Batch]):
     def order(self, epoch: int, first: int = 0, last: int | None = None) -> npt.NDArray[np.int64]:
         """The order of all samples over all ranks from place ``first`` to before ``last``, shape (last - first,)."""
         last = self.length if last is None else min(last, self.length)
+        if self.source is not None:
+            if self._drawn is None or self._drawn[0] != epoch:
+                self._drawn = epoch, np.asarray(draw(self.source, self.seed, epoch), np.int64)
+            return self._drawn[1][first:last]
         if not self.shuffle:
             return np.arange(first, last)
         if self.blocks is not None:

@@ -17,7 +17,8 @@ from torch import Tensor
 from boltcutter.data.archive import Archive
 from boltcutter.data.augment import Augment
 from boltcutter.data.files import find, sampled
-from boltcutter.data.module import DataModule, Kind, Pair, Splits, check_shares
+from boltcutter.data.loader import Pair
+from boltcutter.data.module import DataModule, Kind, Splits, check_shares
 from boltcutter.data.picture import read_pictures
 from boltcutter.data.sampler import TOGETHER, Batch, scattered
 from boltcutter.data.table import Kept, row_groups

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from boltcutter.data.files import find, sampled, stretches
-from boltcutter.data.module import DataModule, Pair, Splits, check_shares
+from boltcutter.data.loader import Pair
+from boltcutter.data.module import DataModule, Splits, check_shares
 from boltcutter.data.sampler import Batch
 from boltcutter.data.tokenizer import Tokenizer, make_tokenizer
 

@@ -1,0 +1,74 @@
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from boltcutter.data.iterable import IterableLoader
+
+WORKERS = [
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+
+class Numbers(IterableDataset[torch.Tensor]):
+    """Skips what other workers yield, as torch's documentation shows."""
+
+    def __init__(self, length: int, index: int = 0, step: int = 1) -> None:
+        self.length, self.index, self.step, self.epoch = length, index, step, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        every = worker.num_workers if worker else 1
+        for number in list(range(self.index, self.length, self.step))[worker.id if worker else 0 :: every]:
+            yield torch.tensor(number + 100 * self.epoch)
+
+
+class Divided(Numbers):
+    def shard(self, num_shards: int, index: int) -> "Divided":
+        return Divided(self.length, index, num_shards)
+
+
+def batches(dataset: Any, rank: int = 0, world_size: int = 1, **settings: Any) -> list[list[int]]:
+    loader = IterableLoader(dataset, 4, seed=0, rank=rank, world_size=world_size, **settings)
+    loader.set_epoch(1)
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(3, marks=WORKERS)])
+def test_batches_do_not_depend_on_ranks_and_workers(workers: int) -> None:
+    alone = batches(Numbers(23))
+    assert alone == [[100 + number for number in range(begin, min(23, begin + 4))] for begin in range(0, 23, 4)]
+    assert batches(Numbers(23), drop_last=True) == alone[:5]
+    ranks = [batches(Numbers(23), rank, 2, workers=workers) for rank in range(2)]
+    assert [a + b for a, b in zip(*ranks, strict=True)] == alone
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=WORKERS)])
+def test_a_data_set_that_can_be_divided_is_read_once(workers: int) -> None:
+    ranks = [batches(Divided(23), rank, 2, workers=workers) for rank in range(2)]
+    assert sorted(number for rank in ranks for batch in rank for number in batch) == list(range(100, 123))
+
+
+def test_a_length_is_told_where_it_is_known() -> None:
+    class Sized(Numbers):
+        def __len__(self) -> int:
+            return self.length
+
+    settings: dict[str, Any] = {"seed": 0, "rank": 0, "world_size": 1}
+    assert len(IterableLoader(Sized(23), 4, **settings)) == 6
+    assert len(IterableLoader(Sized(23), 4, drop_last=True, **settings)) == 5
+    with pytest.raises(TypeError):
+        len(IterableLoader(Numbers(23), 4, **settings))
+
+
+def test_copies_share_nothing() -> None:
+    loader = IterableLoader(Numbers(9), 4, seed=0, rank=0, world_size=1)
+    assert [len(batch) for batch in copy.copy(loader)] == [4, 4, 1]
+    assert loader.done == 0

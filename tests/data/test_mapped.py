@@ -1,0 +1,60 @@
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from boltcutter.data.mapped import MapSamples, fingerprint
+from boltcutter.data.sampler import Batch
+
+
+class Noise(Dataset[Any]):
+    def __init__(self, length: int = 9) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"index": index, "noise": torch.rand(2), "name": f"{index} {random.random()}"}
+
+
+class Many(Noise):
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("make", [Noise, lambda: Subset(Noise(), range(9))])
+def test_what_is_random_belongs_to_the_sample(make: Any) -> None:
+    samples = MapSamples(make())
+    together = samples.__getitems__(Batch(range(9), seed=1, epoch=2))
+    alone = samples.__getitems__(Batch([4], seed=1, epoch=2))
+    assert torch.equal(alone["noise"][0], together["noise"][4])
+    assert alone["name"][0] == together["name"][4]
+    assert not torch.equal(samples.__getitems__(Batch([4], seed=1, epoch=3))["noise"], alone["noise"])
+
+
+def test_a_data_set_may_fetch_several_samples_and_collate_may_be_given() -> None:
+    samples = MapSamples(Many(), lambda found: [sample["index"] for sample in found])
+    assert samples.__getitems__(Batch([3, 5])) == [3, 5]
+    assert len(samples) == 9
+
+
+def test_tensors_are_fetched_as_torch_collates_them() -> None:
+    samples = MapSamples(TensorDataset(torch.arange(5.0), torch.arange(5)))
+    inputs, targets = samples.__getitems__(Batch([3, 1]))
+    assert (inputs.tolist(), targets.tolist()) == ([3.0, 1.0], [3, 1])
+
+
+def test_a_fingerprint_follows_what_can_be_seen() -> None:
+    tensors = TensorDataset(torch.arange(50))
+    changed = TensorDataset(torch.arange(50).index_fill(0, torch.tensor([17]), 0))
+    named: Any = Noise()
+    named.fingerprint = lambda: "abc"
+    others = [Noise(), Noise(8), tensors, changed, Subset(tensors, [1]), Subset(tensors, [2]), named]
+    others.append(ConcatDataset([Noise(), Noise()]))
+    found = [fingerprint(other) for other in others]
+    torch.rand(1)
+    assert len(set(found)) == len(others)
+    assert [fingerprint(other) for other in others] == found
