@@ -18,12 +18,14 @@ class Fault(L.Callback):
         self.how = how
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_rank == 1 and trainer.global_step == 25:
+        if trainer.global_rank == 1 and self.how != "first" and trainer.global_step == 25:
             if self.how == "raise":
                 raise ZeroDivisionError("of rank 1 alone")
             if self.how == "SIGSTOP":
                 subprocess.Popen(["sh", "-c", f"sleep 12; kill -CONT {os.getpid()}"])
             os.kill(os.getpid(), getattr(signal, self.how))
+        if trainer.global_rank == 0 and trainer.global_step == 25 and self.how == "first":
+            os.kill(os.getpid(), signal.SIGKILL)
 """
 WORDS = [
     "logger=null",
@@ -59,6 +61,12 @@ def test_a_killed_rank_is_named(script: Script, tmp_path: Path, words: list[str]
     done = fail(script, tmp_path, "SIGKILL", *words, ranks=0 if words else 2)
     assert "error on rank 0: rank 1 of 2 ended or does not answer" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_killed_first_rank_is_named_in_one_line(script: Script, tmp_path: Path) -> None:
+    done = fail(script, tmp_path, "first")
+    assert done.stderr.startswith("error on rank 1: rank 0 of 2 ended or does not answer")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from boltcutter import summary
 def folder_with(tmp_path: Path, name: str, **record: object) -> Path:
     folder = tmp_path / name
     folder.mkdir()
-    attempt = {"start": "2026-01-01T00:00:00+00:00", "end": "2026-01-01T01:02:03+00:00"}
+    # The clock was set back meanwhile.
+    attempt = {"start": "2026-01-01T00:00:00+00:00", "end": "2025-12-31T01:02:03+00:00", "seconds": 3723.4}
     (folder / "record.json").write_text(json.dumps({"attempts": [attempt]} | record))
     return folder
 

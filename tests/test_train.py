@@ -117,6 +117,13 @@ def test_more_processes_than_devices_do_not_train_beside_each_other(script: Scri
     assert not (tmp_path / "runs").exists()
 
 
+def test_more_nodes_than_torchrun_started_are_refused(script: Script, tmp_path: Path) -> None:
+    done = script("train", *PLAIN, "trainer.num_nodes=2", f"runs={tmp_path}/runs", ranks=1)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: trainer.devices=1, trainer.num_nodes=2: 1 processes were started; say ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_ranks_set_by_hand_make_one_run(script: Script, alone: Path, tmp_path: Path) -> None:
     done = script("train", *PLAIN, *TWO[1:], f"runs={tmp_path}", "seed=5", ranks=2)
     assert done.returncode == 0, done.stderr

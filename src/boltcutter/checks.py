@@ -136,7 +136,9 @@ def check_processes(trainer: L.Trainer) -> None:
             f"RANK={os.environ['RANK']}, WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but LOCAL_RANK is not: it "
             "counts the processes of each machine from 0; set it, or start them with torchrun"
         )
-    if processes and processes[0] != trainer.world_size:
+    each = getattr(trainer.strategy, "num_processes", None)
+    wanted = {trainer.world_size, each * trainer.num_nodes if each else trainer.world_size}
+    if processes and wanted != {processes[0]}:
         every, here = processes
         raise ConfigError(
             f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {every} processes were "

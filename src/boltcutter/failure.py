@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,12 +90,28 @@ def missing_ranks(world_size: int) -> str:
     store: Any = dist.distributed_c10d._get_default_store()
     try:
         store.set_timeout(timedelta(seconds=5))
-        store.set(f"here/{dist.get_rank()}", "1")
+        with native_errors_hidden():
+            store.set(f"here/{dist.get_rank()}", "1")
         time.sleep(ANSWER_SECONDS)
-        missing = [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
+        with native_errors_hidden():
+            missing = [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
     except RuntimeError:
         missing = [0]  # the first one serves the store
     if not missing:
         return f"rank {dist.get_rank()} lost its connection to another rank"
     named = "rank " + str(missing[0]) if len(missing) == 1 else "ranks " + ", ".join(map(str, missing))
     return f"{named} of {world_size} ended or does not answer; its own message, if it had one, is in logs/"
+
+
+@contextmanager
+def native_errors_hidden() -> Iterator[None]:
+    """Keep off the terminal what torch's C++ code prints: its own call stack, for an exception that is handled."""
+    sys.stderr.flush()
+    before, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nothing)

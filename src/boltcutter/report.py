@@ -312,8 +312,8 @@ def _attempts(recorded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for attempt in recorded:
         start, end = (datetime.fromisoformat(attempt[key]) if attempt.get(key) else None for key in ("start", "end"))
-        seconds = (end - start).total_seconds() if start and end else None
-        found.append({**attempt, "start": start, "seconds": seconds, "tone": _tone(str(attempt.get("reason")))})
+        seconds = (end - start).total_seconds() if start and end else None  # of a record without them
+        found.append({"seconds": seconds, **attempt, "start": start, "tone": _tone(str(attempt.get("reason")))})
     return found
 
 

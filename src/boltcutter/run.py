@@ -13,6 +13,7 @@ import platform
 import shlex
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -185,7 +186,7 @@ def attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None]:
             before["reason"] = "killed"  # else it would have said how it ended
     now = {"start": _time(), "end": None, "reason": "running", "host": socket.gethostname(), "pid": os.getpid()} | facts
     update_record(folder, attempts=[*earlier, now])
-    reason = "completed"
+    reason, began = "completed", time.monotonic()  # the other clock may be set back
     try:
         yield
     except KeyboardInterrupt:
@@ -199,7 +200,8 @@ def attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None]:
         raise
     finally:
         try:
-            update_record(folder, attempts=[*earlier, now | {"end": _time(), "reason": reason}])
+            now |= {"end": _time(), "seconds": round(time.monotonic() - began, 1), "reason": reason}
+            update_record(folder, attempts=[*earlier, now])
         except OSError as error:
             if reason == "completed":
                 raise

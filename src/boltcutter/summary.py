@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ def end(folder: Path, *, writes: bool = False) -> None:
     """
     record = read_record(folder)
     last = record["attempts"][-1]
-    started, ended = (datetime.fromisoformat(last[key]) for key in ("start", "end"))
     metrics = record.get("test") or record.get("metrics", {})
     after = {} if record.get("test") else record.get("measured_after", {})
     rows: dict[str, str | None] = {
@@ -55,7 +54,7 @@ def end(folder: Path, *, writes: bool = False) -> None:
     kept = record.get("best") or ""
     named = "best" if kept.rpartition("/")[2].startswith("best") else "checkpoint"
     rows[named] = kept and kept + _after(record.get("best_after"))
-    rows["time"] = str(ended - started)
+    rows["time"] = str(timedelta(seconds=round(last["seconds"])))
     report = folder / "report.html"
     rows["report"] = str(report) if report.is_file() else None
     rows["next"] = (
