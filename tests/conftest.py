@@ -27,6 +27,19 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes for all quick tests; for some of them, or for slow ones, this process alone."""
+    some = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword or config.option.usepdb
+    return 0 if some or "not slow" not in config.option.markexpr else 2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process, which then makes their fixtures once."""
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
+
+
 def state(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
     """The weights in a run's checkpoint."""
     return dict(torch.load(folder / "checkpoints" / f"{which}.ckpt", weights_only=True)["state_dict"])

@@ -46,6 +46,7 @@ class _Code:
 
     def _parse(self) -> None:
         self.tree = ast.parse(self.text)
+        self.names = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name)]
         self.lines = self.text.splitlines(keepends=True)
         self.starts = [0]
         for line in self.lines:
@@ -58,9 +59,7 @@ class _Code:
 
     def used(self) -> set[str]:
         """Names that are read anywhere, and arguments, which may be fixtures."""
-        names = {
-            node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        }
+        names = {node.id for node in self.names if isinstance(node.ctx, ast.Load)}
         return names | {node.arg for node in ast.walk(self.tree) if isinstance(node, ast.arg)}
 
     def imports(self) -> list[Edit]:
@@ -118,8 +117,7 @@ class _Code:
         if self.gone.mention.search(self.text[start:end]):
             return True
         return bool(self.dead) and any(
-            isinstance(node, ast.Name) and node.id in self.dead and start <= self._place(node)[0] < end
-            for node in ast.walk(self.tree)
+            node.id in self.dead and start <= self._place(node)[0] < end for node in self.names
         )
 
     def _asks(self, node: ast.stmt) -> bool:

@@ -49,7 +49,7 @@ def test_a_launcher_that_waits_for_a_mark_gets_it_and_status_0(tmp_path: Path, m
     mark = tmp_path / "requeue"
     monkeypatch.setenv("BOLTCUTTER_REQUEUE", str(mark))
     signals.listen()
-    with pytest.raises(signals.Preempted, match="SIGUSR2, saved x$") as left:
+    with pytest.raises(signals.Preempted, match=r"SIGUSR2, saved x$") as left:
         signals.leave(signal.SIGUSR2, "saved x")
     assert (left.value.code, left.value.status) == (0, 128 + signal.SIGUSR2)
     assert mark.read_text() == "SIGUSR2"
