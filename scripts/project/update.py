@@ -78,6 +78,8 @@ def _versions(folder: Path, source: str, version: str | None, state: dict[str, A
     except StopIteration:
         known = ", ".join(git("tag", "--sort=-creatordate", at=clone).split()[:5]) or "none"
         raise Refused(f"--version {version}: the template has no such version (newest tags: {known})") from None
+    if git("rev-parse", f"{newest}^{{tree}}", at=clone).strip() == state["tree"]:
+        return "HEAD", "HEAD"  # the same, without making both
     of_tree = dict(line.split() for line in git("log", "--all", "--format=%T %H", at=clone).splitlines())
     if state["tree"] not in of_tree:
         raise Refused(

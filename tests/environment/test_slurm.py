@@ -1,4 +1,4 @@
-"""With the variables of a real SLURM; tests/launch/test_slurm_cluster.py has the real one."""
+"""With the variables that a real SLURM sets."""
 
 import os
 import re
