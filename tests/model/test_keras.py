@@ -16,7 +16,7 @@ if sys.version_info < (3, 11):
     pytest.skip("Keras needs Python 3.11", allow_module_level=True)
 require(install="pip install -c constraints.txt -e '.[keras]'", package="keras")
 
-from boltcutter.model.keras import KerasModel, keras  # noqa: E402
+from boltcutter.model.keras import KerasModel, Unsupported, keras  # noqa: E402
 from boltcutter.weights import initialize  # noqa: E402
 
 layers = keras.layers
@@ -210,8 +210,21 @@ def test_a_loss_of_a_layer_is_refused() -> None:
             return x
 
     model = KerasModel(keras.Sequential([keras.Input((2,)), layers.Dense(2), Adding()]))
-    with pytest.raises(ValueError, match="add_loss"):
+    with pytest.raises(Unsupported, match="add_loss"):
         model(torch.rand(3, 2))
+
+
+def test_a_dtype_other_than_the_model_computes_in_is_refused() -> None:
+    with pytest.raises(Unsupported, match=r"^trainer.precision: .*bfloat16.*float32.*bf16-mixed"):
+        KerasModel(noisy()).bfloat16()(torch.rand(3, 4))
+
+
+def test_a_compiler_is_refused(script: Script, foreign: dict[str, str], tmp_path: Path) -> None:
+    words = [*WORDS, "+model._target_=foreign_keras.plain", "task.compile=true", f"folder={tmp_path}/run"]
+    done = script("train", *words, env=foreign)
+    assert done.returncode
+    assert "task.compile=true" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,12 @@ SEED = "seed_generator"
 SUFFIXES = (".keras", ".weights.h5")
 
 
+class Unsupported(RuntimeError):
+    """What a Keras model cannot do, found when it is first called."""
+
+    explains_itself = True  # needs no traceback
+
+
 class KerasModel(nn.Module):
     """A Keras model as a torch module.
 
@@ -66,15 +72,17 @@ class KerasModel(nn.Module):
             else:
                 self.register_buffer(name, variable.value.detach())
         self._updated = [name for name in self._buffers if name not in self._seeds]
-        self._looked_for_losses = False
+        self._called = False
 
     def forward(self, *inputs: Any) -> Any:
         """The outputs of the Keras model, which is told whether it is training.
 
         Raises:
-            ValueError: A layer adds a loss of its own.
+            Unsupported: A layer adds a loss of its own, or the weights have another dtype than the model computes in.
         """
-        scope = self._scope(collect_losses=not self._looked_for_losses)
+        if not self._called:
+            self._check_dtype()
+        scope = self._scope(collect_losses=not self._called)
         if self.training:
             self._seed(scope)
         if self.channels_first:
@@ -85,11 +93,11 @@ class KerasModel(nn.Module):
         if self.training:
             self._keep(scope, self._updated)
         if scope.losses:
-            raise ValueError(
+            raise Unsupported(
                 f"model: {type(self.__dict__['keras_model']).__name__} calls add_loss, which the task would not add to "
                 "its loss; compute that loss in a task of your own"
             )
-        self._looked_for_losses = True
+        self._called = True
         if not self.channels_first:
             return outputs
         return keras.tree.map_structure(lambda y: y.movedim(-1, 1) if y.ndim > 2 else y, outputs)
@@ -153,6 +161,14 @@ class KerasModel(nn.Module):
         self._keep(scope, list(self._variables))
         return [name for name in missing if name not in self._seeds]
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse: torch's compiler breaks Keras's calls into many graphs, and compiles them again and again.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise Unsupported("task.compile=true: torch cannot compile a Keras model; set task.compile=false")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> KerasModel:
         """A copy with a state of its own and the same structure."""
         shared = [self.__dict__["keras_model"], self._global_seed, *self._variables.values()]
@@ -160,6 +176,15 @@ class KerasModel(nn.Module):
         copied = memo[id(self)] = type(self).__new__(type(self))
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
+
+    def _check_dtype(self) -> None:
+        for name, variable in self._variables.items():
+            found = str(getattr(self, name).dtype).removeprefix("torch.")
+            if found != variable.dtype:
+                raise Unsupported(
+                    f"trainer.precision: the weights are {found}, but the Keras model computes in {variable.dtype}, in "
+                    "which it was built; try bf16-mixed or 32-true"
+                )
 
     def _scope(self, *, collect_losses: bool = False) -> Any:
         """A scope in which the variables of the Keras model have the values of this module."""
