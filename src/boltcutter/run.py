@@ -32,6 +32,25 @@ def take(words: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
     return taken, [word for word in words if word.partition("=")[0] not in names]
 
 
+@contextmanager
+def naming(setting: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Have what is refused inside begin with the setting that it came from.
+
+    Args:
+        setting: ``key=value``.
+        kinds: Which exceptions become a ``ConfigError``.
+
+    Raises:
+        ConfigError: Something was refused.
+    """
+    try:
+        yield
+    except (ConfigError, *kinds) as error:
+        key, _, value = setting.partition("=")
+        text = str(error)
+        raise ConfigError(text if f"{key}=" in text else f"{setting}: {text.removeprefix(f'{value}: ')}") from error
+
+
 def read_words(configs: Path, words: Sequence[str]) -> DictConfig:
     """The configuration that the words mean; ``resume=`` and ``reproduce=`` start from a run's own.
 
@@ -44,7 +63,9 @@ def read_words(configs: Path, words: Sequence[str]) -> DictConfig:
     if not special:
         return compose(configs, rest)
     ((verb, text),) = special.items()
-    cfg = reopen(configs, Path(text), rest)
+    if verb == "resume":
+        check_resume(Path(text), rest)
+    cfg = reopen(configs, Path(text), rest, verb)
     cfg.resume = text if verb == "resume" else None
     if verb == "reproduce":
         cfg.reproduce = text
@@ -52,14 +73,34 @@ def read_words(configs: Path, words: Sequence[str]) -> DictConfig:
     return cfg
 
 
-def reopen(configs: Path, folder: Path, words: Sequence[str] = ()) -> DictConfig:
-    """The configuration of an earlier run, changed by ``words``."""
-    config = read_record(folder).get("config")
-    if not isinstance(config, dict):
-        raise ConfigError(f"{folder}/record.json is damaged (it has no config); restore it from a copy")
-    cfg = compose(configs, words, base=DictConfig(config))
+def check_resume(folder: Path, words: Sequence[str]) -> None:
+    """Refuse settings that a run which goes on has already used.
+
+    Raises:
+        ConfigError: One is given, with another value than the run has.
+    """
+    given, _ = take(words, "folder", "name", "runs", "init_from")
+    recorded = _recorded(folder, "resume") if given else {}
+    for key, text in given.items():
+        same = Path(text).absolute() == folder.absolute() if key == "folder" else text == str(recorded.get(key))
+        if not same:
+            what = "weights" if key == "init_from" else "folder"
+            raise ConfigError(f"{key}={text}: resume={folder} goes on with its own {what}; leave one of them out")
+
+
+def reopen(configs: Path, folder: Path, words: Sequence[str] = (), setting: str = "run") -> DictConfig:
+    """The configuration of an earlier run, which ``setting`` names, changed by ``words``."""
+    cfg = compose(configs, words, base=DictConfig(_recorded(folder, setting)))
     cfg.folder = str(folder)
     return cfg
+
+
+def _recorded(folder: Path, setting: str) -> dict[str, Any]:
+    with naming(f"{setting}={folder}"):
+        config = read_record(folder).get("config")
+        if not isinstance(config, dict):
+            raise ConfigError(f"{folder}/record.json is damaged (it has no config); restore it from a copy")
+    return config
 
 
 def reopen_for(configs: Path, special: dict[str, str], words: Sequence[str]) -> tuple[DictConfig, Path]:

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from boltcutter import lineage, run, summary
 from boltcutter.adapt import missing
 from boltcutter.assemble import Parts, TaskLoaders, assemble, read, told_in_one_line
+from boltcutter.changes import Changes
 from boltcutter.config import ConfigError, DictConfig, public
 from boltcutter.ending import Ending
 from boltcutter.environment import lease, signals, startup
@@ -62,13 +63,13 @@ def train(cfg: DictConfig) -> dict[str, float]:
     folder = Path(cfg.folder)
     L.seed_everything(cfg.seed, verbose=False)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
-    ending = Ending(cfg)
-    parts = assemble(cfg, [Recorder(cfg), ending])
+    ending, changes = Ending(cfg), Changes(cfg)
+    parts = assemble(cfg, [Recorder(cfg), ending, changes])
     if not any(getattr(callback, "listens", False) for callback in parts.trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
         signals.forget()  # nobody would look at the flag
     load_early(parts)
-    begin_from(parts, cfg, checkpoint, ending)
+    begin_from(parts, cfg, checkpoint, ending, changes)
     mind(getattr(parts.trainer.strategy.launcher, "procs", []))
     first = parts.trainer.is_global_zero
     lack = missing(parts.data, parts.task, "test")
@@ -79,7 +80,9 @@ def train(cfg: DictConfig) -> dict[str, float]:
         if cfg.reproduce or checkpoint:
             for difference in lineage.differences(run.read_record(Path(cfg.reproduce or folder))):
                 print(f"warning: {difference}")
-    facts = {"resumed_from": checkpoint, "devices": parts.trainer.world_size, "job": job()}
+    facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": parts.trainer.world_size, "job": job()}
+    if changes.changed:
+        facts["changed"] = list(changes.changed)
     with ExitStack() as stack:
         if first and cfg.report:
             stack.callback(write_report, folder)  # last of all, and also when training failed
@@ -109,34 +112,35 @@ def train(cfg: DictConfig) -> dict[str, float]:
     return scores
 
 
-def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None, ending: Ending) -> None:
+def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None, ending: Ending, changes: Changes) -> None:
     """See that checkpoints can be written and ``checkpoint`` fits before anything starts, or load ``init_from``.
 
     Raises:
         ConfigError: They cannot; it does not fit, or cannot be read.
     """
-    try:
-        if parts.trainer.is_global_zero and parts.trainer.checkpoint_callbacks:
+    if parts.trainer.is_global_zero and parts.trainer.checkpoint_callbacks:
+        with run.naming(f"checkpoints={cfg.checkpoints}", CheckpointError):
             check_place(cfg.checkpoints)
-        if checkpoint:
+    if checkpoint:
+        with run.naming(f"resume={cfg.folder}", CheckpointError):
             fault = misfit(checkpoint, parts.task)
             if fault:
-                raise ConfigError(f"resume={cfg.folder}: {checkpoint} was made by something else: {fault}")
+                raise ConfigError(f"{checkpoint} was made by something else: {fault}")
             saved = load(checkpoint, peek=True)
-            check_end(parts.trainer, saved)
+            done = check_end(parts.trainer, saved)
             for callback in parts.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, Monitors) and (state := saved.get("callbacks", {}).get(callback.state_key)):
                     callback.load_state_dict(state)
             go_on_with(parts.data, cfg, saved)
             told = ending.resume(saved)
-            if told and parts.trainer.is_global_zero:
-                print(f"resume={cfg.folder}: {told}")
-        elif cfg.init_from:
+            lines = [*([told] if told else []), *changes.resume(saved, ends=done or ending.finished)]
+        if parts.trainer.is_global_zero:
+            print(*(f"resume={cfg.folder}: {line}\n" for line in lines), sep="", end="")
+    elif cfg.init_from:
+        with run.naming(f"init_from={cfg.init_from}", CheckpointError):
             left_alone = initialize(getattr(parts.task, "model", parts.task), cfg.init_from)
-            if parts.trainer.is_global_zero:
-                print(*(f"init_from: {line}\n" for line in left_alone), sep="", end="")
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
+        if parts.trainer.is_global_zero:
+            print(*(f"init_from: {line}\n" for line in left_alone), sep="", end="")
 
 
 def best_kept(trainer: L.Trainer, place: str) -> str | None:
@@ -145,19 +149,25 @@ def best_kept(trainer: L.Trainer, place: str) -> str | None:
     return found
 
 
-def check_end(trainer: L.Trainer, saved: dict[str, Any]) -> None:
+def check_end(trainer: L.Trainer, saved: dict[str, Any]) -> bool:
     """See that the run has not gone beyond where it is to end.
+
+    Returns:
+        Whether it is just there.
 
     Raises:
         ConfigError: It has.
     """
     epochs = saved.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {}).get("processed", 0)
+    ended = False
     for name, done in (("max_epochs", epochs), ("max_steps", saved.get("global_step", 0))):
         limit = getattr(trainer, name)
+        ended = ended or limit == done
         if limit not in (None, -1) and done > limit:
             raise ConfigError(
                 f"trainer.{name}={limit}: the run has done {done} already; give as many or more, or another run"
             )
+    return ended
 
 
 def go_on_with(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:

@@ -1,0 +1,146 @@
+"""Settings that a resumed run is given anew: what of them takes effect, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from boltcutter.config import ConfigError, DictConfig, plain, say
+from boltcutter.locate import locate
+
+SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # what a checkpoint holds values of
+FIXED = ("lr", "initial_lr", "max_lr", "min_lr")  # of a parameter group: what a learning rate is made of
+MISSING = object()
+
+
+class Changes(Callback):
+    """Gives settings that were changed on resume to what has been restored from the checkpoint, which has the old ones.
+
+    The optimizer is first made with the new settings, then restored. What the new settings gave each parameter group
+    is kept in between: a learning rate is moved in proportion, at its place in the schedule; other values are set as
+    they are. Schedulers and callbacks that restore such a value are given the new one.
+
+    Args:
+        cfg: The run's configuration.
+
+    Attributes:
+        changed: By key, the value in the checkpoint and the new one.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.settings = {name: value for name, value in plain(cfg).items() if name in SECTIONS}
+        self.folder = cfg.get("folder")
+        self.changed: dict[str, tuple[Any, Any]] = {}
+        self._groups: list[list[dict[str, Any]]] = []  # of each optimizer, as the new settings make them
+        self._schedulers: list[dict[str, Any]] = []
+
+    def resume(self, saved: Mapping[str, Any], *, ends: bool) -> list[str]:
+        """Learn which settings the checkpoint was made with.
+
+        Args:
+            saved: The checkpoint.
+            ends: Whether nothing is left to train.
+
+        Returns:
+            A line for each that has changed.
+
+        Raises:
+            ConfigError: One cannot take effect.
+        """
+        before = saved.get("settings")
+        if before is None:
+            return []
+        old, new = dict(_flat(before)), dict(_flat(self.settings))
+        pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in (*old, *new)}
+        self.changed = {key: (was, now) for key, (was, now) in pairs.items() if repr(was) != repr(now)}
+        for key in self.changed:
+            said = f"{key}={_shown(new.get(key, MISSING))}: resume={self.folder}"
+            if key in ("optimizer", "optimizer._target_", "scheduler", "scheduler._target_"):
+                remedy = "leave it out, or begin a new run from its weights with init_from=<checkpoint>"
+                raise ConfigError(f"{said} goes on with the state of {_shown(old.get(key, MISSING))}; {remedy}")
+            if ends:
+                raise ConfigError(
+                    f"{said} has nothing left to train, so it would have no effect; also raise trainer.max_epochs"
+                )
+        return [f"{key}={_shown(now)} from here on, was {_shown(was)}" for key, (was, now) in self.changed.items()]
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep what the new settings make, before the checkpoint is restored."""
+        if self.changed:
+            groups = (optimizer.param_groups for optimizer in trainer.optimizers)
+            self._groups = [[{k: v for k, v in g.items() if k != "params"} for g in each] for each in groups]
+            self._schedulers = [dict(vars(config.scheduler)) for config in trainer.lr_scheduler_configs]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Put the new settings in place of what was restored."""
+        if not self.changed:
+            return
+        names = {key.rpartition(".")[2] for key in self.changed if not key.startswith(("model.", "callback."))}
+        for optimizer, fresh in zip(trainer.optimizers, self._groups, strict=True):
+            for group, new in zip(optimizer.param_groups, fresh, strict=True):
+                self._set_group(group, new, names)
+        for config, values in zip(trainer.lr_scheduler_configs, self._schedulers, strict=True):
+            _set_rates(config.scheduler)
+            for name in names & values.keys():
+                setattr(config.scheduler, name, values[name])
+        for key, (was, now) in self.changed.items():
+            section, _, rest = key.partition(".")
+            name, _, argument = rest.partition(".")
+            if section == "callback" and argument.isidentifier():
+                kind = locate(self.settings["callback"][name]["_target_"])
+                for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                    if type(callback) is kind and vars(callback).get(argument, MISSING) == was:
+                        setattr(callback, argument, now)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep the settings that the checkpoint is made with."""
+        checkpoint["settings"] = self.settings
+
+    def _set_group(self, group: dict[str, Any], new: dict[str, Any], names: set[str]) -> None:
+        values = [now for _, now in self.changed.values()]
+        base = "initial_lr" if "initial_lr" in group and "initial_lr" in new else "lr"
+        was, now = float(group[base]), float(new[base])
+        # A module may name its learning rate as it likes, and may move it without a scheduler that torch knows.
+        named = any(name == "lr" or name.endswith(("_lr", "rate")) for name in names) or now in values
+        if was != now and named:
+            _fill(group, "lr", float(group["lr"]) * now / was if was and base != "lr" else now)
+            for name in FIXED[1:]:
+                if name in group and name in new:
+                    _fill(group, name, new[name])
+        for name in names & new.keys() - {*FIXED}:
+            group[name] = new[name]
+
+
+def _fill(group: dict[str, Any], name: str, value: Any) -> None:
+    """Set a learning rate, which may be a tensor that compiled code looks at."""
+    if isinstance(group[name], Tensor):
+        group[name].fill_(float(value))
+    else:
+        group[name] = value
+
+
+def _set_rates(scheduler: Any) -> None:
+    """Have a scheduler go on from the learning rates that its optimizer has."""
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _set_rates(inner)
+    groups = scheduler.optimizer.param_groups if hasattr(scheduler, "optimizer") else []
+    if hasattr(scheduler, "base_lrs") and all("initial_lr" in group for group in groups):
+        scheduler.base_lrs = [group["initial_lr"] for group in groups]
+        scheduler._last_lr = [group["lr"] for group in groups]
+
+
+def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value that is not a map, by its dotted key."""
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, node
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is MISSING else say(value)

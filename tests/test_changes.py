@@ -1,0 +1,149 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pandas as pd
+import pytest
+import torch
+from conftest import QUICK, Script
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
+from torch.utils.data import DataLoader
+
+from boltcutter.changes import Changes
+from boltcutter.config import ConfigError, DictConfig
+
+SHORT = ["model=linear", "data.workers=0", "test=false"]
+
+
+@pytest.fixture(scope="module")
+def begun(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs. Not to be changed."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    done = script("train", *QUICK, *SHORT, f"folder={folder}")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def continued(script: Script, begun: Path, folder: Path, *words: str) -> Any:
+    """The output of a copy of the run that goes on for an epoch."""
+    shutil.copytree(begun, folder)
+    return script("train", f"resume={folder}", "trainer.max_epochs=3", *words)
+
+
+def test_a_learning_rate_keeps_its_place_in_the_schedule(script: Script, begun: Path, tmp_path: Path) -> None:
+    words = ["optimizer.lr=0.1", "optimizer.weight_decay=0.5"]
+    done = continued(script, begun, tmp_path / "changed", *words)
+    assert done.returncode == 0, done.stderr
+    assert f"resume={tmp_path}/changed: optimizer.lr=0.1 from here on, was 0.002" in done.stdout
+    assert continued(script, begun, tmp_path / "same").returncode == 0
+    rates = [pd.read_csv(tmp_path / name / "metrics.csv")["lr-AdamW"].dropna() for name in ("changed", "same")]
+    third = slice(len(pd.read_csv(begun / "metrics.csv")["lr-AdamW"].dropna()), None)
+    assert len(rates[0][third]) > 1
+    assert rates[0][third].tolist() == pytest.approx((50 * rates[1][third]).tolist())
+    saved = torch.load(tmp_path / "changed" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["optimizer_states"][0]["param_groups"][0]["weight_decay"] == 0.5
+    record = json.loads((tmp_path / "changed" / "record.json").read_text())
+    assert record["attempts"][-1]["changed"] == ["optimizer.lr", "optimizer.weight_decay"]
+    assert "changed" not in record["attempts"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["trainer.max_epochs=2", "optimizer.lr=0.1"], "optimizer.lr=0.1: resume={} has nothing left to train"),
+        (["scheduler=constant"], "scheduler._target_=torch.optim.lr_scheduler.ConstantLR: resume={} goes on with"),
+        (["name=other"], "name=other: resume={} goes on with its own folder; leave one of them out"),
+        (["init_from=x.ckpt"], "init_from=x.ckpt: resume={} goes on with its own weights; leave one of them out"),
+        (["folder=elsewhere"], "folder=elsewhere: resume={} goes on with its own folder; leave one of them out"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(
+    words: list[str], text: str, script: Script, begun: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    done = continued(script, begun, folder, *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {text.format(folder)}")
+    assert done.stderr.count("\n") == 1
+    assert (folder / "record.json").read_text() == (begun / "record.json").read_text()
+
+
+class Module(L.LightningModule):
+    """As someone else writes it: optimizer and schedule of its own."""
+
+    def __init__(self, learning_rate: float = 0.1, schedule: str = "", step_size: int = 1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = nn.Linear(2, 1)
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        loss: Tensor = self.layer(batch).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        given: Any = self.hparams
+        optimizer = torch.optim.SGD(self.parameters(), lr=given.learning_rate)
+        if given.schedule == "onecycle":
+            return [optimizer], [OneCycleLR(optimizer, given.learning_rate, total_steps=100)]
+        return ([optimizer], [StepLR(optimizer, given.step_size)]) if given.schedule == "step" else optimizer
+
+
+def trained(tmp_path: Path, task: dict[str, Any], patience: int = 3, resume: bool = False) -> L.Trainer:
+    """A training of one epoch, or of a second one."""
+    stopping = {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": "loss", "patience": patience}
+    changes = Changes(DictConfig({"task": task, "callback": {"stop": stopping}}))
+    kept = ModelCheckpoint(tmp_path, "last", enable_version_counter=False)
+    path = str(tmp_path / "last.ckpt") if resume else None
+    if path:
+        changes.resume(torch.load(path, weights_only=True), ends=False)
+    trainer = L.Trainer(
+        max_epochs=1 + resume,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[kept, changes, EarlyStopping("loss", patience=patience)],
+    )
+    trainer.fit(Module(**task), DataLoader(torch.ones(4, 2)), ckpt_path=path)  # type: ignore[arg-type]
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore:.*num_workers", "ignore:Checkpoint directory")
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("", 1.0), ("step", 1.0 * 0.1**2), ("onecycle", None)],
+)
+def test_a_module_with_its_own_optimizer(schedule: str, expected: float | None, tmp_path: Path) -> None:
+    before = trained(tmp_path, {"learning_rate": 0.1, "schedule": schedule}).optimizers[0].param_groups[0]["lr"]
+    trainer = trained(tmp_path, {"learning_rate": 1.0, "schedule": schedule}, patience=7, resume=True)
+    group = trainer.optimizers[0].param_groups[0]
+    assert group["lr"] == pytest.approx(expected if expected else before * 10, rel=0.3 if not expected else 1e-9)
+    if schedule == "onecycle":
+        assert group["max_lr"] == 1.0
+    assert trainer.early_stopping_callback.patience == 7  # type: ignore[union-attr]
+
+
+@pytest.mark.filterwarnings("ignore:.*num_workers", "ignore:Checkpoint directory")
+def test_an_argument_of_a_scheduler(tmp_path: Path) -> None:
+    trained(tmp_path, {"schedule": "step", "step_size": 1})
+    trainer = trained(tmp_path, {"schedule": "step", "step_size": 9}, resume=True)
+    scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
+    assert scheduler.step_size == 9
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01)  # of the first epoch; not lowered again
+
+
+def test_nothing_changes_of_itself() -> None:
+    cfg = DictConfig({"optimizer": {"_target_": "torch.optim.SGD", "lr": float("nan")}, "seed": 1})
+    changes = Changes(cfg)
+    assert (
+        changes.resume({"settings": {"optimizer": {"_target_": "torch.optim.SGD", "lr": float("nan")}}}, ends=True)
+        == []
+    )
+    assert changes.resume({}, ends=True) == []  # of an earlier version
+    with pytest.raises(ConfigError, match=r"^optimizer\.lr=\.nan: resume=None has nothing left to train"):
+        changes.resume({"settings": {"optimizer": {"_target_": "torch.optim.SGD", "lr": 1.0}}}, ends=True)
