@@ -38,7 +38,7 @@ def test_a_run_and_the_same_again_are_equal_and_another_seed_is_not(script: Scri
     [
         ([], "error: run, with: say run=<folder> with=<folder>"),
         (["run=x", "with=y", "seed=1"], "error: seed=1: say run=<folder> with=<folder>"),
-        (["run=nowhere", "with=y"], "error: nowhere: no run there"),
+        (["run=nowhere", "with=y"], "error: run=nowhere: no run there"),
     ],
 )
 def test_mistakes_are_one_line(script: Script, words: list[str], message: str) -> None:

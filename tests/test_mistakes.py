@@ -156,8 +156,8 @@ MISTAKES = [
     ("+logger.wandb.api_key=abc", "logger.wandb.api_key: a secret must not be stored with the run; write"),
     ("+password=1234", "password: a secret must not be stored with the run"),
     # Earlier runs.
-    ("resume=/nowhere", "/nowhere: no run there"),
-    ("reproduce=/tmp", "/tmp: no run there"),
+    ("resume=/nowhere", "resume=/nowhere: no run there"),
+    ("reproduce=/tmp", "reproduce=/tmp: no run there"),
     ("resume=/tmp reproduce=/tmp", "resume and reproduce exclude each other; give one of them"),
     # Words.
     ("''", "'': cannot be read; say group=option, key=value, +key=value or ~key"),
