@@ -37,22 +37,25 @@ class Cluster:
         visible = {"SLURM_CLUSTER_VISIBLE": f"{ROOT}:{sys.base_prefix}:{sys.prefix}"}
         return run_command(["bash", str(CLUSTER), command, str(self.folder), *words], env=visible)
 
-    def call(self, *command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        env = [f"{name}={value}" for name, value in {"HOME": self.runs, "PYTHONWARNINGS": "default"}.items()]
-        words = ["exec", str(self.folder), "-u", self.user, "env", *env, *command]
+    def call(self, *command: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+        # git trusts no repository of another user.
+        given = {"HOME": self.runs, "PYTHONWARNINGS": "default", "GIT_CONFIG_COUNT": 1}
+        given |= {"GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"} | env
+        variables = [f"{name}={value}" for name, value in given.items()]
+        words = ["exec", str(self.folder), "-u", self.user, "env", *variables, *command]
         return run_command(["bash", str(CLUSTER), *words], timeout=timeout)
 
-    def launch(self, *words: str, torch: bool = False) -> subprocess.CompletedProcess[str]:
+    def launch(self, *words: str, torch: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
         """scripts/launch.py."""
         start = [sys.executable] if torch else [sys.executable, "-c", WITHOUT_TORCH]
-        return self.call(*start, "scripts/launch.py", *words)
+        return self.call(*start, "scripts/launch.py", *words, **env)
 
-    def submit(self, name: str, *words: str, torch: bool = False) -> tuple[Path, str]:
+    def submit(self, name: str, *words: str, torch: bool = False, **env: str) -> tuple[Path, str]:
         """The folder and the job's id of a new run."""
         folder = self.runs / name
-        done = self.launch("launch=slurm", f"folder={folder}", "trainer.accelerator=cpu", *words, torch=torch)
+        done = self.launch("launch=slurm", f"folder={folder}", "trainer.accelerator=cpu", *words, torch=torch, **env)
         assert done.returncode == 0, done.stderr
-        first = next(folder.parent.glob(f"{name}/**/record.json"))
+        first = next(folder.rglob("record.json"))
         return folder, str(json.loads(first.read_text())["launch"]["id"])
 
     def job(self, job_id: str) -> dict[str, str]:

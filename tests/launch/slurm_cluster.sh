@@ -4,6 +4,9 @@
 #   slurm_cluster.sh exec DIR [-n NODE] [-u USER] COMMAND...    on the login node, or on NODE
 #   slurm_cluster.sh crash DIR NODE                             as if the power went
 #   slurm_cluster.sh boot DIR NODE                              and came back
+#   slurm_cluster.sh orphan DIR NODE                            its slurmd dies, what it started goes on
+#   slurm_cluster.sh silence DIR                                its controller answers nobody
+#   slurm_cluster.sh answer DIR                                 and answers again
 #   slurm_cluster.sh stop DIR
 # Each node is a network, host name, process and mount namespace; its cable is a veth pair to a bridge that lives in the
 # login node's namespace. The machine's own network, /etc and cgroups stay as they are, and the end of one process ends
@@ -12,7 +15,7 @@
 set -euo pipefail
 self=$(readlink -f "$0")
 [ "$(id -u)" = 0 ] || exec sudo -n --preserve-env=PATH,SLURM_CLUSTER_SUBNET,SLURM_CLUSTER_VISIBLE "$self" "$@"
-command=${1:?start, exec, crash, boot or stop} dir=$(readlink -m "${2:?folder of the cluster}")
+command=${1:?start, exec, crash, boot, orphan, silence, answer or stop} dir=$(readlink -m "${2:?folder of the cluster}")
 shift 2
 subnet=${SLURM_CLUSTER_SUBNET:-10.213.7}
 conf=$dir/etc/slurm.conf
@@ -198,6 +201,9 @@ boot)
     ! outer "$1" >/dev/null || die "$1 is running"
     boot "$1" "$(node_address "$1")"
     ;;
+orphan) inside "$1" kill -KILL "$(cat "$dir/run/$1.slurmd")" ;;
+silence) inside login kill -STOP "$(cat "$dir/run/slurmctld")" ;;
+answer) inside login kill -CONT "$(cat "$dir/run/slurmctld")" ;;
 stop)
     for file in "$dir"/run/node*.pid "$dir/run/login.pid"; do
         name=${file##*/}

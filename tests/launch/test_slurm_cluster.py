@@ -3,14 +3,17 @@
 import json
 import os
 import re
+import shlex
 import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from conftest import Script
+from conftest import ROOT, Script
 
 from .conftest import Cluster, processes, wait_until
 
@@ -105,7 +108,7 @@ def test_of_an_array_one_task_starts_again_alone(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_what_is_cancelled_has_saved_and_goes_on_when_told(cluster: Cluster) -> None:
-    folder, _ = cluster.submit("cancelled", *WORDS, "trainer.max_epochs=60")
+    folder, _ = cluster.submit("cancelled", *WORDS, "trainer.max_epochs=60", "data.workers=2")
     wait_until(lambda: is_training(folder, 1), folder)
     refused = cluster.launch("launch=slurm", f"resume={folder}")
     assert refused.returncode == 2
@@ -122,6 +125,113 @@ def test_what_is_cancelled_has_saved_and_goes_on_when_told(cluster: Cluster) -> 
     assert attempts(folder)[1:] == ["completed"]
 
 
+def by_hand(cluster: Cluster, name: str, options: str, *words: str) -> tuple[Path, str]:
+    """The folder and the job's id of a run that a person's own script starts."""
+    folder, file = cluster.runs / name, cluster.runs / f"{name}.sh"
+    command = [
+        "srun",
+        sys.executable,
+        "scripts/train.py",
+        *WORDS,
+        "trainer.accelerator=cpu",
+        f"folder={folder}",
+        *words,
+    ]
+    lines = ["#!/bin/bash", f"#SBATCH {options} --output={cluster.runs}/{name}.log --open-mode=append", f"cd {ROOT}"]
+    file.write_text("\n".join([*lines, "export OMP_NUM_THREADS=1", shlex.join(command)]) + "\n")
+    done = cluster.call("sbatch", "--parsable", str(file))
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_a_script_written_by_hand_is_checked_and_continues_its_folder(cluster: Cluster) -> None:
+    two = ["trainer=ddp", "trainer.devices=2"]
+    folder, job = by_hand(cluster, "hand", "--ntasks-per-node=2 --requeue", *two, "trainer.max_epochs=60")
+    fewer, lone = by_hand(cluster, "fewer", "--ntasks=1", *two)
+    more, alone = by_hand(cluster, "more", "--nodes=1 --ntasks=2")
+    for told, number, place in (("1 task on 1 node", lone, fewer), ("2 tasks on 1 node", alone, more)):
+        wait_until(lambda number=number: cluster.job(number)["JobState"] == "FAILED", place)
+        text = place.with_suffix(".log").read_text()
+        assert (
+            len(re.findall(rf"^error: trainer.devices=\d, trainer.num_nodes=1: srun started {told}", text, re.M)) == 1
+        )
+        assert not place.exists()
+    wait_until(lambda: (folder / "checkpoints" / "last.ckpt").is_file(), folder)
+    cluster.call("scontrol", "requeue", job)
+    wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 180)
+    assert attempts(folder)[-1] == "completed", folder.with_suffix(".log").read_text()
+    assert record(folder)["attempts"][1]["resumed_from"]
+
+
+@pytest.mark.slow
+def test_a_shell_in_an_allocation_trains_a_run_for_each_command(cluster: Cluster) -> None:
+    train = f"{sys.executable} scripts/train.py {shlex.join(WORDS)} trainer.accelerator=cpu trainer.max_epochs=1"
+    train += f" runs={cluster.runs}/shell test=false"
+    shell = [f"{train} seed=1", f"{train} seed=2", f"{train} trainer=ddp trainer.num_nodes=2 trainer.devices=1"]
+    step = ["srun", "--job-name=try", "--ntasks=1", "bash", "-c", "; ".join(shell)]
+    done = cluster.call(*step, OMP_NUM_THREADS="1")
+    records = [json.loads(file.read_text()) for file in (cluster.runs / "shell").glob("*/*/record.json")]
+    assert sorted(found["seed"] for found in records) == [1, 2], done.stdout + done.stderr
+    assert "try trainer.devices=1 trainer.num_nodes=1, or srun --nodes=2" in done.stderr
+    lone = cluster.call("salloc", "--ntasks=2", "bash", "-c", f"srun {train}; {shell[2]}", OMP_NUM_THREADS="1")
+    errors = re.findall("^error: .*", lone.stderr, re.M)
+    assert len(errors) == 2, lone.stderr
+    assert "srun started 2 tasks on 1 node; try trainer.devices=2" in errors[0]
+    assert "python was started without srun" in errors[1]
+
+
+@pytest.mark.slow
+def test_restarts_need_no_tame_names_and_no_exported_variables(cluster: Cluster) -> None:
+    name = "a 'b' \"c\" #d %j"
+    words = ["trainer.max_epochs=60", "launch.setup=[export CHOSEN=yes]", 'name=it\'s "new" #1']
+    folder, job = cluster.submit(name, *WORDS, *words, SBATCH_EXPORT="NONE")
+    wait_until(lambda: is_training(folder, 1), folder)
+    assert str(folder / "code") in " ".join(psutil.Process(next(iter(processes(folder).values()))).cmdline())
+    cluster.call("scancel", "--signal=USR2", job)
+    wait_until(lambda: is_training(folder, 2), folder)
+    wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 180)
+    assert [reason.split(",")[0] for reason in attempts(folder)] == ["preempted by SIGUSR2", "completed"]
+    listed = cluster.launch("list", f"runs={cluster.runs.parent}")
+    assert f"{folder}: 2 attempts, completed" in listed.stdout, listed.stderr
+
+
+@pytest.mark.slow
+def test_a_start_that_was_given_up_stops_where_another_has_begun(cluster: Cluster) -> None:
+    folder, _ = cluster.submit("split", *WORDS, "trainer.max_epochs=2000")
+    wait_until(lambda: is_training(folder, 1), folder)
+    (node, pid) = next((node, pid) for (node, _), pid in processes(folder).items())
+    old = psutil.Process(pid)
+    assert cluster.manage("orphan", node).returncode == 0
+    wait_until(lambda: is_training(folder, 2), folder, 120)
+    wait_until(lambda: not old.is_running() or old.status() == psutil.STATUS_ZOMBIE, folder, 60)
+    assert [at for at, _ in processes(folder)] != [node]
+    assert "was taken over by process" in log(folder)
+    cluster.launch("cancel", f"run={folder}")
+    wait_until(lambda: "CANCELLED" in cluster.launch("status", f"run={folder}").stdout, folder)
+    assert attempts(folder)[-1].startswith("preempted by SIGTERM, saved ")
+    assert cluster.manage("crash", node).returncode == cluster.manage("boot", node).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_silent_controller_loses_no_job(cluster: Cluster) -> None:
+    folder, _ = cluster.submit("before", stand_in(cluster, "short.sh", "sleep 5"))
+    cluster.manage("silence")
+    try:
+        asked = cluster.launch("status", f"run={folder}")
+        assert asked.returncode == 2
+        assert re.match(r"error: job \d+: SLURM does not answer \(.*\); ask again later\n", asked.stderr)
+        answering = threading.Timer(8, cluster.manage, ["answer"])  # sbatch gives up after 5 s
+        answering.start()
+        late, job = cluster.submit("late", stand_in(cluster, "later.sh", "exit 0"))
+        answering.join()
+    finally:
+        cluster.manage("answer")
+    wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", late)
+    assert cluster.launch("logs", f"run={folder}", "--wait").returncode == 0
+    assert cluster.call("squeue", "-h").stdout == ""
+
+
 def stand_in(cluster: Cluster, name: str, *lines: str) -> str:
     """Something that is started in place of the interpreter."""
     file = cluster.runs / name
@@ -133,7 +243,9 @@ def stand_in(cluster: Cluster, name: str, *lines: str) -> str:
 @pytest.mark.slow
 def test_what_cannot_get_better_is_not_tried_for_ever(cluster: Cluster) -> None:
     two = ["trainer.num_nodes=1", "trainer.devices=2"]
-    crash = stand_in(cluster, "crash.sh", "kill -SEGV $$")
+    # As a run that crashes after it has seen that its checkpoints can be written.
+    place = '"${2#resume=}/checkpoints"'
+    crash = stand_in(cluster, "crash.sh", f"mkdir -p {place}; touch {place}/.probe; rm {place}/.probe; kill -SEGV $$")
     error = stand_in(cluster, "error.sh", "[ $SLURM_PROCID = 0 ] || exit 1", "exec sleep 60")
     chain = stand_in(cluster, "link.sh", 'echo >>"${2#resume=}/links"', '[ -e "${2#resume=}/over" ] && exit 0')
     with (cluster.runs / "link.sh").open("a") as more:

@@ -72,6 +72,12 @@ if [ "${SLURM_RESTART_COUNT:-0}" -ge %(restarts)d ]; then
     say "$cause; restarted %(restarts)d times, and no more"
     exit 1
 fi
+# Where SLURM gave this node up, it has started the job again elsewhere: that start is not to be cut short.
+now=$(scontrol -o show job "$job" 2>/dev/null | grep -m 1 -oE 'Restarts=[0-9]+')
+if [ -n "$now" ] && [ "$now" != "Restarts=${SLURM_RESTART_COUNT:-0}" ]; then
+    say "$cause; job $job has been started again elsewhere"
+    exit 1
+fi
 say "$cause; requeue"
 trap - TERM
 scontrol requeue "$job" && sleep 600 # SLURM ends this script

@@ -119,7 +119,7 @@ def submit(file: Path, *options: str, known: Sequence[str] = ()) -> str:
 
 
 def jobs() -> list[Queued]:
-    """The user's jobs that wait or run, in the order of their numbers; nothing where there is no SLURM.
+    """The user's jobs that wait or run, in the order of their numbers; nothing where there is no cluster.
 
     Raises:
         Unreachable: SLURM does not answer.
@@ -127,8 +127,8 @@ def jobs() -> list[Queued]:
     if not shutil.which("squeue"):
         return []
     told = _ask("squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%T|%j|%o")
-    if told.returncode:
-        raise Unreachable(f"squeue refuses: {' '.join(told.stderr.split())}")
+    if told.returncode and SILENT.search(told.stderr):
+        raise Unreachable(f"SLURM does not answer ({' '.join(told.stderr.split())}); ask again later")
     found = {}
     for line in told.stdout.splitlines():
         number, state, rest = line.split("|", 2)
