@@ -57,6 +57,8 @@ def missing(data: Any, task: L.LightningModule, split: str) -> str | None:
         return f"{type(task).__name__} has no {step}"
     if loader_owner(data, task, split) is None:
         return f"{type(data or task).__name__} has no {split}_dataloader"
+    if split in getattr(data, "empty_splits", ()):  # of the data modules of this project, once they are loaded
+        return f"{type(data).__name__} has no samples in its {split} split (data.split)"
     return None
 
 

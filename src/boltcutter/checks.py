@@ -191,7 +191,7 @@ def check_kinds(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataM
     if str(wants) in fitting and str(has) in fitting and wants != has:  # a foreign class may call anything its kind
         picked = cfg.choices
         raise ConfigError(
-            f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting[has]}"
+            f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting[str(has)]}"
         )
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter import run, summary
 from boltcutter.adapt import loader_owner, missing, validates
-from boltcutter.assemble import Parts, assemble, check_cfg
+from boltcutter.assemble import Parts, assemble, check_cfg, told_in_one_line
 from boltcutter.config import ConfigError, hint
 from boltcutter.environment.process import is_first, leaving_together
 from boltcutter.loading import damage
@@ -82,6 +82,10 @@ def score(parts: Parts, checkpoint: str | None, output: Path, split: str = "test
     Raises:
         ConfigError: The task has no step for it, or nobody has its samples.
     """
+    if hasattr(parts.data, "empty_splits") and not parts.trainer.local_rank:
+        with told_in_one_line():
+            parts.data.prepare_data()
+            parts.data.setup("fit")
     if lack := missing(parts.data, parts.task, split):
         raise ConfigError(f"split={split}: {lack}; give it one, or choose another split")
     outcomes = Outcomes(output)

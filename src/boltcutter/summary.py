@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.fabric.utilities.data import sized_len
 from rich.console import Console
 
 from boltcutter.run import read_record
@@ -27,7 +28,7 @@ def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
     rows = {
         "run": str(folder),
         "model": f"{model}, {size:,} parameters" + (f", {trained:,} of them trained" if trained != size else ""),
-        "data": type(data).__name__ + (f", {_sizes(splits)}" if splits else ""),
+        "data": type(data).__name__ + (f", {_sizes(splits)}" if hasattr(splits, "_asdict") else ""),
         "devices": f"{devices}, {trainer.precision}",
         "batch": f"{batch} samples over all devices × {trainer.accumulate_grad_batches} accumulated" if batch else None,
         "W&B": _wandb(trainer),
@@ -87,7 +88,11 @@ def _after(steps: int | None) -> str:
 
 
 def _sizes(splits: Any) -> str:
-    return ", ".join(f"{name} {len(split):,}" for name, split in splits._asdict().items())
+    """Samples of each split, of a stream of unknown length none."""
+    lengths = {name: sized_len(split) for name, split in splits._asdict().items() if split is not None}
+    return ", ".join(
+        f"{name} {length:,}" if length is not None else f"{name} a stream" for name, length in lengths.items()
+    )
 
 
 def _wandb(trainer: L.Trainer) -> str | None:

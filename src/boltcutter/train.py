@@ -100,6 +100,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
                 measured_after={name: steps for name, (_, steps) in found.items()},
             )
         kept = best_kept(parts.trainer, cfg.checkpoints)
+        lack = missing(parts.data, parts.task, "test")  # which splits are empty, only the first rank knew before
         scores = test(parts, folder, kept) if cfg.test and not lack else {}
         if first:
             run.update_record(folder, best=kept, best_after=steps_of(kept), test=scores)

@@ -1,9 +1,11 @@
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT, Script, apart
 from torch.utils.data import IterableDataset, get_worker_info
 
 from boltcutter.data.iterable import IterableLoader
@@ -72,3 +74,17 @@ def test_copies_share_nothing() -> None:
     loader = IterableLoader(Numbers(9), 4, seed=0, rank=0, world_size=1)
     assert [len(batch) for batch in copy.copy(loader)] == [4, 4, 1]
     assert loader.done == 0
+
+
+@pytest.mark.slow
+def test_two_ranks_end_together_and_equal_one(script: Script, tmp_path: Path) -> None:
+    env = {"PYTHONPATH": str(ROOT / "tests" / "foreign")}
+    words = ["data=synthetic", "data._target_=streams.Streams", "data.shape=[4]", "data.outputs=3", "model=linear"]
+    words += ["scheduler=constant", "logger=null", "report=false", "trainer.accelerator=cpu", "trainer.max_epochs=2"]
+    words += ["data.batch_size=8"]
+    two = ["trainer=ddp", "trainer.devices=2"]
+    for name, more, ranks in (("one", [], 0), ("two", two, 2), ("divided", [*two, "+data.divided=true"], 2)):
+        done = script("train", *more, *words, f"folder={tmp_path / name}", ranks=ranks, env=env)
+        assert done.returncode == 0, done.stderr
+        assert "train a stream" in done.stdout
+    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6

@@ -351,7 +351,7 @@ def test_a_stream_that_reads_a_part_for_each_process() -> None:
 
 def test_there_may_be_no_test_split() -> None:
     data = Ordinary(Plain())
-    assert data.missing == {"test"}
+    assert data.empty_splits == {"test"}
     with pytest.raises(ValueError, match=r"^data: there is no test split; .+$"):
         data.test_dataloader()
     train, val, test = split_indices(10, (0.9, 0.1, 0), 0)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conftest import Script
 from omegaconf import OmegaConf
 
 from boltcutter.build import build
@@ -48,7 +49,7 @@ def indices(data: Tabular) -> list[list[int]]:
 
 def test_diabetes_is_scaled_by_its_training_patients() -> None:
     data = Tabular()
-    assert data.sizes() == {"shape": [10], "outputs": 1}
+    assert data.sizes() == {"shape": [10], "outputs": 1, "kind": "numbers"}
     train, _, test = parts(data)
     assert (train[0].dtype, train[1].dtype, train[1].shape) == (torch.float32, torch.float32, (310, 1))
     assert train[0].mean(0).abs().max() < 1e-5
@@ -65,7 +66,11 @@ def test_columns_become_numbers(path: Path) -> None:
     data = Tabular(path=path, target="price")
     inputs, _ = parts(data)[0]
     rows = table().iloc[indices(data)[0]]
-    assert data.sizes() == {"shape": [8], "outputs": 1}  # age, three cities, smokes, rooms, two kinds
+    assert data.sizes() == {
+        "shape": [8],
+        "outputs": 1,
+        "kind": "numbers",
+    }  # age, three cities, smokes, rooms, two kinds
     assert data.statistics["categories"] == {"city": ["Lima", "Oslo", "Rome"], "kind": ["flat", "house"]}
     assert np.array_equal(inputs[:, 1:4], rows["city"].to_numpy()[:, None] == np.array([["Lima", "Oslo", "Rome"]]))
     for column, name in ((0, "age"), (4, "smokes"), (5, "rooms")):
@@ -74,7 +79,7 @@ def test_columns_become_numbers(path: Path) -> None:
 
 
 def test_val_and_test_rows_have_no_part_in_the_statistics(path: Path) -> None:
-    before = Tabular(path=path, target="price")
+    before = Tabular(path=path, target="price", fill_missing=True)
     train, val, test = indices(before)
     changed = table()
     for rows in (val, test):
@@ -82,13 +87,13 @@ def test_val_and_test_rows_have_no_part_in_the_statistics(path: Path) -> None:
         changed.loc[rows, "city"] = "Atlantis"
         changed.loc[rows[0], "age"] = np.nan
     changed.to_csv(path, index=False)
-    after = Tabular(path=path, target="price")
+    after = Tabular(path=path, target="price", fill_missing=True)
     assert torch.equal(parts(before)[0][0], parts(after)[0][0])
     assert after.statistics == before.statistics
     assert not torch.equal(parts(before)[2][0], parts(after)[2][0])
     changed.loc[train[0], "age"] = 99
     changed.to_csv(path, index=False)
-    other = Tabular(path=path, target="price")
+    other = Tabular(path=path, target="price", fill_missing=True)
     other.setup("fit")
     assert other.statistics != before.statistics
 
@@ -99,7 +104,7 @@ def test_missing_values_get_the_training_median_and_unknown_text_nothing(path: P
     holes.loc[1::7, "age"] = np.inf
     holes.loc[::5, "city"] = None
     holes.to_csv(path, index=False)
-    data = Tabular(path=path, target="price")
+    data = Tabular(path=path, target="price", fill_missing=True)
     train = indices(data)[0]
     known = holes["age"].iloc[train].replace(np.inf, np.nan)
     median, mean, std = data.statistics["numbers"]["age"]
@@ -114,6 +119,28 @@ def test_missing_values_get_the_training_median_and_unknown_text_nothing(path: P
     row = table(1).assign(city="Atlantis", age=np.nan)
     row.to_csv(path, index=False)
     assert data.read([path])[0][0, :4].tolist() == pytest.approx([(median - mean) / std, 0, 0, 0])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_missing_or_infinite_are_refused(path: Path, value: float) -> None:
+    rows = table()
+    rows.loc[[3, 5], "age"] = value
+    rows.loc[::5, "city"] = None  # text may be missing
+    rows.to_csv(path, index=False)
+    with pytest.raises(ValueError, match=r"column age has 2 missing or infinite values; .* data.fill_missing=true"):
+        Tabular(path=path, target="price").setup("fit")
+    Tabular(path=path, target="price", ignore=["age"]).setup("fit")
+    data = Tabular(path=path, target="price", fill_missing=True)
+    data.setup("fit")
+    data.fill_missing = False
+    with pytest.raises(ValueError, match=r"homes.csv: column age has 2 missing or infinite values"):
+        data.read([path])
+
+
+def test_there_may_be_no_test_rows(path: Path) -> None:
+    data = Tabular(path=path, target="kind", split=(0.9, 0.1, 0))
+    assert [len(split[0]) for split in parts(data)] == [180, 20, 0]
+    assert data.empty_splits == {"test"}
 
 
 @pytest.mark.parametrize(("target", "classes"), [("kind", ["flat", "house"]), ("smokes", ["False", "True"])])
@@ -140,7 +167,7 @@ def test_whole_numbers_are_classes_if_told_so_and_keep_their_order(path: Path) -
 def test_several_targets_and_columns_left_out(path: Path) -> None:
     data = Tabular(path=path, target=["price", "rooms"], ignore=["city", "kind"])
     targets = parts(data)[0][1]
-    assert data.sizes() == {"shape": [2], "outputs": 2}
+    assert data.sizes() == {"shape": [2], "outputs": 2, "kind": "numbers"}
     assert targets.shape == (140, 2)
     assert data.statistics["target_std"] == pytest.approx(targets.double().std(0, correction=0).tolist())
 
@@ -270,6 +297,19 @@ def test_dates_are_refused(tmp_path: Path) -> None:
 
 def test_its_option_builds(path: Path) -> None:
     cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "tabular.yaml")})
-    assert build(cfg.data, "data").sizes() == {"shape": [10], "outputs": 1}
+    assert build(cfg.data, "data").sizes() == {"shape": [10], "outputs": 1, "kind": "numbers"}
     cfg.data.path, cfg.data.target, cfg.data.shape = str(path), ["price", "rooms"], [7]
-    assert build(cfg.data, "data").sizes() == {"shape": [7], "outputs": 2}
+    assert build(cfg.data, "data").sizes() == {"shape": [7], "outputs": 2, "kind": "numbers"}
+
+
+def test_classes_of_text_are_trained_on_without_a_test_split(script: Script, path: Path, tmp_path: Path) -> None:
+    words = [f"data.path={path}", "data.target=kind", "data.split=[0.9,0.1,0]", "data=tabular", "task=classification"]
+    words += ["model=linear", "logger=null", "report=false", "trainer.max_epochs=1", f"folder={tmp_path / 'run'}"]
+    done = script("train", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("test split") == 1
+    assert not (tmp_path / "run" / "evaluation").exists()
+    refused = script("evaluate", f"run={tmp_path / 'run'}", "split=test")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "split=test" in refused.stderr

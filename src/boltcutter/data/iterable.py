@@ -47,7 +47,8 @@ class IterableLoader:
         collate: Makes a batch of a list of samples; none means torch's own way.
     """
 
-    is_sharded = True
+    is_sharded = True  # so that nobody shards it once more
+    batch_sampler = None  # Lightning asks for it
 
     def __init__(
         self,

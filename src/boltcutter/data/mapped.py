@@ -40,11 +40,11 @@ class MapSamples:
             indices = torch.from_numpy(batch.array)
             return [tensor[indices] for tensor in self.dataset.tensors]
         if hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset):
-            indices = list(batch)
-            seed_generators(batch.seed, batch.epoch, indices[0])
-            samples = self.dataset.__getitems__(indices)
+            several: list[int] = batch.array.tolist()
+            seed_generators(batch.seed, batch.epoch, several[0])
+            samples = self.dataset.__getitems__(several)
         else:
-            samples = [self._sample(index, batch) for index in batch]
+            samples = [self._sample(index, batch) for index in batch.array.tolist()]
         return (self.collate or default_collate)(samples)
 
     def fingerprint(self) -> bytes:

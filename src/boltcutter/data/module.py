@@ -132,9 +132,8 @@ class DataModule(L.LightningDataModule, ABC):
         return None
 
     @property
-    def missing(self) -> set[str]:
-        """Names of splits without a sample, which cannot be evaluated."""
-        self.setup("fit")
+    def empty_splits(self) -> set[str]:
+        """Names of splits without a sample, which cannot be evaluated; known once the data is loaded."""
         splits = self.splits._asdict() if self.splits else {}
         return {name for name, split in splits.items() if _is_empty(split)}
 

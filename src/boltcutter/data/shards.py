@@ -232,13 +232,15 @@ class Shards(DataModule):
             shards |= dict.fromkeys(cut, shards["train"])
         made = {}
         for name, found in shards.items():
+            if cut.get(name) == 0:
+                continue
             if not sum(map(len, found)) or (name in parts and parts[name][0] == parts[name][1]):
                 raise ValueError(f"data.split={list(self.split)}: nothing is left for {name}; set data.{name} to files")
             augment = self.augment if name == "train" else None
             made[name] = ShardSamples(
                 found, self.shape, self.kind, self.outputs, part=parts.get(name), seed=self.seed, augment=augment
             )
-        return Splits(made["train"], made["val"], made["test"])
+        return Splits(**made)
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
         """Pictures (channels, height, width), or ``.npy`` files of one sample each."""

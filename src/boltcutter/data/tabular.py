@@ -22,15 +22,17 @@ Floats = npt.NDArray[np.float64]
 class Tabular(DataModule):
     """A CSV or Parquet file, or scikit-learn's diabetes patients, as vectors of numbers.
 
-    Columns of numbers are scaled to mean 0 and deviation 1; missing and infinite values get the median. A column of
-    text becomes a 0 or 1 for each value that it has; missing and new values are 0 everywhere. Medians, means,
-    deviations and values are the train split's alone, and checkpoints keep them: prediction does without the table.
+    Columns of numbers are scaled to mean 0 and deviation 1; missing and infinite values are refused, or get the median.
+    A column of text becomes a 0 or 1 for each value that it has; missing and new values are 0 everywhere. Medians,
+    means, deviations and values are the train split's alone, and checkpoints keep them: prediction does without the
+    table.
 
     Args:
         path: Of the table, ``.csv``, ``.csv.gz`` or ``.parquet``; none means the diabetes patients.
         target: Column to predict, or several of numbers.
         kind: Whether targets are classes or numbers; where it is not given, text and truth values are classes.
         ignore: Columns to leave out, such as names and row numbers.
+        fill_missing: Whether missing and infinite numbers get the median of their column, in place of being refused.
         shape: Of one sample; found where it is not given.
         outputs: Number of classes or of target columns; found where it is not given.
         split: Shares of train, val and test, stratified by class.
@@ -48,6 +50,7 @@ class Tabular(DataModule):
         target: str | list[str] | None = None,
         kind: Kind | None = None,
         ignore: Sequence[str] = (),
+        fill_missing: bool = False,
         shape: tuple[int] | None = None,
         outputs: int | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
@@ -60,13 +63,14 @@ class Tabular(DataModule):
             raise ValueError(f"data.target is not set; name the column of {path} to predict, as in data.target=price")
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
         self.kind_given, self.kind, self.ignore = kind, kind or "numbers", list(ignore)
+        self.fill_missing = fill_missing
         check_shares(split)
         self.shape, self.outputs, self.split = shape, outputs, split
 
     def sizes(self) -> dict[str, Any]:
-        """``shape`` and ``outputs``, as the train split has them."""
+        """``shape``, ``outputs`` and ``kind``, as the train split has them."""
         self.setup("fit")
-        return {"shape": list(self.shape or ()), "outputs": self.outputs}
+        return {"shape": list(self.shape or ()), "outputs": self.outputs, "kind": self.kind}
 
     def load(self) -> Splits:
         """Split the table's rows, measure the train split, and scale all three by it."""
@@ -78,9 +82,11 @@ class Tabular(DataModule):
         self.kind = self.kind_given or ("numbers" if all(map(_is_number, map(targets.get, targets))) else "classes")
         labels = self._labels(targets) if self.kind == "classes" else None
         shares = split_indices(len(table), self.split, self.seed, labels)
+        features = table.drop(columns=[*self.targets, *self.ignore])
+        self._check_finite(features, self._name)
         if not self.statistics:
             train = table.iloc[shares[0]]
-            self.statistics = measure(train.drop(columns=[*self.targets, *self.ignore]), self._name)
+            self.statistics = measure(features.iloc[shares[0]], self._name)
             self.statistics |= {"classes": self.classes} if labels is not None else self._scale(train)
         inputs = encode(table, self.statistics, self._name)
         expected = torch.from_numpy(self._numbers(targets) if labels is None else labels)
@@ -98,6 +104,7 @@ class Tabular(DataModule):
         inputs, names = [], []
         for path in paths:
             table = read_table(path, text=list(self.statistics["categories"]))
+            self._check_finite(table.filter(items=list(self.statistics["numbers"])), str(path))
             inputs.append(encode(table, self.statistics, str(path)))
             names += [f"{path}:{row}" for row in range(1, len(table) + 1)]
         return torch.cat(inputs), names
@@ -149,6 +156,23 @@ class Tabular(DataModule):
         if not np.isfinite(values).all():
             raise ValueError(f"{self._name}: {', '.join(self.targets)} has infinite values; correct these rows")
         return values
+
+    def _check_finite(self, features: pd.DataFrame, name: str) -> None:
+        """Refuse missing and infinite numbers, unless they are to be filled in."""
+        if self.fill_missing:
+            return
+        bad = {
+            column: count
+            for column in map(str, features.columns)
+            if _is_number(features[column]) and (count := int((~np.isfinite(_floats(features[column], name))).sum()))
+        }
+        if bad:
+            column, count = next(iter(bad.items()))
+            others = f", likewise {_names(list(bad)[1:])}" if len(bad) > 1 else ""
+            raise ValueError(
+                f"{name}: column {column} has {count} missing or infinite values{others}; correct these rows, set "
+                f"data.ignore=[{column}], or data.fill_missing=true for the median"
+            )
 
     def _scale(self, train: pd.DataFrame) -> dict[str, list[float]]:
         values = self._numbers(train)
@@ -247,5 +271,8 @@ def _floats(values: pd.Series[Any], name: str) -> Floats:
 
 
 def _list(table: pd.DataFrame) -> str:
-    names = list(map(str, table.columns))
+    return _names(list(map(str, table.columns)))
+
+
+def _names(names: list[str]) -> str:
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

@@ -80,8 +80,10 @@ class Text(TokenData):
         facts = json.loads((folder / "facts.json").read_text())
         tokenizer = make_tokenizer((folder / "tokenizer").read_text())
         self.statistics = {"tokenizer": tokenizer.saved, "token_bytes": tokenizer.token_bytes(self.outputs)}
-        made = {}
-        for name in NAMES:
+        made: dict[str, Any] = {}
+        for name, share in zip(NAMES, self.split, strict=True):
+            if not share:
+                continue
             file = folder / f"{name}.bin"
             tokens = np.asarray(np.memmap(file, facts["dtype"], mode="r")) if file.stat().st_size else np.empty(0)
             known = hashlib.sha256(f"{facts['contents'][name]}{self.shape}".encode()).digest()

@@ -221,8 +221,10 @@ class Tokens(TokenData):
         files = {name: self._open(name, pattern) for name, pattern in self.paths.items() if pattern}
         shares = dict(zip(self.paths, self.split, strict=True))
         cut = {name: shares[name] for name in self.paths if name == "train" or name not in files}
-        made = {}
+        made: dict[str, Any] = {}
         for name in self.paths:
+            if cut.get(name) == 0:
+                continue
             parts = files[name] if name not in cut else [(_share(t, cut, name), path) for t, path in files["train"]]
             made[name] = Windows(parts, self.shape[0], self.outputs, shift=name == "train")
         return Splits(**made)

@@ -1,0 +1,53 @@
+"""A data module of ours whose splits are streams of unknown length."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from boltcutter.data.module import DataModule, Splits
+
+
+class Numbers(IterableDataset[tuple[Tensor, Tensor]]):
+    """Random inputs beside their number."""
+
+    def __init__(self, begin: int, end: int, step: int = 1) -> None:
+        self.begin, self.end, self.step = begin, end, step
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(self.begin, self.end, self.step):
+            yield torch.cat([torch.tensor([float(number)]), torch.rand(3)]), torch.tensor(number % 3)
+
+
+class Divided(Numbers):
+    """Its parts do not have equally many."""
+
+    def shard(self, num_shards: int, index: int) -> "Divided":
+        return Divided(self.begin + index, self.end - 20 * index, num_shards)
+
+
+class Streams(DataModule):
+    """``divided``: ranks read parts."""
+
+    def __init__(
+        self,
+        *,
+        divided: bool = False,
+        shape: tuple[int] = (4,),
+        outputs: int = 3,
+        batch_size: int = 8,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
+        self.divided, self.shape, self.outputs, self.classes = divided, shape, outputs, ["a", "b", "c"]
+
+    def load(self) -> Splits:
+        train: Any = Divided if self.divided else Numbers
+        return Splits(train(0, 90), Numbers(0, 21))
+
+    def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+        raise NotImplementedError
