@@ -4,6 +4,7 @@ python scripts/launch.py launch=slurm trainer.num_nodes=2 trainer.devices=8 laun
 python scripts/launch.py launch=slurm launch.array='seed=1,2,3;optimizer.lr=0.1,0.01'
 python scripts/launch.py launch=slurm resume=runs/…
 python scripts/launch.py status|logs|cancel run=runs/…
+python scripts/launch.py list
 """
 
 from pathlib import Path

@@ -54,6 +54,10 @@ def test_the_name_of_a_folder_is_no_pattern(tmp_path: Path, name: str) -> None:
     assert names(tmp_path / "a1") == ["best-v[1].ckpt", "last.ckpt"]
 
 
+def test_a_folder_that_is_missing_has_none(tmp_path: Path) -> None:
+    assert names(tmp_path / "it's \"new\" \\" / "checkpoints") == []
+
+
 @pytest.mark.parametrize("left", [b"", b"PK", b"hello"])
 def test_what_a_crash_left_of_a_file_gives_way_to_the_one_before(saved: Path, left: bytes) -> None:
     saved.with_name("last-v1.ckpt").write_bytes(left)

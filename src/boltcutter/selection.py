@@ -48,7 +48,8 @@ def _files(place: str | Path, start: str = "") -> list[str]:
         try:
             listed = list(map(str, store.ls(folder, detail=False)))  # not glob: a folder's name may hold [, * or ?
         except FileNotFoundError as error:
-            if folder.strip("/") not in str(error):  # it is the bucket that is missing
+            # Where the folder is not what is missing, it is the bucket. The text has a path with quotes escaped.
+            if folder.strip("/") not in f"{error.filename} {error}":
                 raise
             return []
         named = [file for file in listed if re.fullmatch(rf"{start}.*\.ckpt", file.rpartition("/")[2], re.S)]
