@@ -30,7 +30,7 @@ def repository(tmp_path: Path) -> Path:
 def test_a_clean_tree_has_no_patch(repository: Path) -> None:
     state = lineage.git_state(repository)
     assert state["commit"] == git(repository, "rev-parse", "HEAD").strip()
-    assert (state["branch"], state["dirty"], state["patch"]) == ("main", False, "")
+    assert (state["branch"], state["dirty"], state["patch"]) == ("main", False, b"")
 
 
 def test_the_patch_makes_the_dirty_tree_again(repository: Path, tmp_path: Path) -> None:
@@ -40,17 +40,97 @@ def test_the_patch_makes_the_dirty_tree_again(repository: Path, tmp_path: Path) 
     before = git(repository, "status", "--porcelain")
     patch = lineage.git_state(repository)["patch"]
     assert git(repository, "status", "--porcelain") == before  # the user's index is as it was
-    (tmp_path / "patch").write_text(patch)
+    (tmp_path / "patch").write_bytes(patch)
     git(tmp_path, "clone", "-q", str(repository), "again")
     git(tmp_path / "again", "apply", str(tmp_path / "patch"))
     assert (tmp_path / "again" / "known.py").read_text() == "a = 2\n"
     assert (tmp_path / "again" / "new.py").read_text() == "b = 3\n"
-    assert "secret" not in patch
+    assert b"secret" not in patch
 
 
 def test_large_new_files_stay_out_of_the_patch(repository: Path) -> None:
     (repository / "weights.bin").write_bytes(b"x" * (lineage.UNTRACKED_BYTES + 1))
-    assert lineage.git_state(repository)["patch"] == ""
+    assert lineage.git_state(repository)["patch"] == b""
+
+
+FILES = {
+    "known.py": b"a = 1\r\nb = 2\r\n",
+    "latin.py": "# na\u00efve\n".encode("latin-1"),
+    "na\u00efve [1]*?.py": b"c = 1\n",
+    "binary.bin": bytes(range(256)),
+    " leading.py": b"d = 1",
+}
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["new", "changed"])
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("diff.external", "true"),
+        ("color.ui", "always"),
+        ("diff.noprefix", "true"),
+        ("diff.mnemonicPrefix", "true"),
+        ("core.quotePath", "true"),
+        ("diff.context", "0"),
+        ("core.safecrlf", "true"),
+        ("diff.renames", "copies"),
+    ],
+)
+def test_the_patch_is_the_same_whatever_is_configured(
+    repository: Path, tmp_path: Path, setting: str, value: str, committed: bool
+) -> None:
+    if committed:
+        for name in FILES:
+            (repository / name).write_bytes(b"before\n")
+        git(repository, "add", "-A")
+        git(repository, "commit", "-qm", "second")
+    for name, content in FILES.items():
+        (repository / name).write_bytes(content)
+    git(repository, "config", setting, value)
+    state = lineage.git_state(repository)
+    assert state["dirty"] is True
+    (tmp_path / "patch").write_bytes(state["patch"])
+    git(tmp_path, "clone", "-q", str(repository), "again")
+    git(tmp_path / "again", "apply", str(tmp_path / "patch"))
+    assert {name: (tmp_path / "again" / name).read_bytes() for name in FILES} == FILES
+
+
+def test_a_git_that_fails_is_not_a_clean_tree(repository: Path) -> None:
+    (repository / ".git" / "index").write_bytes(b"damaged")
+    state = lineage.git_state(repository)
+    assert (state["dirty"], state["patch"]) == (None, None)
+
+
+def test_a_repository_without_a_commit_has_a_patch(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "new.py").write_text("a = 1\n")
+    state = lineage.git_state(tmp_path)
+    assert (state["commit"], state["dirty"]) == (None, True)
+    assert b"+a = 1" in state["patch"]
+
+
+def test_variables_of_a_hook_do_not_mislead(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init", "-q", "other")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "nowhere"))
+    state = lineage.git_state(repository)
+    assert state["commit"]
+    assert state["dirty"] is False
+
+
+def test_secret_files_stay_out_of_the_patch(repository: Path) -> None:
+    secret = b"planted" + b"-secret"
+    key = b"-----BEGIN " + b"PRIVATE KEY-----\n" + secret
+    (repository / "conf").mkdir()
+    for name in (".env", "conf/server.pem", "known.py"):
+        (repository / name).write_bytes(key if name == "known.py" else secret)
+    git(repository, "add", ".env")  # also one that git knows by now
+    (repository / "new.py").write_text("b = 1\n")
+    state = lineage.git_state(repository)
+    assert secret not in state["patch"]
+    assert b"+b = 1" in state["patch"]
+    assert state["left_out"] == [".env", "conf/server.pem", "known.py"]
+    assert state["dirty"] is True
 
 
 def test_a_password_in_the_remote_is_not_kept(repository: Path) -> None:

@@ -18,12 +18,8 @@ from omegaconf import DictConfig as DictConfig  # the type of a configuration, f
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-# A token alone or of a service; pad_token and its like belong to a vocabulary.
-SECRET = re.compile(
-    r"(^|_)(api_?key|access_key|secret|password|passwd|credentials?|(api|access|auth|bearer|hf|hub|secret)_token)$"
-    r"|^token$",
-    re.I,
-)
+from boltcutter.redaction import redacted, stored_secrets
+
 INTEGER = re.compile(r"[-+]?(0|[1-9](_?\d)*)")
 NUMBER = re.compile(r"[-+]?(?!0\d)((\d+\.\d*|\.\d+)(e[-+]?\d+)?|\d+e[-+]?\d+)", re.I)
 RESERVED = {"true": True, "false": False, "null": None}
@@ -191,15 +187,7 @@ def public(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: A reference leads nowhere.
     """
-
-    def veil(node: Any) -> Any:
-        if isinstance(node, list):
-            return [veil(value) for value in node]
-        if isinstance(node, dict):
-            return {k: "***" if SECRET.search(str(k)) and v else veil(v) for k, v in node.items()}
-        return node
-
-    return dict(veil(resolved(cfg)))
+    return redacted(resolved(cfg), plain(cfg))
 
 
 def as_yaml(values: dict[str, Any]) -> str:
@@ -333,17 +321,10 @@ def follow(cfg: DictConfig, path: str) -> str:
 
 def _refuse_secrets(cfg: DictConfig) -> None:
     """A run's folder and W&B keep the configuration, so a secret may stand there by reference only."""
-    for path in paths(cfg):
-        leaf = path.rpartition(".")[2]
-        if SECRET.search(leaf):
-            node: Any = cfg
-            for part in path.split("."):
-                node = _node(node, part)
-            value = node._value()
-            if type(value) in (str, int, float) and value != "" and "${" not in str(value):
-                name = leaf.upper()
-                remedy = f"write '{path}=${{oc.env:{name}}}' and set {name}"
-                raise ConfigError(f"{path}: a secret must not be stored with the run; {remedy}")
+    for path, what in stored_secrets(plain(cfg)):
+        name = re.sub(r"\W", "_", path.rpartition(".")[2]).upper()
+        remedy = f"write '{path}=${{oc.env:{name}}}' and set {name}"
+        raise ConfigError(f"{path}: {what} must not be stored with the run; {remedy}")
 
 
 def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:

@@ -13,6 +13,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from boltcutter.redaction import PRIVATE_KEY, is_secret_file, without_credentials
+
+SETTINGS = tuple(
+    word
+    for setting in ("core.quotePath=false", "core.fsmonitor=false", "color.ui=false", "advice.addEmbeddedRepo=false")
+    for word in ("-c", setting)
+)
+# A patch as git apply takes it, whatever external programs, colours or prefixes are configured.
+DIFF = (
+    *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/"),
+    *("--full-index", "--unified=3", "--inter-hunk-context=0", "--ignore-submodules=dirty"),
+)
+MISLEADING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
+EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # stands for the commit where there is none yet
 UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
 SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repository that it was copied from
 
@@ -40,21 +54,26 @@ def differences(record: dict[str, Any]) -> list[str]:
 
 
 def git_state(where: Path) -> dict[str, Any]:
-    """Commit, branch, remote and uncommitted changes of the code; empty where git does not know it."""
+    """Commit, branch, remote and uncommitted changes of the code; empty where git does not know it.
+
+    ``patch`` is None where git could not tell the changes, and ``dirty`` then, too; ``left_out`` names the changed
+    files that look like secrets, which are not in the patch.
+    """
     if snapshot := next((file for folder in where.parents if (file := folder / SNAPSHOT).is_file()), None):
-        return dict(json.loads(snapshot.read_text()) | {"patch": ""})
+        return dict(json.loads(snapshot.read_text()) | {"patch": b""})
     top = _git(where, "rev-parse", "--show-toplevel")
     if not top:
-        return {"commit": None, "branch": None, "remote": None, "dirty": None, "changes": None, "patch": ""}
-    root = Path(top)
-    patch = _patch(root)
-    remote = _git(root, "config", "--get", "remote.origin.url") or None
+        return {"commit": None, "branch": None, "remote": None, "dirty": None, "changes": None, "patch": b""}
+    root = Path(os.fsdecode(top.removesuffix(b"\n")))
+    commit, remote = _text(root, "rev-parse", "--verify", "HEAD"), _text(root, "config", "--get", "remote.origin.url")
+    patch, left_out = _patch(root, commit or EMPTY_TREE)
     return {
-        "commit": _git(root, "rev-parse", "HEAD") or None,
-        "branch": _git(root, "rev-parse", "--abbrev-ref", "HEAD") or None,
-        "remote": _without_password(remote) if remote else None,
-        "dirty": bool(patch),
-        "changes": hashlib.sha256(patch.encode()).hexdigest()[:16] if patch else None,
+        "commit": commit,
+        "branch": _text(root, "rev-parse", "--abbrev-ref", "HEAD"),
+        "remote": without_credentials(remote) if remote else None,
+        "dirty": None if patch is None else bool(patch or left_out),
+        "changes": hashlib.sha256(patch).hexdigest()[:16] if patch else None,
+        "left_out": left_out,
         "patch": patch,
     }
 
@@ -93,32 +112,60 @@ def _cpu_name() -> str:
     )
 
 
-def _patch(root: Path) -> str:
-    """All that the last commit lacks, new files included, in the form of ``git apply``."""
-    new = [
-        name
-        for name in _git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
-        if name and (root / name).is_file() and (root / name).stat().st_size <= UNTRACKED_BYTES
-    ]
+def _patch(root: Path, commit: str) -> tuple[bytes | None, list[str]]:
+    """All that a commit lacks, new files included, in the form of ``git apply``; and the secret files left out of it.
+
+    The patch is None where git fails.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         index = Path(scratch) / "index"  # a copy, so that the user's own stays as it is
-        own = Path(_git(root, "rev-parse", "--absolute-git-dir")) / "index"
+        own = Path(os.fsdecode((_git(root, "rev-parse", "--absolute-git-dir") or b"").rstrip(b"\n"))) / "index"
         if own.is_file():
             shutil.copy(own, index)
-        env = os.environ | {"GIT_INDEX_FILE": str(index)}
-        if new:
-            _git(root, "add", "--intent-to-add", "--", *new, env=env)
-        return _git(root, "diff", "--binary", "HEAD", env=env, strip=False)
+        env = {"GIT_INDEX_FILE": str(index)}
+        new = _names(_git(root, "ls-files", "--others", "--exclude-standard", "-z"))
+        changed = _names(_git(root, *DIFF, "--name-only", "-z", commit, env=env))
+        if new is None or changed is None:
+            return None, []
+        new = [n for n in new if (root / n).is_file() and (root / n).stat().st_size <= UNTRACKED_BYTES]
+        secret = sorted(name for name in {*new, *changed} if holds_secret(root / name))
+        add = "".join(f"{name}\0" for name in new if name not in secret)
+        listed = ("--pathspec-from-file=-", "--pathspec-file-nul")
+        if add and _git(root, "--literal-pathspecs", "add", "--intent-to-add", *listed, env=env, given=add) is None:
+            return None, secret
+        without = [f":(top,exclude,literal){name}" for name in secret]
+        return _git(root, *DIFF, "--binary", commit, "--", ":(top)", *without, env=env), secret
 
 
-def _git(where: Path, *words: str, env: dict[str, str] | None = None, strip: bool = True) -> str:
+def holds_secret(file: Path) -> bool:
+    """Whether a file of the project holds keys, certificates or passwords, by its name or its contents."""
+    if is_secret_file(file.name):
+        return True
+    if file.is_symlink() or not file.is_file() or file.stat().st_size > UNTRACKED_BYTES:
+        return False
+    return bool(PRIVATE_KEY.search(file.read_bytes()))
+
+
+def _names(listed: bytes | None) -> list[str] | None:
+    return None if listed is None else [os.fsdecode(name) for name in listed.split(b"\0") if name]
+
+
+def _text(where: Path, *words: str) -> str | None:
+    """What git says, in one line; None where it says nothing or fails."""
+    return os.fsdecode(_git(where, *words) or b"").strip() or None
+
+
+def _git(where: Path, *words: str, env: dict[str, str] | None = None, given: str = "") -> bytes | None:
+    """What git prints, whatever the user has configured and a hook has set; None where it fails."""
+    inherited = {name: value for name, value in os.environ.items() if name not in MISLEADING}
     try:
-        done = subprocess.run(["git", "-C", str(where), *words], capture_output=True, text=True, env=env, timeout=60)
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return ""
-    return (done.stdout.strip() if strip else done.stdout) if done.returncode == 0 else ""
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url
+        done = subprocess.run(
+            ["git", *SETTINGS, "-C", str(where), *words],
+            input=os.fsencode(given),
+            capture_output=True,
+            env=inherited | (env or {}),
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

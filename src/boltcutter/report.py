@@ -22,8 +22,8 @@ import yaml
 from PIL import Image
 
 from boltcutter import run
-from boltcutter.config import SECRET
 from boltcutter.metrics import Mode, direction, split
+from boltcutter.redaction import hide_passwords, looks_secret
 
 POINTS = 1000  # of a curve
 DOTS = 2000  # of a scatter
@@ -325,7 +325,10 @@ def _tone(reason: str) -> str:
 def _veil(command: str) -> str:
     """The command without the values of secrets."""
     words = [word.partition("=") for word in shlex.split(command)]
-    return shlex.join(f"{k}{e}{'***' if SECRET.search(k.rpartition('.')[2]) and v else v}" for k, e, v in words)
+    hidden = [
+        "***" if looks_secret(key.rpartition(".")[2]) and value else hide_passwords(value) for key, _, value in words
+    ]
+    return shlex.join(f"{key}{sign}{value}" for (key, sign, _), value in zip(words, hidden, strict=True))
 
 
 def number(value: Any) -> str:

@@ -205,7 +205,11 @@ def record_code(folder: Path, state: dict[str, Any]) -> None:
         state: From ``lineage.git_state``.
     """
     if patch := state["patch"]:
-        (folder / "code.patch").write_text(patch)
+        (folder / "code.patch").write_bytes(patch)
+    elif patch is None:
+        print(f"warning: {folder}/code.patch is not written: git does not tell what is not committed", file=sys.stderr)
+    if left_out := state.get("left_out"):
+        print(f"note: code.patch leaves out {', '.join(left_out)}: by name or contents they hold secrets")
     update_record(folder, git=state | {"patch": "code.patch" if patch else None})
 
 

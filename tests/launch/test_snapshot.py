@@ -51,7 +51,7 @@ def test_a_copy_has_the_files_as_they_are_and_no_others(project: Path, monkeypat
     assert [path.name for path in (code / "src").iterdir()] == ["a.py"]
     assert os.readlink(code / "large") == str(project / "large")
     assert (code / "outside").resolve() == project.parent / "data"
-    assert lineage.git_state(code / "src") == state | {"patch": ""}
+    assert lineage.git_state(code / "src") == state | {"patch": b""}
 
 
 def test_without_git_there_is_nothing_to_copy(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from boltcutter.config import SECRET
+from boltcutter.redaction import looks_secret
 
 State = Literal["waiting", "running", "ended", "unknown"]
 SECONDS = 1.0  # between two looks at a log that is followed
@@ -147,7 +147,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
     for name in environment:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
             raise ValueError(f"launch.environment.{name!r} is no name of a variable; use letters, digits and _")
-        if SECRET.search(name):
+        if looks_secret(name):
             raise ValueError(
                 f"launch.environment.{name}: a secret must not stand in the job's file; "
                 "export it before launching, the job inherits it"

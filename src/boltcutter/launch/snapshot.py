@@ -50,7 +50,9 @@ def copy_code(root: Path, to: Path, state: dict[str, Any]) -> None:
 
 def _is_code(file: Path, run: Path) -> bool:
     """Whether a new file belongs to the code, by the rule for code.patch, and not to the run itself."""
-    return file.is_file() and file.stat().st_size <= lineage.UNTRACKED_BYTES and not file.is_relative_to(run)
+    if not file.is_file() or file.is_relative_to(run) or lineage.holds_secret(file):
+        return False
+    return file.stat().st_size <= lineage.UNTRACKED_BYTES
 
 
 def _files(root: Path, *options: str) -> list[str]:

@@ -1,0 +1,125 @@
+"""What must not be stored with a run: secrets by their keys, their variables and their files, passwords in URLs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+# A token alone or of a service; pad_token and its like belong to a vocabulary.
+_SERVICES = (
+    "access api auth aws bearer bot client csrf deploy git github gitlab hf hub jwt oauth oauth2 personal refresh sas "
+    "secret security session slack sts wandb"
+)
+_KEYS = "access account api client encryption license master private secret shared signing ssh storage"
+_OTHER = (
+    r"secrets?|passwords?|passwds?|pwd|passphrases?|credentials?|authorization|jwt|dsn|conn_str|netrc"
+    r"|(connection|database|db)_(string|str|uri|url)|sas_(url|uri)|webhook(_url)?"
+)
+SECRET = re.compile(
+    rf"(^|_)({_OTHER}|({'|'.join(_KEYS.split())})_?keys?|({'|'.join(_SERVICES.split())})_?tokens?)$|^token$", re.I
+)
+FILES = re.compile(
+    r"\.env(\.(?!example$|sample$|template$|dist$).*)?|.*\.env|\.envrc|\.netrc|\.pgpass|\.npmrc|\.pypirc|\.htpasswd"
+    r"|\.git-credentials|\.dockercfg|kubeconfig|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|credentials(\.(json|ya?ml|toml|ini|csv))?"
+    r"|secrets?\.(json|ya?ml|toml|ini|env|txt)|.*service[-_]?account.*\.json|application_default_credentials\.json"
+    r"|.*\.(pem|key|p12|pfx|p8|jks|keystore|crt|cer|der|ppk|kdbx|asc|gpg|ovpn)",
+    re.I,
+)
+PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY")
+HIDDEN = "***"
+SHORTEST = 6  # letters of a secret that is also looked for within other values
+VARIABLE = re.compile(r"oc\.env:\s*['\"]?(\w+)")
+URL = re.compile(r"([A-Za-z][\w+.-]*://)([^\s'\"<>,]*@[^\s'\"<>,]*)")
+PASSWORD = re.compile(r"[^/@:\s]*:(?!\d+(/|$))[^\s]*@")  # the beginning of a URL; after a host comes a port
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a key, or an environment variable, is one that holds a secret."""
+    return bool(SECRET.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")))
+
+
+def is_secret_file(name: str) -> bool:
+    """Whether a file of this name holds keys, certificates or passwords."""
+    return bool(FILES.fullmatch(name.rpartition("/")[2]))
+
+
+def without_credentials(url: str) -> str:
+    """A URL without user and password."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    if PASSWORD.match(rest):
+        return f"{scheme}://{rest.rpartition('@')[2]}"
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def has_password(text: str) -> bool:
+    """Whether a text has a URL with a password, and not a reference to one."""
+    return any(PASSWORD.match(rest) and "${" not in rest.rpartition("@")[0] for _, rest in URL.findall(text))
+
+
+def hide_passwords(text: str) -> str:
+    """A text in which URLs have no passwords."""
+
+    def hidden(found: re.Match[str]) -> str:
+        plain = without_credentials(found[0])
+        return found[0] if not PASSWORD.match(found[2]) else f"{found[1]}{HIDDEN}@{plain.partition('://')[2]}"
+
+    return URL.sub(hidden, text)
+
+
+def stored_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Where a configuration, its references not followed, has a secret itself: the key's path, and what it is."""
+    if isinstance(node, dict | list):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            where = f"{path}.{key}" if path else str(key)
+            literal = type(value) in (str, int, float) and value not in ("", "???") and "${" not in str(value)
+            if literal and looks_secret(str(key)):
+                yield where, "a secret"
+            elif isinstance(value, str) and has_password(value):
+                yield where, "a password in a URL"
+            else:
+                yield from stored_secrets(value, where)
+
+
+def redacted(resolved: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without secrets.
+
+    Args:
+        resolved: The configuration, every reference followed.
+        raw: The same, references as they are written.
+    """
+    secrets = sorted({text for text in _secrets(resolved, raw, False) if len(text) >= SHORTEST}, key=len, reverse=True)
+    return dict(_hide(resolved, secrets))
+
+
+def _secrets(node: Any, raw: Any, secret: bool) -> Iterator[str]:
+    """Texts that references bring in under keys, or from variables, which look secret."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            below = raw.get(key) if isinstance(raw, dict) else raw
+            yield from _secrets(value, below, secret or looks_secret(str(key)))
+    elif isinstance(node, list):
+        for place, value in enumerate(node):
+            below = raw[place] if isinstance(raw, list) and place < len(raw) else raw
+            yield from _secrets(value, below, secret)
+    elif isinstance(raw, str) and "${" in raw and isinstance(node, str):
+        if secret:
+            yield node
+        yield from (os.environ.get(name, "") for name in VARIABLE.findall(raw) if secret or looks_secret(name))
+
+
+def _hide(node: Any, secrets: Iterable[str]) -> Any:
+    if isinstance(node, list):
+        return [_hide(value, secrets) for value in node]
+    if isinstance(node, dict):
+        hidden = {key for key, value in node.items() if looks_secret(str(key)) and value and value is not True}
+        return {key: HIDDEN if key in hidden else _hide(value, secrets) for key, value in node.items()}
+    if isinstance(node, str):
+        for text in secrets:
+            node = node.replace(text, HIDDEN)
+        return hide_passwords(node)
+    return node
