@@ -100,17 +100,17 @@ def launch(configs: Path, words: list[str], flags: Sequence[str]) -> None:
         elif not can_check_values():
             print("note: without torch here, only the names of the configuration were checked, not its values")
         job = describe_job(cfgs, root, array=bool(launcher.array), copies=copies)
-        launcher.check(job)
-        if "--dry-run" in flags:
-            print(launcher.render(job), end="")
-        elif "--check" in flags:
-            print("ok")
-        else:
-            submit(launcher, settings, job, cfgs, bool(resumed))
-            print(f"python {sys.argv[0]} status|logs|cancel run={shown(job.folder)}")
-    if not {"--dry-run", "--check"} & set(flags) and "--wait" in flags:
-        ask("logs", job.folder, follow=True)
-        sys.exit(any(reason(folder) != "completed" for folder in job.runs))
+    launcher.check(job)
+    if "--dry-run" in flags:
+        print(launcher.render(job), end="")
+    elif "--check" in flags:
+        print("ok")
+    else:
+        submit(launcher, settings, job, cfgs, bool(resumed))
+        print(f"python {sys.argv[0]} status|logs|cancel run={shown(job.folder)}")
+        if "--wait" in flags:
+            ask("logs", job.folder, follow=True)
+            sys.exit(any(reason(folder) != "completed" for folder in job.runs))
 
 
 @contextmanager
@@ -290,8 +290,9 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
     for folder in job.runs:
         refuse_used(folder, resumed)
     try:
-        for cfg in cfgs:
-            run.freeze(cfg)
+        with variables_of_the_job(cfgs, launcher.environment):
+            for cfg in cfgs:
+                run.freeze(cfg)
         if job.root and job.code:
             state = lineage.git_state(job.root)
             snapshot.copy_code(job.root, job.code, state)
