@@ -77,6 +77,13 @@ def test_print() -> None:
     assert found["callback"]["best"]["dirpath"] == "runs/digits-mlp/<id>/checkpoints"
 
 
+def test_paths_below_home_are_expanded_as_a_shell_does(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    found = yaml.safe_load("\n".join(said("--print", "folder=~/runs/a", "init_from=~/b.ckpt", "name=a~/b")))
+    assert (found["folder"], found["checkpoints"]) == ("/home/me/runs/a", "/home/me/runs/a/checkpoints")
+    assert (found["init_from"], found["name"]) == ("/home/me/b.ckpt", "a~/b")
+
+
 def test_print_hides_secrets(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "abc")
     lines = said("--print", "+logger.wandb.api_key=${oc.env:KEY}")

@@ -38,6 +38,13 @@ def test_what_is_next_suits_the_run(
     assert f"trainer.max_{parts[1]}=<more>" in shown
 
 
+def test_what_looks_like_markup_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary.end(folder_with(tmp_path, "[bold]run [red]", test={"test/[blue]": 0.5}))
+    shown = capsys.readouterr().out
+    assert shown.count("[bold]run [red]") == 3
+    assert "test/[blue]" in shown
+
+
 def test_without_a_checkpoint_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary.end(folder_with(tmp_path, "run", metrics={"val/loss": 12345.678}))
     shown = capsys.readouterr().out

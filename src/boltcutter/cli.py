@@ -93,6 +93,8 @@ def main(
         own: Flags that ``module`` answers, with what --help says; one may stand in for one of ``FLAGS``.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--complete" not in words:
+        words = [expand_home(word) for word in words]
     try:
         flags = [word for word in words if word.startswith("-")]
         if not set(flags) <= own.keys():
@@ -116,6 +118,12 @@ def main(
         rank = rank_of_many()
         print("error" if rank is None else f"error on rank {rank}", error, sep=": ", file=sys.stderr)
         sys.exit(1)
+
+
+def expand_home(word: str) -> str:
+    """A word whose value is a path below ``~``, as a shell would have expanded it by itself."""
+    key, equals, value = word.partition("=")
+    return f"{key}={os.path.expanduser(value)}" if equals and value.startswith("~/") else word
 
 
 def _adopt() -> None:

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from boltcutter import run, summary
 from boltcutter.adapt import loader_owner, missing, validates
 from boltcutter.assemble import Parts, assemble, check_cfg, told_in_one_line
+from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, hint
 from boltcutter.environment.process import is_first, leaving_together
 from boltcutter.loading import damage
@@ -106,7 +107,7 @@ def score(parts: Parts, checkpoint: str | None, output: Path, split: str = "test
     scores = {re.sub(r"^test(?=[/_.-])", split, name): value for name, value in logged.items()}
     if parts.trainer.is_global_zero:
         output.mkdir(parents=True, exist_ok=True)
-        run.write_atomically(output / "metrics.json", json.dumps(scores, indent=2) + "\n")
+        write_text(output / "metrics.json", json.dumps(scores, indent=2) + "\n")
     return scores
 
 

@@ -21,7 +21,7 @@ import pandas as pd
 import yaml
 from PIL import Image
 
-from boltcutter import run
+from boltcutter.atomic import write_text
 from boltcutter.metrics import Mode, direction, split
 from boltcutter.redaction import hide_passwords, looks_secret
 
@@ -35,7 +35,7 @@ PIXELS = 128  # side of a picture; larger ones are made smaller
 def write(folder: Path) -> Path:
     """Write ``report.html`` of the run in ``folder``; what is not in the folder is left out with a word."""
     path = folder / "report.html"
-    run.write_atomically(path, render(folder))
+    write_text(path, render(folder))
     return path
 
 

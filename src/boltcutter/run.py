@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter import lineage
+from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, DictConfig, as_yaml, compose, merge, plain, public
 from boltcutter.environment import lease
 from boltcutter.environment.process import is_first
@@ -144,14 +145,7 @@ def update_record(folder: Path, **facts: Any) -> None:
     lease.check()
     path = folder / "record.json"
     record = read_record(folder) if path.is_file() else {}
-    write_atomically(path, json.dumps(record | facts, indent=2, default=str) + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside the file, then put it in place."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    draft.replace(path)
+    write_text(path, json.dumps(record | facts, indent=2, default=str) + "\n")
 
 
 def last_checkpoint(place: str) -> str | None:
@@ -173,7 +167,7 @@ def freeze(cfg: DictConfig, **facts: Any) -> None:
     """Make the folder with ``config.yaml``, and what is known before the run begins in ``record.json``."""
     folder = Path(cfg.folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "config.yaml", as_yaml(public(cfg)))
+    write_text(folder / "config.yaml", as_yaml(public(cfg)))
     facts["config"] = plain(cfg)  # a resumed run may have been given new words
     if not (folder / "record.json").is_file() or "attempts" not in read_record(folder):
         facts |= {"id": folder.name, "name": cfg.name, "command": shlex.join(sys.argv), "seed": cfg.seed}

@@ -7,7 +7,6 @@ Parts get a new folder each time and the file comes last, in one step: until the
 
 from __future__ import annotations
 
-import os
 import pickle
 import secrets
 import shutil
@@ -23,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from boltcutter.atomic import sync_folder
 from boltcutter.storage import CheckpointError
 
 CUT = ("state_dict", "optimizer_states")  # of a checkpoint, what ranks have parts of
@@ -198,11 +198,7 @@ def _checksum(file: Path) -> int:
 def _sync(folder: Path) -> None:
     """Have the names on the disk: of the files, and of the folder."""
     for place in (folder, folder.parent):
-        entry = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(entry)
-        finally:
-            os.close(entry)
+        sync_folder(place)
 
 
 @contextmanager

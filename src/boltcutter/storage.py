@@ -11,6 +11,8 @@ from typing import IO, Any
 
 import fsspec
 
+from boltcutter.atomic import draft_for, sync_folder
+
 _copy: tuple[str, IO[bytes]] | None = None  # of what was last read behind a URL: which it is, and a file that goes away
 
 
@@ -26,7 +28,7 @@ def check_place(place: str | Path) -> None:
     Raises:
         CheckpointError: They cannot.
     """
-    probe = f"{place}/.probe-{os.getpid()}"
+    probe = f"{place}/{draft_for(Path('probe')).name}"
     try:
         store, path = store_of(probe)
         if not is_url(place):
@@ -96,7 +98,7 @@ def write_atomically(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
         if left.name.startswith(f".{path.name}."):  # by a process that was killed
             left.unlink()
     # In the same folder: a rename from another disk would be a copy, which a kill can cut short.
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = draft_for(path)
     try:
         with open(draft, "wb") as file:
             dump(file)
@@ -105,11 +107,7 @@ def write_atomically(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
-    entry = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(entry)  # the name, too, must outlast a power cut
-    finally:
-        os.close(entry)
+    sync_folder(path.parent)
 
 
 def text_of(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
 from rich.console import Console
+from rich.markup import escape
 
 from boltcutter.run import read_record
 
@@ -109,6 +110,6 @@ def _show(rows: Mapping[str, str | None]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for name, text in shown.items():
         first, *more = text.split("\n")
-        console.print(f"[bold]{name:{width}}[/]  ", first, sep="", markup=True)
+        console.print(f"[bold]{escape(f'{name:{width}}')}[/]  {escape(first)}")
         for line in more:
-            console.print(" " * (width + 1), line)
+            console.print(" " * (width + 1), line, markup=False)

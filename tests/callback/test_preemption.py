@@ -210,3 +210,30 @@ def test_wherever_it_stops_the_loggers_see_the_same(tmp_path: Path, interval: fl
     whole = fit(tmp_path / "whole", interval)
     fit(tmp_path / "cut", interval, place)
     assert fit(tmp_path / "cut", interval, checkpoint=tmp_path / "cut" / "last-preempted.ckpt") == whole
+
+
+TIME_LIMIT = """
+import os, time
+from datetime import timedelta
+from types import SimpleNamespace
+import torch.distributed as dist
+from boltcutter.callback.preemption import Preemption
+dist.init_process_group("gloo")
+strategy = SimpleNamespace(_timeout=timedelta(seconds=1))
+callback = Preemption("folder")
+callback.setup(SimpleNamespace(strategy=strategy, _signal_connector=SimpleNamespace()), None, "fit")
+began = time.monotonic()
+if dist.get_rank() == 0:
+    try:
+        callback._agree(SimpleNamespace(strategy=strategy))
+    except RuntimeError:
+        assert time.monotonic() - began < 10
+    else:
+        raise AssertionError("agreed alone")
+else:
+    time.sleep(2)
+"""
+
+
+def test_ranks_wait_for_one_another_no_longer_than_the_timeout(two_ranks: Script) -> None:
+    two_ranks(TIME_LIMIT)

@@ -43,7 +43,10 @@ class Preemption(Callback):
         trainer._signal_connector.register_signal_handlers = signals.listen  # type: ignore[method-assign]
         if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not self._world:
             # The flag stays on the host: on the device it would make each step wait for the one before.
-            self._world, self._group = dist.group.WORLD, dist.new_group(backend="gloo")
+            self._world, self._group = (
+                dist.group.WORLD,
+                dist.new_group(backend="gloo", timeout=getattr(trainer.strategy, "_timeout", None)),
+            )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """As ``teardown``, which does not come then."""

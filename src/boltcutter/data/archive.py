@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-import os
+import secrets
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ def _numbers(member: tarfile.TarInfo, file: Any, known: dict[bytes, tuple[int, i
 
 def _write(path: Path, found: dict[str, Array]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     with open(draft, "wb") as file:
         np.savez(file, allow_pickle=False, **found)
     draft.replace(path)

@@ -125,9 +125,9 @@ def _receive(url: str, file: IO[bytes]) -> None:
 def _shown(response: IO[bytes], url: str, start: int, total: int | None) -> Iterator[bytes]:
     """Chunks as they come, under a progress bar where a person looks on."""
     console = Console(stderr=True)
-    columns = (TextColumn(url.rpartition("/")[2]), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=total, completed=start)
+        task = progress.add_task(url.rpartition("/")[2], total=total, completed=start)
         while chunk := response.read(CHUNK):
             yield chunk
             progress.advance(task, len(chunk))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import os
+import secrets
 import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -101,7 +101,7 @@ class Text(TokenData):
         settings = [saved, self.outputs if saved == "bpe" else None, self.split, self.seed]
         folder = self.cache / hashlib.sha256(json.dumps([stats, settings]).encode()).hexdigest()[:16]
         if not (folder / "facts.json").is_file():
-            draft = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+            draft = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.part")
             draft.mkdir(parents=True, exist_ok=True)
             try:
                 self._make(draft, share_out(files, self.split, self.seed), saved)

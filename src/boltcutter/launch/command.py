@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter import build, lineage, run
+from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, DictConfig, compose, one_line, parse, plain, public, say
 from boltcutter.describe import describe as describe_keys
 from boltcutter.environment.identity import fresh
@@ -300,7 +301,7 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
                 if "git" not in run.read_record(folder):
                     run.record_code(folder, state)
         file = job.folder / "job.sh"
-        run.write_atomically(file, launcher.render(job))
+        write_text(file, launcher.render(job))
         ids = launcher.submit(job, file)
     except UnclearSubmission:
         raise  # the job may start, and needs its folder

@@ -1,0 +1,37 @@
+"""Files that are whole or not there, also after a power cut."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+
+def draft_for(path: Path) -> Path:
+    """A name beside ``path`` that no other process chooses; numbers of processes repeat in other containers."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside the file, flush it to the disk, and then give it its name."""
+    draft = draft_for(path)
+    try:
+        with open(draft, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder, where its file system can; some refuse it, and lose nothing else."""
+    with suppress(OSError):
+        entry = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(entry)
+        finally:
+            os.close(entry)

@@ -1,0 +1,42 @@
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from boltcutter.atomic import draft_for, sync_folder, write_text
+
+
+def test_drafts_of_equal_processes_differ(tmp_path: Path) -> None:
+    assert draft_for(tmp_path / "a") != draft_for(tmp_path / "a")
+
+
+def test_what_cannot_be_written_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text(tmp_path / "a", "before")
+
+    def refuse(file: int) -> None:
+        raise OSError(errno.EIO, "refused")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="refused"):
+        write_text(tmp_path / "a", "after")
+    assert (tmp_path / "a").read_text() == "before"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_system_that_cannot_flush_folders_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flush, flushed = os.fsync, []
+
+    def refuse_folders(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "not for folders")
+        flush(file)
+        flushed.append(file)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    sync_folder(tmp_path)
+    sync_folder(tmp_path / "missing")
+    write_text(tmp_path / "a", "text")
+    assert (tmp_path / "a").read_text() == "text"
+    assert len(flushed) == 1
