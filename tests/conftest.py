@@ -27,6 +27,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two processes for all quick tests; for some of them, or for slow ones, this process alone."""
     some = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword or config.option.usepdb
@@ -34,10 +35,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process, which then makes their fixtures once."""
+    """Keep the tests of a file in one process, which then makes their fixtures once, and all tests of the cluster."""
     for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
+        group = "cluster" if "cluster" in getattr(item, "fixturenames", ()) else str(item.path.relative_to(ROOT))
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def state(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:

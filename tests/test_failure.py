@@ -56,7 +56,10 @@ def test_an_exception_on_one_rank_is_told_with_its_number_and_ends_all(script: S
     assert "of rank 1 alone" in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
 
 
-@pytest.mark.parametrize("words", [[], ["trainer=ddp"]], ids=["torchrun", "Lightning's own"])
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param([], id="torchrun"), pytest.param(["trainer=ddp"], id="Lightning's own", marks=pytest.mark.slow)],
+)
 def test_a_killed_rank_is_named(script: Script, tmp_path: Path, words: list[str]) -> None:
     done = fail(script, tmp_path, "SIGKILL", *words, ranks=0 if words else 2)
     assert "error on rank 0: rank 1 of 2 ended or does not answer" in done.stderr

@@ -93,6 +93,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_tests_are_killed(tmp_path: Path) -> None:
     file = tmp_path / "sleeps.py"
     file.write_text("import time\ntime.sleep(60)")

@@ -13,7 +13,10 @@ WORDS = [*QUICK, "model=mlp", "trainer.accelerator=cpu"]
 NARROW = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"])
+@pytest.mark.parametrize(
+    "precision",
+    ["bf16-mixed", "16-true", *(pytest.param(p, marks=pytest.mark.slow) for p in ("64-true", "bf16-true", "16-mixed"))],
+)
 def test_each_precision_learns_and_goes_on(script: Script, tmp_path: Path, precision: str) -> None:
     words = [*WORDS, f"trainer.precision={precision}", "+optimizer.eps=1e-4", f"folder={tmp_path}"]
     done = script("train", *words)

@@ -22,6 +22,7 @@ def told(env: dict[str, str]) -> list[str]:
     return [env[name] for name in TOLD]
 
 
+@pytest.mark.slow
 def test_two_processes_of_mpirun_train_one_run_as_one_process(script: Script, tmp_path: Path) -> None:
     require("mpirun", install="apt-get install openmpi-bin")
     done = script("train", *WORDS, f"folder={tmp_path}/one")

@@ -44,10 +44,11 @@ def is_training(folder: Path, start: int) -> bool:
     return len(starts) > start and re.search(r"^epoch ", starts[-1], re.M) is not None
 
 
-def test_two_nodes_of_two_ranks_train_as_one_process(cluster: Cluster, script: Script, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_ranks_of_two_nodes_train_as_one_process(cluster: Cluster, script: Script, tmp_path: Path, ranks: int) -> None:
     words = [*WORDS, "trainer.max_epochs=3"]
-    folder = cluster.runs / "whole"
-    two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.num_nodes=2", "trainer.devices=2"]
+    folder = cluster.runs / f"whole-{ranks}"
+    two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.num_nodes=2", f"trainer.devices={ranks}"]
     done = cluster.launch("launch=slurm", *words, *two, f"folder={folder}", "--wait", torch=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 3/3" in done.stdout  # of the job's log

@@ -447,6 +447,7 @@ def test_a_fused_optimizer_goes_with_a_gradient_scaler_and_clipping(tmp_path: Pa
     assert made.model.weight.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch's compiler
 def test_a_compiled_model_trains_alike_under_the_same_names(tmp_path: Path) -> None:
     class Own(nn.Sequential):  # torch's own would not be compiled
