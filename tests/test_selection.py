@@ -55,7 +55,7 @@ def test_the_name_of_a_folder_is_no_pattern(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder_that_is_missing_has_none(tmp_path: Path) -> None:
-    assert names(tmp_path / "it's \"new\" \\" / "checkpoints") == []
+    assert names(tmp_path / 'it\'s "new" \\' / "checkpoints") == []
 
 
 @pytest.mark.parametrize("left", [b"", b"PK", b"hello"])

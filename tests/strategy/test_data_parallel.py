@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, Script, state
+from conftest import QUICK, Script, require, state
 
 DP = ["trainer=dp", "trainer.accelerator=cpu"]
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
@@ -70,6 +70,7 @@ def test_a_convnet_trains_in_bfloat16_on_copies(script: Script, tmp_path: Path) 
 
 
 def test_a_compiled_model_is_refused_in_one_line(script: Script, tmp_path: Path) -> None:
+    require("g++", install="apt-get install g++")
     done = script("train", *WORDS, *DP, "trainer.devices=2", "task.compile=true", f"folder={tmp_path}/run")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

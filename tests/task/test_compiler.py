@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, Script, apart, state
+from conftest import QUICK, Script, apart, require, state
 from torch import Tensor, nn
 
 from boltcutter.task.compiler import Inductor
@@ -25,6 +25,7 @@ class Counting(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch's compiler
 def test_each_time_after_the_first_is_counted_with_its_reason() -> None:
+    require("g++", install="apt-get install g++")
     model = Counting()
     compiled = Inductor(model)
     found = [float(compiled(torch.ones(()))) for _ in range(2)]
