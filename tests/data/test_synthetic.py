@@ -6,6 +6,7 @@ import torch
 from omegaconf import OmegaConf
 
 from boltcutter.build import build
+from boltcutter.data.sampler import Batch
 from boltcutter.data.synthetic import Synthetic
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
@@ -31,14 +32,42 @@ def test_targets_can_be_numbers() -> None:
     assert data.classes == []
 
 
-def test_noise_is_a_pure_function_of_the_seed() -> None:
+def test_noise_is_a_pure_function_of_seed_and_index() -> None:
     assert Synthetic(length=20).fingerprint() == Synthetic(length=20).fingerprint()
     assert Synthetic(length=20).fingerprint() != Synthetic(length=20, seed=1).fingerprint()
-    data = Synthetic(length=200)
+    data, held = Synthetic(length=2000), Synthetic(length=2000, in_memory=True)
+    for module in (data, held):
+        module.setup("fit")
+        assert module.splits is not None
+    train, val, test = data.splits  # type: ignore[misc]
+    assert val.fingerprint() != test.fingerprint()
+    inputs, targets = train.__getitems__(Batch(range(2000), seed=3, epoch=4))
+    assert inputs.float().mean() == pytest.approx(127.5, abs=1)
+    assert torch.bincount(targets).tolist() == pytest.approx([200] * 10, abs=60)
+    assert len(torch.unique(inputs.flatten(1), dim=0)) > 1990
+    one, target = train.__getitems__(Batch([77]))
+    assert torch.equal(one[0], inputs[77])
+    assert target[0] == targets[77]
+    assert torch.equal(held.splits.train.inputs, inputs)  # type: ignore[union-attr]
+    assert not torch.equal(val.__getitems__(Batch([77]))[0], one)
+
+
+def test_normal_noise_has_mean_0_and_deviation_1() -> None:
+    data = Synthetic(length=500, dtype="float32", kind="numbers", outputs=3)
     data.setup("fit")
-    assert data.splits is not None
-    assert data.splits.val.fingerprint() != data.splits.test.fingerprint()
-    assert data.splits.train.inputs.float().mean() == pytest.approx(127.5, abs=1)  # type: ignore[attr-defined]
+    inputs, targets = data.splits.train.__getitems__(Batch(range(500)))  # type: ignore[union-attr]
+    for values in (inputs, targets):
+        assert values.mean() == pytest.approx(0, abs=0.1)
+        assert values.std() == pytest.approx(1, abs=0.1)
+
+
+def test_the_number_of_samples_costs_nothing() -> None:
+    data = Synthetic(length=10**8, shape=(100, 100))
+    loader = data.train_dataloader()
+    inputs, _ = next(iter(loader))
+    assert inputs.shape == (64, 100, 100)
+    assert len(loader) == 10**8 // 64
+    assert sum(split.inputs.nbytes for split in data.splits) < 2e7  # type: ignore[union-attr]
 
 
 def test_arrays_are_read(tmp_path: Path) -> None:

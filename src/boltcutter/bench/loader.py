@@ -32,7 +32,7 @@ TARGET = 1.1
 
 def in_memory(folder: Path, **settings: Any) -> Work:
     """Samples that are held in memory."""
-    data = _made("synthetic.Synthetic", **settings)
+    data = _made("synthetic.Synthetic", in_memory=True, **settings)
     inputs, targets = (part.numpy() for part in (data.splits.train.inputs, data.splits.train.targets))
     return data, None, lambda at: (inputs[at], targets[at])
 

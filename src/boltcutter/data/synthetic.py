@@ -1,20 +1,87 @@
-"""Random samples of any size, to measure speed with."""
+"""Random samples of any size and number, to measure speed with."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from boltcutter.data.files import stretches
+from boltcutter.data.loader import Pair
 from boltcutter.data.module import DataModule, Kind, Splits, TensorSamples
+from boltcutter.data.sampler import Batch, uniform
+
+POOL = 1 << 22  # random values that samples are windows of; no more than ``uniform`` has different numbers
+
+
+class Noise:
+    """Samples that are a function of their index, and held nowhere.
+
+    Each is a window of ``POOL`` random values, from a place that depends on its index: all look random, but of very
+    many samples some are the same.
+
+    Args:
+        length: Samples.
+        shape: Of one input.
+        outputs: Number of classes, or of numbers in a target.
+        kind: Whether targets are classes or numbers.
+        dtype: Of inputs.
+        key: What the samples depend on: a seed, and a number for the split.
+    """
+
+    def __init__(
+        self, length: int, shape: tuple[int, ...], outputs: int, kind: str, dtype: str, key: tuple[int, int]
+    ) -> None:
+        self.length, self.shape, self.outputs, self.kind, self.dtype, self.key = (
+            length,
+            shape,
+            outputs,
+            kind,
+            dtype,
+            key,
+        )
+        random, width = np.random.default_rng(key), math.prod(shape)
+        inputs = POOL + width
+        self.inputs: npt.NDArray[Any] = (
+            random.integers(0, 256, inputs, np.uint8)
+            if dtype == "uint8"
+            else random.standard_normal(inputs, np.float32)
+        )
+        self.numbers = random.standard_normal(POOL + outputs, np.float32) if kind == "numbers" else None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitems__(self, batch: Batch) -> Pair:
+        """Inputs and targets of the samples in ``batch``."""
+        drawn = uniform(Batch(batch.array, seed=self.key[0], epoch=self.key[1]), 2)
+        inputs = _windows(self.inputs, drawn[:, 0], math.prod(self.shape)).reshape(-1, *self.shape)
+        if self.numbers is not None:
+            return inputs, _windows(self.numbers, drawn[:, 1], self.outputs)
+        classes = np.minimum(drawn[:, 1].astype(np.float64) * self.outputs, self.outputs - 1).astype(np.int64)
+        return inputs, torch.from_numpy(classes)
+
+    def fingerprint(self) -> bytes:
+        """Of what the samples are a function of."""
+        facts = (self.key, self.length, self.shape, self.outputs, self.kind, self.dtype)
+        return hashlib.sha256(repr(facts).encode()).digest()
+
+
+def _windows(pool: npt.NDArray[Any], places: npt.NDArray[np.float32], width: int) -> Tensor:
+    """Windows of the pool, (N, width), at places in [0, 1)."""
+    chosen = stretches(pool, 0, POOL, width)[(places.astype(np.float64) * POOL).astype(np.int64)]
+    return torch.from_numpy(chosen.view(pool.dtype).reshape(-1, width))
 
 
 class Synthetic(DataModule):
-    """Noise with random targets; the same for the same seed.
+    """Noise with random targets; the same for the same seed. Any number of samples takes the same memory.
 
     Args:
         shape: Of one sample.
@@ -22,6 +89,7 @@ class Synthetic(DataModule):
         kind: Whether targets are classes or numbers.
         dtype: Bytes from 0 to 255, or numbers of mean 0 and deviation 1.
         length: Training samples; val and test have a tenth of it each.
+        in_memory: Whether all samples are held in memory, as those of small data sets are.
         batch_size: Samples in one step over all devices.
         seed: What samples and order depend on.
         workers: Processes for each device that prepare batches.
@@ -35,6 +103,7 @@ class Synthetic(DataModule):
         kind: Kind = "classes",
         dtype: Literal["uint8", "float32"] = "uint8",
         length: int = 10_000,
+        in_memory: bool = False,
         batch_size: int = 64,
         seed: int = 0,
         workers: int = 0,
@@ -46,11 +115,12 @@ class Synthetic(DataModule):
             if value < 1:
                 raise ValueError(f"data.{setting}={value} is not a number of anything; try 10")
         self.shape, self.outputs, self.kind, self.dtype, self.length = shape, outputs, kind, dtype, length
+        self.in_memory = in_memory
         if kind == "classes":
             self.classes = [str(number) for number in range(outputs)]
 
     def load(self) -> Splits:
-        """Make all samples, in memory."""
+        """Make the splits."""
         tenth = max(1, self.length // 10)
         return Splits(*(self._make(split, length) for split, length in enumerate((self.length, tenth, tenth))))
 
@@ -72,17 +142,6 @@ class Synthetic(DataModule):
             names += [str(path)] if single else [f"{path}:{index}" for index in range(len(found))]
         return torch.cat(inputs), names
 
-    def _make(self, split: int, length: int) -> TensorSamples:
-        random = np.random.default_rng([self.seed, split])
-        size = (length, *self.shape)
-        inputs = (
-            random.integers(0, 256, size, np.uint8)
-            if self.dtype == "uint8"
-            else random.standard_normal(size, np.float32)
-        )
-        targets = (
-            random.integers(0, self.outputs, length, np.int64)
-            if self.kind == "classes"
-            else random.standard_normal((length, self.outputs), np.float32)
-        )
-        return TensorSamples(torch.from_numpy(inputs), torch.from_numpy(targets))
+    def _make(self, split: int, length: int) -> Noise | TensorSamples:
+        noise = Noise(length, self.shape, self.outputs, self.kind, self.dtype, (self.seed, split))
+        return TensorSamples(*noise.__getitems__(Batch(range(length)))) if self.in_memory else noise
