@@ -112,6 +112,30 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_in_one_line(script: Scrip
     assert done.stderr.count(": the gradient of model.hidden.0.weight") == 2
 
 
+FROZEN = """
+from boltcutter.model.mlp import MLP
+
+class Frozen(MLP):
+    def __init__(self, stage: int) -> None:
+        super().__init__((1, 8, 8), 10, hidden=[32])
+        self.stages(2)[stage].requires_grad_(False)
+"""
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_whose_weights_are_all_frozen_trains_with_the_others(
+    script: Script, tmp_path: Path, stage: int
+) -> None:
+    (tmp_path / "frozen_stage.py").write_text(FROZEN)
+    words = [*WORDS, "~model", "+model._target_=frozen_stage.Frozen", f"+model.stage={stage}", "name=frozen"]
+    words += ["trainer.max_steps=5", "test=false", "trainer.gradient_clip_val=0.01", "timeout=30"]
+    for name, more in (("one", []), ("two", [*PIPELINE, "trainer.devices=2"])):
+        env = {"PYTHONPATH": str(tmp_path)}
+        done = script("train", *words, *more, f"folder={tmp_path}/{name}", ranks=2 if more else 0, env=env)
+        assert done.returncode == 0, done.stderr
+    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6
+
+
 def task(model: nn.Module | None = None, **options: Any) -> Classification:
     return Classification(model or MLP((6,), 3, hidden=[5]), optimizer=torch.optim.SGD, **options)
 

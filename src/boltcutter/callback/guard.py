@@ -88,14 +88,15 @@ class Guard(Callback):
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
         gradients = [parameter.grad for parameter in _weights(optimizer) if parameter.grad is not None]
-        if not gradients:
+        over_ranks = getattr(trainer.strategy, "norm_over_stages", None)  # each rank has other weights
+        if not gradients and over_ranks is None:
             return
         self._judge(trainer, pl_module)
-        norms = torch.stack(torch._foreach_norm(gradients))
+        # A rank whose own weights are all frozen has no gradient, but must answer the others.
+        norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=pl_module.device)
         cut = hasattr(norms, "full_tensor")  # each rank has a part of each gradient
         if cut:
             norms = norms.full_tensor()  # type: ignore[attr-defined]
-        over_ranks = getattr(trainer.strategy, "norm_over_stages", None)  # each rank has other weights
         norm = over_ranks(_weights(optimizer), norms) if over_ranks else torch.linalg.vector_norm(norms)
         late = over_ranks is None and self._late(norm, optimizer)
         if late:

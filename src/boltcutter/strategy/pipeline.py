@@ -126,7 +126,8 @@ class PipelineStrategy(strategies.DDPStrategy):
             parameters: This rank's.
             norms: Of the gradient of each.
         """
-        counted = torch.tensor([id(p) not in self._known().elsewhere for p in parameters], device=norms.device)
+        elsewhere = self._known().elsewhere
+        counted = torch.tensor([id(p) not in elsewhere for p in parameters], dtype=torch.bool, device=norms.device)
         total = torch.where(counted, norms, 0).square().sum()
         dist.all_reduce(total)
         return total.sqrt()
@@ -241,8 +242,11 @@ class PipelineStrategy(strategies.DDPStrategy):
     def _clip(self, optimizer: Optimizer, clip_val: float) -> None:
         weights = [w for group in optimizer.param_groups for w in group["params"] if w.grad is not None]
         gradients = [weight.grad for weight in weights]
-        norm = self.norm_over_stages(weights, torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, (clip_val / (norm + 1e-6)).clamp(max=1.0))
+        # A stage whose weights are all frozen has no gradient, but must answer the others.
+        norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.root_device)
+        norm = self.norm_over_stages(weights, norms)
+        if gradients:
+            torch._foreach_mul_(gradients, (clip_val / (norm + 1e-6)).clamp(max=1.0))
 
     def _look(self, loss: Any) -> None:
         """See that the task's loss is the one whose gradients were made."""

@@ -245,7 +245,8 @@ class Task(L.LightningModule, ABC):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif norm.device.type != "cpu" or norm.item() > gradient_clip_val:  # a device is not waited for
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            torch._foreach_mul_(gradients, (gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
+            if gradients:  # a pipeline's stage may be frozen
+                torch._foreach_mul_(gradients, (gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what is gathered of an epoch that is not over, of each rank that sees other samples."""
