@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from boltcutter.data.loader import FETCH
 from boltcutter.data.sampler import Batch
 from boltcutter.data.tokenizer import train_bpe
 from boltcutter.data.tokens import Tokens, Windows
@@ -166,3 +167,17 @@ def test_a_token_beyond_the_vocabulary_is_told(tmp_path: Path, split: str) -> No
     found.__getitems__(Batch([0, 1, 8]))
     with pytest.raises(ValueError, match=r"^a.bin: token 1000 is not one of the 1000 of the vocabulary; set data.outp"):
         found.__getitems__(Batch([0, 9]))
+
+
+def test_short_windows_are_fetched_by_the_pages_that_they_are_in(tmp_path: Path) -> None:
+    np.arange(400_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    data = Tokens(path=str(tmp_path / "a.bin"), shape=(8,), outputs=65536, batch_size=16)
+    loader = data.train_dataloader()
+    asked = []
+    windows = loader.dataset
+    fetch = windows.__getitems__
+    windows.__getitems__ = lambda batch: asked.append(len(batch)) or fetch(batch)  # type: ignore[func-returns-value]
+    for _, _ in zip(loader, range(200), strict=False):
+        pass
+    assert max(asked) * 4096 <= FETCH
+    assert max(asked) > 16

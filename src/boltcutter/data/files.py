@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+PAGE = 4096  # bytes that a system reads from a disk at least
 BLOCK, BLOCKS = 4096, 16  # bytes of a block, and blocks of each file, that a fingerprint looks at
 
 

@@ -20,7 +20,11 @@ FETCH = 1 << 20  # bytes of small batches fetched at once; what is read stays in
 
 @runtime_checkable
 class Samples(Protocol):
-    """A data set that is fetched a whole batch at a time."""
+    """A data set that is fetched a whole batch at a time.
+
+    Where it has ``read_bytes``, that is what the disk reads for one sample at least; ``blocks`` are lengths of
+    stretches of samples that are best read one after another.
+    """
 
     def __len__(self) -> int: ...
 
@@ -91,7 +95,9 @@ class Loader(DataLoader[Any]):
             parts = samples.__getitems__(chosen)
             if self.pin_memory:
                 parts = (parts[0].pin_memory(), parts[1].pin_memory())
-            most[0] = max(1, FETCH * count // max(1, parts[0].nbytes + parts[1].nbytes))
+            # A disk reads pages: of short samples that are far apart, it reads much more than is kept.
+            read = max(1, parts[0].nbytes + parts[1].nbytes, getattr(samples, "read_bytes", 0) * len(chosen))
+            most[0] = max(1, FETCH * count // read)
             # Not as views, each of which would know of all others.
             size = len(parts[0]) // count
             yield [parts] if count == 1 else zip(parts[0].unsafe_split(size), parts[1].unsafe_split(size), strict=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from boltcutter.data.archive import Archive
 from boltcutter.data.augment import Augment
-from boltcutter.data.files import find, sampled
+from boltcutter.data.files import PAGE, find, sampled
 from boltcutter.data.loader import Pair
 from boltcutter.data.module import DataModule, Kind, Splits, check_shares
 from boltcutter.data.picture import read_pictures
@@ -72,6 +72,7 @@ class ShardSamples:
 
     Attributes:
         blocks: Lengths of stretches that are best read one after another; none where any order will do.
+        read_bytes: What the disk reads for a sample, at least.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class ShardSamples:
         self.order = np.random.default_rng(seed).permutation(count) if part else None
         self.mine = self.order[slice(*part)] if part and self.together == 1 and self.order is not None else None
         together = any(getattr(shard, "together", False) for shard in shards)
+        self.read_bytes = 2 * PAGE  # at least, of inputs and targets
         self.blocks = [len(shard) for shard in shards] if together else None
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from boltcutter.data.files import find, sampled, stretches
+from boltcutter.data.files import PAGE, find, sampled, stretches
 from boltcutter.data.loader import Pair
 from boltcutter.data.module import DataModule, Splits, check_shares
 from boltcutter.data.sampler import Batch
@@ -36,6 +36,9 @@ class Windows:
         vocabulary: Tokens are below this.
         shift: Whether each epoch begins at another place, so that windows are cut otherwise each time.
         fingerprint: Of the contents, where it is known already.
+
+    Attributes:
+        read_bytes: What the disk reads for a window: the pages that it is in.
 
     Raises:
         ValueError: There is not one window.
@@ -64,6 +67,7 @@ class Windows:
         dtypes = {tokens.dtype for tokens, _ in self.parts}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.int64)
         self.unsigned = np.dtype(f"u{self.dtype.itemsize}")  # in which a token below zero is a large one
+        self.read_bytes = PAGE + (context + 1) * self.dtype.itemsize
         self.any_fits = self.dtype.kind == "u" and np.iinfo(self.dtype).max < vocabulary
 
     def __len__(self) -> int:
