@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -50,8 +51,18 @@ def main(configs: Path, words: list[str]) -> None:
             with lease.held(Path(cfg.folder), holds=is_first()):
                 check_start(cfg, given=given)
                 train(cfg)
+        except signals.Preempted as left:
+            if is_first():
+                print(f"{left.reason}{'' if left.requeued else how_to_resume(Path(cfg.folder))}", file=sys.stderr)
+            raise
         except lease.LeaseRefused as error:
             raise ConfigError(f"{'resume' if cfg.resume else 'folder'}={cfg.folder}: {error}") from error
+
+
+def how_to_resume(folder: Path) -> str:
+    """What to say after how a training was interrupted; nothing where it had not begun."""
+    begun = (folder / "record.json").is_file()
+    return f"; continue with: python {shlex.quote(sys.argv[0])} resume={shlex.quote(str(folder))}" if begun else ""
 
 
 def train(cfg: DictConfig) -> dict[str, float]:

@@ -41,8 +41,9 @@ def training(forks: ForkServer, folder: Path, *words: str, ranks: int = 0) -> It
     argv = ["scripts/train.py", *WORDS, f"folder={folder}", *words]
     with ExitStack() as stack:
         nothing = stack.enter_context(open(os.devnull, "wb")).fileno()
+        errors = stack.enter_context(open(folder.with_name("errors"), "ab")).fileno()
         processes = [
-            stack.enter_context(forks.start(argv, environment(**rank), nothing, 2))
+            stack.enter_context(forks.start(argv, environment(**rank), nothing, errors))
             for rank in (rank_variables(ranks) if ranks else [{}])
         ]
         end = time.monotonic() + 60
@@ -97,6 +98,10 @@ def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(
         assert [process.wait(timeout=20) for process in processes] == [128 + number] * len(processes)
     (attempt,) = record(folder)["attempts"]
     assert attempt["reason"].startswith(f"preempted by {name}, saved ")
+    assert folder.with_name("errors").read_text() == (
+        f"preempted by {name}, saved {folder}/checkpoints/last-preempted.ckpt; "
+        f"continue with: python scripts/train.py resume={folder}\n"
+    )
     saved = torch.load(folder / "checkpoints" / "last-preempted.ckpt", weights_only=True)
     assert saved["global_step"] < record_steps(whole)
     done = script("train", f"resume={folder}", *resume, ranks=2 if words == TWO else 0)

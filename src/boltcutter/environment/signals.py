@@ -33,12 +33,17 @@ class Preempted(SystemExit):
         number: Of the signal.
         saved: The checkpoint that was written for it, or what there was to save.
         together: Whether all ranks leave at the same place, and can wait for one another.
+
+    Attributes:
+        status: Of the process, if no launcher waits for a mark.
+        requeued: Whether one does, and starts the run again.
+        reason: In words.
     """
 
     def __init__(self, number: int, saved: str, *, together: bool = True) -> None:
         self.status, self.together = 128 + number, together
-        mark = os.environ.get(REQUEUE)
-        super().__init__(0 if mark else self.status)
+        self.requeued = bool(os.environ.get(REQUEUE))
+        super().__init__(0 if self.requeued else self.status)
         self.reason = f"preempted by {signal.Signals(number).name}, {saved}"
 
     def __str__(self) -> str:
