@@ -5,11 +5,15 @@ from unittest import mock
 
 import pytest
 import torch
+from conftest import Script
+from lightning.pytorch.plugins import FSDPPrecision
+from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from boltcutter.checkpoint import AtomicCheckpointIO
 from boltcutter.storage import CheckpointError
-from boltcutter.strategy.fsdp import FSDPStrategy
+from boltcutter.strategy.fsdp import FSDPStrategy, NotClipped
 
 
 class Evil:
@@ -38,3 +42,64 @@ def test_a_folder_is_refused(strategy: FSDPStrategy) -> None:
     Path("last.ckpt").mkdir()
     with pytest.raises(ValueError, match=r"^trainer\.strategy\.state_dict_type=sharded: last\.ckpt is a folder"):
         strategy.load_checkpoint("last.ckpt")
+
+
+SHARDED = """
+import copy
+from types import SimpleNamespace
+import lightning as L
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from boltcutter.callback.guard import Guard, NonFinite
+from boltcutter.strategy.fsdp import FSDPStrategy
+
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+torch.manual_seed(0)
+plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+model = FullyShardedDataParallel(copy.deepcopy(plain), device_id=torch.device("cpu"), use_orig_params=True)
+strategy = FSDPStrategy(parallel_devices=[torch.device("cpu")] * 2)
+strategy.model = model
+optimizers = [torch.optim.SGD(module.parameters(), lr=1.0) for module in (plain, model)]
+for module in (plain, model):
+    module(torch.ones(2, 4)).square().sum().backward()
+norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+shards = [p for p in model.parameters() if p.grad is not None]
+over_ranks = strategy.norm_over_stages(shards, torch.stack(torch._foreach_norm([p.grad for p in shards])))
+torch.testing.assert_close(over_ranks, norm)
+strategy._clip(optimizers[1], 0.1)
+for optimizer in optimizers:
+    optimizer.step()
+with FullyShardedDataParallel.summon_full_params(model):
+    torch.testing.assert_close(list(model.parameters()), list(plain.parameters()))
+
+task = L.LightningModule()
+task.model = model
+trainer = SimpleNamespace(strategy=strategy, precision_plugin=None, current_epoch=0, global_step=1, global_rank=rank)
+if rank == 1:  # the other sees finite shards alone
+    shards[-1].grad.fill_(float("nan"))
+try:
+    Guard(sys.argv[1], keep_batch=False).on_before_optimizer_step(trainer, task, optimizers[1])
+except NonFinite as error:
+    print(rank, error, flush=True)
+torch.distributed.barrier()
+"""
+
+
+def test_norms_are_those_over_all_ranks(two_ranks: Script, tmp_path: Path) -> None:
+    done = two_ranks(f"import sys\n{SHARDED}", str(tmp_path))
+    assert sorted(line[:1] for line in done.stdout.splitlines()) == ["0", "1"]
+    assert done.stdout.count("the gradient of model.2.") == 2, done.stdout
+
+
+def test_lightning_clips_by_what_the_strategy_measures(strategy: FSDPStrategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FSDPStrategy.__mro__[1], "setup", lambda self, trainer: None)  # it needs a GPU
+    strategy.precision_plugin = FSDPPrecision("32-true")
+    strategy.setup(mock.Mock())
+    strategy.model = mock.Mock(spec=FullyShardedDataParallel)
+    strategy.precision_plugin.clip_gradients(mock.Mock(), 0.5, GradClipAlgorithmType.NORM)
+    strategy.model.clip_grad_norm_.assert_called_once_with(0.5)
+    strategy.model = nn.Linear(1, 1)
+    with pytest.raises(NotClipped, match=r"^trainer\.gradient_clip_val=0\.5.*trainer\.gradient_clip_val=null"):
+        strategy.precision_plugin.clip_gradients(mock.Mock(), 0.5, GradClipAlgorithmType.NORM)

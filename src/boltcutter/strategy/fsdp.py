@@ -1,20 +1,72 @@
-"""Torch's first FSDP, whose checkpoints are read as data alone."""
+"""Torch's first FSDP, with norms over all ranks, whose checkpoints are read as data alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import lightning as L
+import torch.distributed as dist
 from lightning.pytorch import strategies
+from torch import Tensor
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.optim import Optimizer
+
+PREFIX = "_fsdp_wrapped_module."  # what FSDP puts into names
+
+
+class NotClipped(RuntimeError):
+    """Gradients cannot be clipped by their norm, because the module sharded its parts itself."""
+
+    explains_itself = True  # needs no traceback
 
 
 class FSDPStrategy(strategies.FSDPStrategy):
-    """Lightning's, which would unpickle a checkpoint with all the code that it holds.
+    """Lightning's, which would unpickle a checkpoint with all the code that it holds, and does not clip by the norm.
+
+    Each rank has a shard of every gradient, so norms are taken over all ranks, for clipping and for callbacks.
 
     Args:
         options: As for Lightning's ``FSDPStrategy``.
     """
+
+    def setup(self, trainer: L.Trainer) -> None:
+        """Shard the model; have gradients clipped by the norm over all ranks."""
+        # Lightning's plugin has no reference to the sharded module, and refuses.
+        vars(self.precision_plugin)["clip_grad_by_norm"] = self._clip
+        super().setup(trainer)
+
+    def teardown(self) -> None:
+        """Give the plugin its own method back."""
+        vars(self.precision_plugin).pop("clip_grad_by_norm", None)
+        super().teardown()
+
+    def norm_over_stages(self, parameters: Sequence[Tensor], norms: Tensor) -> Tensor:
+        """The norm of the gradients of all ranks; not finite on all of them where it is not on one.
+
+        Args:
+            parameters: Those of this rank that have a gradient.
+            norms: Of the shard of each gradient.
+        """
+        total = norms.square().sum()
+        dist.all_reduce(total)
+        return total.sqrt()
+
+    def of_all_stages(self, mine: list[str]) -> list[str]:
+        """The names that any rank gives, without what FSDP puts into them."""
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        return list(dict.fromkeys(name.replace(PREFIX, "") for names in everyone for name in names))
+
+    def _clip(self, optimizer: Optimizer, clip_val: float) -> None:
+        if not isinstance(self.model, FullyShardedDataParallel):
+            raise NotClipped(
+                f"trainer.gradient_clip_val={clip_val}: the module shards its parts itself, so that FSDP knows no norm "
+                "over all of them; set trainer.gradient_clip_val=null"
+            )
+        self.model.clip_grad_norm_(clip_val)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Open a file, and give its weights and optimizer states to the sharded model.
