@@ -66,7 +66,7 @@ def test_the_script(script: Script) -> None:
         (["memory=80"], "memory=80 is not an amount of memory; try memory=80GiB"),
         (["task=regression"], "task=regression wants numbers, but data=digits has classes; try task=classification"),
         (["model=mpl"], "model=mpl: no such option; did you mean mlp?"),
-        (["run=/nowhere"], "/nowhere: no run there"),
+        (["run=/nowhere"], "run=/nowhere: no run there"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], message: str, script: Script) -> None:

@@ -56,6 +56,7 @@ MISTAKES = [
     ("data.split=0.5", "data.split=0.5: expected tuple[float, float, float]"),
     ("data.split=[0.5,0.5]", "data.split=[0.5,0.5]: expected tuple[float, float, float]"),
     ("model=mlp model.hidden=3", "model.hidden=3: expected Sequence[int]"),
+    ("model=mlp model.hidden=32,16", "model.hidden=32,16: expected Sequence[int]; did you mean [32,16]?"),
     ("model=mlp model.hidden=[3,a]", "model.hidden=[3,a]: expected Sequence[int]"),
     ("model=mlp model.dropout=yes", "model.dropout=yes: expected float"),
     ("trainer.max_epochs=1.5", "trainer.max_epochs=1.5: expected int | null"),
@@ -135,6 +136,7 @@ MISTAKES = [
     ),
     ("trainer.accelerator=cpu trainer.devices=3", "data.batch_size=64 does not divide over 3 ranks; try 66"),
     # What does not go together.
+    ("task.metrics.f1.num_classes=3", "task.metrics.f1.num_classes=3, but data.outputs=10; say task.metrics.f1.num_cl"),
     ("task=regression", "task=regression wants numbers, but data=digits has classes; try task=classification"),
     ("data=synthetic data.kind=numbers", "wants classes, but data=synthetic has numbers; try task=regression"),
     ("experiment=diabetes model=convnet ~model.hidden", "model.inputs=(10,): ConvNet needs (channels, height, width)"),
@@ -196,6 +198,19 @@ FILES = [
     ),
     ("experiment/mine", "defaults: {modle: mlp}", "experiment=mine", "modle: no such group; did you mean model?"),
     ("experiment/mine", "modle: {a: 1}", "experiment=mine", "modle: no such key; did you mean model?"),
+    (
+        "experiment/mine",
+        "defaults:\n  - override /model: mlp",
+        "experiment=mine",
+        "mine.yaml: '- override /model: mlp' is how Hydra says it; write model: mlp, without the dash",
+    ),
+    (
+        "experiment/mine",
+        "defaults:\n  - /model: mlp\n  - _self_",
+        "experiment=mine",
+        "'- /model: mlp' is how Hydra says it; write model: mlp, without the dash",
+    ),
+    ("experiment/mine", "defaults:\n  - _self_", "experiment=mine", "'- _self_' is how Hydra says it; leave it out"),
     ("experiment/mine", "trainer:\n  max_epoch: 3", "experiment=mine", "trainer.max_epoch: Trainer takes no such"),
     ("logger/csv", "api_key: abc", "logger=csv", "logger.api_key: a secret must not be stored with the run"),
 ]

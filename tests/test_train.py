@@ -171,8 +171,8 @@ def test_a_run_does_not_end_before_where_it_is(script: Script, alone: Path) -> N
     for name, done in (("max_epochs", 2), ("max_steps", steps)):
         refused = script("train", f"resume={alone}", f"trainer.{name}=1")
         assert refused.returncode == 2
-        told = f"error: trainer.{name}=1: the run has done {done} already; give as many or more, or another run\n"
-        assert refused.stderr == told
+        told = f"trainer.{name}=1: the run has done {done} already; give as many or more, or another run"
+        assert refused.stderr == f"error: resume={alone}: {told}\n"
     assert record(alone) == before
 
 
@@ -219,3 +219,28 @@ def test_options_go_together(script: Script, tmp_path: Path, words: list[str]) -
     assert done.returncode == 0, done.stderr
     assert record(tmp_path / "run")["test"]
     assert "Warning" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("trainer.fast_dev_run=true", "epoch 1/1"), ("trainer.profiler=simple", "run_training_epoch")],
+)
+def test_what_lightning_offers_to_debug_with(script: Script, word: str, said: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = script("train", f"folder={folder}", "model=linear", "trainer.max_epochs=1", "report=false", word)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    kept = (folder / "checkpoints" / "last.ckpt").is_file()
+    assert (f"resume={folder}" in done.stdout) == kept == (word == "trainer.profiler=simple")
+    assert record(folder)["test"].keys() == {"test/loss", "test/accuracy", "test/f1"}
+
+
+def test_a_run_that_saves_no_checkpoint_says_so(script: Script, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["callback=early_stopping", "model=linear", f"folder={folder}", *QUICK]
+    done = script("train", *words)
+    assert done.returncode == 0, done.stderr
+    assert "warning: callback=early_stopping: nothing saves a checkpoint" in done.stderr
+    assert "callback=[default,early_stopping]" in done.stderr
+    assert f"resume={folder}" not in done.stdout

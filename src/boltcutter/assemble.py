@@ -23,12 +23,14 @@ from boltcutter.checks import (
     check_batch,
     check_built,
     check_callbacks,
+    check_classes,
     check_devices,
     check_inputs,
     check_kinds,
     check_monitors,
     check_optimizer,
     check_processes,
+    warn_of_no_checkpoint,
 )
 from boltcutter.config import ConfigError, DictConfig, merge, one_line
 from boltcutter.environment.mpi import skip_detection
@@ -229,6 +231,8 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     data = data or TaskLoaders(task)
     check_batch(trainer, data)
     check_kinds(cfg, task, data)
+    check_classes(cfg)
+    warn_of_no_checkpoint(cfg, callbacks)
     check_inputs(cfg, task)
     check_callbacks(task, callbacks)
     check_monitors(task, callbacks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ import lightning as L
 import torch
 from lightning.fabric.accelerators.xla import XLAAccelerator
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
@@ -193,6 +194,30 @@ def check_kinds(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataM
         raise ConfigError(
             f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting[str(has)]}"
         )
+
+
+def warn_of_no_checkpoint(cfg: DictConfig, callbacks: dict[str, Callback]) -> None:
+    """Say that an option has taken the place of the default callbacks, which save checkpoints."""
+    picked = str(cfg.choices.get("callback"))
+    saves = any(isinstance(callback, Checkpoint) for callback in callbacks.values())
+    if callbacks and not saves and "default" not in picked.split("+") and is_first():
+        more = f"[default,{picked.replace('+', ',')}]"
+        text = "nothing saves a checkpoint, so the run cannot be resumed or evaluated"
+        print(f"warning: callback={picked}: {text}; callback={more} keeps the default callbacks", file=sys.stderr)
+
+
+def check_classes(cfg: DictConfig) -> None:
+    """See that each metric counts as many classes as there are.
+
+    Raises:
+        ConfigError: One counts others.
+    """
+    outputs, metrics = (cfg.get("data") or {}).get("outputs"), cfg.task.get("metrics")
+    for name, metric in metrics.items() if isinstance(metrics, DictConfig) else ():
+        classes = metric.get("num_classes") if isinstance(metric, DictConfig) else None
+        if isinstance(outputs, int) and isinstance(classes, int) and classes != outputs:
+            key = f"task.metrics.{name}.num_classes"
+            raise ConfigError(f"{key}={classes}, but data.outputs={outputs}; say {key}={outputs}, or leave it out")
 
 
 def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:

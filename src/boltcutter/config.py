@@ -274,7 +274,15 @@ def _read(path: Path, what: str = "") -> tuple[DictConfig, Any]:
     if not isinstance(cfg, DictConfig):
         raise ConfigError(f"{path}: expected keys with values, found a list; write key: value")
     defaults = cfg.pop("defaults", None)
-    return cfg, OmegaConf.to_container(defaults) if OmegaConf.is_config(defaults) else defaults
+    defaults = OmegaConf.to_container(defaults) if OmegaConf.is_config(defaults) else defaults
+    for entry in defaults if isinstance(defaults, list) else ():
+        for key, option in (entry if isinstance(entry, dict) else {entry: None}).items():
+            if option is not None or key == "_self_":
+                group = str(key).removeprefix("override ").strip("/").partition("@")[0]
+                remedy = f"write {group}: {option}, without the dash" if option is not None else "leave it out"
+                given = f"{key}: {option}" if option is not None else key
+                raise ConfigError(f"{path}: '- {given}' is how Hydra says it; {remedy}")
+    return cfg, defaults
 
 
 def _set(cfg: DictConfig, key: str, text: str) -> None:

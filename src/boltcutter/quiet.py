@@ -10,6 +10,7 @@ def quiet() -> None:
     """Keep libraries from telling at each start what is no news."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # their tables come this way
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # norms go over two meshes
     for text in (
         ".*does not have many workers.*",

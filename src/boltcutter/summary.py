@@ -59,11 +59,12 @@ def end(folder: Path, *, writes: bool = False) -> None:
     rows["time"] = str(timedelta(seconds=round(last["seconds"])))
     report = folder / "report.html"
     rows["report"] = str(report) if report.is_file() else None
-    rows["next"] = (
-        f"python scripts/evaluate.py run={folder}\n"
-        f"python scripts/predict.py run={folder} input=<{'text or file' if writes else 'files'}>\n"
-        f"python scripts/train.py resume={folder} trainer.{_limit(record)}=<more>"
-    )
+    if kept:
+        rows["next"] = (
+            f"python scripts/evaluate.py run={folder}\n"
+            f"python scripts/predict.py run={folder} input=<{'text or file' if writes else 'files'}>\n"
+            f"python scripts/train.py resume={folder} trainer.{_limit(record)}=<more>"
+        )
     _show(rows)
 
 
@@ -97,7 +98,8 @@ def _sizes(splits: Any) -> str:
 
 
 def _wandb(trainer: L.Trainer) -> str | None:
-    return next((logger.where for logger in trainer.loggers if hasattr(logger, "where")), None)
+    # The logger of fast_dev_run has any attribute.
+    return next((where for logger in trainer.loggers if isinstance(where := getattr(logger, "where", None), str)), None)
 
 
 def _number(value: float) -> str:

@@ -307,7 +307,7 @@ class Recorder(Callback):
         hyperparameters = public(self.cfg)
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
-            if hasattr(logger, "where"):
+            if isinstance(getattr(logger, "where", None), str):  # the logger of fast_dev_run has any attribute
                 run.update_record(folder, wandb={"id": logger.version, "where": logger.where})
         summary.begin(folder, trainer, pl_module)
 
