@@ -38,6 +38,7 @@ def test_a_copy_has_the_files_as_they_are_and_no_others(project: Path, monkeypat
     (project / "src" / "gone.py").unlink()
     (project / "new.py").write_text("new")
     (project / "debug.log").touch()
+    (project / ".env").write_text("API_KEY=x\n")
     code = project / "runs" / "x" / "code"
     code.mkdir(parents=True)
     (code / "old.py").touch()

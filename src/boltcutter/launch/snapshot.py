@@ -58,8 +58,9 @@ def _is_code(file: Path, run: Path) -> bool:
 def _files(root: Path, *options: str) -> list[str]:
     """What git lists; nothing where there is no repository, or no git."""
     command = ["git", "-C", str(root), "ls-files", "-z", *options]
+    env = {name: value for name, value in os.environ.items() if name not in lineage.MISLEADING}
     try:
-        done = subprocess.run(command, capture_output=True, check=True)
+        done = subprocess.run(command, capture_output=True, check=True, env=env)
     except (OSError, subprocess.CalledProcessError):
         return []
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
