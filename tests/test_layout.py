@@ -16,7 +16,9 @@ OPEN_TO_ROOMS: dict[str, set[str]] = {
     "callback": {"environment", "batches"},  # the flag that a signal sets; how many samples a batch has
     # It composes, checks and freezes as train does.
     "data": {"seeding", "stream"},  # randomness that ranks and resumed runs share
-    "launch": {"atomic", "config", "redaction", "build", "describe", "run", "lineage", "assemble", "environment"},
+    "launch": {
+        *("atomic", "config", "redaction", "trust", "build", "describe", "run", "lineage", "assemble", "environment")
+    },
 }
 SOLE_KNOWERS = {
     "omegaconf": {"config", "build"},

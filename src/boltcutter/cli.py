@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
+from boltcutter import trust
 from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, public
 from boltcutter.environment import mpi, platform, slurm
 from boltcutter.environment.process import is_first, keep_memory, rank_of_many
@@ -96,6 +97,7 @@ def main(
     if "--complete" not in words:
         words = [expand_home(word) for word in words]
     try:
+        words = trust.take(words)
         flags = [word for word in words if word.startswith("-")]
         if not set(flags) <= own.keys():
             _answer(configs, usage, flags, words, {**FLAGS, **own})

@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from boltcutter import lineage
+from boltcutter import lineage, trust
 from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, DictConfig, as_yaml, compose, merge, plain, public
 from boltcutter.environment import lease
@@ -89,9 +89,25 @@ def check_resume(folder: Path, words: Sequence[str]) -> None:
             raise ConfigError(f"{key}={text}: resume={folder} goes on with its own {what}; leave one of them out")
 
 
-def reopen(configs: Path, folder: Path, words: Sequence[str] = (), setting: str = "run") -> DictConfig:
-    """The configuration of an earlier run, which ``setting`` names, changed by ``words``."""
-    cfg = compose(configs, words, base=DictConfig(_recorded(folder, setting)))
+def reopen(
+    configs: Path, folder: Path, words: Sequence[str] = (), setting: str = "run", *, builds: bool = True
+) -> DictConfig:
+    """The configuration of an earlier run, changed by ``words``.
+
+    Args:
+        configs: Folder of the configuration.
+        folder: Of the run.
+        words: Of the command line.
+        setting: Which of them names the folder.
+        builds: Whether what the record names is to be called, and has to be known or trusted.
+
+    Raises:
+        ConfigError: There is no run, or it names what is not trusted.
+    """
+    recorded = _recorded(folder, setting)
+    if builds:
+        trust.check(recorded, f"{setting}={folder}", folder, configs)
+    cfg = compose(configs, words, base=DictConfig(recorded))
     cfg.folder = str(folder)
     return cfg
 

@@ -98,7 +98,7 @@ def test_a_run_of_this_machine_from_submission_to_its_end(launch: Launch, tmp_pa
     record = json.loads((folder / "record.json").read_text())
     assert (record["config"]["seed"], record["attempts"]) == (3, [])
     assert "launch" not in record["config"]
-    assert launch("logs", f"run={folder}", "--wait") == f"given {ROOT}/scripts/train.py resume={folder}\n"
+    assert launch("logs", f"run={folder}", "--wait") == f"given {ROOT}/scripts/train.py resume={folder} trust=true\n"
     assert launch("status", f"run={folder}") == f"{folder}: process {record['launch']['id'].split()[0]}\n"
     with pytest.raises(ConfigError, match="holds a run; say resume="):
         launch("launch=local", f"folder={folder}")

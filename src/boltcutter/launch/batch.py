@@ -179,5 +179,5 @@ def _srun(slurm: Slurm, job: Job) -> list[str]:
         lines[-1] += f" -m torch.distributed.run --nnodes={job.nodes} --nproc-per-node={job.devices}"
         lines.append('--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID"')
         lines.append('--rdzv-endpoint="$MASTER_ADDR:$((20000 + SLURM_JOB_ID % 10000))"')
-    lines.append(f'{shlex.quote(str(job.script))} "resume=$folder"')
+    lines.append(" ".join([shlex.quote(str(job.script)), '"resume=$folder"', *job.trust]))
     return lines

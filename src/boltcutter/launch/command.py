@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from boltcutter import build, lineage, run
+from boltcutter import build, lineage, run, trust
 from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, DictConfig, compose, one_line, parse, plain, public, say
 from boltcutter.describe import describe as describe_keys
@@ -146,6 +146,7 @@ def recorded(resumed: dict[str, str]) -> DictConfig | None:
     facts = run.read_record(folder).get("launch") if resumed and (folder / "record.json").is_file() else None
     if not facts:
         return None
+    trust.check(facts["settings"], f"resume={folder}", folder)
     settings = dict(facts["settings"])
     for name in ("array", "max_parallel"):  # it goes on alone
         settings.pop(name, None)
@@ -274,6 +275,7 @@ def describe_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies:
                 progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else "metrics.csv",
                 root=root,
                 code=code,
+                trusted=trust.granted() or not cfg.get("resume"),
             )
         )
     if any(job != jobs[0] for job in jobs):

@@ -35,6 +35,7 @@ class Job:
         environment: Variables of the run.
         progress: Of the run's folder, what changes with each checkpoint.
         root: Of the project; None: that of ``script``.
+        trusted: Whether the user has composed the configuration, or trusts the record that it comes from.
         code: Snapshot of the project's code, which is imported before what is installed.
     """
 
@@ -50,6 +51,12 @@ class Job:
     progress: str = "checkpoints"
     root: Path | None = None
     code: Path | None = None
+    trusted: bool = False
+
+    @property
+    def trust(self) -> list[str]:
+        """What ``train.py`` takes besides the folder."""
+        return ["trust=true"] if self.trusted else []
 
     @property
     def places(self) -> list[str]:

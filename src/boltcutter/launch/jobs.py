@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from boltcutter import build, run
+from boltcutter import build, run, trust
 from boltcutter.config import ConfigError, DictConfig
 from boltcutter.launch import queue
 from boltcutter.launch.job import Launcher
@@ -15,6 +15,7 @@ def launched(folder: Path) -> Iterator[tuple[Launcher, str]]:
     """The launcher that has a run, and the job's id there; nothing for a run that was started by hand."""
     facts = run.read_record(folder).get("launch")
     if facts:
+        trust.check(facts["settings"], f"run={folder}", folder)
         yield build.build(DictConfig(facts["settings"]), "launch"), facts["id"]
 
 

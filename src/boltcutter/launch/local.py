@@ -50,7 +50,7 @@ class Local:
         words = [self.python]
         if self.torchrun:
             words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.devices)]
-        words += [str(job.script), f"resume={job.folder}"]
+        words += [str(job.script), f"resume={job.folder}", *job.trust]
         variables = assignments({**job.environment, **self.environment})
         lines = ["#!/bin/bash", *variables, *code_path(job), f"exec {shlex.join(words)}"]
         return "\n".join(lines) + "\n"
