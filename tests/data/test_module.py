@@ -10,6 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, Sampler, Subset, TensorDataset, WeightedRandomSampler
@@ -433,3 +434,14 @@ def test_options_tell_what_they_are_and_what_they_give(file: Path) -> None:
     assert text.startswith("# ")
     assert "seed: ${seed}" in text
     assert {"_target_", "shape", "outputs", "batch_size", "workers"} <= set(cfg)
+
+
+@pytest.mark.parametrize(("accelerator", "pinned"), [(CPUAccelerator(), False), (CUDAAccelerator(), True)])
+def test_memory_is_pinned_where_training_uses_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, accelerator: Any, pinned: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    data = Numbers()
+    data.trainer = SimpleNamespace(accelerator=accelerator, strategy=None)  # type: ignore[assignment]
+    for loader in (data.loader("train", shuffle=True), data.loader("val")):
+        assert loader.pin_memory is pinned

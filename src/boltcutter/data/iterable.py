@@ -9,7 +9,6 @@ from itertools import count, islice
 from time import perf_counter
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
@@ -59,13 +58,14 @@ class IterableLoader:
         rank: int,
         world_size: int,
         workers: int = 0,
+        pin_memory: bool = False,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.batches = Batches(dataset, batch_size, seed, rank, world_size, drop_last, collate or default_collate)
         self.batch_size, self.seed, self.world_size, self.workers = batch_size, seed, world_size, workers
         self.length: int | None = len(dataset) if hasattr(dataset, "__len__") else None
-        self.drop_last = drop_last
+        self.drop_last, self.pin_memory = drop_last, pin_memory
         self.epoch = 0
         self.start = 0  # batches of this epoch to skip, once
         self.state: Any = None  # of the data set after these batches, if known
@@ -105,7 +105,7 @@ class IterableLoader:
             self._states.append((start, self.state))
         batches = copy.copy(self.batches)
         batches.epoch, batches.start, batches.state, self.state = self.epoch, start, self.state, None
-        options: Any = {"num_workers": self.workers, "pin_memory": torch.cuda.is_available()}
+        options: Any = {"num_workers": self.workers, "pin_memory": self.pin_memory}
         found: Iterator[Any] = iter(DataLoader(batches, batch_size=None, collate_fn=_as_it_is, **options))
         if self.drop_last and self.world_size > 1 and batches.is_divided(self.workers):
             self._group = self._group or dist.new_group(backend="gloo")

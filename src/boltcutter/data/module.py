@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.accelerators import CUDAAccelerator
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
@@ -182,9 +183,12 @@ class DataModule(L.LightningDataModule, ABC):
         if _is_empty(samples):
             raise ValueError(f"data: there is no {split} split; give data.split a share for it")
         ranks = getattr(self.trainer and self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
+        # Copies to a GPU are faster from pinned memory; a training on the CPU leaves a GPU of the machine alone.
+        on_gpu = isinstance(getattr(self.trainer, "accelerator", None), CUDAAccelerator)
+        fetch = {"workers": self.workers, "pin_memory": on_gpu}
         place = {"seed": self.seed, "rank": ranks.get("rank", 0), "world_size": ranks.get("num_replicas", 1)}
         if isinstance(samples, IterableDataset):
-            settings: Any = {"workers": self.workers, "drop_last": drop_last, "collate": self.collate_fn, **place}
+            settings: Any = {"drop_last": drop_last, "collate": self.collate_fn, **fetch, **place}
             return IterableLoader(samples, self.batch_size, **settings)
         samples = samples if isinstance(samples, Samples) else MapSamples(samples, self.collate_fn)
         try:
@@ -199,7 +203,7 @@ class DataModule(L.LightningDataModule, ABC):
             )
         except ValueError as error:
             raise ValueError(f"data: in the {split} split, {error}") from None
-        return Loader(samples, sampler, workers=self.workers)
+        return Loader(samples, sampler, **fetch)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Leave alone what is there already; Lightning would look through it all."""
