@@ -23,6 +23,7 @@ def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
     size = sum(p.numel() for p in task.parameters())
     trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
     batch = getattr(data, "batch_size", None)
+    spread = "over all devices" if hasattr(data, "empty_splits") else "on each device"  # as Lightning's users count
     kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
     devices = f"{trainer.num_devices * trainer.num_nodes} × {kind}, {type(trainer.strategy).__name__}"
     model = type(getattr(task, "model", task)).__name__
@@ -31,7 +32,7 @@ def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
         "model": f"{model}, {size:,} parameters" + (f", {trained:,} of them trained" if trained != size else ""),
         "data": type(data).__name__ + (f", {_sizes(splits)}" if hasattr(splits, "_asdict") else ""),
         "devices": f"{devices}, {trainer.precision}",
-        "batch": f"{batch} samples over all devices × {trainer.accumulate_grad_batches} accumulated" if batch else None,
+        "batch": f"{batch} samples {spread} × {trainer.accumulate_grad_batches} accumulated" if batch else None,
         "W&B": _wandb(trainer),
     }
     _show(rows)
