@@ -193,3 +193,14 @@ def test_a_job_runs_the_code_as_it_was_at_submission(tmp_path: Path) -> None:
 def test_what_can_be_set_is_described(launch: Launch) -> None:
     assert "launch.max_parallel" in launch("launch=slurm", "--describe")
     assert "Seconds before the limit" in launch("launch=slurm", "--describe", "launch.grace")
+
+
+@pytest.mark.parametrize("words", [["status", "run={}"], ["launch=local", "resume={}"]])
+def test_the_folder_of_a_stranger_is_not_executed(launch: Launch, tmp_path: Path, words: list[str]) -> None:
+    evil = {"_target_": "os.mkdir", "path": str(tmp_path / "evil")}
+    (tmp_path / "run").mkdir()
+    record = {"config": {}, "attempts": [], "launch": {"settings": evil, "id": "1"}}
+    (tmp_path / "run" / "record.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=r"names os\.mkdir, .*; say trust=true"):
+        launch(*(word.format(tmp_path / "run") for word in words))
+    assert not (tmp_path / "evil").exists()
