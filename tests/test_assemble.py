@@ -1,3 +1,5 @@
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ from foreign.gallery import DATA, HERE, overrides
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 
 from boltcutter.assemble import Parts, assemble, read
+from boltcutter.checks import check_optimizer
+from boltcutter.config import ConfigError
 
 CONFIGS = ROOT / "configs"
 
@@ -83,3 +87,31 @@ def test_sizes_are_found_in_the_data() -> None:
     assert cfg.data.shape == [10]
     assert cfg.model.inputs == [10]
     assert cfg.data.outputs == 1
+
+
+def test_a_project_may_have_groups_of_its_own(tmp_path: Path) -> None:
+    configs = shutil.copytree(CONFIGS, tmp_path / "configs")
+    (configs / "head").mkdir()
+    (configs / "head" / "wide.yaml").write_text("# A wide one.\n_target_: torch.nn.Linear\nin_features: 64\n")
+    (configs / "task" / "mine.yaml").write_text("# Mine.\n_target_: torch.nn.Sequential\n_args_: ['${head}']\n")
+    with pytest.raises(ConfigError) as error:
+        read(configs, ["task=mine", "head=wide"])
+    assert set(str(error.value).splitlines()) == {
+        "head.out_features: missing; Linear needs it (int)",
+        "task=torch.nn.Sequential: expected LightningModule",
+    }
+    with pytest.raises(ConfigError, match=r"^head=wide: nothing refers to head"):
+        read(configs, ["head=wide"])
+
+
+@pytest.mark.parametrize(("name", "refused"), [("optimizer", True), ("make", False)])
+def test_a_call_that_another_module_completes(name: str, refused: bool) -> None:
+    """Only what is known to be called with the parameters alone is tried out."""
+    task: Any = L.LightningModule()
+    setattr(task, name, partial(torch.optim.SGD, lr=-1.0))
+    task.scheduler = partial(torch.optim.lr_scheduler.CosineAnnealingLR)  # T_max is known to the module
+    if refused:
+        with pytest.raises(ConfigError, match=r"^optimizer: Invalid learning rate"):
+            check_optimizer(task)
+        task.optimizer = partial(torch.optim.SGD, lr=1.0)
+    check_optimizer(task)

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from boltcutter.config import REFERENCE, ConfigError, follow, hint, one_line, parse, say, say_unresolved
+from boltcutter.config import BUILT, REFERENCE, ConfigError, follow, hint, one_line, parse, say, say_unresolved
 from boltcutter.fit import choices, coerce, fits, is_a, type_name
 from boltcutter.locate import PROJECT, is_keras_model, locate, origin, package, parameters
 
@@ -78,12 +78,16 @@ def _has_target(value: Any) -> bool:
 
 
 def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
-    """One line for each mistake in ``cfg``, whose top-level keys are the arguments of ``root``."""
+    """One line for each mistake in ``cfg``, whose top-level keys are arguments of ``root``, or other groups."""
     try:
-        resolved = OmegaConf.to_container(cfg, resolve=True)
+        resolved: Any = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         return [say_unresolved(error, cfg)]
-    found = dict(_check_call(resolved, OmegaConf.to_container(cfg), root, ""))
+    raw: Any = OmegaConf.to_container(cfg)
+    more = [group for group in raw.get("choices") or () if group in raw and group not in (*BUILT, *parameters(root))]
+    found = dict(_check_call({key: value for key, value in resolved.items() if key not in more}, raw, root, ""))
+    for group in more:
+        found |= dict(_check(resolved[group], raw[group], group))
     # What is referred to is told once, where it is written.
     told = {path: follow(cfg, path) for path in found}
     return [f"{path}{text}" for path, text in found.items() if told[path] == path or told[path] not in found]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol, runtime_checkable
@@ -236,6 +237,20 @@ def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> N
             raise ConfigError(f"{path}={metric} is never logged{hint(metric, logged)} (there are: {listed})")
 
 
+def _is_own(task: L.LightningModule) -> bool:
+    """Whether a task is one of this project's, which list what they log."""
+    return isinstance(getattr(task, "logged", None), set)
+
+
+def _can_be_called(make: Callable[..., Any], argument: Any) -> bool:
+    """Whether a call needs this argument alone; another module may finish it with more."""
+    try:
+        inspect.signature(make).bind(argument)
+    except TypeError:
+        return False
+    return True
+
+
 def check_optimizer(task: L.LightningModule) -> None:
     """See that optimizer and scheduler take their values, on a parameter of no meaning.
 
@@ -245,7 +260,7 @@ def check_optimizer(task: L.LightningModule) -> None:
     made: Any = [nn.Parameter(torch.zeros(1))]
     for name in ("optimizer", "scheduler"):
         make = getattr(task, name, None)
-        if not isinstance(make, partial):
+        if not isinstance(make, partial) or not (_is_own(task) or _can_be_called(make, made)):
             return
         late = "total_steps" in parameters(make.func) and make.keywords.get("total_steps") is None
         try:

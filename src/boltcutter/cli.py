@@ -96,6 +96,8 @@ def main(
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--complete" not in words:
         words = [expand_home(word) for word in words]
+    if (root := str(configs.resolve().parent)) not in sys.path:
+        sys.path.append(root)  # modules of the project's own may lie beside configs
     try:
         words = trust.take(words)
         flags = [word for word in words if word.startswith("-")]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import environment
+from foreign.gallery import overrides
 
 from boltcutter import lineage, run
 from boltcutter.config import ConfigError, DictConfig
@@ -49,6 +50,11 @@ def test_the_launch_is_taken_out_of_what_is_trained(launch: Launch) -> None:
         launch(*words, "launch.tim=1:00:00", "--dry-run")
     with pytest.raises(ConfigError, match="modl: no such key"):
         launch(*words, "modl=mlp", "--dry-run")
+
+
+def test_a_module_with_its_own_loaders_has_no_batch_to_divide(launch: Launch) -> None:
+    words = ["launch=slurm", "launch.time=1:00:00", "trainer.accelerator=cpu", "trainer.devices=3"]
+    assert "#SBATCH --ntasks-per-node=3" in launch(*words, *overrides("own_loaders"), "--dry-run")
 
 
 def test_a_users_own_file_lies_between_the_projects_and_the_words(launch: Launch, tmp_path: Path) -> None:

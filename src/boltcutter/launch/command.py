@@ -217,7 +217,9 @@ def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
     nodes, devices = trainer.get("num_nodes", 1), count(trainer.get("devices", "auto"))
     if not isinstance(nodes, int) or nodes < 1:
         raise ConfigError(f"trainer.num_nodes={nodes} is no number of nodes; try trainer.num_nodes=1")
-    size = cfg.data.get("batch_size")
+    target = str((cfg.data or {}).get("_target_"))
+    own = target.partition(".")[0] == __name__.partition(".")[0]  # the batch of another data module is that of a rank
+    size = cfg.data.get("batch_size") if own else None
     strategy = trainer.get("strategy", "auto")
     shares = isinstance(strategy, str) or str(strategy.get("_target_")).endswith(".DDPStrategy")
     if shares and isinstance(size, int) and size % (ranks := nodes * devices):
