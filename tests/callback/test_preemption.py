@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from conftest import Script, environment
+from conftest import ROOT, TORCHRUN, Script, environment
 from forkserver import Forked, ForkServer, rank_variables
 
 from boltcutter.callback.preemption import Preemption
@@ -242,3 +243,27 @@ else:
 
 def test_ranks_wait_for_one_another_no_longer_than_the_timeout(two_ranks: Script) -> None:
     two_ranks(TIME_LIMIT)
+
+
+@pytest.mark.slow
+def test_torchrun_signals_the_groups_of_ranks_and_all_save(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = [*TWO, "logger=null", "report=false", "model=linear", "trainer.max_epochs=100000", "data.workers=2"]
+    command = [*TORCHRUN, "scripts/train.py", *words, f"folder={folder}"]
+    with (
+        open(tmp_path / "said", "wb") as said,
+        subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=said, stderr=said) as process,
+    ):
+        try:
+            end = time.monotonic() + 90
+            while not (folder / "checkpoints" / "last.ckpt").exists():
+                assert process.poll() is None, (tmp_path / "said").read_text()
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            process.terminate()
+            process.wait(timeout=60)
+        finally:
+            process.kill()
+    text = (tmp_path / "said").read_text()
+    assert "DataLoader worker" not in text
+    assert record(folder)["attempts"][0]["reason"].startswith("preempted by SIGTERM, saved "), text
