@@ -42,6 +42,7 @@ class Server:
         stop = self.stopped = threading.Event()
         seen = self.seen = cast(list[str], [])
         outer = self
+        self.hushed = False
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -53,6 +54,10 @@ class Server:
 
             def answer(self, status: int | str | None, body: bytes = b"") -> None:
                 seen.append(f"{self.command} {self.path}")
+                if self.path == "/hush":
+                    outer.hushed = True
+                elif outer.hushed:
+                    status = None
                 if self.path == "/vanish":
                     threading.Thread(target=outer.close).start()
                 if status is None:
@@ -125,6 +130,8 @@ def main(name, how, folder, env):
                 if "wandb-core" in " ".join(child.cmdline()):
                     child.kill()
                     child.wait(10)
+        if how == "hushed" and step == 4:
+            urllib.request.urlopen(env["WANDB_BASE_URL"] + "/hush").close()
         if how == "vanished" and step == 4:
             urllib.request.urlopen(env["WANDB_BASE_URL"] + "/vanish").close()
             time.sleep(0.5)
@@ -219,6 +226,7 @@ def servers() -> Iterator[dict[str, Server]]:
         "wandb": Server(200, "graphql"),
         "unwanted": Server(200, 200),
         "vanished": Server(200, "graphql"),
+        "hushed": Server(200, "graphql"),
     }
     yield made
     for server in made.values():
@@ -245,7 +253,7 @@ def runs(
     def at(url: str) -> dict[str, str]:
         return {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url}
 
-    named = {name: at(servers[name].url) for name in ("silent", "broken", "forbids", "wandb", "vanished")}
+    named = {name: at(servers[name].url) for name in ("silent", "broken", "forbids", "wandb", "vanished", "hushed")}
     nowhere = {"black hole": at(black_hole), "refused": at(refused), "no name": at("https://no.such.host.invalid")}
     modes = {mode: at(servers["unwanted"].url) | {"WANDB_MODE": mode} for mode in ("disabled", "offline")}
     nobody: dict[str, dict[str, str]] = {name: {} for name in ("nobody", "resumed", "reborn", "given up", "killed")}
@@ -340,6 +348,18 @@ def test_a_server_that_vanishes_does_not_stop_a_run(runs: Runs) -> None:
     assert not result["offline"]
     assert result["closing"] < 30
     assert len(history(runs.folder("vanished"))) == 10
+
+
+@pytest.mark.timeout(120)
+def test_a_server_that_falls_silent_does_not_hold_up_the_end(runs: Runs) -> None:
+    result = runs.result("hushed")
+    assert not result["offline"]
+    assert result["closing"] < 15  # W&B itself would try for 20 seconds and more
+    (told,) = result["told"]
+    assert "does not answer any more" in told
+    found = records(runs.folder("hushed"))
+    assert len(history(runs.folder("hushed"))) == 10
+    assert [record.exit.exit_code for record in found if record.HasField("exit")] == [3]
 
 
 @pytest.mark.timeout(120)

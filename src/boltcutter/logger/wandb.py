@@ -23,10 +23,12 @@ import wandb
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from wandb.sdk.mailbox import HandleAbandonedError
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 SECONDS = 5.0  # to wait for the server to answer at all
 OWN = {"api.wandb.ai", "api.forge.coreweave.com"}  # names of W&B's own server; a login to one is to both
+GIVE_UP = 2.0  # seconds for the end of a run whose server does not answer any more
 RESTARTS = 3  # of W&B's own process, before a run goes on without it
 ROOM = 2**23  # bytes that are enough to begin again
 
@@ -169,15 +171,31 @@ class WandB(WandbLogger):
     @rank_zero_only
     def close(self, exit_code: int) -> None:
         """End the W&B run, so that it shows how the process ended; above 128, by a signal, and to go on later."""
-        if self._experiment is not None:
-            try:
-                if exit_code > 128:
-                    self._experiment.mark_preempting()
-                self._experiment.finish(exit_code=exit_code)
-            except ConnectionError as error:
-                rank_zero_warn(f"W&B: its process has died ({error}); the end of the run is not in it")
-                self._tear_down()
-            self._experiment = None
+        if self._experiment is None:
+            return
+        run = self._experiment
+        silent = not run.offline and not run.disabled and not answers(base_url())
+        giving_up = threading.Timer(GIVE_UP, _end_service, [run])
+        giving_up.daemon = True
+        if silent:
+            giving_up.start()
+        try:
+            if exit_code > 128:
+                run.mark_preempting()
+            run.finish(exit_code=exit_code)
+        except (ConnectionError, HandleAbandonedError) as error:
+            why = f"{base_url()} does not answer any more" if silent else f"its process has died ({error})"
+            rank_zero_warn(f"W&B: {why}; the end of the run is not there; `scripts/sync.py` later")
+            self._tear_down()
+        finally:
+            giving_up.cancel()
+        self._experiment = None
+
+
+def _end_service(run: Any) -> None:
+    """End W&B's own process, which tries for longer than anybody waits; what it was sent is on the disk."""
+    with suppress(AttributeError):  # of a version that names it differently, and is waited for
+        run._wl.assert_service()._proc._process.kill()
 
 
 def choose(mode: Mode) -> str:
