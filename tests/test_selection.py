@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import STATE, flip_a_bit
+from conftest import STATE, Script, flip_a_bit
 
 from boltcutter.checkpoint import AtomicCheckpointIO
-from boltcutter.selection import best, names, newest
+from boltcutter.selection import best, folders, names, newest
 
 
 def test_the_newest_has_come_furthest_and_a_damaged_one_gives_way(saved: Path) -> None:
@@ -64,3 +64,15 @@ def test_what_a_crash_left_of_a_file_gives_way_to_the_one_before(saved: Path, le
     told: list[str] = []
     assert newest(saved.parent, told.append) == str(saved)
     assert told[0].startswith(f"warning: {saved.with_name('last-v1.ckpt')}: ")
+
+
+def test_a_run_with_checkpoints_of_deepspeed_is_not_started_over(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "last.ckpt" / "checkpoint").mkdir(parents=True)
+    assert folders(tmp_path / "checkpoints") == [str(tmp_path / "checkpoints" / "last.ckpt")]
+    done = script("train", "logger=null", f"folder={tmp_path}")
+    assert done.returncode == 2
+    assert "last.ckpt is a folder" in done.stderr
+    assert "init_from=" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    torch.save(STATE, tmp_path / "checkpoints" / "best.ckpt")
+    assert folders(tmp_path / "checkpoints") == [str(tmp_path / "checkpoints" / "last.ckpt")]

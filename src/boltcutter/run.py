@@ -168,13 +168,19 @@ def last_checkpoint(place: str) -> str | None:
     """Where a run with its checkpoints there would go on from: the newest whole one.
 
     Raises:
-        ConfigError: There is no such store, or it cannot be reached.
+        ConfigError: There is no such store, it cannot be reached, or there are only folders, which cannot be resumed.
     """
-    from boltcutter.selection import newest  # imports torch, which --print does without
+    from boltcutter.selection import folders, newest  # imports torch, which --print does without
     from boltcutter.storage import CheckpointError
 
     try:
-        return newest(place, print if is_first() else lambda told: None)
+        found = newest(place, print if is_first() else lambda told: None)
+        if found is None and (sharded := folders(place)):
+            raise CheckpointError(
+                f"{sharded[0]} is a folder, as trainer=deepspeed writes it, from which no run continues; give another "
+                "folder=, with init_from=<the file of weights that zero_to_fp32.py in it writes>"
+            )
+        return found
     except CheckpointError as error:
         raise ConfigError(f"checkpoints={error}") from error
 

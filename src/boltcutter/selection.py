@@ -41,6 +41,12 @@ def names(place: str | Path) -> list[str]:
     return sorted(path.rpartition("/")[2] for path in _files(place))
 
 
+def folders(place: str | Path) -> list[str]:
+    """Checkpoints that are folders, as DeepSpeed writes them and FSDP's state_dict_type=sharded."""
+    with store_errors(place):
+        return [file for file in _files(place) if (found := store_of(file))[0].isdir(found[1])]
+
+
 def _files(place: str | Path, start: str = "") -> list[str]:
     """Paths or URLs of checkpoints whose names start so, the last written first."""
     with store_errors(place):

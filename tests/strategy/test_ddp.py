@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import QUICK, ROOT, Script, apart, environment, state
 from forkserver import Forked, ForkServer
+from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
 from boltcutter.strategy import ddp
@@ -164,6 +165,20 @@ def test_what_a_copy_says_of_its_failure_is_told_in_one_line(script: Script, tmp
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "error: the gradient of " in done.stderr
+
+
+def test_a_process_that_has_used_cuda_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [torch.device("cuda", number) for number in range(2)]
+    made = ddp.DDPStrategy(start_method="fork", parallel_devices=gpus, cluster_environment=LightningEnvironment())
+    made._configure_launcher()  # as in a notebook, before anything runs on a GPU
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(ValueError, match=r"^trainer\.strategy\.start_method=fork: .* take popen, or spawn"):
+        made._configure_launcher()
+    assert made.launcher is not None
+    with pytest.raises(ddp.Failed, match=r"^trainer\.strategy\.start_method=fork"):
+        made.launcher.launch(print)
+    for method, devices in (("spawn", gpus), ("popen", gpus), ("fork", [torch.device("cpu")])):
+        ddp.check_fork(method, devices)
 
 
 @pytest.mark.slow  # it waits half a minute for the other rank

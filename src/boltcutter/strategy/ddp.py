@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -51,7 +51,7 @@ class DDPStrategy(strategies.DDPStrategy):
         shared_memory: Ranks that are all on one machine agree through memory that they share, and CPUs average their
             gradients there; else through the process group.
         start_method: ``popen`` starts the script again for each device. ``fork`` and ``spawn`` start copies of this
-            process, as a notebook needs it; ``fork`` only before CUDA is used.
+            process, as a notebook needs it; ``fork`` only before CUDA is used, which scripts do.
         options: As for Lightning's ``DDPStrategy`` and torch's ``DistributedDataParallel``.
             ``process_group_backend=mpi4py`` has MPI carry all that ranks say to one another.
     """
@@ -117,6 +117,7 @@ class DDPStrategy(strategies.DDPStrategy):
         super().teardown()
 
     def _configure_launcher(self) -> None:
+        check_fork(self._start_method, self.parallel_devices or [])
         super()._configure_launcher()
         if isinstance(self._launcher, _MultiProcessingLauncher):
             self._launcher = Launcher(self, self._start_method)
@@ -136,6 +137,19 @@ def still(model: nn.Module) -> list[str]:
         for name in module._buffers
         if isinstance(module, _NormBase) or name in module._non_persistent_buffers_set
     ]
+
+
+def check_fork(start_method: str, devices: Sequence[torch.device]) -> None:
+    """Refuse to fork a process that uses CUDA, which no copy of it can use then.
+
+    Raises:
+        ValueError: It does, and the copies are to train on GPUs.
+    """
+    if start_method == "fork" and any(d.type == "cuda" for d in devices) and torch.cuda.is_initialized():
+        raise ValueError(
+            "trainer.strategy.start_method=fork: this process has used CUDA, so that copies of it cannot; take popen, "
+            "or spawn in a notebook"
+        )
 
 
 def _know_backends(text: str) -> None:
@@ -232,8 +246,12 @@ class Launcher(_MultiProcessingLauncher):
 
         Raises:
             Left: They left for a signal.
-            Failed: One failed with an error that explains itself.
+            Failed: One failed with an error that explains itself, or none could be started.
         """
+        try:
+            check_fork(self._start_method, getattr(self._strategy, "parallel_devices", None) or [])
+        except ValueError as error:
+            raise Failed(str(error)) from None
         with self._forwarding():
             try:
                 return super().launch(function, *args, trainer=trainer, **kwargs)
