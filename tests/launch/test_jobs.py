@@ -26,6 +26,7 @@ def test_all_runs_and_jobs_are_listed(
     make_run(runs / "digits" / "two", "preempted by SIGUSR2", job="7")
     make_run(runs / "digits" / "array" / "array-0", job="8_0")
     make_run(runs / "mnist" / "three", "completed")
+    make_run(runs / "mnist" / "gone", "completed", "running")
     answers = {
         "scontrol": "echo JobId=$4 JobState=PENDING Reason=Priority",
         "squeue": f"echo '7|RUNNING|digits|{runs}/digits/two/job.sh'\n"
@@ -42,6 +43,7 @@ def test_all_runs_and_jobs_are_listed(
             "runs/digits/two: job 7, PENDING, for Priority, 1 attempt, preempted by SIGUSR2",
             "runs/digits/array/array-0: job 8_0, PENDING, for Priority, 0 attempts, never started",
             "runs/mnist/three: by hand, 1 attempt, completed",
+            "runs/mnist/gone: by hand, 2 attempts, killed",
             "job 9, RUNNING: /elsewhere/run/job.sh",
             "job 10, RUNNING: interactive",
         ]
@@ -49,6 +51,11 @@ def test_all_runs_and_jobs_are_listed(
     monkeypatch.setattr(queue, "PAUSES", ())
     for name in ("scontrol", "squeue"):
         (tmp_path / name).write_text("#!/bin/bash\necho 'error: Unable to contact slurm controller' >&2; exit 1\n")
-    with pytest.raises(ConfigError, match="Unable to contact"):
+    (runs / "mnist" / "gone" / "record.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"Unable to contact(?s:.)*gone/record\.json") as error:
         list_runs(runs)
-    assert "runs/digits/two: not known, 1 attempt, preempted by SIGUSR2\n" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "runs/digits/two: not known\n" in told
+    assert "runs/mnist/gone: not known\n" in told
+    assert "runs/mnist/three: by hand, 1 attempt, completed\n" in told
+    assert len(str(error.value).splitlines()) == 4  # of two jobs, a record, and the queue

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from boltcutter import build, run, trust
 from boltcutter.config import ConfigError, DictConfig
+from boltcutter.environment import lease
 from boltcutter.launch import queue
 from boltcutter.launch.job import Launcher
 
@@ -61,31 +62,44 @@ def list_runs(runs: Path) -> None:
         runs: Folder that holds those of runs.
 
     Raises:
-        ConfigError: What has the jobs does not answer; the lines are shown all the same.
+        ConfigError: Of some of them nothing can be told; all others are shown.
     """
     found = [file for depth in ("*/*", "*/*/*") for file in runs.glob(f"{depth}/record.json")]
-    silent = ""
+    faults = dict[str, None]()
     for file in sorted(found, key=lambda file: file.stat().st_mtime):
-        record = run.read_record(file.parent)
-        attempts = record.get("attempts") or []
-        ended = attempts[-1]["reason"] if attempts else "never started"
-        state = "by hand" if not record.get("launch") else ""
-        if not state and ended != "completed":
-            try:
-                state = "; ".join(launcher.status(job_id).text for launcher, job_id in launched(file.parent))
-            except ValueError as error:
-                state, silent = "not known", str(error)
-        parts = [state, f"{len(attempts)} attempt{'' if len(attempts) == 1 else 's'}", ended]
-        print(f"{shown(file.parent)}: {', '.join(part for part in parts if part)}")
+        try:
+            print(f"{shown(file.parent)}: {_state(file.parent)}")
+        except (ValueError, ConfigError) as error:
+            print(f"{shown(file.parent)}: not known")
+            faults[str(error)] = None
     folders = {file.parent.resolve() for file in found}
     try:
         others = [job for job in queue.jobs() if not job.file or not _is_known(job.file, folders)]
     except ValueError as error:
-        others, silent = [], str(error)
+        others, faults = [], faults | {str(error): None}
     for job in others:
         print(f"job {job.number}, {job.state}: {job.file or job.name}")
-    if silent:
-        raise ConfigError(silent)
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _state(folder: Path) -> str:
+    """How a run stands: what its launcher says, its attempts, and how the last one ended.
+
+    Raises:
+        ValueError: Its launcher does not answer.
+        ConfigError: Its record cannot be read, or is not to be trusted.
+    """
+    record = run.read_record(folder)
+    attempts = record.get("attempts") or []
+    ended = attempts[-1]["reason"] if attempts else "never started"
+    if ended == "running":  # or killed before it could record that
+        holder = lease.read_holder(folder)
+        ended = "killed" if holder is None or holder.is_alive() is False else ended
+    state = [] if record.get("launch") else ["by hand"]
+    if not state and ended != "completed":
+        state = [launcher.status(job_id).text for launcher, job_id in launched(folder)]
+    return ", ".join([*state, f"{len(attempts)} attempt{'' if len(attempts) == 1 else 's'}", ended])
 
 
 def _is_known(file: Path, folders: set[Path]) -> bool:
