@@ -55,7 +55,7 @@ fi
 # The first process that ended badly is the cause; srun has ended the others for it.
 cause=$(tail -c "+$((from + 1))" "$log" | grep -m 1 -oE '^srun: error: .*: tasks? [0-9,-]+: .*')
 if [ -e "$mark" ]; then
-    cause="saved on $(cat "$mark")"
+    cause="stopped by $(cat "$mark")"
 elif [ -z "$cause" ] || [[ "$cause" == *"Exited with"* || "$cause" == *"Out Of Memory"* ]]; then
     say "job $job ends with status $status"
     exit "$status"
