@@ -21,6 +21,7 @@ NO_PEER = re.compile(
     r"Socket closed|failed to pass monitoredBarrier|NCCL error|ncclRemoteError|Timed out after",
     re.I,
 )
+UNUSED = re.compile(r"parameters that were not used in producing", re.I)
 ANSWER_SECONDS = 3.0  # in which the ranks that are there say so
 
 
@@ -36,6 +37,12 @@ class LostRank(RuntimeError):
     explains_itself = True
 
 
+class UnusedParameters(RuntimeError):
+    """DDP waits for gradients that the loss does not give."""
+
+    explains_itself = True
+
+
 @contextmanager
 def explained(trainer: L.Trainer) -> Iterator[None]:
     """Tell what to do where the error itself does not.
@@ -43,6 +50,7 @@ def explained(trainer: L.Trainer) -> Iterator[None]:
     Raises:
         OutOfMemory: In place of what an allocator raised.
         LostRank: In place of what a collective raised.
+        UnusedParameters: In place of what DDP raised.
     """
     try:
         yield
@@ -50,6 +58,8 @@ def explained(trainer: L.Trainer) -> Iterator[None]:
         text = str(error)
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
             raise OutOfMemory(too_large(trainer)) from error
+        if UNUSED.search(text):
+            raise UnusedParameters(without_gradient(trainer.lightning_module)) from error
         together = dist.is_available() and dist.is_initialized()
         if dist.is_available() and not together and isinstance(error, dist.DistNetworkError | dist.DistStoreError):
             raise LostRank(never_met(trainer.world_size, text)) from error
@@ -57,6 +67,16 @@ def explained(trainer: L.Trainer) -> Iterator[None]:
             reason = " ".join(text.split("] ")[-1].split())[:120].rstrip(".")
             raise LostRank(f"{missing_ranks(trainer.world_size)} ({reason})") from error
         raise
+
+
+def without_gradient(module: L.LightningModule) -> str:
+    """Which parameters got no gradient, and what to say to DDP."""
+    names = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
+    listed = f" ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})" if names else ""
+    return (
+        f"the loss of {type(module).__name__}.training_step does not use all parameters{listed}, and DDP waits for the "
+        "gradient of each; say +trainer.strategy.find_unused_parameters=true, or set requires_grad=False for them"
+    )
 
 
 def too_large(trainer: L.Trainer) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter import run
+from boltcutter.adapt import loader_owner
 from boltcutter.assemble import Parts, assemble, check_cfg, told_in_one_line
-from boltcutter.config import ConfigError
+from boltcutter.batches import samples
+from boltcutter.config import ConfigError, DictConfig
 from boltcutter.evaluate import find_checkpoint
 from boltcutter.loading import load
+from boltcutter.outcomes import columns
 from boltcutter.quiet import quiet
 
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
@@ -24,6 +28,8 @@ SAMPLING = ("tokens", "temperature", "top_k", "seed")
 
 def main(configs: Path, words: list[str]) -> None:
     """Write a line for each new sample; or where the run's task can ``generate``, go on with a text.
+
+    Data modules that read no files are asked for their ``predict_dataloader``.
 
     Args:
         configs: Folder of the configuration.
@@ -37,6 +43,9 @@ def main(configs: Path, words: list[str]) -> None:
     cfg, folder = run.reopen_for(configs, special, rest)
     check_cfg(cfg)
     parts = assemble(cfg, logs=False)
+    if not hasattr(parts.data, "read"):
+        predict_loader(parts, cfg, folder, special)
+        return
     writes = hasattr(parts.task, "generate")
     if not special.get("input"):
         what = "<text or file>" if writes else "<file or folder>, several with commas between them"
@@ -67,10 +76,63 @@ def predict(parts: Parts, checkpoint: str, inputs: list[Path]) -> pd.DataFrame:
     data: Any = parts.data
     _restore(data, checkpoint)
     with told_in_one_line():
-        samples, names = data.read(inputs)
-    loader = DataLoader(TensorDataset(samples), batch_size=data.batch_size)
+        inputs_read, names = data.read(inputs)
+    loader = DataLoader(TensorDataset(inputs_read), batch_size=data.batch_size)
     found: Any = parts.trainer.predict(parts.task, loader, ckpt_path=checkpoint, weights_only=True)
     return _table(torch.cat(found).float(), names, list(data.classes), data.kind)
+
+
+def predict_loader(parts: Parts, cfg: DictConfig, folder: Path, words: dict[str, str]) -> None:
+    """Write what ``predict_step`` returns for the ``predict_dataloader`` of a module or data module of any kind.
+
+    A table where there are numbers for each sample; else ``predictions.pt``, the list of what each batch gave.
+
+    Raises:
+        ConfigError: There are no samples, or a word has no meaning here.
+    """
+    if given := [name for name in ("input", *SAMPLING) if name in words]:
+        raise ConfigError(
+            f"{given[0]}={words[given[0]]}: {type(parts.data).__name__} reads no files; leave it out, and the samples "
+            "of predict_dataloader are predicted"
+        )
+    if loader_owner(parts.data, parts.task, "predict") is None:
+        raise ConfigError(f"run={folder}: {type(parts.task).__name__} and its data have no predict_dataloader; add one")
+    if parts.trainer.world_size > 1:
+        raise ConfigError(f"trainer.devices={parts.trainer.num_devices}: one device predicts; try trainer.devices=1")
+    checkpoint = find_checkpoint(cfg.checkpoints, words.get("ckpt", "best"))
+    found: Any = parts.trainer.predict(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+    batches = [_plain(batch) for batch in found]
+    table = _columns(batches)
+    output = Path(words.get("output") or folder / "predictions.csv")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if table is None:
+        output = output.with_suffix(".pt")
+        torch.save(batches, output)
+        print(f"{len(batches)} batches of predictions: {output}")
+    else:
+        table.to_csv(output, index_label="index")
+        print(f"{len(table)} predictions: {output}")
+
+
+def _plain(value: Any) -> Any:
+    """Tensors on the host, in dictionaries and lists: what any program can load."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _columns(batches: list[Any]) -> pd.DataFrame | None:
+    """A row for each sample; None where there are other things than a few numbers for each."""
+    parts = []
+    for batch in batches:
+        count = samples(batch)
+        found, left_out = ({}, {"": ""}) if count is None else columns(batch, None, count)
+        if left_out or not found:
+            return None
+        parts.append(pd.DataFrame(found))
+    return pd.concat(parts, ignore_index=True) if parts else None
 
 
 def continuation(parts: Parts, checkpoint: str, words: dict[str, str]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import lightning as L
 import torch
 from lightning.pytorch.plugins import Precision
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from boltcutter.task.compiler import Compiler, compiler
+from boltcutter.task.states import merge, restore, state_of
 
 Pair = tuple[Tensor, Tensor]
 Observed = tuple[Tensor, ...]  # losses, outputs and targets of a batch
@@ -250,7 +252,7 @@ class Task(L.LightningModule, ABC):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what is gathered of an epoch that is not over, of each rank that sees other samples."""
-        mine: dict[str, Any] = {name: _state(metric) for name, metric in self._train_metrics()}
+        mine: dict[str, Any] = {name: state_of(metric) for name, metric in self._train_metrics()}
         mine["waiting"] = [[part.cpu() for part in observed] for observed in self._waiting["train"]]
         ranks: list[Any] = [mine]
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -278,9 +280,12 @@ class Task(L.LightningModule, ABC):
         ]
         for name, metric in self._train_metrics():
             if same:
-                _restore(metric, ranks[mine][name])
+                restore(metric, ranks[mine][name])
             elif mine == 0:
-                _restore(metric, {key: sum(rank[name][key] for rank in ranks) for key in ranks[0][name]})
+                try:
+                    restore(metric, merge(metric, [rank[name] for rank in ranks]))
+                except ValueError as error:
+                    rank_zero_warn(f"task.metrics: {error}; of this epoch it counts the samples from here on")
 
     def _train_metrics(self) -> list[tuple[str, Metric]]:
         found = {"mean": self.means["train_"], **dict(self.metrics["train_"].items(copy_state=False))}  # type: ignore[operator]
@@ -379,16 +384,6 @@ def _shares(trainer: L.Trainer) -> tuple[int, int]:
     """Ranks that share the samples out, and which of them this is; others see the same as one of these."""
     told = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
     return told.get("num_replicas", 1), told.get("rank", 0)
-
-
-def _state(metric: Metric) -> dict[str, Any]:
-    """What a metric has gathered so far, in plain types."""
-    return {"_update_count": metric._update_count, **{k: getattr(metric, k).cpu().clone() for k in metric._defaults}}
-
-
-def _restore(metric: Metric, state: dict[str, Any]) -> None:
-    for key, value in state.items():
-        setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
 
 
 STAGES = ("train", "val", "test")

@@ -1,0 +1,108 @@
+"""Each module of the gallery, unchanged: trained on two ranks, tested, killed, resumed, evaluated and predicted."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import Script, run_forked
+from foreign.gallery import DATA, PREDICT, TESTED, overrides
+from forkserver import ForkServer
+
+ENV = {"PYTHONPATH": "tests"}
+QUICK = ["logger=null", "trainer.log_every_n_steps=2"]
+TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+UNUSED = ["+trainer.strategy.find_unused_parameters=true"]  # plain Lightning asks for it, too
+REPRESENTATIVE = {"mnist", "forecast", "mpnn"}
+
+Run = Callable[[str], Path]
+
+
+def cases(names: set[str]) -> list[Any]:
+    """A few on every change, all of them as slow tests."""
+    return [
+        pytest.param(name, marks=() if name in REPRESENTATIVE else pytest.mark.slow) for name in DATA if name in names
+    ]
+
+
+def scores(folder: Path) -> dict[str, float]:
+    return dict(json.loads((folder / "evaluation" / "test" / "metrics.json").read_text()))
+
+
+def record(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "record.json").read_text()))
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_two_ranks_train_test_and_report(script: Script, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    more = UNUSED if name in ("gan", "dqn") else []
+    given = [*overrides(name), *QUICK, *TWO, *more, "trainer.max_epochs=2", f"folder={folder}"]
+    done = script("train", *given, ranks=2, env=ENV)
+    assert done.returncode == 0, done.stderr
+    assert record(folder)["attempts"][0]["reason"] == "completed"
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+    assert len(pd.read_csv(folder / "metrics.csv"))
+    assert "</html>" in (folder / "report.html").read_text()
+    if name in TESTED:
+        assert scores(folder)
+        assert record(folder)["test"] == scores(folder)
+    else:
+        assert "test=true: " in done.stdout
+
+
+@pytest.fixture(scope="module")
+def resumed(forks: ForkServer, script: Script, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The folder of a run of one process that was killed and resumed."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name) / "run"
+            words = [*overrides(name), *QUICK, "trainer.max_epochs=4", f"folder={folder}"]
+            killed = run_forked(forks, ["tests/faulty.py", "SIGKILL", "saved", "scripts/train.py", *words], env=ENV)
+            assert killed.returncode == -9, killed.stderr
+            done = script("train", f"resume={folder}", env=ENV)
+            assert done.returncode == 0, done.stderr
+            made[name] = folder
+        return made[name]
+
+    return make
+
+
+@pytest.mark.parametrize("name", cases(set(DATA)))
+def test_a_killed_run_is_resumed(resumed: Run, name: str) -> None:
+    attempts = record(resumed(name))["attempts"]
+    assert [attempt["reason"] for attempt in attempts] == ["killed", "completed"]
+    epochs = pd.read_csv(resumed(name) / "metrics.csv")["epoch"].dropna()
+    assert set(epochs) >= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", cases(TESTED))
+def test_it_is_evaluated_as_after_training(resumed: Run, script: Script, tmp_path: Path, name: str) -> None:
+    folder = resumed(name)
+    done = script("evaluate", f"run={folder}", f"output={tmp_path}", env=ENV)
+    assert done.returncode == 0, done.stderr
+    if name != "simsiam":  # draws noise
+        assert json.loads((tmp_path / "metrics.json").read_text()) == pytest.approx(scores(folder), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", cases(PREDICT))
+def test_it_predicts(resumed: Run, script: Script, tmp_path: Path, name: str) -> None:
+    done = script("predict", f"run={resumed(name)}", f"output={tmp_path}/out.csv", env=ENV)
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.iterdir()
+    if file.suffix == ".csv":
+        assert len(pd.read_csv(file)) in (27, 32)  # each sample
+
+
+def test_parameters_without_gradient_are_named_with_the_remedy(script: Script, tmp_path: Path) -> None:
+    given = [*overrides("dqn"), *QUICK, *TWO, "trainer.max_epochs=2", f"folder={tmp_path}/run"]
+    done = script("train", *given, ranks=2, env=ENV)
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if "error" in line]
+    assert told
+    assert all("target_net.0.weight" in line and UNUSED[0] in line for line in told)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,72 @@
+import pytest
+import torch
+from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric, MinMetric, PearsonCorrCoef, SumMetric
+from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
+from torchmetrics.regression import MeanSquaredError
+
+from boltcutter.task.states import merge, restore, state_of
+
+SCORES = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
+CLASSES = torch.arange(12) % 3
+
+
+class MeanOfBatches(Metric):
+    """A state that is averaged over ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("mean", torch.tensor(0.0), dist_reduce_fx="mean")
+
+    def update(self, values: torch.Tensor) -> None:
+        done = self._update_count - 1  # this one is counted already
+        self.mean = (self.mean * done + values.mean()) / (done + 1)
+
+    def compute(self) -> torch.Tensor:
+        mean: torch.Tensor = self.mean
+        return mean
+
+
+@pytest.mark.parametrize(
+    ("metric", "inputs"),
+    [
+        (MulticlassAUROC(3), (SCORES, CLASSES)),
+        (MulticlassAUROC(3, thresholds=5), (SCORES, CLASSES)),
+        (MulticlassConfusionMatrix(3), (SCORES, CLASSES)),
+        (CatMetric(), (SCORES[:, 0],)),
+        (MeanSquaredError(), (SCORES[:, 0], SCORES[:, 1])),
+        (MaxMetric(), (SCORES,)),
+        (MinMetric(), (SCORES,)),
+        (SumMetric(), (SCORES,)),
+        (MeanMetric(), (SCORES,)),
+        (MeanOfBatches(), (SCORES,)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Metric) else "",
+)
+def test_ranks_merged_count_what_one_counts(metric: Metric, inputs: tuple[torch.Tensor, ...]) -> None:
+    parts = [metric.clone(), metric.clone()]
+    for batch, part in ((slice(0, 4), parts[0]), (slice(4, 8), parts[0]), (slice(8, 12), parts[1])):
+        metric.update(*(values[batch] for values in inputs))
+        part.update(*(values[batch] for values in inputs))
+    again = metric.clone()
+    again.reset()
+    restore(again, merge(metric, [state_of(part) for part in parts]))
+    assert torch.allclose(again.compute(), metric.compute())
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_a_state_goes_through_a_checkpoint(updated: bool) -> None:
+    metric = MulticlassAUROC(3)
+    if updated:
+        metric.update(SCORES, CLASSES)
+    again = MulticlassAUROC(3)
+    restore(again, state_of(metric))
+    again.update(SCORES, CLASSES)
+    metric.update(SCORES, CLASSES)
+    assert torch.equal(again.compute(), metric.compute())
+
+
+def test_what_has_no_reduction_is_not_merged() -> None:
+    metric = PearsonCorrCoef()
+    metric.update(SCORES[:, 0], SCORES[:, 1])
+    with pytest.raises(ValueError, match=r"PearsonCorrCoef\.\w+ has no reduction"):
+        merge(metric, [state_of(metric)] * 2)
