@@ -185,7 +185,7 @@ class DataModule(L.LightningDataModule, ABC):
         ranks = getattr(self.trainer and self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
         # Copies to a GPU are faster from pinned memory; a training on the CPU leaves a GPU of the machine alone.
         on_gpu = isinstance(getattr(self.trainer, "accelerator", None), CUDAAccelerator)
-        fetch = {"workers": self.workers, "pin_memory": on_gpu}
+        fetch: Any = {"workers": self.workers, "pin_memory": on_gpu}
         place = {"seed": self.seed, "rank": ranks.get("rank", 0), "world_size": ranks.get("num_replicas", 1)}
         if isinstance(samples, IterableDataset):
             settings: Any = {"drop_last": drop_last, "collate": self.collate_fn, **fetch, **place}
