@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from boltcutter.adapt import adapt, missing
+from boltcutter.adapt import adapt, missing, prediction_input
 from boltcutter.config import ConfigError
 
 
@@ -41,4 +41,13 @@ def test_what_a_test_needs_is_named() -> None:
     assert missing(None, Whole(), "test") is None
     assert missing(None, Manual(), "test") == "Manual has no test_step"
     assert missing(None, Whole(), "val") == "Whole has no validation_step"
-    assert missing(L.LightningDataModule(), Whole(), "train") == "LightningDataModule has no train_dataloader"
+    assert missing(L.LightningDataModule(), Whole(), "train") == "there is no train_dataloader"
+
+
+def test_what_can_be_predicted() -> None:
+    data = L.LightningDataModule()
+    assert prediction_input(data, Manual()) is None
+    data.predict_dataloader = lambda: []  # type: ignore[method-assign]
+    assert prediction_input(data, Manual()) == ""
+    data.read = lambda paths: paths  # type: ignore[attr-defined]
+    assert prediction_input(data, Manual()) == "input=<files>"

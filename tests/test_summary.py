@@ -26,16 +26,24 @@ def test_the_end_tells_metrics_time_and_what_is_next(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("writes", "steps", "parts"), [(False, -1, ["files", "epochs"]), (True, 9, ["text or file", "steps"])]
+    ("predicts", "steps", "limit"), [("input=<files>", -1, "epochs"), ("input=<text or file>", 9, "steps")]
 )
 def test_what_is_next_suits_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], writes: bool, steps: int, parts: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], predicts: str, steps: int, limit: str
 ) -> None:
     folder = folder_with(tmp_path, "run", config={"trainer": {"max_steps": steps}})
-    summary.end(folder, writes=writes)
+    summary.end(folder, predicts=predicts)
     shown = capsys.readouterr().out
-    assert f"input=<{parts[0]}>" in shown
-    assert f"trainer.max_{parts[1]}=<more>" in shown
+    assert f"predict.py run={folder} {predicts}" in shown
+    assert f"trainer.max_{limit}=<more>" in shown
+
+
+def test_what_a_module_cannot_do_is_not_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary.end(folder_with(tmp_path, "run"), evaluates=False, predicts=None)
+    shown = capsys.readouterr().out
+    assert "resume=" in shown
+    assert "evaluate.py" not in shown
+    assert "predict.py" not in shown
 
 
 def test_what_looks_like_markup_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ def missing(data: Any, task: L.LightningModule, split: str) -> str | None:
     if not is_overridden(step, task):
         return f"{type(task).__name__} has no {step}"
     if loader_owner(data, task, split) is None:
-        return f"{type(data or task).__name__} has no {split}_dataloader"
+        return f"there is no {split}_dataloader"
     if split in getattr(data, "empty_splits", ()):  # of the data modules of this project, once they are loaded
         return f"{type(data).__name__} has no samples in its {split} split (data.split)"
     return None
@@ -71,3 +71,10 @@ def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningD
     """The data module, or the module, that has the samples of a split."""
     owners = (owner for owner in (data, task) if owner is not None)
     return next((owner for owner in owners if is_overridden(f"{split}_dataloader", owner)), None)
+
+
+def prediction_input(data: Any, task: L.LightningModule) -> str | None:
+    """What ``predict.py`` needs besides a run; None where it has nothing to predict for."""
+    if hasattr(data, "read"):
+        return f"input=<{'text or file' if hasattr(task, 'generate') else 'files'}>"
+    return "" if loader_owner(data, task, "predict") else None

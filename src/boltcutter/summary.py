@@ -12,6 +12,7 @@ import lightning as L
 from lightning.fabric.utilities.data import sized_len
 from rich.console import Console
 from rich.markup import escape
+from torch import nn
 
 from boltcutter.run import read_record
 
@@ -26,7 +27,7 @@ def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
     spread = "over all devices" if hasattr(data, "empty_splits") else "on each device"  # as Lightning's users count
     kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
     devices = f"{trainer.num_devices * trainer.num_nodes} × {kind}, {type(trainer.strategy).__name__}"
-    model = type(getattr(task, "model", task)).__name__
+    model = type(task.model if isinstance(getattr(task, "model", None), nn.Module) else task).__name__
     rows = {
         "run": str(folder),
         "model": f"{model}, {size:,} parameters" + (f", {trained:,} of them trained" if trained != size else ""),
@@ -38,12 +39,13 @@ def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
     _show(rows)
 
 
-def end(folder: Path, *, writes: bool = False) -> None:
+def end(folder: Path, *, evaluates: bool = True, predicts: str | None = "input=<files>") -> None:
     """How it went, and what to do next.
 
     Args:
         folder: Of the run.
-        writes: Whether the task goes on with a text, in place of predicting for files.
+        evaluates: Whether the test split can be measured.
+        predicts: What ``predict.py`` is to be given; None where there is nothing to predict for.
     """
     record = read_record(folder)
     last = record["attempts"][-1]
@@ -61,11 +63,12 @@ def end(folder: Path, *, writes: bool = False) -> None:
     report = folder / "report.html"
     rows["report"] = str(report) if report.is_file() else None
     if kept:
-        rows["next"] = (
-            f"python scripts/evaluate.py run={folder}\n"
-            f"python scripts/predict.py run={folder} input=<{'text or file' if writes else 'files'}>\n"
-            f"python scripts/train.py resume={folder} trainer.{_limit(record)}=<more>"
-        )
+        commands = [
+            f"python scripts/evaluate.py run={folder}" if evaluates else "",
+            f"python scripts/predict.py run={folder} {predicts}".rstrip() if predicts is not None else "",
+            f"python scripts/train.py resume={folder} trainer.{_limit(record)}=<more>",
+        ]
+        rows["next"] = "\n".join(filter(None, commands))
     _show(rows)
 
 

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter import lineage, run, summary
-from boltcutter.adapt import missing
+from boltcutter.adapt import missing, prediction_input
 from boltcutter.assemble import Parts, TaskLoaders, assemble, read, told_in_one_line
 from boltcutter.changes import Changes
 from boltcutter.config import ConfigError, DictConfig, public
@@ -116,7 +116,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         if first:
             run.update_record(folder, best=kept, best_after=steps_of(kept), test=scores)
     if first:
-        summary.end(folder, writes=getattr(parts.task, "kind", None) == "tokens")
+        summary.end(folder, evaluates=not lack, predicts=prediction_input(parts.data, parts.task))
         if cfg.reproduce:
             from boltcutter.compare import reproduced  # its libraries would hold up the first step
 

@@ -40,7 +40,8 @@ def merge(metric: Metric, states: Sequence[State]) -> State:
     """
     counts = [state[COUNT] for state in states]
     merged: State = {COUNT: sum(counts)}
-    for name, reduction in metric._reductions.items():
+    reductions: dict[str, Any] = metric._reductions
+    for name, reduction in reductions.items():
         values = [state[name] for state in states]
         if any(isinstance(value, list) for value in values):
             lists = [value if isinstance(value, list) else [value] for value in values]
