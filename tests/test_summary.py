@@ -31,7 +31,7 @@ def test_the_end_tells_metrics_time_and_what_is_next(tmp_path: Path, capsys: pyt
 def test_what_is_next_suits_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], predicts: str, steps: int, limit: str
 ) -> None:
-    folder = folder_with(tmp_path, "run", config={"trainer": {"max_steps": steps}})
+    folder = folder_with(tmp_path, "run", config={"trainer": {"max_steps": steps}}, best="checkpoints/last.ckpt")
     summary.end(folder, predicts=predicts)
     shown = capsys.readouterr().out
     assert f"predict.py run={folder} {predicts}" in shown
@@ -39,7 +39,7 @@ def test_what_is_next_suits_the_run(
 
 
 def test_what_a_module_cannot_do_is_not_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    summary.end(folder_with(tmp_path, "run"), evaluates=False, predicts=None)
+    summary.end(folder_with(tmp_path, "run", best="checkpoints/last.ckpt"), evaluates=False, predicts=None)
     shown = capsys.readouterr().out
     assert "resume=" in shown
     assert "evaluate.py" not in shown
@@ -47,7 +47,7 @@ def test_what_a_module_cannot_do_is_not_offered(tmp_path: Path, capsys: pytest.C
 
 
 def test_what_looks_like_markup_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    summary.end(folder_with(tmp_path, "[bold]run [red]", test={"test/[blue]": 0.5}))
+    summary.end(folder_with(tmp_path, "[bold]run [red]", test={"test/[blue]": 0.5}, best="best.ckpt"))
     shown = capsys.readouterr().out
     assert shown.count("[bold]run [red]") == 3
     assert "test/[blue]" in shown
