@@ -115,7 +115,8 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     folder = tmp_path / "run"
     launch("launch=slurm", "--check")
     (folder / "logs").mkdir(parents=True)
-    settings = {"_target_": "boltcutter.launch.slurm.Slurm", "time": "9:00:00", "partition": "big", "memory": "64G"}
+    slurm = "boltcutter.launch.slurm.Slurm"
+    settings = {"_target_": slurm, "time": "9:00:00", "partition": "big", "memory": "64G"}
     facts = {"launch": {"settings": settings | {"array": "seed=1,2", "max_parallel": 1}, "id": "7", "submitted": ""}}
     training = run.read_words(ROOT / "configs", [])
     run.freeze(DictConfig({**training, "folder": str(folder)}), **facts)
