@@ -40,7 +40,7 @@ def both(forks: ForkServer, file: Path, **env: str) -> list[tuple[int, str, list
     """Status, standard output and the lines of standard error, forked and fresh."""
     found = [run_forked(forks, [str(file), "a", "b"], env=env)]
     found.append(run_command([sys.executable, str(file), "a", "b"], env=env))
-    of_server = ("forkserver.py", "exec(compile(")
+    of_server = ("forkserver.py", "exec(code, scope)")
     return [
         (done.returncode, done.stdout, [x for x in done.stderr.splitlines() if not any(y in x for y in of_server)])
         for done in found
