@@ -44,9 +44,10 @@ def naming(setting: str, *kinds: type[Exception]) -> Iterator[None]:
     Raises:
         ConfigError: Something was refused.
     """
+    caught: tuple[type[Exception], ...] = (ConfigError, *kinds)
     try:
         yield
-    except (ConfigError, *kinds) as error:
+    except caught as error:
         key, _, value = setting.partition("=")
         text = str(error)
         raise ConfigError(text if f"{key}=" in text else f"{setting}: {text.removeprefix(f'{value}: ')}") from error
@@ -177,7 +178,7 @@ def last_checkpoint(place: str) -> str | None:
         found = newest(place, print if is_first() else lambda told: None)
         if found is None and (sharded := folders(place)):
             raise CheckpointError(
-                f"{sharded[0]} is a folder, as trainer=deepspeed writes it, from which no run continues; give another "
+                f"{sharded[0]} is a folder, as DeepSpeed writes it, from which no run continues; give another "
                 "folder=, with init_from=<the file of weights that zero_to_fp32.py in it writes>"
             )
         return found
