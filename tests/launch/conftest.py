@@ -37,7 +37,7 @@ class Cluster:
         visible = {"SLURM_CLUSTER_VISIBLE": f"{ROOT}:{sys.base_prefix}:{sys.prefix}"}
         return run_command(["bash", str(CLUSTER), command, str(self.folder), *words], env=visible)
 
-    def call(self, *command: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+    def call(self, *command: str, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
         # git trusts no repository of another user.
         given = {"HOME": self.runs, "PYTHONWARNINGS": "default", "GIT_CONFIG_COUNT": 1}
         given |= {"GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"} | env

@@ -209,7 +209,7 @@ stop)
         name=${file##*/}
         crash "${name%.pid}"
     done
-    wait_for 10 all_gone || die "left behind: $(survivors)"
+    wait_for 30 all_gone || die "left behind: $(survivors)"
     ;;
 *) die "no such command: $command" ;;
 esac
