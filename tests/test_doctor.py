@@ -5,6 +5,7 @@ from email.message import Message
 
 import pytest
 from conftest import ROOT
+from foreign.gallery import overrides
 
 from boltcutter import doctor
 from boltcutter.config import groups
@@ -74,3 +75,12 @@ def test_a_mistake_is_one_line(words: list[str], message: str, script: Script) -
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}")
     assert done.stderr.count("\n") == 1
+
+
+def test_data_without_a_known_batch_is_not_estimated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for section in ("machine", "works"):
+        monkeypatch.setattr(doctor, section, lambda *given: iter([("nothing", "to see")]))
+    doctor.main(CONFIGS, overrides("own_loaders"))
+    assert "not estimated  data=none has no batch_size" in capsys.readouterr().out

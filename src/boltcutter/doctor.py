@@ -53,13 +53,18 @@ def main(configs: Path, words: list[str]) -> None:
     special, rest = run.take(words, "devices", "memory", "run")
     count, memory = _devices(special), _memory(special)
     cfg = check_cfg(run.reopen_for(configs, special, rest)[0] if "run" in special else run.read_words(configs, rest))
-    sample = sample_of(cfg)
+    batch = (cfg.data or {}).get("batch_size")
+    sample = sample_of(cfg) if batch else None
     _print("this machine", machine())
     _print("what works here", works(configs))
+    if sample is None:
+        _print("memory", iter([("not estimated", f"data={cfg.choices.data} has no batch_size that is known here")]))
+        return
     options = groups(configs).get("trainer", ())
     found = [row for row in rows(cfg, sample, count) if row.option in options]
-    of = f"{cfg.data.get('batch_size')} samples a step, {count} × {say_bytes(memory)}"
-    title = f"memory of model={cfg.choices.model}, data={cfg.choices.data}, {cfg.trainer.precision}: {of}"
+    of = f"{batch} samples a step, {count} × {say_bytes(memory)}"
+    shown = f"model={cfg.choices.model}" if "model" in cfg.choices else f"task={cfg.choices.task}"
+    title = f"memory of {shown}, data={cfg.choices.data}, {cfg.trainer.precision}: {of}"
     _print(title, estimate(found, memory))
 
 
