@@ -352,6 +352,7 @@ def test_a_stream_that_reads_a_part_for_each_process() -> None:
 
 def test_there_may_be_no_test_split() -> None:
     data = Ordinary(Plain())
+    data.setup("fit")
     assert data.empty_splits == {"test"}
     with pytest.raises(ValueError, match=r"^data: there is no test split; .+$"):
         data.test_dataloader()

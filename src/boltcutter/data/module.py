@@ -282,8 +282,8 @@ def check_shares(fractions: tuple[float, float, float]) -> None:
     """
     if abs(sum(fractions) - 1) > 1e-6 or min(fractions[:2]) <= 0 or fractions[2] < 0:
         raise ValueError(
-            f"data.split={list(fractions)}: three shares that add up to 1 are needed, of which only the last may be 0; "
-            "try [0.7, 0.15, 0.15]"
+            f"data.split={list(fractions)}: three shares that add up to 1 are needed; "
+            "try [0.7, 0.15, 0.15], or [0.9, 0.1, 0] without a test split"
         )
 
 
