@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Accuracy, MeanMetric
 
+from boltcutter.bench import keras_fit
 from boltcutter.bench.turns import Turns
 
 
@@ -105,6 +106,19 @@ def plain_lightning(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]
         enable_progress_bar="bar" not in without,
         default_root_dir=folder,
     ).fit(Plain(model, kept, spec), batches)
+
+
+def keras(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Keras's own ``compile`` and ``fit``, of the Keras model inside ``model``."""
+    optimizer, scheduler = make_optimizer(model, kept, spec, fused=None)
+    rates: list[float] = []
+    model.zero_grad()
+    for _ in kept["order"]:
+        rates.append(optimizer.param_groups[0]["lr"])
+        if scheduler:
+            optimizer.step()  # without gradients it changes nothing
+            scheduler.step()
+    keras_fit.fit(model, kept, spec, rates, Clock(spec))
 
 
 class Plain(L.LightningModule):
@@ -216,7 +230,7 @@ def main(words: Iterable[str]) -> None:
     model = call(spec["model"])
     model.load_state_dict(kept["weights"])
     model.to(spec["device"])
-    {"guide": guide, "best": best, "lightning": plain_lightning}[spec["loop"]](model, kept, spec)
+    {"guide": guide, "best": best, "lightning": plain_lightning, "keras": keras}[spec["loop"]](model, kept, spec)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ class Work:
 
 OURS, COMPILED = "boltcutter", "boltcutter, compiled"
 GUIDE, BEST, BEST_COMPILED = "guides' loop", "best", "best, compiled"
-PLAIN = "plain Lightning"
-LOOPS = {GUIDE: "guide", BEST: "best", BEST_COMPILED: "best", PLAIN: "lightning"}  # in reference.py
+PLAIN, KERAS = "plain Lightning", "Keras's fit"
+LOOPS = {GUIDE: "guide", BEST: "best", BEST_COMPILED: "best", PLAIN: "lightning", KERAS: "keras"}  # in reference.py
 FASTEST = "fastest by hand"
 TOLERANCE = 2e-3  # of the first losses, relative: other kernels round otherwise
 CPU, CUDA = "trainer.accelerator=cpu", "trainer.accelerator=cuda"
@@ -71,6 +71,10 @@ WORKS = {
     "gpt": Work(
         (CPU, "data=text", "model=gpt", "task=language"),
         5, 0, 2, 8, 2, (OURS, COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, GUIDE): 0.95, (COMPILED, FASTEST): 1.03},
+    ),
+    "keras": Work(  # without dropout, whose seeds Keras's fit draws otherwise
+        (CPU, *NOISE, "data.length=10000", "model=keras_convnet", "model.dropout=0"),
+        10, 2, 10, 12, 2, (OURS, KERAS), {(OURS, KERAS): 1.0},
     ),
 }  # fmt: skip
 ON_CUDA = {
@@ -154,7 +158,7 @@ def measure(work: Work, threads: int) -> Measured:
                     command = train(work, table, Path(scratch), more, keep if loop == work.loops[0] else None)
                 else:
                     command = by_hand([*work.words, *AS_SHIPPED], loop, turns(work, table), keep, seeds)
-                process = Process(command, cores, terminal=loop in (OURS, COMPILED, PLAIN))
+                process = Process(command, cores, terminal=loop in (OURS, COMPILED, PLAIN, KERAS))
                 (found,) = table.seat(loop, process)
                 seeds = seeds or found["seeds"]
                 measured[loop].append([])
@@ -226,8 +230,10 @@ def agree(ours: list[float], theirs: list[float], who: str) -> None:
 
 
 def compare(work: Work, measured: Measured, what: str, clock: str = "wall") -> list[Ratio]:
-    """Boltcutter over the guides' loop and over the fastest hand-written one, for each way that it was run."""
+    """Boltcutter over the guides' loop and over the fastest hand-written one, or over Keras's own loop."""
     seconds = {loop: [[turn[clock] for turn in turns] for turns in each] for loop, each in measured.items()}
+    if KERAS in seconds:
+        return [ratio_of_turns(f"{what}: {OURS}", seconds[OURS], KERAS, seconds[KERAS], work.targets[OURS, KERAS])]
     by_hand = [loop for loop in (GUIDE, BEST, BEST_COMPILED) if loop in seconds]
     fastest = min(by_hand, key=lambda loop: middle(measured[loop], clock))
     found = []
