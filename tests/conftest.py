@@ -19,6 +19,7 @@ from forkserver import ForkServer, communicate, rank_variables
 ROOT = Path(__file__).parents[1]
 STATE = {"state_dict": {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(2)}, "epoch": 3}  # of a checkpoint
 QUICK = ["logger=null", "report=false", "trainer.max_epochs=2"]
+torch.set_num_threads(1)  # as runs in processes of their own; two test processes with two threads each only wait
 sys.modules["mpi4py"] = None  # Lightning's trainers would start MPI in this process
 
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
