@@ -8,6 +8,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,8 @@ def main(configs: Path, words: list[str]) -> None:
     works, usual = (ON_CUDA, str(len(harness.cores()))) if chosen["device"] == "cuda" else (WORKS, "1,2")
     ratios: list[Ratio] = []
     details: dict[str, Any] = {}
-    for name in (chosen["work"] or ",".join(works)).split(","):
+    usable = [name for name in works if name != "keras" or find_spec("keras")]
+    for name in (chosen["work"] or ",".join(usable)).split(","):
         if name not in works:
             raise Failed(f"work={name}: no such work; there are: {', '.join(works)}")
         work = adapted(works[name], chosen)
