@@ -2,8 +2,8 @@
 
 ``python tests/forkserver.py <fd>`` is that process. It has no threads, so that a fork of it is whole, and for each
 request it forks a child that becomes ``python <script> <words>``: with the environment, folder and files that it is
-given, in a session of its own, with the status and the handlers of `atexit` of any other process. It ends, and ends its children, when the other end of
-its socket is closed, however that came about. ``ForkServer`` is that other end.
+given, in a session of its own, with the status and the ``atexit`` handlers of any other process. It ends, and ends its
+children, when the other end of its socket is closed, however that came about. ``ForkServer`` is that other end.
 
 What a variable of the environment changes while modules are imported cannot be had here: see ``fits``.
 """
