@@ -17,7 +17,7 @@ from conftest import ROOT, Script
 
 from .conftest import Cluster, processes, wait_until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 # No dropout, no BatchNorm, no Adam: what the number of processes changes is rounding alone.
 WORDS = ["model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "logger=null", "report=false"]
 
@@ -76,7 +76,7 @@ def test_a_run_outlives_signals_processes_and_nodes(cluster: Cluster, script: Sc
     wait_until(lambda: is_training(folder, 4), folder, 200)
     assert dead not in {node for node, _ in processes(folder)}
     cluster.call("scontrol", "requeue", job)  # by hand
-    wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 180)
+    wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 300)
     assert cluster.manage("boot", dead).returncode == 0
     # SLURM still ends the step that lost its node when the next of the same number runs, before or after it has begun.
     ways = "preempted by SIGUSR2 (LostRank|killed) (LostRank|killed) (preempted by SIGTERM )*completed"
@@ -160,7 +160,7 @@ def test_a_script_written_by_hand_is_checked_and_continues_its_folder(cluster: C
         assert not place.exists()
     wait_until(lambda: (folder / "checkpoints" / "last.ckpt").is_file(), folder)
     cluster.call("scontrol", "requeue", job)
-    wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 180)
+    wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 300)
     assert attempts(folder)[-1] == "completed", folder.with_suffix(".log").read_text()
     assert record(folder)["attempts"][1]["resumed_from"]
 
@@ -191,7 +191,7 @@ def test_restarts_need_no_tame_names_and_no_exported_variables(cluster: Cluster)
     assert str(folder / "code") in " ".join(psutil.Process(next(iter(processes(folder).values()))).cmdline())
     cluster.call("scancel", "--signal=USR2", job)
     wait_until(lambda: is_training(folder, 2), folder)
-    wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 180)
+    wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 300)
     assert [reason.split(",")[0] for reason in attempts(folder)] == ["preempted by SIGUSR2", "completed"]
     listed = cluster.launch("list", f"runs={cluster.runs.parent}")
     assert f"{folder}: 2 attempts, completed" in listed.stdout, listed.stderr
