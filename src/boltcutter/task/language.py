@@ -114,14 +114,14 @@ class Language(Task):
             self.bits[f"{stage}_"].update(tokens, targets)  # type: ignore[operator]
         return losses, outputs
 
-    def _report(self, stage: str, loss: str) -> None:
+    def _report(self, stage: str, loss: str, *, reset: bool = True) -> None:
         if stage != "train":
             self.log(f"{stage}/perplexity", self.means[f"{stage}_"].compute().exp())  # type: ignore[operator]
             bits: Any = self.bits[f"{stage}_"]
             if bits.known:
                 self.log(f"{stage}/{BITS}", bits.compute())
             bits.reset()
-        super()._report(stage, loss)
+        super()._report(stage, loss, reset=reset)
 
     def _measure(self, stage: str) -> None:
         statistics = getattr(getattr(self.trainer, "datamodule", None), "statistics", {})
