@@ -307,8 +307,9 @@ class Recorder(Callback):
         hyperparameters = public(self.cfg)
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
-            if isinstance(getattr(logger, "where", None), str):  # the logger of fast_dev_run has any attribute
-                run.update_record(folder, wandb={"id": logger.version, "where": logger.where})
+            where = getattr(logger, "where", None)
+            if isinstance(where, str):  # the logger of fast_dev_run has any attribute
+                run.update_record(folder, wandb={"id": logger.version, "where": where})
         summary.begin(folder, trainer, pl_module)
 
     def _is_resumable(self) -> bool:
