@@ -188,12 +188,12 @@ def check_kinds(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataM
     Raises:
         ConfigError: It does not.
     """
-    wants, has = getattr(task, "kind", None), getattr(data, "kind", None)
+    wants, has = str(getattr(task, "kind", None)), str(getattr(data, "kind", None))
     fitting = {"classes": "classification", "numbers": "regression", "tokens": "language"}
-    if str(wants) in fitting and str(has) in fitting and wants != has:  # a foreign class may call anything its kind
+    if wants in fitting and has in fitting and wants != has:  # a foreign class may call anything its kind
         picked = cfg.choices
         raise ConfigError(
-            f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting[str(has)]}"
+            f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting[has]}"
         )
 
 
@@ -217,7 +217,7 @@ def check_classes(cfg: DictConfig) -> None:
     for name, metric in metrics.items() if isinstance(metrics, DictConfig) else ():
         classes = metric.get("num_classes") if isinstance(metric, DictConfig) else None
         if isinstance(outputs, int) and isinstance(classes, int) and classes != outputs:
-            key = f"task.metrics.{name}.num_classes"
+            key = f"task.metrics.{name!s}.num_classes"
             raise ConfigError(f"{key}={classes}, but data.outputs={outputs}; say {key}={outputs}, or leave it out")
 
 
