@@ -70,7 +70,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._numbers, self._write = os.pipe()
-        self._stopped = False
+        self._stopped, self._process = False, os.getpid()
         os.set_blocking(self._write, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._run, daemon=True, name="signals")
@@ -80,6 +80,8 @@ class Watch:
         """Watch no more."""
         self._stopped = True
         signal.set_wakeup_fd(-1)
+        if os.getpid() != self._process:
+            return  # a copy, which has no such thread
         os.write(self._write, b"\0")
         self._thread.join()
         os.close(self._write)
@@ -87,8 +89,8 @@ class Watch:
 
     def _run(self) -> None:
         while number := os.read(self._numbers, 1)[0]:
-            if number not in signals.SIGNALS:
-                continue
+            if number not in signals.SIGNALS or signal.getsignal(number) is not signals.receive:
+                continue  # somebody else handles it
             end = time.monotonic() + STUCK_SECONDS
             while not (signals.received() or self._stopped):
                 if time.monotonic() > end:
