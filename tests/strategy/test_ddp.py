@@ -122,8 +122,9 @@ def test_a_signal_at_any_moment_ends_a_run_with_wandb(tmp_path: Path, method: st
             process.wait()
     assert "Traceback" not in (tmp_path / "log").read_text()
     if not moment.endswith(" s"):
-        known = json.loads((run / "record.json").read_text())
-        assert known["attempts"][0]["reason"].startswith("preempted by SIGTERM")
+        attempts = json.loads((run / "record.json").read_text())["attempts"]
+        assert all(attempt["reason"].startswith("preempted by SIGTERM") for attempt in attempts)
+        assert attempts or moment == "record.json"  # which is there before the attempt begins
 
 
 def test_a_signal_comes_again_until_somebody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
