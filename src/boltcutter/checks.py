@@ -214,7 +214,8 @@ def check_classes(cfg: DictConfig) -> None:
         ConfigError: One counts others.
     """
     outputs, metrics = (cfg.get("data") or {}).get("outputs"), cfg.task.get("metrics")
-    for name, metric in metrics.items() if isinstance(metrics, DictConfig) else ():
+    for name in map(str, metrics if isinstance(metrics, DictConfig) else ()):
+        metric = metrics[name]
         classes = metric.get("num_classes") if isinstance(metric, DictConfig) else None
         if isinstance(outputs, int) and isinstance(classes, int) and classes != outputs:
             key = f"task.metrics.{name!s}.num_classes"
