@@ -47,7 +47,11 @@ def render(folder: Path) -> str:
     config, sections = parts.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
     groups = parts.get("Curves", {}, _read_groups, folder / "metrics.csv")
     scores = parts.get("Test metrics", record.get("test") or {}, _read_object, test / "metrics.json")
-    scatters, classified = parts.get("Predictions", ([], True), _read_predictions, test / "predictions.csv")
+    # A module may say nothing of each sample; where nothing was measured at all, all that is missing is listed.
+    sampled = (test / "predictions.csv").is_file() or not (test / "metrics.json").is_file()
+    nothing: tuple[list[Any], bool] = ([], sampled)
+    scatters, classified = parts.get("Predictions", nothing, _read_predictions, test / "predictions.csv")
+    classified = classified or (test / "classes.csv").is_file()
     classes = [] if not classified else parts.get("Classes", [], _read_classes, test / "classes.csv")
     confusion = {} if not classified else parts.get("Confusion matrix", {}, _read_confusion, test / "confusion.csv")
     goals = _goals(config, groups)
@@ -60,7 +64,9 @@ def render(folder: Path) -> str:
         finals=_finals(groups, goals, scores, record.get("metrics") or {}),
         classes=classes,
         confusion=confusion,
-        worst=parts.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes]),
+        worst=parts.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes])
+        if sampled
+        else [],
         attempts=parts.get("Attempts", [], _attempts, record.get("attempts") or []),
         missing=parts.missing,
         data={"charts": _charts(groups, goals), "confusion": confusion, "scatters": scatters},
