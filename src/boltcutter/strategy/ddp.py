@@ -145,7 +145,8 @@ def check_fork(start_method: str, devices: Sequence[torch.device]) -> None:
     Raises:
         ValueError: It does, and the copies are to train on GPUs.
     """
-    if start_method == "fork" and any(d.type == "cuda" for d in devices) and torch.cuda.is_initialized():
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if start_method == "fork" and any(d.type == "cuda" for d in devices) and used:
         raise ValueError(
             "trainer.strategy.start_method=fork: this process has used CUDA, so that copies of it cannot; take popen, "
             "or spawn in a notebook"
