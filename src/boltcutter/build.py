@@ -171,6 +171,13 @@ def _check_positional(
             yield f"{dot}{p.name}", f": given twice; drop it, or entry {i} of {dot}_args_"
 
 
+def _of_old_package(value: Any) -> str:
+    """The remedy for a class of ``pytorch_lightning``, which a trainer of ``lightning`` refuses."""
+    target = locate(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
+    bases = {base.__module__.partition(".")[0] for base in getattr(target, "__mro__", ())}
+    return "; import it from lightning.pytorch, not pytorch_lightning" if "pytorch_lightning" in bases else ""
+
+
 def _misfits(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]:
     """What of ``value`` is not as ``wanted``: the whole, or some entries of a mapping."""
     if fits(value, wanted):
@@ -183,5 +190,5 @@ def _misfits(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]:
         return
     shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else say(value)
     listed = isinstance(value, str) and "," in value and fits(parse(path, f"[{value}]"), wanted)  # as Hydra's sweeps
-    near = f"; did you mean [{value}]?" if listed else hint(str(value), choices(wanted))
+    near = f"; did you mean [{value}]?" if listed else _of_old_package(value) or hint(str(value), choices(wanted))
     yield path, f"={shown}: expected {type_name(wanted)}{near}"

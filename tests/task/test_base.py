@@ -325,9 +325,7 @@ def test_a_schedule_may_watch_a_metric(tmp_path: Path) -> None:
 
 
 def test_endless_training_with_a_schedule_that_ends_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"^scheduler: it needs an end, .*; set trainer\.max_epochs or trainer\.max_st"
-    ):
+    with pytest.raises(ValueError, match=r"^scheduler: .*; set trainer\.max_st"):
         trainer(tmp_path, max_epochs=-1).fit(task(scheduler=warmup_cosine), loader(8))
     trainer(tmp_path, max_epochs=-1, max_time={"seconds": 0}).fit(
         task(scheduler=partial(ConstantLR, factor=1)), loader(8)

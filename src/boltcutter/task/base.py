@@ -28,6 +28,12 @@ Observed = tuple[Tensor, ...]  # losses, outputs and targets of a batch
 AT_ONCE = 1 << 14  # numbers in outputs that are counted together
 
 
+class NoTotalSteps(ValueError):
+    """A scheduler spans the whole training, whose length is not known."""
+
+    explains_itself = True  # needs no traceback
+
+
 class Task(L.LightningModule, ABC):
     """A model with what it takes to train it. A subclass says what the loss of each sample is.
 
@@ -324,8 +330,8 @@ class Task(L.LightningModule, ABC):
             return {}
         steps = self.trainer.estimated_stepping_batches
         if not 0 <= steps < math.inf:
-            raise ValueError(
-                "scheduler: it needs an end, but training has none; set trainer.max_epochs or trainer.max_steps"
+            raise NoTotalSteps(
+                "scheduler: the number of training steps is not known; set trainer.max_steps, or scheduler=constant"
             )
         if self.interval == "epoch":
             self.trainer.fit_loop.setup_data()
