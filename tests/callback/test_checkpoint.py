@@ -4,10 +4,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from boltcutter.callback.checkpoint import Best, NoRoom
+from boltcutter.callback.checkpoint import Best, Last, NoRoom
 from boltcutter.checkpoint import AtomicCheckpointIO
 from boltcutter.selection import best
 
@@ -31,7 +32,14 @@ class Scored(L.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.0)
 
 
-def kept(folder: Path, callback: Best, asynchronous: bool = False) -> list[str]:
+class Checkpointed(Scored):
+    """Brings a checkpoint callback of its own."""
+
+    def configure_callbacks(self) -> Callback:
+        return ModelCheckpoint(filename="own")
+
+
+def kept(folder: Path, callback: Callback, asynchronous: bool = False, module: type[Scored] = Scored) -> list[str]:
     """Names of what is left of a training, one optimizer step an epoch."""
     data: Any = DataLoader(TensorDataset(torch.ones(1, 256)))
     trainer = L.Trainer(
@@ -45,7 +53,7 @@ def kept(folder: Path, callback: Best, asynchronous: bool = False) -> list[str]:
         plugins=[AtomicCheckpointIO(asynchronous=asynchronous)],
         default_root_dir=folder,
     )
-    trainer.fit(Scored(), data, data)
+    trainer.fit(module(), data, data)
     return sorted(path.name for path in folder.glob("*.ckpt"))
 
 
@@ -118,3 +126,9 @@ def test_no_room_for_all_of_a_checkpoint_is_told_at_the_first(tmp_path: Path) ->
 def test_values_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Best(**options)
+
+
+def test_the_last_checkpoint_stays_beside_those_of_the_module_itself(tmp_path: Path) -> None:
+    last = Last(tmp_path, filename="last", enable_version_counter=False)
+    assert kept(tmp_path, last, module=Checkpointed) == ["last.ckpt"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["own.ckpt"]

@@ -134,3 +134,25 @@ except Uneven as error:
 def test_ranks_with_different_numbers_of_batches_do_not_begin(two_ranks: Script) -> None:
     done = two_ranks(RANKS)
     assert done.stdout.count("shared out unevenly (rank 0 has 3, rank 1 has 4); give each rank as many") == 2
+
+
+class Sparse(Spoilt):
+    """An embedding whose gradient has only the rows of the batch."""
+
+    def __init__(self, bad: set[int]) -> None:
+        super().__init__(bad)
+        self.layer = nn.Embedding(4, 1, sparse=True)  # type: ignore[assignment]
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return super().training_step(batch.long(), batch_idx)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SparseAdam(self.layer.parameters(), lr=0.1)
+
+
+def test_sparse_gradients_are_watched_and_not_clipped(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"gradient_clip_val has no effect.*set it to null"):
+        fit(module := Sparse(set()), Guard(tmp_path), gradient_clip_val=1.0)
+    assert not torch.equal(module.layer.weight[:2], module.steps[0][:2])
+    with pytest.raises(NonFinite, match=r"layer\.weight"):
+        fit(Sparse({3}), Guard(tmp_path))

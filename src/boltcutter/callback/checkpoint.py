@@ -1,4 +1,4 @@
-"""The best checkpoints: how many, and how much room they may take."""
+"""Checkpoints: the last one, and the best, how many of them and how much room they may take."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ class NoRoom(RuntimeError):
     """Not even one checkpoint fits into what checkpoints may take."""
 
     explains_itself = True  # needs no traceback
+
+
+class Last(ModelCheckpoint):
+    """Keeps the last checkpoint.
+
+    A class of its own, because a ModelCheckpoint that a module's ``configure_callbacks`` returns replaces all callbacks
+    of exactly that class.
+    """
 
 
 class Best(ModelCheckpoint):

@@ -92,6 +92,11 @@ class Guard(Callback):
         if not gradients and over_ranks is None:
             return
         self._judge(trainer, pl_module)
+        if any(gradient.is_sparse for gradient in gradients):
+            gradients = _dense(gradients)
+            if trainer.gradient_clip_val:
+                trainer.gradient_clip_val = None
+                rank_zero_warn("trainer.gradient_clip_val has no effect: some gradients are sparse; set it to null")
         # A rank whose own weights are all frozen has no gradient, but must answer the others.
         norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=pl_module.device)
         cut = hasattr(norms, "full_tensor")  # each rank has a part of each gradient
@@ -168,3 +173,8 @@ class Guard(Callback):
 def _weights(optimizer: Optimizer) -> list[Tensor]:
     """Those that have a gradient."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def _dense(gradients: list[Tensor]) -> list[Tensor]:
+    """Gradients of the same norms: the values of sparse ones, each row of a weight once."""
+    return [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
