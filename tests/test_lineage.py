@@ -133,6 +133,13 @@ def test_secret_files_stay_out_of_the_patch(repository: Path) -> None:
     assert state["dirty"] is True
 
 
+def test_a_file_that_this_user_cannot_read_stays_out(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repository / "locked.txt").write_text("x\n")
+    monkeypatch.setattr("os.access", lambda file, mode: Path(file).name != "locked.txt")  # root can read everything
+    state = lineage.git_state(repository)
+    assert (state["left_out"], state["dirty"]) == (["locked.txt"], True)
+
+
 def test_a_password_in_the_remote_is_not_kept(repository: Path) -> None:
     git(repository, "remote", "add", "origin", "https://me:hidden@example.org/x.git")
     assert lineage.git_state(repository)["remote"] == "https://example.org/x.git"

@@ -76,6 +76,9 @@ def test_passwords_in_texts_are_hidden() -> None:
     [
         ({"a": [{"name": "x"}, {"api_key": "abc"}]}, "a.1.api_key", "a secret"),
         ({"a": {"private_key": 12}}, "a.private_key", "a secret"),
+        ({"setup": ["ulimit -n 9", "export WANDB_API_KEY='abc'"]}, "setup.1", "the value of WANDB_API_KEY"),
+        ({"sbatch": ["--export=ALL,HF_TOKEN=abc"]}, "sbatch.0", "the value of HF_TOKEN"),
+        ({"url": "https://a.blob.core.windows.net/c?sv=1&sig=abc"}, "url", "a key in a URL"),
         ({"urls": ["https://me:pw@host"]}, "urls.0", "a password in a URL"),
     ],
 )
@@ -84,6 +87,11 @@ def test_stored_secrets_are_found(node: Any, path: str, what: str) -> None:
 
 
 def test_references_are_no_stored_secrets() -> None:
+    node: dict[str, Any] = {
+        "setup": ["export HF_TOKEN=$MINE", "X_KEY=1 y"],
+        "page": "https://a/?pad_token=1&key_size=2",
+    }
+    assert list(stored_secrets(node)) == []
     node = {"api_key": "${oc.env:KEY}", "password": None, "token": "", "url": "https://${oc.env:U}:${oc.env:P}@host"}
     assert list(stored_secrets(node)) == []
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from conftest import QUICK, Script
+from foreign.gallery import overrides
 
 from boltcutter import trust
 from boltcutter.config import ConfigError
@@ -29,7 +30,7 @@ def refused(target: str, folder: Path = Path("/nowhere")) -> bool:
         "torchmetrics.classification.MulticlassAUROC",
         "boltcutter.model.mlp.MLP",
         "boltcutter.callback.checkpoint.Best",
-        "conftest.environment",
+        "torchvision.models.resnet18",
     ],
 )
 def test_known_classes_and_own_code_are_accepted(target: str) -> None:
@@ -57,14 +58,79 @@ def test_known_classes_and_own_code_are_accepted(target: str) -> None:
         "pandas.eval",
         "numpy.load",
         "omegaconf.OmegaConf.load",
-        "conftest.subprocess.run",
-        "conftest.os.system",
+        "boltcutter.launch.queue._call",
+        "boltcutter.launch.snapshot.copy_code",
+        "boltcutter.data.download.fetch",
+        "lightning.pytorch.cli.LightningCLI",
+        "torch.nn.Module.apply",
+        "torch.nn.parallel.parallel_apply",
+        "torch.nn.utils._deprecation_utils.lazy_deprecated_import",
+        "monai.bundle.ConfigWorkflow",
+        "torchvision.datasets.lsun.LSUN",
+        "conftest.run_command",
+        "tests.conftest.run_command",
+        "scripts.train.main",
         "",
         "..",
     ],
 )
 def test_anything_else_is_refused(target: str) -> None:
     assert refused(target)
+
+
+def test_own_code_is_accepted_but_not_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_code.py").write_text("import os, subprocess, sys\nclass Net: ...\ndef make_net(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not refused("my_code.Net")
+    assert not refused("my_code.make_net")
+    for name in ("subprocess.run", "os.system", "sys.path.insert", "os.environ.clear"):
+        assert refused(f"my_code.{name}")
+
+
+def test_a_package_of_the_system_is_not_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "python3" / "dist-packages"
+    installed.mkdir(parents=True)
+    (installed / "of_the_system.py").write_text("def read(path): ...\n")
+    monkeypatch.syspath_prepend(installed)
+    assert refused("of_the_system.read")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "${oc.create:{x: {_target_: os.system, command: id}}}",
+        "${oc.decode:${payload}}",
+        "${oc.${name}:{_target_: os.system}}",
+        "https://host/${oc.env:AWS_SECRET_ACCESS_KEY}",
+        "https://host/${oc.env :AWS_SECRET_ACCESS_KEY}",
+        "https://host/${oc.env:${name}}",
+    ],
+)
+def test_a_reference_that_makes_a_call_or_reads_a_secret_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="say trust=true"):
+        trust.check({"callback": {"a": [text]}}, "run=x", tmp_path, CONFIGS)
+
+
+def test_references_to_keys_and_variables_are_accepted(tmp_path: Path) -> None:
+    for text in ("${model}", "${oc.env:DATA,/tmp/${name}}/x", "${a.${b}.c-d}", "${..lr}", "${runs}/${name}/<id>"):
+        trust.check({"a": text}, "run=x", tmp_path, CONFIGS)
+
+
+def test_a_signature_holds_for_just_these_values_and_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "KEY", tmp_path / "home" / "key")
+    node = {"task": {"_target_": "other_package.Net", "sizes": {2: 1.5, 10: None}}, "folder": "/a"}
+    signature = trust.sign(node)
+    stored = json.loads(json.dumps({**node, "folder": "/moved"}))
+    assert trust.is_signed(stored, signature)
+    trust.check(stored, "run=x", tmp_path, CONFIGS, signature=signature)
+    assert (tmp_path / "home" / "key").stat().st_mode & 0o777 == 0o600
+    stored["task"]["sizes"]["2"] = 2
+    assert not any(trust.is_signed(stored, given) for given in (signature, None, 1, "é"))
+    (tmp_path / "home" / "key").unlink()
+    assert trust.sign(node) not in (None, signature)
+    monkeypatch.setattr(trust, "KEY", Path("/proc/nowhere/key"))
+    assert trust.sign(node) is None
+    assert not trust.is_signed(node, signature)
 
 
 def test_a_module_in_the_folder_of_the_run_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,15 +177,22 @@ def test_the_folder_of_a_stranger_is_not_executed(script: Script, strange: Path,
     assert not (strange.parent / "evil").exists()
 
 
-def test_trust_is_given_by_one_word(script: Script, tmp_path: Path) -> None:
-    done = script("train", *QUICK, "model=linear", "test=false", f"folder={tmp_path}/run")
+def test_an_own_run_needs_no_trust_until_somebody_changes_its_record(script: Script, tmp_path: Path) -> None:
+    env = {"PYTHONPATH": "tests"}  # where classes of other packages are
+    done = script("train", *QUICK, *overrides("autoencoder"), "test=false", f"folder={tmp_path}/run", env=env)
     assert done.returncode == 0, done.stderr
+    for name, verb in (("evaluate", "run"), ("train", "resume")):
+        more = ["trainer.max_epochs=3"] if verb == "resume" else []
+        done = script(name, f"{verb}={tmp_path}/run", *more, env=env)
+        assert done.returncode == 0, done.stderr
     path = tmp_path / "run" / "record.json"
     record = json.loads(path.read_text())
     record["config"]["callback"]["counter"] = {"_target_": "collections.Counter"}
     path.write_text(json.dumps(record))
     words = ["--print", f"resume={tmp_path}/run"]
-    assert script("train", *words).returncode == 2
+    refused = script("train", *words)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "say trust=true" in refused.stderr
     assert "collections.Counter" in script("train", *words, "trust=true").stdout
     wrong = script("train", *words, "trust=yes")
     assert (wrong.returncode, wrong.stderr) == (2, "error: trust=yes: expected trust=true or trust=false\n")

@@ -145,6 +145,14 @@ def test_plain_values_are_built_and_objects_become_placeholders(path: Path, prot
     assert not Path("touched").exists()
 
 
+def test_containers_within_themselves_are_listed_once() -> None:
+    value: list[Any] = [Placeholder("a.B")]
+    value.append(value)
+    for _ in range(100):
+        value = [value, value]
+    assert len(list(placeholders({"x": value}))) == 1
+
+
 def test_a_placeholder_does_nothing(path: Path) -> None:
     torch.save({"hyper_parameters": FOREIGN}, path)
     given = load(path)["hyper_parameters"]

@@ -332,6 +332,8 @@ def _refuse_secrets(cfg: DictConfig) -> None:
     for path, what in stored_secrets(plain(cfg)):
         name = re.sub(r"\W", "_", path.rpartition(".")[2]).upper()
         remedy = f"write '{path}=${{oc.env:{name}}}' and set {name}"
+        if what.startswith("the value of "):  # in a line of shell
+            remedy = f"export {what.split()[-1]} where you start, which runs and jobs inherit"
         raise ConfigError(f"{path}: {what} must not be stored with the run; {remedy}")
 
 

@@ -143,7 +143,8 @@ def holds_secret(file: Path) -> bool:
         return True
     if file.is_symlink() or not file.is_file() or file.stat().st_size > UNTRACKED_BYTES:
         return False
-    return bool(PRIVATE_KEY.search(file.read_bytes()))
+    # What this user cannot read is not for others either, and git would fail at it.
+    return not os.access(file, os.R_OK) or bool(PRIVATE_KEY.search(file.read_bytes()))
 
 
 def _names(listed: bytes | None) -> list[str] | None:

@@ -32,6 +32,9 @@ HIDDEN = "***"
 SHORTEST = 6  # letters of a secret that is also looked for within other values
 VARIABLE = re.compile(r"oc\.env:\s*['\"]?(\w+)")
 URL = re.compile(r"([A-Za-z][\w+.-]*://)([^\s'\"<>,]*@[^\s'\"<>,]*)")
+ASSIGNED = re.compile(r"(?<![\w$])([A-Z][A-Z0-9_]*)=[\"']?(?=[^\s\"'$])")  # in a line of shell: export NAME=value
+QUERY = re.compile(r"[?&]([\w-]+)=[^\s&$]")  # in a URL
+SIGNATURES = ("sig", "x-amz-signature", "x-goog-signature")
 PASSWORD = re.compile(r"[^/@:\s]*:(?!\d+(/|$))[^\s]*@")  # the beginning of a URL; after a host comes a port
 
 
@@ -81,8 +84,16 @@ def stored_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
                 yield where, "a secret"
             elif isinstance(value, str) and has_password(value):
                 yield where, "a password in a URL"
+            elif isinstance(value, str) and "://" in value and any(map(_signs, QUERY.findall(value))):
+                yield where, "a key in a URL"
+            elif isinstance(value, str) and (names := [*filter(looks_secret, ASSIGNED.findall(value))]):
+                yield where, f"the value of {names[0]}"
             else:
                 yield from stored_secrets(value, where)
+
+
+def _signs(name: str) -> bool:
+    return name.lower() in SIGNATURES or looks_secret(name)
 
 
 def redacted(resolved: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,8 @@ def reopen(
     """
     recorded = _recorded(folder, setting)
     if builds:
-        trust.check(recorded, f"{setting}={folder}", folder, configs)
+        signature = read_record(folder).get("signature")
+        trust.check(recorded, f"{setting}={folder}", folder, configs, signature=signature)
     cfg = compose(configs, words, base=DictConfig(recorded))
     cfg.folder = str(folder)
     return cfg
@@ -192,7 +193,11 @@ def freeze(cfg: DictConfig, **facts: Any) -> None:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     write_text(folder / "config.yaml", as_yaml(public(cfg)))
     facts["config"] = plain(cfg)  # a resumed run may have been given new words
-    if not (folder / "record.json").is_file() or "attempts" not in read_record(folder):
+    earlier = read_record(folder) if (folder / "record.json").is_file() else {}
+    # The user who composed it has signed it. A job may have no access to that user's key, as in a container.
+    if not earlier.get("signature") or trust.signed_content(facts["config"]) != trust.signed_content(earlier["config"]):
+        facts["signature"] = trust.sign(facts["config"])
+    if "attempts" not in earlier:
         facts |= {"id": folder.name, "name": cfg.name, "command": shlex.join(sys.argv), "seed": cfg.seed}
         facts |= {"reproduces": cfg.reproduce, "attempts": []}
     update_record(folder, **facts)

@@ -208,16 +208,17 @@ def refuse(file: IO[bytes], **options: Any) -> Any:
 MODULE = SimpleNamespace(Unpickler=Unpickler, load=refuse, __name__="boltcutter.unpickle")  # as torch asks for one
 
 
-def placeholders(value: Any, path: str = "") -> Iterator[str]:
+def placeholders(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[str]:
     """A line for each placeholder in a checkpoint: where it is, and what it stands for."""
+    seen = set() if seen is None else seen
     if isinstance(value, Placeholder):
         yield f"{path} is a {value.name}" if value.built else f"{path} is {value.name}"
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from placeholders(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        for place, inner in enumerate(value):
-            yield from placeholders(inner, f"{path}.{place}")
+    elif isinstance(value, Mapping | list | tuple | set | frozenset | deque):
+        if id(value) in seen:  # a container may hold itself, or one container many times
+            return
+        seen.add(id(value))
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from placeholders(inner, f"{path}.{key}" if path else str(key), seen)
 
 
 def _call(function: Any, arguments: tuple[Any, ...]) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from conftest import environment
 from foreign.gallery import overrides
 
-from boltcutter import lineage, run
+from boltcutter import lineage, run, trust
 from boltcutter.config import ConfigError, DictConfig
 from boltcutter.launch import command
 
@@ -117,7 +117,8 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     (folder / "logs").mkdir(parents=True)
     slurm = "boltcutter.launch.slurm.Slurm"
     settings = {"_target_": slurm, "time": "9:00:00", "partition": "big", "memory": "64G"}
-    facts = {"launch": {"settings": settings | {"array": "seed=1,2", "max_parallel": 1}, "id": "7", "submitted": ""}}
+    settings |= {"array": "seed=1,2", "max_parallel": 1}
+    facts = {"launch": {"settings": settings, "id": "7", "submitted": "", "signature": trust.sign(settings)}}
     training = run.read_words(ROOT / "configs", [])
     run.freeze(DictConfig({**training, "folder": str(folder)}), **facts)
     for words in (["launch=slurm"], []):
@@ -128,6 +129,9 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     text = launch(f"launch=[slurm,{tmp_path}/other.yaml]", f"resume={folder}", "--dry-run")
     assert "--partition" not in text
     assert "exec " in launch("launch=local", f"resume={folder}", "--dry-run")
+    run.update_record(folder, launch={**facts["launch"], "settings": {**settings, "setup": ["touch evil"]}})
+    with pytest.raises(ConfigError, match=r"settings of a launch.*; say trust=true"):
+        launch(f"resume={folder}", "--dry-run")
 
 
 def test_variables_of_the_job_stay_references_until_it_runs(launch: Launch, tmp_path: Path) -> None:

@@ -58,3 +58,10 @@ def test_times() -> None:
 def test_what_the_job_cannot_have_is_refused(job: Job, settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         Slurm(**settings).check(job)
+
+
+@pytest.mark.parametrize("job_id", ["--user=me", "7,-u me", ""])
+def test_no_other_jobs_are_cancelled_than_the_recorded_one(job_id: str) -> None:
+    for ask in (Slurm().cancel, Slurm().status):
+        with pytest.raises(ValueError, match=r"record\.json"):
+            ask(job_id)

@@ -146,7 +146,7 @@ def recorded(resumed: dict[str, str]) -> DictConfig | None:
     facts = run.read_record(folder).get("launch") if resumed and (folder / "record.json").is_file() else None
     if not facts:
         return None
-    trust.check(facts["settings"], f"resume={folder}", folder)
+    trust.check(facts["settings"], f"resume={folder}", folder, signature=facts.get("signature"), runs=True)
     settings = dict(facts["settings"])
     for name in ("array", "max_parallel"):  # it goes on alone
         settings.pop(name, None)
@@ -314,8 +314,9 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
             shutil.rmtree(folder, ignore_errors=True)
         raise
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    known = {"settings": plain(settings), "submitted": now, "signature": trust.sign(plain(settings))}
     for folder, job_id in zip(job.runs, ids, strict=True):
-        run.update_record(folder, launch={"settings": plain(settings), "id": job_id, "submitted": now})
+        run.update_record(folder, launch={**known, "id": job_id})
         try:
             text = launcher.status(job_id).text
         except ValueError:

@@ -16,7 +16,7 @@ def launched(folder: Path) -> Iterator[tuple[Launcher, str]]:
     """The launcher that has a run, and the job's id there; nothing for a run that was started by hand."""
     facts = run.read_record(folder).get("launch")
     if facts:
-        trust.check(facts["settings"], f"run={folder}", folder)
+        trust.check(facts["settings"], f"run={folder}", folder, signature=facts.get("signature"))
         yield build.build(DictConfig(facts["settings"]), "launch"), facts["id"]
 
 

@@ -196,17 +196,29 @@ class Slurm:
 
     def status(self, job_id: str) -> Status:
         """Of the first job of a chain that has not ended."""
-        found = [queue.status(link) for link in job_id.split(",")]
+        found = [queue.status(link) for link in jobs_of(job_id)]
         return next((status for status in found if status.state in ("running", "waiting")), found[-1])
 
     def cancel(self, job_id: str) -> None:
         """SIGTERM to all processes, on which the run saves; SLURM kills what is left after its KillWait."""
-        queue.cancel(*reversed(job_id.split(",")))
+        queue.cancel(*reversed(jobs_of(job_id)))
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """What its processes, and SLURM, have printed."""
         over = ("ended", "unknown")
         return read_log(folder / "logs" / "slurm.log", lambda: not follow or self.status(job_id).state in over)
+
+
+def jobs_of(job_id: str) -> list[str]:
+    """The jobs of a chain, or one job.
+
+    Raises:
+        ValueError: The record of a run has something else there, which scancel could take for an option.
+    """
+    found = job_id.split(",")
+    if not all(re.fullmatch(r"\d+(_\d+)?", link) for link in found):
+        raise ValueError(f"record.json has the job id {job_id}: expected a number, as 123 or 123_4; correct it")
+    return found
 
 
 def seconds(time: str) -> int:
