@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,9 @@ def test_the_script_that_checks(script: Script) -> None:
 
 TEXT = ["model=gpt", "task=language"]
 # For machines or libraries that may not be there: tests/strategy has these.
-ELSEWHERE = ("trainer=fsdp", "trainer=deepspeed", "trainer=horovod", "trainer=tpu")
+ELSEWHERE = ["trainer=fsdp", "trainer=deepspeed", "trainer=horovod", "trainer=tpu"]
+if find_spec("keras") is None:  # it needs Python 3.11
+    ELSEWHERE += ["model=keras_convnet", "callback=keras_file"]
 OPTIONS = [f"{p.parent.name}={p.stem}" for p in sorted(CONFIGS.glob("*/*.yaml")) if p.parent.name != "launch"]
 
 
@@ -161,6 +164,7 @@ OPTIONS = [f"{p.parent.name}={p.stem}" for p in sorted(CONFIGS.glob("*/*.yaml"))
 def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
     beside = {
         "task=regression": ["data=synthetic", "data.kind=numbers"],
+        "callback=keras_file": ["model=keras_convnet"],
         "data=tabular": ["experiment=diabetes"],
         "data=images": ["data.outputs=3"],
         "trainer=ddp": ["trainer.devices=1"],

@@ -167,9 +167,10 @@ def columns(outputs: Any, targets: Any, count: int) -> tuple[Columns, dict[str, 
 
 
 def array(value: Tensor) -> npt.NDArray[Any]:
-    """A tensor's numbers on the host; NumPy has no bfloat16."""
+    """A tensor's numbers on the host, of at least 32 bits: NumPy has no bfloat16, and pandas no index of float16."""
     value = value.detach()
-    found: npt.NDArray[Any] = (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
+    half = value.dtype in (torch.bfloat16, torch.float16)
+    found: npt.NDArray[Any] = (value.float() if half else value).cpu().numpy()
     return found
 
 

@@ -179,7 +179,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_in_one_line(script: Scrip
         ),
         (["trainer.strategy.cpu_offload=true"], "on processors all is in their memory"),
         pytest.param(["callback=[default,ema]"], "callback.ema: averages are copies", marks=pytest.mark.slow),
-        (["trainer=fsdp"], "trainer: "),
+        (["trainer=fsdp"], "trainer.strategy=fsdp, trainer.accelerator=cpu: "),
         (["trainer=deepspeed"], "trainer"),
         (["model=convnet"], "ConvNet does not say how it is cut"),
         (["model.norm=batch", "trainer.strategy.tensor_parallel_size=2"], "with BatchNorm1d cannot be cut within"),

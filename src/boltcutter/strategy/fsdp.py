@@ -10,6 +10,7 @@ from unittest import mock
 import lightning as L
 import torch.distributed as dist
 from lightning.pytorch import strategies
+from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
@@ -31,6 +32,24 @@ class FSDPStrategy(strategies.FSDPStrategy):
     Args:
         options: As for Lightning's ``FSDPStrategy``.
     """
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """What the trainer has chosen; Lightning refuses a CPU for its own class alone.
+
+        Raises:
+            ValueError: It is a CPU.
+        """
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Accelerator) -> None:
+        if isinstance(accelerator, CPUAccelerator):
+            raise ValueError(
+                "trainer.strategy=fsdp, trainer.accelerator=cpu: it needs CUDA devices; try trainer=fsdp2, which "
+                "shards on CPUs too"
+            )
+        self._accelerator = accelerator
 
     def setup(self, trainer: L.Trainer) -> None:
         """Shard the model; have gradients clipped by the norm over all ranks."""
