@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from conftest import Script, environment
+from conftest import ROOT, Script, environment
 from forkserver import Forked, ForkServer
 
 from boltcutter.environment import lease, signals
@@ -65,6 +66,7 @@ def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path: Path) -> None:
             assert holder.is_alive()
             lease.check()
     assert read_holder(folder) is None
+    assert not any(thread.name == "lease" for thread in threading.enumerate())
 
 
 def test_a_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
@@ -77,6 +79,43 @@ def test_a_number_that_another_process_was_given_holds_nothing(tmp_path: Path) -
     (tmp_path / lease.FILE).write_text(json.dumps(asdict(replace(Holder.here(), started="1", token="x"))))
     with held(tmp_path):
         pass
+
+
+def test_on_a_full_disk_nothing_is_left_behind(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    dead = json.dumps(asdict(replace(Holder.here(), started="1", token="x")))
+    for text in (None, dead):
+        folder = tmp_path / str(text is None)
+        if text:
+            folder.mkdir()
+            (folder / lease.FILE).write_text(text)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+            with pytest.raises(LeaseRefused, match="cannot be written"), held(folder):
+                pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.rglob("*")] == ["False", lease.FILE]  # that of the dead holder
+    assert (tmp_path / "False" / lease.FILE).read_text() == dead
+
+
+def test_where_a_process_is_hidden_the_heartbeat_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    gone = replace(Holder.here(), pid=2**22 + 1)  # of which there is no /proc, as for other users under hidepid
+    assert gone.is_alive() is False
+    monkeypatch.setattr(os, "kill", refuse)
+    assert gone.is_alive() is None
+
+
+def test_who_was_suspended_while_waiting_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "EXPIRES", 0.5)
+    sleep = time.sleep
+    with holding(tmp_path, "elsewhere", "0.2"):
+        monkeypatch.setattr(time, "sleep", lambda seconds: sleep(1.0))
+        with pytest.raises(LeaseRefused, match="on elsewhere"), held(tmp_path):
+            pass
 
 
 def test_from_another_host_the_heartbeat_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,18 +189,53 @@ TRAIN = ["scripts/train.py", "logger=null", "report=false", "test=false", "model
 
 
 @contextmanager
-def training(forks: ForkServer, folder: Path, errors: Path) -> Iterator[Forked]:
+def training(
+    forks: ForkServer, folder: Path, errors: Path, *words: str, fresh: bool = False
+) -> Iterator[Forked | subprocess.Popen[bytes]]:
     """A run that has a checkpoint, and goes on for long."""
     with ExitStack() as stack:
         nothing = stack.enter_context(open(os.devnull, "wb")).fileno()
         told = stack.enter_context(open(errors, "wb")).fileno()
-        process = stack.enter_context(forks.start([*TRAIN, f"folder={folder}"], environment(), nothing, told))
-        end = time.monotonic() + 60
+        command, env = [*TRAIN, *words, f"folder={folder}"], environment()
+        process: Forked | subprocess.Popen[bytes]
+        if fresh:
+            process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, stdout=nothing, stderr=told)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        else:
+            process = stack.enter_context(forks.start(command, env, nothing, told))
+        end = time.monotonic() + (120 if fresh else 60)
         while not (folder / "checkpoints" / "last.ckpt").exists():
             assert process.poll() is None, errors.read_text()
             assert time.monotonic() < end
             time.sleep(0.01)
         yield process
+
+
+def take_over(folder: Path) -> Holder:
+    """Put the lease of a process on another host in the place of that which is there."""
+    taken = replace(Holder.here(), host="elsewhere", token="x")
+    draft = folder / "draft"
+    draft.write_text(json.dumps(asdict(taken)))
+    draft.replace(folder / lease.FILE)
+    return taken
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_copies_of_the_process_that_lost_its_folder_stop_writing(
+    forks: ForkServer, tmp_path: Path, method: str
+) -> None:
+    folder, errors = tmp_path / "run", tmp_path / "errors"
+    words = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", f"trainer.strategy.start_method={method}"]
+    with training(forks, folder, errors, *words, fresh=method == "spawn") as process:
+        record = (folder / "record.json").read_bytes()
+        taken = take_over(folder)
+        assert process.wait(timeout=30) == 1
+    told = errors.read_text()  # torch may say that it ended the other one
+    assert f"taken over by process {os.getpid()} on elsewhere" in told.splitlines()[-1]
+    assert "Traceback" not in told
+    assert (folder / "record.json").read_bytes() == record
+    assert read_holder(folder) == taken
 
 
 def test_a_second_training_is_refused_and_one_that_lost_its_folder_stops_writing(
@@ -175,10 +249,7 @@ def test_a_second_training_is_refused_and_one_that_lost_its_folder_stops_writing
             assert f"process {process.pid} on" in done.stderr
             assert done.stderr.count("\n") == 1
         record = (folder / "record.json").read_bytes()
-        taken = replace(Holder.here(), host="elsewhere", token="x")
-        draft = folder / "draft"
-        draft.write_text(json.dumps(asdict(taken)))
-        draft.replace(folder / lease.FILE)
+        taken = take_over(folder)
         assert process.wait(timeout=20) == 1
     errors = (tmp_path / "errors").read_text()
     assert f"taken over by process {os.getpid()} on elsewhere" in errors

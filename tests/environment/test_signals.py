@@ -97,3 +97,16 @@ def test_while_it_imports_a_signal_ends_the_process_at_once(tmp_path: Path, requ
     assert "SIGTERM" in done.stderr
     assert done.stderr.count("\n") == 1
     assert mark.is_file() == requeue
+
+
+def test_it_ends_also_where_nothing_can_be_written(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    env = os.environ | {"BOLTCUTTER_REQUEUE": str(tmp_path / "missing" / "requeue")}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", IMPORTS], stdout=subprocess.PIPE, stderr=write, timeout=30, env=env
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, b"")

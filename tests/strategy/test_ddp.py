@@ -96,6 +96,54 @@ def test_a_signal_to_the_parent_reaches_the_copies(forks: ForkServer, tmp_path: 
     assert state(tmp_path / "run", "last-preempted")
 
 
+@pytest.mark.slow  # as the server of forks ends all that a killed one has started
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process that its parent has gone")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_copies_of_a_process_that_is_killed_save_and_end(tmp_path: Path, method: str) -> None:
+    words = [*WORDS, *TWO, f"trainer.strategy.start_method={method}", "trainer.max_epochs=100000"]
+    command = [sys.executable, "scripts/train.py", *words, f"folder={tmp_path}/run"]
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=log, stderr=log, start_new_session=True)
+        try:
+            end = time.monotonic() + 100
+            while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists() and time.monotonic() < end:
+                time.sleep(0.05)
+            copies = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+            run.kill()
+            end = time.monotonic() + 30
+            while any(map(is_running, copies)):
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+    assert len(copies) >= 2
+    assert state(tmp_path / "run", "last-preempted"), (tmp_path / "log").read_text()
+
+
+def test_an_interrupt_that_nobody_handles_ends_all_copies(forks: ForkServer, tmp_path: Path) -> None:
+    words = [*WORDS, *TWO, "trainer.strategy.start_method=fork", "trainer.max_epochs=100000", f"folder={tmp_path}/run"]
+    with (tmp_path / "log").open("w") as log:
+        run: Forked
+        command = ["scripts/train.py", *words, "callback.preemption=null"]
+        with forks.start(command, environment(), log.fileno(), log.fileno()) as run:
+            end = time.monotonic() + 60
+            while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists() and time.monotonic() < end:
+                time.sleep(0.05)
+            os.killpg(run.pid, signal.SIGINT)  # as a keyboard does
+            assert run.wait(30) == 130, (tmp_path / "log").read_text()
+    known = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert known["attempts"][0]["reason"] == "interrupted"
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("moment", ["3 s", "10 s", "record.json", "checkpoints/last.ckpt"])

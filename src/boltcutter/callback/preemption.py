@@ -30,15 +30,21 @@ class Preemption(Callback):
 
     def __init__(self, folder: str) -> None:
         self.folder = str(folder)
+        self._lease: lease.Lease | None = None  # where this process was spawned by the one that holds it
         self._world: Any = None
         self._group: Any = None
         self._saving = self._began_to_listen = False
         self._common = self._seen = 0  # batches of a validation or test that all ranks have, and those seen
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Hand the lease to a process that is spawned."""
+        return {**vars(self), "_lease": lease.current()}
+
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Listen from here on, in place of Lightning, whose handlers run collectives."""
         self._began_to_listen |= not signals.listening()
         startup.finish()
+        lease.watch(self._lease)
         protect_workers()
         trainer._signal_connector.register_signal_handlers = signals.listen  # type: ignore[method-assign]
         if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not self._world:

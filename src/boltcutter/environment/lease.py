@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from boltcutter.environment import identity, signals
 
@@ -73,7 +74,7 @@ class Holder:
             host=socket.gethostname(),
             pid=os.getpid(),
             place=_place(),
-            started=_start_of(os.getpid()),
+            started=_start_of(os.getpid()) or "",
             token=secrets.token_hex(8),
             job=identity.job(),
             restarts=[int(os.environ.get(name, 0)) for name in RESTARTS],
@@ -87,7 +88,8 @@ class Holder:
         """Whether the process runs; None where only its heartbeat can tell."""
         if not self.place or (self.host, self.place) != (socket.gethostname(), _place()):
             return None
-        return _start_of(self.pid) == self.started
+        started = _start_of(self.pid)
+        return None if started is None else started == self.started
 
     def is_restarted_as(self, other: Holder) -> bool:
         """Whether ``other`` is a later start of the same job."""
@@ -148,6 +150,23 @@ def is_lost() -> bool:
     return _held is not None and _held.lost_to is not None
 
 
+def current() -> Lease | None:
+    """The lease of the folder that this process trains in; it can be pickled for a process that is spawned."""
+    return _held
+
+
+def watch(inherited: Lease | None) -> None:
+    """Have a process that ``fork`` or ``spawn`` started from the holder notice, as the holder does, a lost lease.
+
+    Args:
+        inherited: From ``current`` in the holder. A forked process has it already, but not the thread of the heartbeat.
+    """
+    global _held
+    _held = _held or inherited
+    if _held is not None:
+        _held.start()
+
+
 class Lease:
     """The lease of one folder, for this process.
 
@@ -164,6 +183,12 @@ class Lease:
         self._holder = Holder.here()
         self._file: int | None = None
         self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._thread_pid = 0  # of the process that has the thread
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process belongs to the same holder, but cannot release the lease."""
+        return _copy_of_lease, (self.folder, self._holder)
 
     def acquire(self) -> None:
         """Take the lease, after waiting where only that tells whether its holder is alive.
@@ -185,7 +210,14 @@ class Lease:
                 if restarted and alive is not False:
                     time.sleep(2 * INTERVAL)  # in which an earlier start that is still alive notices, and stops
                 break
-        threading.Thread(target=self._beat, daemon=True, name="lease").start()
+        self.start()
+
+    def start(self) -> None:
+        """Start the heartbeat, if this process has none."""
+        if self._thread_pid != os.getpid():
+            self._thread_pid, self._stopped = os.getpid(), threading.Event()
+            self._thread = threading.Thread(target=self._beat, daemon=True, name="lease")
+            self._thread.start()
 
     def check(self) -> None:
         """See that nobody has taken the lease over.
@@ -205,6 +237,8 @@ class Lease:
     def release(self) -> None:
         """Give the lease back, if it is still this process's."""
         self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(INTERVAL)  # else it could create the file again; a file system may not answer, though
         if self._file is None:
             return
         with suppress(OSError, LeaseLost):
@@ -232,12 +266,15 @@ class Lease:
         """
         now = time.monotonic()
         end, said = now + EXPIRES, now + INTERVAL + 1
-        while (now := time.monotonic()) < end:
+        while True:
+            now = time.monotonic()  # before the look, as this process may be suspended between the two
             found = _read(self.path)
             if found is None or found[0] != holder:
                 return
             if found[1] != beat:
                 raise _refusal(holder)
+            if now >= end:
+                return
             if now > said:
                 said = end
                 print(f"{self.folder}: {holder} gives no sign of life; taking its place in {EXPIRES:.0f} s", flush=True)
@@ -249,7 +286,7 @@ class Lease:
             file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return False
-        self._keep(file)
+        self._keep(file, self.path)
         return True
 
     def _replace(self, holder: Holder) -> bool:
@@ -261,21 +298,33 @@ class Lease:
             time.sleep(1.0)
             claim.unlink(missing_ok=True)  # of a process that was killed in between
             return False
+        draft = self.path.with_name(f"{FILE}.{self._holder.token}")
         try:
             if (found := _read(self.path)) is None or found[0] != holder:
                 return False
-            draft = self.path.with_name(f"{FILE}.{self._holder.token}")
-            self._keep(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            self._keep(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), draft)
             draft.replace(self.path)
             return True
         finally:
+            draft.unlink(missing_ok=True)
             claim.unlink(missing_ok=True)
 
-    def _keep(self, file: int) -> None:
-        os.write(file, json.dumps(asdict(self._holder)).encode())
+    def _keep(self, file: int, path: Path) -> None:
+        try:
+            os.write(file, json.dumps(asdict(self._holder)).encode())
+        except OSError:  # a full disk has room for an empty file, which nobody would hold and nobody could take at once
+            os.close(file)
+            path.unlink()
+            raise
         before, self._file = self._file, file
         if before is not None:
             os.close(before)
+
+
+def _copy_of_lease(folder: Path, holder: Holder) -> Lease:
+    lease = Lease(folder)
+    lease._holder = holder
+    return lease
 
 
 def _refusal(holder: Holder) -> LeaseRefused:
@@ -306,18 +355,16 @@ def _place() -> str:
         return ""
 
 
-def _start_of(pid: int) -> str:
-    """When a process began, as far as the system tells; empty where it has ended."""
-    if sys.platform != "linux":
+def _start_of(pid: int) -> str | None:
+    """When a process began; empty where it has ended, None where it runs and the system does not tell more."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):  # has ended, is another user's and hidden, or there is no /proc
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
             return ""
         except PermissionError:
             pass
-        return "running"
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+        return None
     return "" if fields[0] in "ZX" else fields[19]

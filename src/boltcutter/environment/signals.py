@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -63,12 +64,17 @@ def listen(*at_once: int) -> None:
 
 def end_process(number: int, frame: FrameType | None = None) -> None:
     """End the process at once, whatever it is doing; for a start-up in which there is nothing to clean up."""
+    status = 0 if os.environ.get(REQUEUE) else 128 + number
     if is_first():
         name = signal.Signals(number).name
-        # Not by print, which may be what the signal has interrupted.
-        os.write(2, f"error: ended by {name} during start-up; nothing was trained\n".encode())
-        _mark(number)
-    os._exit(0 if os.environ.get(REQUEUE) else 128 + number)
+        with suppress(OSError):  # who read it may be gone
+            # Not by print, which may be what the signal has interrupted.
+            os.write(2, f"error: ended by {name} during start-up; nothing was trained\n".encode())
+        try:
+            _mark(number)
+        except OSError:
+            status = 128 + number
+    os._exit(status)
 
 
 def end_process_on_signals() -> None:

@@ -24,6 +24,7 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 STUCK_SECONDS = 2.0  # in which Python should have called the handler of a signal
 
 _watch: Watch | None = None
+_ends_with_launcher = 0  # process that the kernel ends when its launcher is gone
 
 
 def begin() -> None:
@@ -47,8 +48,10 @@ def finish() -> None:
     if _watch is not None:
         _watch.stop()
         _watch = None
-    if sys.platform == "linux":
-        call_glibc("prctl", PR_SET_PDEATHSIG, 0)  # ranks that know each other notice when one has gone
+    # Ranks that know each other notice when one has gone. A process that torch has forked or spawned keeps the signal
+    # that torch has set: its parent is no rank, and nothing else tells that it has gone.
+    if _ends_with_launcher == os.getpid():
+        call_glibc("prctl", PR_SET_PDEATHSIG, 0)
 
 
 @contextmanager
@@ -100,10 +103,12 @@ class Watch:
 
 def _die_with_launcher() -> None:
     """Have the kernel end this rank when the process is gone that has started it; nobody else would, for long."""
+    global _ends_with_launcher
     starter = os.environ.get(STARTER)
     by_lightning = starter is not None and "LOCAL_RANK" in os.environ
     if sys.platform != "linux" or not (by_lightning or "TORCHELASTIC_RUN_ID" in os.environ):
         return
+    _ends_with_launcher = os.getpid()
     call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     if by_lightning and not os.path.exists(f"/proc/{starter}"):  # since before that call
         os._exit(1)

@@ -292,7 +292,7 @@ class Launcher(_MultiProcessingLauncher):
     def _catch(self) -> None:
         """Let signals come, and come again until somebody in this process listens, if anybody was to."""
         for number, handler in self._before.items():
-            signal.signal(number, _again if callable(handler) else handler)
+            signal.signal(number, _until_somebody_listens(handler))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
 
     def _wrapping_function(self, process_idx: int, trainer: Any, *rest: Any) -> None:
@@ -308,6 +308,10 @@ class Launcher(_MultiProcessingLauncher):
             code = getattr(error, "status", left)
             if process_idx == 0:
                 queue.put(Left(left, code, getattr(error, "reason", f"exit {left}")))
+        except KeyboardInterrupt:  # which torch takes for an end like any other
+            code = 128 + signal.SIGINT
+            if process_idx == 0:
+                queue.put(Left(code, code, "interrupted"))
         finally:
             if process_idx == 0 and trainer is not None:
                 for logger in trainer.loggers:
@@ -337,7 +341,7 @@ class Launcher(_MultiProcessingLauncher):
         super()._recover_results_in_main_process(worker_output._replace(weights_path=None), trainer)
 
     def __getstate__(self) -> dict[str, Any]:
-        before = {number: _again if callable(handler) else handler for number, handler in self._before.items()}
+        before = {number: _until_somebody_listens(handler) for number, handler in self._before.items()}
         levels = {name: logging.getLogger(name).level for name in LOGS}
         settings = torch.get_float32_matmul_precision(), list(warnings.filters), levels
         return {**vars(self), "_started": [], "_before": before, "_settings": settings}
@@ -350,6 +354,11 @@ class Launcher(_MultiProcessingLauncher):
         warnings.filters[:] = filters  # type: ignore[index]
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+
+
+def _until_somebody_listens(handler: Any) -> Any:
+    """What a signal does in a new process whose parent had ``handler`` for it; nobody replaces Python's own."""
+    return _again if callable(handler) and handler is not signal.default_int_handler else handler
 
 
 def _again(number: int, frame: FrameType | None) -> None:
