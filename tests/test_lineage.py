@@ -101,8 +101,25 @@ def test_a_git_that_fails_is_not_a_clean_tree(repository: Path) -> None:
     assert (state["dirty"], state["patch"]) == (None, None)
 
 
-def test_a_repository_without_a_commit_has_a_patch(tmp_path: Path) -> None:
-    git(tmp_path, "init", "-q")
+@pytest.mark.parametrize("sparse_index", ["false", "true"])
+def test_a_sparse_checkout_has_a_patch(repository: Path, sparse_index: str) -> None:
+    for folder in ("inside", "outside"):
+        (repository / folder).mkdir()
+        (repository / folder / "known.py").write_text("a = 1\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "second")
+    git(repository, "config", "index.sparse", sparse_index)
+    git(repository, "sparse-checkout", "set", "inside")
+    (repository / "outside").mkdir(exist_ok=True)
+    for folder in ("inside", "outside"):
+        (repository / folder / "new.py").write_text("b = 2\n")
+    patch = lineage.git_state(repository)["patch"]
+    assert (patch.count(b"+b = 2"), patch.count(b"deleted file")) == (2, 0)
+
+
+@pytest.mark.parametrize("kind", ["sha1", "sha256"])
+def test_a_repository_without_a_commit_has_a_patch(tmp_path: Path, kind: str) -> None:
+    git(tmp_path, "init", "-q", f"--object-format={kind}")
     (tmp_path / "new.py").write_text("a = 1\n")
     state = lineage.git_state(tmp_path)
     assert (state["commit"], state["dirty"]) == (None, True)

@@ -17,7 +17,13 @@ from boltcutter.redaction import PRIVATE_KEY, is_secret_file, without_credential
 
 SETTINGS = tuple(
     word
-    for setting in ("core.quotePath=false", "core.fsmonitor=false", "color.ui=false", "advice.addEmbeddedRepo=false")
+    for setting in (
+        "core.quotePath=false",
+        "core.fsmonitor=false",
+        "index.sparse=false",
+        "color.ui=false",
+        "advice.addEmbeddedRepo=false",
+    )
     for word in ("-c", setting)
 )
 # A patch as git apply takes it, whatever external programs, colours or prefixes are configured.
@@ -26,7 +32,6 @@ DIFF = (
     *("--full-index", "--unified=3", "--inter-hunk-context=0", "--ignore-submodules=dirty"),
 )
 MISLEADING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
-EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # stands for the commit where there is none yet
 UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
 SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repository that it was copied from
 
@@ -66,7 +71,7 @@ def git_state(where: Path) -> dict[str, Any]:
         return {"commit": None, "branch": None, "remote": None, "dirty": None, "changes": None, "patch": b""}
     root = Path(os.fsdecode(top.removesuffix(b"\n")))
     commit, remote = _text(root, "rev-parse", "--verify", "HEAD"), _text(root, "config", "--get", "remote.origin.url")
-    patch, left_out = _patch(root, commit or EMPTY_TREE)
+    patch, left_out = _patch(root, commit or _empty_tree(root))
     return {
         "commit": commit,
         "branch": _text(root, "rev-parse", "--abbrev-ref", "HEAD"),
@@ -131,7 +136,9 @@ def _patch(root: Path, commit: str) -> tuple[bytes | None, list[str]]:
         secret = sorted(name for name in {*new, *changed} if holds_secret(root / name))
         add = "".join(f"{name}\0" for name in new if name not in secret)
         listed = ("--pathspec-from-file=-", "--pathspec-file-nul")
-        if add and _git(root, "--literal-pathspecs", "add", "--intent-to-add", *listed, env=env, given=add) is None:
+        # Else git adds nothing if one of them lies outside of a sparse checkout.
+        everywhere = ("-c", "core.sparseCheckout=false", "--literal-pathspecs")
+        if add and _git(root, *everywhere, "add", "--intent-to-add", *listed, env=env, given=add) is None:
             return None, secret
         without = [f":(top,exclude,literal){name}" for name in secret]
         return _git(root, *DIFF, "--binary", commit, "--", ":(top)", *without, env=env), secret
@@ -145,6 +152,11 @@ def holds_secret(file: Path) -> bool:
         return False
     # What this user cannot read is not for others either, and git would fail at it.
     return not os.access(file, os.R_OK) or bool(PRIVATE_KEY.search(file.read_bytes()))
+
+
+def _empty_tree(root: Path) -> str:
+    """What stands for the commit where there is none yet; it depends on the repository's hash."""
+    return _text(root, "hash-object", "-t", "tree", "--stdin") or ""
 
 
 def _names(listed: bytes | None) -> list[str] | None:
