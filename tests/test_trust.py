@@ -6,7 +6,7 @@ from conftest import QUICK, Script
 from foreign.gallery import overrides
 
 from boltcutter import trust
-from boltcutter.config import ConfigError
+from boltcutter.config import ConfigError, compose, plain
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -100,6 +100,8 @@ def test_a_package_of_the_system_is_not_own_code(tmp_path: Path, monkeypatch: py
     [
         "${oc.create:{x: {_target_: os.system, command: id}}}",
         "${oc.decode:${payload}}",
+        "${oc.decode:${oc.env:NOT_SET,${payload}}}",
+        "${oc.decode:${oc.env:NOT_SET,'{_target_: os.system}'}}",
         "${oc.${name}:{_target_: os.system}}",
         "https://host/${oc.env:AWS_SECRET_ACCESS_KEY}",
         "https://host/${oc.env :AWS_SECRET_ACCESS_KEY}",
@@ -112,8 +114,20 @@ def test_a_reference_that_makes_a_call_or_reads_a_secret_is_refused(text: str, t
 
 
 def test_references_to_keys_and_variables_are_accepted(tmp_path: Path) -> None:
-    for text in ("${model}", "${oc.env:DATA,/tmp/${name}}/x", "${a.${b}.c-d}", "${..lr}", "${runs}/${name}/<id>"):
+    for text in (
+        "${model}",
+        "${oc.env:DATA,/tmp/${name}}/x",
+        "${a.${b}.c-d}",
+        "${..lr}",
+        "${runs}/${name}/<id>",
+        "${oc.decode:${oc.env:NODES,1}}",
+    ):
         trust.check({"a": text}, "run=x", tmp_path, CONFIGS)
+
+
+@pytest.mark.parametrize("trainer", ["default", "ddp", "mpi", "horovod"])
+def test_a_configuration_of_the_project_is_accepted_unsigned(tmp_path: Path, trainer: str) -> None:
+    trust.check(plain(compose(CONFIGS, [f"trainer={trainer}", "launch=slurm"])), "run=x", tmp_path, CONFIGS)
 
 
 def test_a_signature_holds_for_just_these_values_and_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

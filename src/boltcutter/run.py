@@ -106,9 +106,8 @@ def reopen(
         ConfigError: There is no run, or it names what is not trusted.
     """
     recorded = _recorded(folder, setting)
-    if builds:
-        signature = read_record(folder).get("signature")
-        trust.check(recorded, f"{setting}={folder}", folder, configs, signature=signature)
+    if builds and not is_own(folder):
+        trust.check(recorded, f"{setting}={folder}", folder, configs)
     cfg = compose(configs, words, base=DictConfig(recorded))
     cfg.folder = str(folder)
     return cfg
@@ -152,6 +151,12 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{folder}/record.json is damaged (no record of a run); restore it from a copy")
     return found
+
+
+def is_own(folder: Path) -> bool:
+    """Whether this user has signed the configuration in a run's record."""
+    record = read_record(folder)
+    return trust.is_signed(record.get("config"), record.get("signature"))
 
 
 def update_record(folder: Path, **facts: Any) -> None:

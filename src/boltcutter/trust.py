@@ -57,7 +57,9 @@ FUNCTIONS = (
     *("torchvision.models", "torchvision.transforms", "torchvision.ops"),
 )
 # A reference to another key, or to an environment variable; all others compute, and might make a _target_.
-PLAIN_REFERENCE = re.compile(r"\$\{\s*(?:oc\.env:\s*\w+\s*(?:,[^{}]*)?|[\w.\[\]/\0-]+)\s*\}")
+PLAIN_REFERENCE = re.compile(
+    r"\$\{\s*(?:oc\.(?:env|select):\s*[\w.]+\s*(?:,[^{}]*)?|oc\.decode:\s*\$\{oc\.env:\w+(?:,[\w.+-]*)?\}|[\w.\[\]/\0-]+)\s*\}"
+)
 _granted = False
 
 

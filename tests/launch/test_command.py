@@ -128,7 +128,9 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     (tmp_path / "other.yaml").write_text("_target_: boltcutter.launch.slurm.Slurm\n")
     text = launch(f"launch=[slurm,{tmp_path}/other.yaml]", f"resume={folder}", "--dry-run")
     assert "--partition" not in text
-    assert "exec " in launch("launch=local", f"resume={folder}", "--dry-run")
+    assert f"resume={folder} trust=true" in launch("launch=local", f"resume={folder}", "--dry-run")
+    run.update_record(folder, config={**run.read_record(folder)["config"], "seed": 99})  # by another user, perhaps
+    assert f"resume={folder}\n" in launch("launch=local", f"resume={folder}", "--dry-run")
     run.update_record(folder, launch={**facts["launch"], "settings": {**settings, "setup": ["touch evil"]}})
     with pytest.raises(ConfigError, match=r"settings of a launch.*; say trust=true"):
         launch(f"resume={folder}", "--dry-run")

@@ -277,7 +277,7 @@ def describe_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies:
                 progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else "metrics.csv",
                 root=root,
                 code=code,
-                trusted=trust.granted() or not cfg.get("resume"),
+                trusted=trust.granted() or not cfg.get("resume") or run.is_own(Path(cfg.resume)),
             )
         )
     if any(job != jobs[0] for job in jobs):

@@ -35,7 +35,7 @@ class Job:
         environment: Variables of the run.
         progress: Of the run's folder, what changes with each checkpoint.
         root: Of the project; None: that of ``script``.
-        trusted: Whether the user has composed the configuration, or trusts the record that it comes from.
+        trusted: Whether the user has composed the configuration, now or before, or trusts the record that it is from.
         code: Snapshot of the project's code, which is imported before what is installed.
     """
 
