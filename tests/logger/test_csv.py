@@ -1,5 +1,7 @@
+import io
 import math
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -228,6 +230,20 @@ def test_what_cannot_be_written_is_told_once_and_kept(tmp_path: Path, capsys: py
     (tmp_path / "run").unlink()
     made.finalize("success")
     assert pd.read_csv(tmp_path / "run" / "metrics.csv")["step"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("room", [3, 12])  # for a part of the row that grows, and for a part of the next one
+def test_what_a_full_disk_took_in_part_is_written_later(path: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())  # pytest's is a file, too
+    made = log(path, (0, {"a": 1.0, "b": 0.25}), (1, {"a": 2.0}))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
+        log(path, (1, {"b": 0.123456789}), (2, {"a": 3.0, "b": 0.5}), into=made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log(path, (3, {"a": 4.0}), into=made)
+    assert lines(path)[1:] == ["0,,1.0,0.25", "1,,2.0,0.123456789", "2,,3.0,0.5", "3,,4.0,"]
 
 
 def test_it_can_be_sent_to_another_process(path: Path) -> None:

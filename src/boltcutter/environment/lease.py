@@ -9,6 +9,7 @@ lease notices, and stops writing.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -311,7 +312,9 @@ class Lease:
 
     def _keep(self, file: int, path: Path) -> None:
         try:
-            os.write(file, json.dumps(asdict(self._holder)).encode())
+            text = json.dumps(asdict(self._holder)).encode()
+            if os.write(file, text) < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:  # a full disk has room for an empty file, which nobody would hold and nobody could take at once
             os.close(file)
             path.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
 import sys
@@ -150,7 +151,10 @@ class CSV(Logger):
             return self._write_all(fresh)
         with open(self.path, "r+b", buffering=0) as file:
             file.seek(begin)
-            file.write(b"".join(lines))
+            text = b"".join(lines)
+            if (file.write(text) or 0) < len(text):  # a disk that becomes full takes a part, without an error
+                self._fresh = rows
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._keep(rows, lines, begin)
         return None
 
