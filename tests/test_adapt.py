@@ -3,8 +3,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from boltcutter.adapt import adapt, missing, prediction_input
+from boltcutter.adapt import adapt, missing, prediction_input, validates
 from boltcutter.config import ConfigError
+from boltcutter.data.digits import Digits
 
 
 class Manual(L.LightningModule):
@@ -49,5 +50,9 @@ def test_what_can_be_predicted() -> None:
     assert prediction_input(data, Manual()) is None
     data.predict_dataloader = lambda: []  # type: ignore[method-assign]
     assert prediction_input(data, Manual()) == ""
-    data.read = lambda paths: paths  # type: ignore[attr-defined]
-    assert prediction_input(data, Manual()) == "input=<files>"
+    data.read = data.loader = lambda name: name  # type: ignore[attr-defined]
+    assert prediction_input(data, Manual()) == ""  # a foreign one may call anything so
+    assert validates(data, "val")
+    ours = Digits(batch_size=4)
+    assert prediction_input(ours, Manual()) == "input=<files>"
+    assert not validates(ours, "val")

@@ -50,7 +50,7 @@ def test_a_task_may_have_its_own_loaders(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("words", ["callback.best=null", "~callback.best"])
 def test_a_run_may_keep_no_best_checkpoint(tmp_path: Path, words: str) -> None:
     callbacks: list[Any] = made(tmp_path, words).trainer.callbacks  # type: ignore[attr-defined]
-    assert {"Progress", "ModelCheckpoint"} <= {type(callback).__name__ for callback in callbacks}
+    assert {"Progress", "Last"} <= {type(callback).__name__ for callback in callbacks}
 
 
 def test_making_the_parts_writes_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 from boltcutter.batches import first, samples
 
@@ -32,6 +33,7 @@ class Fields:
         SimpleNamespace(num_graphs=7, x=torch.zeros(40, 2)),
         Pair(SimpleNamespace(num_graphs=7), torch.zeros(40)),
         ["a"] * 7,
+        (pack_sequence([torch.zeros(length, 2) for length in (3, 1, 4, 1, 5, 9, 2)], enforce_sorted=False), SEVEN),
     ],
     ids=repr,
 )

@@ -132,6 +132,16 @@ def test_a_metric_that_is_not_logged_ends_a_run_before_its_second_batch(
     assert module.trainer.global_step <= 1
 
 
+def test_a_metric_of_validation_may_be_logged_when_the_epoch_ends(tmp_path: Path) -> None:
+    class Late(Module):
+        def on_train_epoch_end(self) -> None:
+            self.log("val_late", 1.0)
+
+    best, stopping = Best(str(tmp_path), monitor="val_late"), EarlyStopping("val_late")
+    fit(tmp_path, Late(val=["val_loss"], plateau="val_late"), best=best, stopping=stopping)
+    assert float(best.best_model_score or 0) == float(stopping.best_score) == 1
+
+
 def test_a_metric_of_training_is_known_before_its_epoch_ends(tmp_path: Path) -> None:
     best = Best(str(tmp_path), monitor="train_loss", save_on_train_epoch_end=True)
     fit(tmp_path, Module(val=["val_loss"], train=["train_loss"]), best=best)

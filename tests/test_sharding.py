@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from conftest import ROOT, Script, apart
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-from boltcutter.sharding import RankSampler, SeededBatch, shard_loader
+from boltcutter.sharding import RankSampler, SeededBatch, shard_loader, shard_loaders
 
 QUIET = ["logger=null", "report=false", "model=linear", "data=digits", "scheduler=constant", "trainer.accelerator=cpu"]
 QUIET += ["data._target_=loaders.Foreign", "data.shape=[4]", "data.outputs=3"]
@@ -80,6 +81,26 @@ def test_an_epoch_goes_on_at_any_batch(generator: torch.Generator | None, worker
     assert [b.tolist() for b in rest] == whole[4:]
     rest.sampler.set_epoch(3)  # type: ignore[attr-defined]
     assert len(list(rest)) == 6
+
+
+def test_a_loader_that_began_again_goes_on_in_its_second_pass() -> None:
+    loader: Any = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=0)  # type: ignore[arg-type]
+    common: dict[str, Any] = {"seed": 3, "rank": 0, "world_size": 2, "training": True}
+    again = [b.tolist() for b in shard_loader(loader, **common)]
+    for cycles, rest in ((True, again[2:]), (False, [])):
+        resumed = shard_loader(loader, **common, done=8, cycles=lambda cycles=cycles: cycles)  # type: ignore[misc]
+        assert [b.tolist() for b in resumed] == rest
+
+
+def test_a_loader_with_a_positional_batch_size_is_predicted(tmp_path: Path) -> None:
+    class Module(L.LightningModule):
+        def predict_step(self, batch: torch.Tensor) -> torch.Tensor:
+            return batch
+
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
+    shard_loaders(trainer, 0)
+    found: Any = trainer.predict(Module(), DataLoader(torch.arange(6.0), 4))  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in found] == [[0, 1, 2, 3], [4, 5]]
 
 
 class Noisy:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -12,6 +13,39 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from boltcutter.config import ConfigError
 from boltcutter.environment.process import is_first
 from boltcutter.monitors import Monitors
+
+
+class ProjectData(Protocol):
+    """What the data modules of this project have beside Lightning's hooks."""
+
+    exact: bool
+    statistics: dict[str, Any]
+
+    @property
+    def empty_splits(self) -> set[str]:
+        """Names of splits without a sample."""
+
+    def sizes(self) -> dict[str, Any]:
+        """Settings that are found in the data."""
+
+    def fingerprint(self) -> str:
+        """What changes whenever the contents do."""
+
+    def loader(self, split: str) -> Any:
+        """Batches of any split."""
+
+    def read(self, paths: Sequence[Path]) -> Any:
+        """New inputs for prediction."""
+
+
+def is_project_data(data: Any) -> TypeGuard[ProjectData]:
+    """Whether a data module is one of this project's; a foreign one may use some of the names for something else."""
+    return all(hasattr(type(data), name) for name in ("empty_splits", "sizes", "fingerprint", "loader", "read"))
+
+
+def is_project_task(task: Any) -> bool:
+    """Whether a task is one of this project's, which list what they log."""
+    return isinstance(getattr(task, "logged", None), set)
 
 
 def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
@@ -25,7 +59,7 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
     Raises:
         ConfigError: A setting has no meaning for the module.
     """
-    if callbacks and not isinstance(getattr(task, "logged", None), set):
+    if callbacks and not is_project_task(task):
         trainer.callbacks.insert(0, Monitors(callbacks))  # type: ignore[attr-defined]
     if task.automatic_optimization:
         return
@@ -57,14 +91,14 @@ def missing(data: Any, task: L.LightningModule, split: str) -> str | None:
         return f"{type(task).__name__} has no {step}"
     if loader_owner(data, task, split) is None:
         return f"there is no {split}_dataloader"
-    if split in getattr(data, "empty_splits", ()):  # of the data modules of this project, once they are loaded
+    if is_project_data(data) and split in data.empty_splits:  # known once they are loaded
         return f"{type(data).__name__} has no samples in its {split} split (data.split)"
     return None
 
 
 def validates(data: Any, split: str) -> bool:
     """Whether a split is measured by ``validation_step``; data modules of this project give any split to a test."""
-    return split == "val" and not hasattr(data, "loader")
+    return split == "val" and not is_project_data(data)
 
 
 def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningDataModule | L.LightningModule | None:
@@ -75,6 +109,6 @@ def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningD
 
 def prediction_input(data: Any, task: L.LightningModule) -> str | None:
     """What ``predict.py`` needs besides a run; None where it has nothing to predict for."""
-    if hasattr(data, "read"):
+    if is_project_data(data):
         return f"input=<{'text or file' if hasattr(task, 'generate') else 'files'}>"
     return "" if loader_owner(data, task, "predict") else None

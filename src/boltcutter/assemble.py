@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from boltcutter import build, describe, run
-from boltcutter.adapt import adapt
+from boltcutter.adapt import adapt, is_project_data
 from boltcutter.checks import (
     check_batch,
     check_built,
@@ -33,6 +33,7 @@ from boltcutter.checks import (
     warn_of_no_checkpoint,
 )
 from boltcutter.config import ConfigError, DictConfig, merge, one_line
+from boltcutter.data_hooks import seed_hooks
 from boltcutter.environment.mpi import skip_detection
 from boltcutter.precision import FLOAT8, check_precision, kind, put_in, stand_in
 from boltcutter.quiet import quiet
@@ -138,7 +139,7 @@ def check_cfg(cfg: DictConfig) -> DictConfig:
     unknown = [key for key in ("shape", "outputs", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
     if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_alone):
         data = build.build(cfg.data, "data")
-        if hasattr(data, "sizes"):  # a foreign data module may mean something else by null
+        if is_project_data(data):  # a foreign data module may mean something else by null
             with told_in_one_line():
                 cfg.data = merge(cfg.data, DictConfig(data.sizes()))
     named = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the name is given when the run begins
@@ -225,9 +226,11 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
         trainer.strategy._timeout = timedelta(seconds=float(cfg.timeout))
     check_processes(trainer)
     shard_loaders(trainer, cfg.get("seed", 0))
+    L.seed_everything(cfg.get("seed", 0), verbose=False)  # weights, and what a constructor splits at random
     data = build.build(cfg.data, "data")
     task = build.build(cfg.task, "task")
     check_built(cfg, task, data)
+    seed_hooks(data or task, cfg.get("seed", 0))
     data = data or TaskLoaders(task)
     check_batch(trainer, data)
     check_kinds(cfg, task, data)

@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 COUNTS = ("num_graphs", "batch_size")  # attributes by which libraries tell the size of their batches
 
@@ -42,6 +43,8 @@ def samples(batch: Any) -> int | None:
         batch = batch[0]
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else 1
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])  # sequences that have a first element: all of them
     told = next((count for name in COUNTS if isinstance(count := getattr(batch, name, None), int)), None)
     if told is not None or isinstance(batch, str | bytes):
         return told

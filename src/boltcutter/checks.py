@@ -20,6 +20,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
+from boltcutter.adapt import is_project_data, is_project_task
 from boltcutter.config import ConfigError, DictConfig, hint, one_line
 from boltcutter.environment import platform, slurm
 from boltcutter.environment.process import is_first, started
@@ -178,7 +179,7 @@ def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
     """
     ranks = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
     size = getattr(data, "batch_size", None)
-    if hasattr(data, "fingerprint") and isinstance(size, int) and size % ranks:
+    if is_project_data(data) and isinstance(size, int) and size % ranks:
         raise ConfigError(f"data.batch_size={size} does not divide over {ranks} ranks; try {size + -size % ranks}")
 
 
@@ -238,11 +239,6 @@ def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> N
             raise ConfigError(f"{path}={metric} is never logged{hint(metric, logged)} (there are: {listed})")
 
 
-def _is_own(task: L.LightningModule) -> bool:
-    """Whether a task is one of this project's, which list what they log."""
-    return isinstance(getattr(task, "logged", None), set)
-
-
 def _can_be_called(make: Callable[..., Any], argument: Any) -> bool:
     """Whether a call needs this argument alone; another module may finish it with more."""
     try:
@@ -261,7 +257,7 @@ def check_optimizer(task: L.LightningModule) -> None:
     made: Any = [nn.Parameter(torch.zeros(1))]
     for name in ("optimizer", "scheduler"):
         make = getattr(task, name, None)
-        if not isinstance(make, partial) or not (_is_own(task) or _can_be_called(make, made)):
+        if not isinstance(make, partial) or not (is_project_task(task) or _can_be_called(make, made)):
             return
         late = "total_steps" in parameters(make.func) and make.keywords.get("total_steps") is None
         try:

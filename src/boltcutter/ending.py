@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 
 from boltcutter.config import DictConfig, plain
 
@@ -76,6 +76,8 @@ class Ending(Callback):
             return bool(due(fetcher)) or (ends(trainer) and trainer.enable_validation)
 
         loop._should_check_val_fx = validates
+        if trainer.fit_loop.restarted_mid_epoch:
+            _accumulate_as_scheduled(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Leave Lightning's loop as it was."""
@@ -100,6 +102,21 @@ class Ending(Callback):
             for counts in (saved["total"], saved["current"]):
                 counts["processed"] = counts["started"] - 1
                 counts["completed"] = min(counts["completed"], counts["processed"])
+
+
+def _accumulate_as_scheduled(trainer: L.Trainer) -> None:
+    """Have GradientAccumulationScheduler set the number of batches, which it does at the start of an epoch alone."""
+    loop: Any = trainer.fit_loop
+    advance = loop.on_advance_start
+
+    def once() -> None:  # after on_train_start, where it insists on the number that the trainer began with
+        del loop.on_advance_start
+        advance()
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, GradientAccumulationScheduler):
+                callback.on_train_epoch_start(trainer)
+
+    loop.on_advance_start = once
 
 
 def limits(cfg: DictConfig) -> dict[str, Any]:

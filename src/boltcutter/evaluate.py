@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter import run, summary
-from boltcutter.adapt import loader_owner, missing, validates
+from boltcutter.adapt import is_project_data, loader_owner, missing, validates
 from boltcutter.assemble import Parts, assemble, check_cfg, told_in_one_line
 from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, hint
@@ -83,7 +83,7 @@ def score(parts: Parts, checkpoint: str | None, output: Path, split: str = "test
     Raises:
         ConfigError: The task has no step for it, or nobody has its samples.
     """
-    if hasattr(parts.data, "empty_splits") and not parts.trainer.local_rank:
+    if is_project_data(parts.data) and not parts.trainer.local_rank:
         with told_in_one_line():
             parts.data.prepare_data()
             parts.data.setup("fit")
@@ -113,7 +113,7 @@ def score(parts: Parts, checkpoint: str | None, output: Path, split: str = "test
 
 def _loader(owner: Any, split: str) -> Any:
     """All samples of another split than the test's."""
-    if hasattr(owner, "loader"):
+    if is_project_data(owner):
         return owner.loader(split)
     if isinstance(owner, L.LightningDataModule):
         owner.setup("fit")

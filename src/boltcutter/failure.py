@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.I)
 NO_PEER = re.compile(
@@ -21,6 +22,7 @@ NO_PEER = re.compile(
     r"Socket closed|failed to pass monitoredBarrier|NCCL error|ncclRemoteError|Timed out after",
     re.I,
 )
+NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
 ANSWER_SECONDS = 3.0  # in which the ranks that are there say so
 
@@ -43,6 +45,12 @@ class UnusedParameters(RuntimeError):
     explains_itself = True
 
 
+class NotLogged(RuntimeError):
+    """A callback or a scheduler waits for a metric that there is not."""
+
+    explains_itself = True
+
+
 @contextmanager
 def explained(trainer: L.Trainer) -> Iterator[None]:
     """Tell what to do where the error itself does not.
@@ -51,11 +59,14 @@ def explained(trainer: L.Trainer) -> Iterator[None]:
         OutOfMemory: In place of what an allocator raised.
         LostRank: In place of what a collective raised.
         UnusedParameters: In place of what DDP raised.
+        NotLogged: In place of what Lightning raised.
     """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, MisconfigurationException) as error:
         text = str(error)
+        if NOT_LOGGED.search(text):
+            raise NotLogged(" ".join(text.split())) from error
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
             raise OutOfMemory(too_large(trainer)) from error
         if UNUSED.search(text):

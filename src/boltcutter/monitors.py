@@ -80,6 +80,9 @@ class Monitors(Callback):
         after_training = self._trained is not None and not any(is_own(hook, module) for hook in LATE)
         for path, name, metric in [*self._monitored(), *scheduled(trainer)]:
             certain = after_validation if VALIDATION.search(metric) else after_training
+            # It may be logged at the end of the epoch, where callbacks and schedulers look for it.
+            if metric != DEFAULT and is_own("on_train_epoch_end", module):
+                certain = False
             if metric in known or not certain:
                 continue
             if metric == DEFAULT and name in self.callbacks and self._choose(name, path, validated, trainer):

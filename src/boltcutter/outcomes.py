@@ -18,6 +18,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from torch import Tensor
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from boltcutter.adapt import is_project_data
 from boltcutter.batches import first, samples
 
 WORST = 24  # errors whose inputs are kept to be looked at
@@ -100,7 +101,7 @@ class Outcomes(Callback):
                 table["index"] = range(len(table))  # in the order of ranks and batches
             table = table.sort_values(["dataloader", "index"] if "dataloader" in table else "index", ignore_index=True)
             table.to_csv(self.folder / "predictions.csv", index=False)
-            _write_summary(self.folder, table, [str(name) for name in getattr(data, "classes", None) or ()])
+            _write_summary(self.folder, table, _classes(data))
             _write_worst(self.folder, [kept for _, kept in everyone], data)
         else:
             self.left_out.setdefault("predictions.csv", f"{type(pl_module).__name__} returns nothing for each sample")
@@ -239,9 +240,15 @@ def _write_worst(folder: Path, kept: Sequence[tuple[pd.DataFrame, list[npt.NDArr
     )
 
 
+def _classes(data: Any) -> list[str]:
+    """Names of the classes, where the data module lists them; a foreign one may mean their number."""
+    names = getattr(data, "classes", None)
+    return [str(name) for name in names] if isinstance(names, list | tuple) else []
+
+
 def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
     """What the worst inputs say, where they are tokens of text."""
-    if getattr(data, "kind", None) != "tokens" or "tokenizer" not in data.statistics:
+    if not is_project_data(data) or "tokenizer" not in data.statistics:
         return {}
     return {"text": np.array([data.tokenizer.decode(tokens.tolist()) for tokens in inputs])}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter import run
-from boltcutter.adapt import loader_owner
+from boltcutter.adapt import is_project_data, loader_owner
 from boltcutter.assemble import Parts, assemble, check_cfg, told_in_one_line
 from boltcutter.batches import samples
 from boltcutter.config import ConfigError, DictConfig
@@ -43,7 +43,7 @@ def main(configs: Path, words: list[str]) -> None:
     cfg, folder = run.reopen_for(configs, special, rest)
     check_cfg(cfg)
     parts = assemble(cfg, logs=False)
-    if not hasattr(parts.data, "read"):
+    if not is_project_data(parts.data):
         predict_loader(parts, cfg, folder, special)
         return
     writes = hasattr(parts.task, "generate")
@@ -101,8 +101,9 @@ def predict_loader(parts: Parts, cfg: DictConfig, folder: Path, words: dict[str,
         raise ConfigError(f"trainer.devices={parts.trainer.num_devices}: one device predicts; try trainer.devices=1")
     checkpoint = find_checkpoint(cfg.checkpoints, words.get("ckpt", "best"))
     found: Any = parts.trainer.predict(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+    several = len(parts.trainer.num_predict_batches) > 1  # then Lightning has a list for each loader
     batches = [_plain(batch) for batch in found]
-    table = _columns(batches)
+    table = _columns_of_each(batches) if several else _columns(batches)
     output = Path(words.get("output") or folder / "predictions.csv")
     output.parent.mkdir(parents=True, exist_ok=True)
     if table is None:
@@ -133,6 +134,15 @@ def _columns(batches: list[Any]) -> pd.DataFrame | None:
             return None
         parts.append(pd.DataFrame(found))
     return pd.concat(parts, ignore_index=True) if parts else None
+
+
+def _columns_of_each(loaders: list[Any]) -> pd.DataFrame | None:
+    """As ``_columns``, with the number of the loader in front."""
+    tables = {number: _columns(batches) for number, batches in enumerate(loaders)}
+    known = {number: table for number, table in tables.items() if table is not None}
+    if not known or len(known) < len(tables):
+        return None
+    return pd.concat(known, names=["dataloader"]).reset_index(level=0).reset_index(drop=True)
 
 
 def continuation(parts: Parts, checkpoint: str, words: dict[str, str]) -> str:

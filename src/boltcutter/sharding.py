@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import lightning as L
 import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
@@ -53,7 +54,10 @@ class Preparation:
     def __call__(self, loader: Any, shuffle: bool, mode: RunningStage) -> Any:
         """The loader, or one in its place with this rank's samples."""
         if mode == RunningStage.PREDICTING:
-            return self.otherwise(loader, shuffle=shuffle, mode=mode)
+            # Lightning makes a copy that notes indices for writers, which fails for DataLoader(dataset, 4).
+            callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+            copies = self.trainer.world_size > 1 or any(isinstance(c, BasePredictionWriter) for c in callbacks)
+            return self.otherwise(loader, shuffle=shuffle, mode=mode) if copies else loader
         if getattr(loader, "is_sharded", False):
             return loader
         ranks = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
@@ -67,7 +71,14 @@ class Preparation:
         epoch, done = position(self.trainer) if training else (0, 0)
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             return shard_loader(
-                loader, seed=self.seed, rank=rank, world_size=world_size, training=training, epoch=epoch, done=done
+                loader,
+                seed=self.seed,
+                rank=rank,
+                world_size=world_size,
+                training=training,
+                epoch=epoch,
+                done=done,
+                cycles=self._cycles,
             )
         if world_size == 1 and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             return loader  # Lightning saves and restores its position
@@ -86,6 +97,11 @@ class Preparation:
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
         return self._group
+
+    def _cycles(self) -> bool:
+        """Whether a shorter loader begins again while a longer one beside it goes on; known once all are prepared."""
+        combined: Any = self.trainer.fit_loop._combined_loader
+        return getattr(combined, "_mode", None) == "max_size_cycle"
 
     def _state(self, text: str) -> None:
         if self.trainer.is_global_zero and text not in self._stated:
@@ -110,7 +126,15 @@ def position(trainer: L.Trainer) -> tuple[int, int]:
 
 
 def shard_loader(
-    loader: DataLoader[Any], *, seed: int, rank: int, world_size: int, training: bool, epoch: int = 0, done: int = 0
+    loader: DataLoader[Any],
+    *,
+    seed: int,
+    rank: int,
+    world_size: int,
+    training: bool,
+    epoch: int = 0,
+    done: int = 0,
+    cycles: Callable[[], bool] = bool,
 ) -> DataLoader[Any]:
     """A copy of a loader of a map-style data set, with one rank's samples in an order that all ranks agree on.
 
@@ -123,6 +147,7 @@ def shard_loader(
             Otherwise each sample comes once.
         epoch: Whose order is next.
         done: Batches of it that were trained on.
+        cycles: Whether these may be more than the loader has, because it began again.
     """
     if getattr(loader.dataset, "is_sharded", False) or shards_itself(loader):
         rank, world_size = 0, 1
@@ -131,18 +156,15 @@ def shard_loader(
     changed: dict[str, Any] = {"_iterator": None}
     if batches is None:
         sampler = changed["sampler"] = RankSampler(loader.sampler, **settings)
-        sampler.start = done
     elif type(batches) is BatchSampler:
         sampler = changed["sampler"] = RankSampler(batches.sampler, **settings)
-        sampler.start = done * batches.batch_size
         changed["batch_sampler"] = BatchSampler(sampler, batches.batch_size, batches.drop_last)
     else:  # its batches cannot be made anew from other samples, but they can be dealt out
         sampler = changed["batch_sampler"] = RankSampler(batches, **settings)
-        sampler.start = done
     sampler.epoch = epoch
     if training:
         name = "sampler" if batches is None else "batch_sampler"
-        changed[name] = SeededBatches(changed[name], sampler, done, here=not loader.num_workers)
+        changed[name] = SeededBatches(changed[name], sampler, done, here=not loader.num_workers, cycles=cycles)
     vars(copied).update(changed)  # torch refuses plain assignment
     return copied
 
@@ -214,10 +236,13 @@ class SeededBatches(Sampler[list[Any]]):
         sampler: What knows the epoch.
         done: Batches of the epoch that ``sampler`` will skip, once.
         here: Whether this process reads the samples.
+        cycles: Whether ``done`` may be more than there are, because they began again.
     """
 
-    def __init__(self, batches: Any, sampler: RankSampler, done: int, *, here: bool) -> None:
-        self.batches, self.sampler, self.done, self.here = batches, sampler, done, here
+    def __init__(
+        self, batches: Any, sampler: RankSampler, done: int, *, here: bool, cycles: Callable[[], bool] = bool
+    ) -> None:
+        self.batches, self.sampler, self.done, self.here, self.cycles = batches, sampler, done, here, cycles
         self.batch_size, self.drop_last = getattr(batches, "batch_size", None), getattr(batches, "drop_last", False)
 
     def set_epoch(self, epoch: int) -> None:
@@ -230,6 +255,9 @@ class SeededBatches(Sampler[list[Any]]):
     def __iter__(self) -> Iterator[list[Any]]:
         first, self.done = self.done, 0
         sampler = self.sampler
+        if first and self.cycles() and (length := sized_len(self.batches)):
+            first %= length
+        sampler.start = first * (self.batches.batch_size if type(self.batches) is BatchSampler else 1)
         for number, batch in enumerate(self.batches, start=first):
             key = (sampler.seed, sampler.epoch, number, sampler.rank)
             if self.here:

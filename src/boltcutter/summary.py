@@ -13,7 +13,9 @@ from lightning.fabric.utilities.data import sized_len
 from rich.console import Console
 from rich.markup import escape
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from boltcutter.adapt import is_project_data
 from boltcutter.run import read_record
 
 
@@ -21,10 +23,11 @@ def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
     """What is about to happen: where, what, on what, with what."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     splits = getattr(data, "splits", None)
-    size = sum(p.numel() for p in task.parameters())
-    trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
+    known = [p for p in task.parameters() if not is_lazy(p)]  # others get their shape from the first batch
+    size = sum(p.numel() for p in known)
+    trained = sum(p.numel() for p in known if p.requires_grad)
     batch = getattr(data, "batch_size", None)
-    spread = "over all devices" if hasattr(data, "empty_splits") else "on each device"  # as Lightning's users count
+    spread = "over all devices" if is_project_data(data) else "on each device"  # as Lightning's users count
     kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
     devices = f"{trainer.num_devices * trainer.num_nodes} × {kind}, {type(trainer.strategy).__name__}"
     model = type(task.model if isinstance(getattr(task, "model", None), nn.Module) else task).__name__

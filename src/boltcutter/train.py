@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter import lineage, run, summary
-from boltcutter.adapt import missing, prediction_input
+from boltcutter.adapt import is_project_data, is_project_task, missing, prediction_input
 from boltcutter.assemble import Parts, TaskLoaders, assemble, read, told_in_one_line
 from boltcutter.changes import Changes
 from boltcutter.config import ConfigError, DictConfig, public
+from boltcutter.data_hooks import run_early
 from boltcutter.ending import Ending
 from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.elastic import separate_attempts
@@ -72,7 +71,6 @@ def train(cfg: DictConfig) -> dict[str, float]:
         Metrics on the test split; empty with ``test=false``.
     """
     folder = Path(cfg.folder)
-    L.seed_everything(cfg.seed, verbose=False)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
     ending, changes = Ending(cfg), Changes(cfg)
     parts = assemble(cfg, [Recorder(cfg), ending, changes])
@@ -150,7 +148,8 @@ def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None, ending: En
             print(*(f"resume={cfg.folder}: {line}\n" for line in lines), sep="", end="")
     elif cfg.init_from:
         with run.naming(f"init_from={cfg.init_from}", CheckpointError):
-            left_alone = initialize(getattr(parts.task, "model", parts.task), cfg.init_from)
+            task: Any = parts.task
+            left_alone = initialize(task.model if is_project_task(task) else task, cfg.init_from)
         if parts.trainer.is_global_zero:
             print(*(f"init_from: {line}\n" for line in left_alone), sep="", end="")
 
@@ -188,6 +187,8 @@ def go_on_with(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:
     Raises:
         ConfigError: They are not.
     """
+    if not is_project_data(data):
+        return  # Lightning gives it its state
     data.exact = cfg.resume_exact
     state = saved.get(type(data).__qualname__)
     if state:
@@ -195,7 +196,7 @@ def go_on_with(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:
             data.load_state_dict(state)
             data.train_dataloader()
     then = run.read_record(Path(cfg.folder)).get("data")
-    if cfg.resume_exact and then and hasattr(data, "fingerprint") and then != data.fingerprint():
+    if cfg.resume_exact and then and then != data.fingerprint():
         raise ConfigError(
             f"resume={cfg.folder}: the data is not what it was (fingerprint {data.fingerprint()}, was {then}); bring "
             "it back, or say resume_exact=false"
@@ -230,13 +231,7 @@ def load_early(parts: Parts) -> None:
     if parts.trainer.local_rank or isinstance(parts.data, TaskLoaders):  # a task prepares its data as training begins
         return
     with told_in_one_line():
-        parts.data.prepare_data()
-        parts.data.setup("fit")
-        parts.data.trainer = parts.trainer
-        for split in ("train", "val"):
-            make: Any = getattr(parts.data, f"{split}_dataloader")
-            if is_overridden(make.__name__, parts.data) and sized_len(make()) == 0:
-                raise ValueError(f"data: the {split} split has no batch; give more samples or lower data.batch_size")
+        run_early(parts.trainer, parts.task, parts.data)
 
 
 def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
@@ -302,7 +297,7 @@ class Recorder(Callback):
         record = run.read_record(folder)
         self.made_by = {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if hasattr(data, "fingerprint"):
+        if is_project_data(data):
             run.update_record(folder, data=data.fingerprint())
         hyperparameters = public(self.cfg)
         for logger in trainer.loggers:

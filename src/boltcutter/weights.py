@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import lightning as L
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from boltcutter.adapt import is_project_task
 from boltcutter.loading import load, outline
 from boltcutter.storage import CheckpointError
 from boltcutter.unpickle import placeholders
 
+LATE = ("setup", "configure_model", "on_load_checkpoint")  # hooks that may change what a foreign module loads
 RESTORED = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # without which training cannot go on
 # What torch.compile, FSDP and activation checkpointing put into names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -34,6 +39,15 @@ def weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
     Understood are Lightning's checkpoints, bare state dicts, ``{"model": …}`` and ``{"state_dict": …}``, with the
     prefixes that DataParallel, ``torch.compile``, FSDP and a LightningModule's ``model.`` put before each key.
     """
+    plain = _named(found)
+    for outer in ("module.", "model.", "module."):  # DataParallel around or inside a LightningModule
+        if any(key.startswith(outer) for key in plain):
+            plain = {key.removeprefix(outer): value for key, value in plain.items() if key.startswith(outer)}
+    return plain
+
+
+def _named(found: Mapping[str, Any]) -> dict[str, Tensor]:
+    """All weights in a file, by their names without those of wrappers."""
     inner = next(
         (found[key] for key in ("state_dict", "model", "model_state_dict") if isinstance(found.get(key), Mapping)),
         found,
@@ -42,14 +56,15 @@ def weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
     for key, value in inner.items():
         if isinstance(value, Tensor):
             plain[".".join(part for part in key.split(".") if part not in WRAPPERS)] = value
-    for outer in ("module.", "model.", "module."):  # DataParallel around or inside a LightningModule
-        if any(key.startswith(outer) for key in plain):
-            plain = {key.removeprefix(outer): value for key, value in plain.items() if key.startswith(outer)}
     return plain
 
 
 def initialize(model: nn.Module, path: str | Path) -> list[str]:
     """Give ``model`` the weights of a file, where names and shapes fit.
+
+    Args:
+        model: A model; or a whole LightningModule, whose own ``model`` may be all that the file has.
+        path: Of the file.
 
     Returns:
         A line for each kind of weight that was left alone: missing, unexpected, of another shape.
@@ -59,13 +74,16 @@ def initialize(model: nn.Module, path: str | Path) -> list[str]:
     """
     if str(path).endswith(KERAS_FILES):
         return _initialize_from_keras(model, path)
-    given, own = weights(load(path)), model.state_dict()
-    fitting = {key: value for key, value in given.items() if key in own and own[key].shape == value.shape}
+    found, own = load(path), model.state_dict()
+    stripped = weights(found)
+    readings = [stripped, _named(found), {f"model.{key}": value for key, value in stripped.items()}]
+    given = max(readings, key=lambda names: len(names.keys() & own.keys()))
+    fitting = {key: value for key, value in given.items() if key in own and _shape(own[key]) == list(value.shape)}
     if not fitting:
         some = ", ".join(list(given)[:3]) or "no weights"
         raise CheckpointError(f"init_from={path}: nothing in it fits the model (it has {some} …); take another file")
     model.load_state_dict(fitting, strict=False)
-    reshaped = [f"{k} {list(given[k].shape)} → {list(own[k].shape)}" for k in given if k in own and k not in fitting]
+    reshaped = [f"{k} {list(given[k].shape)} → {_shape(own[k])}" for k in given if k in own and k not in fitting]
     kinds = {
         "missing": [key for key in own if key not in given],
         "unexpected": [key for key in given if key not in own],
@@ -91,19 +109,21 @@ def _initialize_from_keras(model: nn.Module, path: str | Path) -> list[str]:
 def misfit(path: str | Path, task: nn.Module) -> str | None:
     """In one line, why training cannot go on from a checkpoint with this task; None if it can.
 
-    Compared are names and shapes of the weights, and the settings that the optimizer keeps for each group. All of the
-    training's state must be plain values.
+    Compared are names and shapes of the weights, unless the task gets them later or loads them in its own way, and the
+    settings that the optimizer keeps for each group. All of the training's state must be plain values.
     """
     found = outline(path)
-    given, own = found.get("state_dict", {}), task.state_dict()
+    given, own = ({}, {}) if _loads_its_own_way(task) else (found.get("state_dict", {}), task.state_dict())
     kinds = {
         "weights are missing": [key for key in own if key not in given],
         "weights are unexpected": [key for key in given if key not in own],
-        "weights have another shape": [k for k in own if k in given and _shape(given[k]) != _shape(own[k])],
+        "weights have another shape": [
+            k for k in own if k in given and not is_lazy(own[k]) and _shape(given[k]) != _shape(own[k])
+        ],
     }
     restored = {key: found[key] for key in RESTORED if key in found}
     kinds["values are objects, which are not loaded"] = list(placeholders(restored))
-    make: Any = getattr(task, "optimizer", None)
+    make: Any = None if _is_foreign(task) else getattr(task, "optimizer", None)
     if make is not None and found.get("optimizer_states"):
         then = found["optimizer_states"][0]["param_groups"][0].keys()  # with what schedulers have added
         now = make([nn.Parameter(torch.zeros(1))]).param_groups[0].keys()
@@ -111,8 +131,19 @@ def misfit(path: str | Path, task: nn.Module) -> str | None:
     return "; ".join(f"{len(keys)} {kind} ({_some(keys)})" for kind, keys in kinds.items() if keys) or None
 
 
-def _shape(value: Any) -> Any:
-    return getattr(value, "shape", None)  # the extra state of a module may be anything
+def _loads_its_own_way(task: nn.Module) -> bool:
+    """Whether the weights of a foreign module may be other ones by the time that a checkpoint is loaded."""
+    lenient = not getattr(task, "strict_loading", True)
+    return _is_foreign(task) and (lenient or any(is_overridden(hook, task) for hook in LATE))
+
+
+def _is_foreign(task: nn.Module) -> bool:
+    return isinstance(task, L.LightningModule) and not is_project_task(task)
+
+
+def _shape(value: Any) -> list[int] | None:
+    """None for what has none: the extra state of a module may be anything, a lazy parameter is not made yet."""
+    return None if is_lazy(value) or not hasattr(value, "shape") else list(value.shape)
 
 
 def _some(keys: list[str]) -> str:

@@ -113,7 +113,7 @@ class Guard(Callback):
         if not late and self._look:
             self._judge(trainer, pl_module)
             optimizer.zero_grad()  # an optimizer leaves alone what has no gradient
-        elif not cut and hasattr(pl_module, "gradient_norm"):
+        elif not cut and "gradient_norm" in vars(pl_module):  # a foreign module may have a method of that name
             pl_module.gradient_norm = norm  # for clipping, which need not measure it again
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 
 from boltcutter.batches import first, samples
 from boltcutter.callback.peak import count_flops, peak
@@ -82,7 +83,7 @@ class Throughput(Callback):
             self._close(trainer)
             self.rates["memory_gib"] = memory(pl_module.device) / 2**30
             for name, value in self.rates.items():
-                pl_module.log(f"throughput/{name}", value)
+                pl_module.log(f"throughput/{name}", value, batch_size=1)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clock."""
@@ -97,7 +98,7 @@ class Throughput(Callback):
         self._close(trainer)
         if self._epoch_seconds:
             rate = self._epoch_samples * ranks(trainer) / self._epoch_seconds
-            pl_module.log(f"throughput/{self.unit}_per_second_epoch", rate)
+            pl_module.log(f"throughput/{self.unit}_per_second_epoch", rate, batch_size=1)
 
     def _look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
         """See once what a sample is, and what it asks of the device."""
@@ -109,7 +110,8 @@ class Throughput(Callback):
             self.tokens = inputs.numel() // len(inputs)
         best = self.peak * 1e12 if self.peak else best_of(pl_module.device, str(trainer.precision))
         few = inputs[:2]  # dp keeps so few on one device; what its threads do is not counted
-        flops = count_flops(getattr(pl_module, "model", pl_module), few) if best else None
+        model = getattr(pl_module, "model", None)  # which may be anything in a foreign module
+        flops = count_flops(model if isinstance(model, nn.Module) else pl_module, few) if best else None
         devices = trainer.num_devices * trainer.num_nodes  # of which one process may have several
         self.least_seconds = flops / len(few) / (best * devices) if flops and best else None
 

@@ -1,0 +1,77 @@
+"""``prepare_data`` and ``setup``: the same random split in every process, and nothing done twice before training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils._pytree import tree_leaves
+
+from boltcutter.seeding import seeded_generators
+
+HOOKS = ("prepare_data", "setup")
+
+
+class SeededHook:
+    """A hook during which all generators depend on the run's seed alone.
+
+    What it splits at random, as ``random_split`` without a generator does, is then the same on all ranks, in a resumed
+    run and in an evaluation.
+
+    Args:
+        hook: A bound method.
+        seed: Of the run.
+
+    Attributes:
+        ran_early: Whether the next call is skipped, because the hook was called before Lightning does.
+    """
+
+    def __init__(self, hook: Callable[..., None], seed: int) -> None:
+        update_wrapper(self, hook)  # Lightning looks whether it is overridden
+        self.hook, self.seed, self.ran_early = hook, seed, False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Call the hook, unless that was done early."""
+        if self.ran_early:
+            self.ran_early = False
+            return
+        with seeded_generators(self.seed):
+            self.hook(*args, **kwargs)
+
+
+def seed_hooks(owner: L.LightningDataModule | L.LightningModule, seed: int) -> None:
+    """Have the hooks of ``owner`` that read and split data depend on ``seed`` alone."""
+    for name in HOOKS:
+        if is_overridden(name, owner):
+            setattr(owner, name, SeededHook(getattr(owner, name), seed))
+
+
+def run_early(trainer: L.Trainer, task: L.LightningModule, data: L.LightningDataModule) -> None:
+    """Read the data before any process is started, with all that a data module finds while Lightning calls it.
+
+    Raises:
+        ValueError: A split has no batch.
+    """
+    trainer.strategy._lightning_module = task
+    trainer._data_connector.attach_data(task, datamodule=data)
+    data.prepare_data()
+    data.setup("fit")
+    for split in ("train", "val"):
+        name = f"{split}_dataloader"
+        if is_overridden(name, data) and has_no_batch(getattr(data, name)()):
+            raise ValueError(f"data: the {split} split has no batch; give more samples or lower data.batch_size")
+    for name in HOOKS:
+        hook = getattr(data, name)
+        if isinstance(hook, SeededHook):
+            hook.ran_early = True
+
+
+def has_no_batch(loaders: Any) -> bool:
+    """Whether there are loaders and each has no batch; a list without any means that there is no such split."""
+    each = loaders.flattened if isinstance(loaders, CombinedLoader) else tree_leaves(loaders)
+    return bool(each) and all(sized_len(loader) == 0 for loader in each)
