@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from collections.abc import Mapping
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -14,33 +13,13 @@ from boltcutter.config import ConfigError
 from boltcutter.environment.process import is_first
 from boltcutter.monitors import Monitors
 
-
-class ProjectData(Protocol):
-    """What the data modules of this project have beside Lightning's hooks."""
-
-    exact: bool
-    statistics: dict[str, Any]
-
-    @property
-    def empty_splits(self) -> set[str]:
-        """Names of splits without a sample."""
-
-    def sizes(self) -> dict[str, Any]:
-        """Settings that are found in the data."""
-
-    def fingerprint(self) -> str:
-        """What changes whenever the contents do."""
-
-    def loader(self, split: str) -> Any:
-        """Batches of any split."""
-
-    def read(self, paths: Sequence[Path]) -> Any:
-        """New inputs for prediction."""
+# What data modules of this project have beside the hooks of Lightning's.
+PROJECT_DATA = ("empty_splits", "sizes", "fingerprint", "loader", "read")
 
 
-def is_project_data(data: Any) -> TypeGuard[ProjectData]:
+def is_project_data(data: Any) -> bool:
     """Whether a data module is one of this project's; a foreign one may use some of the names for something else."""
-    return all(hasattr(type(data), name) for name in ("empty_splits", "sizes", "fingerprint", "loader", "read"))
+    return all(hasattr(type(data), name) for name in PROJECT_DATA)
 
 
 def is_project_task(task: Any) -> bool:
