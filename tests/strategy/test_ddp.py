@@ -19,7 +19,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
 from boltcutter.strategy import ddp
-from boltcutter.strategy.ddp import Left, still
+from boltcutter.strategy.ddp import Left, has_sparse_gradients, still
 
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
@@ -241,3 +241,8 @@ def test_ranks_set_by_hand_in_part_are_refused(script: Script, tmp_path: Path) -
 def test_how_a_process_left_is_known_where_it_was_started() -> None:
     left = pickle.loads(pickle.dumps(Left(0, 143, "preempted")))
     assert (left.code, left.status, left.reason) == (0, 143, "preempted")
+
+
+def test_sparse_gradients_are_left_to_gloo() -> None:
+    assert has_sparse_gradients(nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 2, sparse=True)))
+    assert not has_sparse_gradients(nn.Embedding(3, 2))

@@ -98,7 +98,8 @@ class DDPStrategy(strategies.DDPStrategy):
             model.register_comm_hook(None, lambda group, bucket: send(group, bucket))
         if self.shared_memory and self.world_size > 1 and self._timeout and dist.get_backend() in ("gloo", "nccl"):
             self._memory = SharedMemory.among(self.global_rank, self.world_size, self._timeout)
-            if self._memory and self.root_device.type == "cpu" and not self.compress:
+            averages = self.root_device.type == "cpu" and not self.compress and not has_sparse_gradients(self.model)
+            if self._memory and averages:
                 cast(Any, self.model).register_comm_hook(self._memory, lambda memory, bucket: average(memory, bucket))
 
     def largest(self, number: int) -> int | None:
@@ -365,3 +366,9 @@ def _again(number: int, frame: FrameType | None) -> None:
     later = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
     later.daemon = True
     later.start()
+
+
+def has_sparse_gradients(model: nn.Module | None) -> bool:
+    """Whether an embedding of the model has sparse gradients, which gloo averages but shared memory does not."""
+    layers = model.modules() if model else ()
+    return any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse for layer in layers)
