@@ -323,7 +323,7 @@ def test_the_summary_is_of_the_best(runs: Runs) -> None:
 def test_a_server_that_fails_neither_stops_nor_holds_up_a_run(runs: Runs, name: str) -> None:
     result = runs.result(name)
     assert result["offline"]
-    assert result["seconds"] < 20
+    assert result["seconds"] < 45  # with several runs at once; W&B alone waits for 110 s
     (told,) = result["told"]
     assert re.fullmatch(r"W&B: .*; going on offline, `scripts/sync.py` later", told)
     assert len(history(runs.folder(name))) == 10
