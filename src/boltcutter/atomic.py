@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 
 def draft_for(path: Path) -> Path:
@@ -14,11 +16,17 @@ def draft_for(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write text, as ``write`` does."""
+    write(path, lambda file: file.write(text.encode()))
+
+
+def write(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
     """Write beside the file, flush it to the disk, and then give it its name."""
+    # In the same folder: a rename from another disk would be a copy, which a kill can cut short.
     draft = draft_for(path)
     try:
-        with open(draft, "w") as file:
-            file.write(text)
+        with open(draft, "wb") as file:
+            dump(file)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import IO, Any
 
 import fsspec
 
-from boltcutter.atomic import draft_for, sync_folder
+from boltcutter import atomic
 
 _copy: tuple[str, IO[bytes]] | None = None  # of what was last read behind a URL: which it is, and a file that goes away
 
@@ -28,7 +27,7 @@ def check_place(place: str | Path) -> None:
     Raises:
         CheckpointError: They cannot.
     """
-    probe = f"{place}/{draft_for(Path('probe')).name}"
+    probe = f"{place}/{atomic.draft_for(Path('probe')).name}"
     try:
         store, path = store_of(probe)
         if not is_url(place):
@@ -93,21 +92,11 @@ def store_errors(path: str | Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
-    """Write beside the file, flush it to the disk, and then give it its name."""
+    """Write as ``atomic.write`` does, and remove what an earlier write left that was killed."""
     for left in path.parent.iterdir():
         if left.name.startswith(f".{path.name}."):  # by a process that was killed
             left.unlink()
-    # In the same folder: a rename from another disk would be a copy, which a kill can cut short.
-    draft = draft_for(path)
-    try:
-        with open(draft, "wb") as file:
-            dump(file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    atomic.write(path, dump)
 
 
 def text_of(error: BaseException) -> str:
