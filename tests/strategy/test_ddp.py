@@ -122,6 +122,7 @@ def test_copies_of_a_process_that_is_killed_save_and_end(tmp_path: Path, method:
     assert state(tmp_path / "run", "last-preempted"), (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_nobody_handles_ends_all_copies(forks: ForkServer, tmp_path: Path) -> None:
     words = [*WORDS, *TWO, "trainer.strategy.start_method=fork", "trainer.max_epochs=100000", f"folder={tmp_path}/run"]
     with (tmp_path / "log").open("w") as log:

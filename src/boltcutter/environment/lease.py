@@ -28,6 +28,7 @@ from boltcutter.environment import identity, signals
 
 FILE = ".lease"
 INTERVAL = 5.0  # seconds between two heartbeats
+SETTLES = 0.2  # seconds after which a lease that was taken over stays so
 EXPIRES = 60.0  # seconds without a heartbeat, after which a process on another host counts as dead
 RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
@@ -296,8 +297,10 @@ class Lease:
         try:
             os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
+            before = _identity(claim)
             time.sleep(1.0)
-            claim.unlink(missing_ok=True)  # of a process that was killed in between
+            if before and _identity(claim) == before:  # of a process that was killed in between
+                claim.unlink(missing_ok=True)
             return False
         draft = self.path.with_name(f"{FILE}.{self._holder.token}")
         try:
@@ -305,10 +308,11 @@ class Lease:
                 return False
             self._keep(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), draft)
             draft.replace(self.path)
-            return True
         finally:
             draft.unlink(missing_ok=True)
             claim.unlink(missing_ok=True)
+        time.sleep(SETTLES)  # in which one that removed this claim as a dead one's replaces the lease as well
+        return (found := _read(self.path)) is not None and found[0].token == self._holder.token
 
     def _keep(self, file: int, path: Path) -> None:
         try:
@@ -345,6 +349,15 @@ def _read(path: Path) -> tuple[Holder, int] | None:
         return Holder(**json.loads(text)), beat
     except (ValueError, TypeError):
         return Holder("an unknown host", 0, "", "", "", None, [], "an unknown time"), beat
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one of its name; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _place() -> str:
