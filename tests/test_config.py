@@ -185,7 +185,7 @@ def test_parse_and_say(text: str, value: Any) -> None:
     plain = OmegaConf.to_container(read) if OmegaConf.is_config(read) else read
     assert plain == value
     assert type(plain) is type(value)
-    again = parse("x", say(value))
+    again = parse("x", format_value(value))
     assert (OmegaConf.to_container(again) if OmegaConf.is_config(again) else again) == value
 
 

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from boltcutter.config import BUILT, REFERENCE, ConfigError, follow, hint, one_line, parse, say, say_unresolved
+from boltcutter.config import BUILT, REFERENCE, ConfigError, follow, format_value, hint, one_line, parse, say_unresolved
 from boltcutter.fit import choices, coerce, fits, is_a, type_name
 from boltcutter.locate import PROJECT, is_keras_model, locate, origin, package, parameters
 
@@ -159,7 +159,7 @@ def _check_positional(
         return
     given = node["_args_"]
     if not isinstance(given, list):
-        yield f"{dot}_args_", f"={say(given)}: expected a list; write _args_: [{say(given)}]"
+        yield f"{dot}_args_", f"={format_value(given)}: expected a list; write _args_: [{format_value(given)}]"
         return
     if takers is not None and len(takers) < len(given):
         yield f"{dot}_args_", f": {name} takes {len(takers)} arguments without a name, got {len(given)}"
@@ -188,7 +188,7 @@ def _misfits(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]:
             if not fits({key: inner}, wanted):
                 yield from _misfits(inner, get_args(maps[0])[1], f"{path}.{key}")
         return
-    shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else say(value)
+    shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else format_value(value)
     listed = isinstance(value, str) and "," in value and fits(parse(path, f"[{value}]"), wanted)  # as Hydra's sweeps
     near = f"; did you mean [{value}]?" if listed else _of_old_package(value) or hint(str(value), choices(wanted))
     yield path, f"={shown}: expected {type_name(wanted)}{near}"

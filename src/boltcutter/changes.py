@@ -143,4 +143,4 @@ def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    return "nothing" if value is MISSING else say(value)
+    return "nothing" if value is MISSING else format_value(value)

@@ -137,12 +137,12 @@ def parse(key: str, text: str) -> Any:
     return text
 
 
-def say(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a person would write it: what ``parse`` reads."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(say, value))}]"
+        return f"[{','.join(map(format_value, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {say(inner)}' for key, inner in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {format_value(inner)}' for key, inner in value.items())}}}"
     if not isinstance(value, str):
         return WRITTEN.get(str(value), str(value))
     plain = value[:1] not in QUOTING and isinstance(parse("", value), str)

@@ -59,7 +59,7 @@ def _describe_map(node: Any, raw: Any, path: str) -> Iterator[tuple[str, str, st
 def _summary(value: Any, written: Any) -> str:
     """A value on one line; a reference to an object as it is written."""
     if not isinstance(value, dict):
-        return say(value)
+        return format_value(value)
     if isinstance(written, str):
         return written
     return f"{value['_target_']}(…)" if "_target_" in value else f"{{{', '.join(map(str, value))}}}"

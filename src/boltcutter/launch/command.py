@@ -177,7 +177,7 @@ def read_launcher(
         raise ConfigError(f"launch: not set; say launch=… (there are: {known})")
     base = DictConfig({"launch": earlier}) if earlier is not None else DictConfig({})
     own = [str(file) for option in options if (file := (SITE / f"{option}.yaml").expanduser()).is_file()]
-    chosen = compose(configs, [f"launch={say([*options, *own])}"], base=DictConfig({})) if options else base
+    chosen = compose(configs, [f"launch={format_value([*options, *own])}"], base=DictConfig({})) if options else base
     # Several options name a cluster by what differs there, so they count more than those of the last one.
     stays = earlier is not None and len(options) < 2 and chosen.launch.get("_target_") == earlier.get("_target_")
     settings = compose(configs, rest, base=base if stays else chosen)
@@ -237,7 +237,7 @@ def count(devices: Any) -> int:
         return len(devices)
     if isinstance(devices, int) and devices > 0:
         return devices
-    raise ConfigError(f"trainer.devices={say(devices)}: a job has to say how many; try trainer.devices=1")
+    raise ConfigError(f"trainer.devices={format_value(devices)}: a job has to say how many; try trainer.devices=1")
 
 
 def describe_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: bool) -> Job:
