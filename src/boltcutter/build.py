@@ -17,7 +17,17 @@ from typing import Any, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from boltcutter.config import BUILT, REFERENCE, ConfigError, follow, format_value, hint, one_line, parse, say_unresolved
+from boltcutter.config import (
+    BUILT,
+    REFERENCE,
+    ConfigError,
+    follow,
+    format_unresolved,
+    format_value,
+    hint,
+    one_line,
+    parse,
+)
 from boltcutter.fit import choices, coerce, fits, is_a, type_name
 from boltcutter.locate import PROJECT, is_keras_model, locate, origin, package, parameters
 
@@ -82,7 +92,7 @@ def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
     try:
         resolved: Any = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
-        return [say_unresolved(error, cfg)]
+        return [format_unresolved(error, cfg)]
     raw: Any = OmegaConf.to_container(cfg)
     more = [group for group in raw.get("choices") or () if group in raw and group not in (*BUILT, *parameters(root))]
     found = dict(_check_call({key: value for key, value in resolved.items() if key not in more}, raw, root, ""))

@@ -149,7 +149,7 @@ def format_value(value: Any) -> str:
     return value if plain else repr(value)
 
 
-def say_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
+def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
     """OmegaConf's several lines on a reference as one: where, what, remedy."""
     where = getattr(error, "full_key", None) or "configuration"
     text = str(getattr(error, "msg", None) or error).split("\n")[0]
@@ -178,7 +178,7 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
     try:
         return dict(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
-        raise ConfigError(say_unresolved(error, cfg)) from None
+        raise ConfigError(format_unresolved(error, cfg)) from None
 
 
 def public(cfg: DictConfig) -> dict[str, Any]:
