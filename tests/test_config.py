@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from boltcutter.config import ConfigError, compose, follow, groups, merge, one_line, parse, paths, say
+from boltcutter.config import ConfigError, compose, follow, format_value, groups, merge, one_line, parse, paths
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = {

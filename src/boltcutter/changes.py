@@ -9,7 +9,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from boltcutter.config import ConfigError, DictConfig, plain, say
+from boltcutter.config import ConfigError, DictConfig, format_value, plain
 from boltcutter.locate import locate
 
 SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # what a checkpoint holds values of

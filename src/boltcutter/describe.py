@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from boltcutter.config import ConfigError, DictConfig, follow, hint, plain, resolved, say
+from boltcutter.config import ConfigError, DictConfig, follow, format_value, hint, plain, resolved
 from boltcutter.fit import type_name
 from boltcutter.locate import locate, parameters
 

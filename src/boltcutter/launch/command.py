@@ -17,7 +17,7 @@ from typing import Any
 
 from boltcutter import build, lineage, run, trust
 from boltcutter.atomic import write_text
-from boltcutter.config import ConfigError, DictConfig, compose, one_line, parse, plain, public, say
+from boltcutter.config import ConfigError, DictConfig, compose, format_value, one_line, parse, plain, public
 from boltcutter.describe import describe as describe_keys
 from boltcutter.environment.identity import fresh
 from boltcutter.launch import snapshot
