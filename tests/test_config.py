@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from boltcutter.config import ConfigError, compose, follow, format_value, groups, merge, one_line, parse, paths
+from boltcutter.config import (
+    ConfigError,
+    compose,
+    format_value,
+    groups,
+    merge,
+    one_line,
+    parse,
+    paths,
+    resolve_reference,
+)
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = {
@@ -309,9 +319,9 @@ def test_merge_leaves_both_as_they_were() -> None:
 
 def test_follow(configs: Path) -> None:
     cfg = compose(configs)
-    assert follow(cfg, "uses.k") == "m.k"
-    assert follow(cfg, "uses.shape") == "x"
-    assert follow(cfg, "nothing.there") == "nothing.there"
+    assert resolve_reference(cfg, "uses.k") == "m.k"
+    assert resolve_reference(cfg, "uses.shape") == "x"
+    assert resolve_reference(cfg, "nothing.there") == "nothing.there"
 
 
 def test_groups_and_paths(configs: Path) -> None:

@@ -21,12 +21,12 @@ from boltcutter.config import (
     BUILT,
     REFERENCE,
     ConfigError,
-    follow,
     format_unresolved,
     format_value,
     hint,
     one_line,
     parse,
+    resolve_reference,
 )
 from boltcutter.fit import choices, coerce, fits, is_a, type_name
 from boltcutter.locate import PROJECT, is_keras_model, locate, origin, package, parameters
@@ -99,7 +99,7 @@ def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
     for group in more:
         found |= dict(_check(resolved[group], raw[group], group))
     # What is referred to is told once, where it is written.
-    told = {path: follow(cfg, path) for path in found}
+    told = {path: resolve_reference(cfg, path) for path in found}
     return [f"{path}{text}" for path, text in found.items() if told[path] == path or told[path] not in found]
 
 

@@ -288,7 +288,7 @@ def _read(path: Path, what: str = "") -> tuple[DictConfig, Any]:
 def _set(cfg: DictConfig, key: str, text: str) -> None:
     """Set ``key``, add ``+key``, or drop ``~key``. Next to a ``_target_`` any key may be set: ``check`` knows."""
     parent, _, leaf = key.lstrip("+~").rpartition(".")
-    parent = follow(cfg, parent)
+    parent = resolve_reference(cfg, parent)
     path = f"{parent}.{leaf}".lstrip(".")
     try:
         node = OmegaConf.select(cfg, parent) if parent else cfg
@@ -316,14 +316,14 @@ def _set(cfg: DictConfig, key: str, text: str) -> None:
         raise ConfigError(f"{path}={text}: {one_line(str(error).splitlines()[0])}; correct the value") from None
 
 
-def follow(cfg: DictConfig, path: str) -> str:
+def resolve_reference(cfg: DictConfig, path: str) -> str:
     """The place that ``path`` means when a key on it only refers to another, as ``task.model: ${model}``."""
     node, parts = cfg, path.split(".")
     for end, part in enumerate(parts, 1):
         node = _node(node, part)
         refers = REFERENCE.fullmatch(str(node._value())) if node is not None and node._is_interpolation() else None
         if refers:
-            return follow(cfg, ".".join([refers[1], *parts[end:]]))
+            return resolve_reference(cfg, ".".join([refers[1], *parts[end:]]))
     return path
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from boltcutter.config import ConfigError, DictConfig, follow, format_value, hint, plain, resolved
+from boltcutter.config import ConfigError, DictConfig, format_value, hint, plain, resolve_reference, resolved
 from boltcutter.fit import type_name
 from boltcutter.locate import locate, parameters
 
@@ -20,7 +20,7 @@ def describe(cfg: DictConfig, root: Callable[..., Any], prefix: str = "") -> Ite
     Raises:
         ConfigError: There is no such key.
     """
-    place = follow(cfg, prefix)
+    place = resolve_reference(cfg, prefix)
     every = list(_describe(resolved(cfg), plain(cfg), root, ""))
     rows = [row for row in every if not place or f"{row[0]}.".startswith(f"{place}.")]
     if not rows:
