@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from boltcutter import trust
-from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, public
+from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, redacted
 from boltcutter.environment import mpi, platform, slurm
 from boltcutter.environment.process import is_first, keep_memory, rank_of_many
 
@@ -181,7 +181,7 @@ def _resolved(configs: Path, words: list[str]) -> str:
     if not cfg.get("folder"):
         # The name is given when the run begins, and the references for it may lead nowhere.
         cfg.folder = "${runs}/${name}/<id>"
-    return as_yaml(public(cfg))
+    return as_yaml(redacted(cfg))
 
 
 def _help(configs: Path, usage: str, flags: Mapping[str, str]) -> str:

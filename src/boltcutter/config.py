@@ -181,7 +181,7 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
         raise ConfigError(format_unresolved(error, cfg)) from None
 
 
-def public(cfg: DictConfig) -> dict[str, Any]:
+def redacted(cfg: DictConfig) -> dict[str, Any]:
     """Plain types, every reference followed, secrets veiled.
 
     Raises:

@@ -22,7 +22,7 @@ from typing import Any
 
 from boltcutter import lineage, trust
 from boltcutter.atomic import write_text
-from boltcutter.config import ConfigError, DictConfig, as_yaml, compose, merge, plain, public
+from boltcutter.config import ConfigError, DictConfig, as_yaml, compose, merge, plain, redacted
 from boltcutter.environment import lease
 from boltcutter.environment.process import is_first
 
@@ -196,7 +196,7 @@ def freeze(cfg: DictConfig, **facts: Any) -> None:
     """Make the folder with ``config.yaml``, and what is known before the run begins in ``record.json``."""
     folder = Path(cfg.folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.yaml", as_yaml(public(cfg)))
+    write_text(folder / "config.yaml", as_yaml(redacted(cfg)))
     facts["config"] = plain(cfg)  # a resumed run may have been given new words
     earlier = read_record(folder) if (folder / "record.json").is_file() else {}
     # The user who composed it has signed it. A job may have no access to that user's key, as in a container.

@@ -17,7 +17,7 @@ from boltcutter import lineage, run, summary
 from boltcutter.adapt import is_project_data, is_project_task, missing, prediction_input
 from boltcutter.assemble import Parts, TaskLoaders, assemble, read, told_in_one_line
 from boltcutter.changes import Changes
-from boltcutter.config import ConfigError, DictConfig, public
+from boltcutter.config import ConfigError, DictConfig, redacted
 from boltcutter.data_hooks import run_early
 from boltcutter.ending import Ending
 from boltcutter.environment import lease, signals, startup
@@ -299,7 +299,7 @@ class Recorder(Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         if is_project_data(data):
             run.update_record(folder, data=data.fingerprint())
-        hyperparameters = public(self.cfg)
+        hyperparameters = redacted(self.cfg)
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
             where = getattr(logger, "where", None)

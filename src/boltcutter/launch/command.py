@@ -17,7 +17,7 @@ from typing import Any
 
 from boltcutter import build, lineage, run, trust
 from boltcutter.atomic import write_text
-from boltcutter.config import ConfigError, DictConfig, compose, format_value, one_line, parse, plain, public
+from boltcutter.config import ConfigError, DictConfig, compose, format_value, one_line, parse, plain, redacted
 from boltcutter.describe import describe as describe_keys
 from boltcutter.environment.identity import fresh
 from boltcutter.launch import snapshot
@@ -213,7 +213,7 @@ def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
         from boltcutter.assemble import check_cfg  # imports torch
 
         cfg = check_cfg(cfg)
-    trainer = public(cfg)["trainer"]
+    trainer = redacted(cfg)["trainer"]
     nodes, devices = trainer.get("num_nodes", 1), count(trainer.get("devices", "auto"))
     if not isinstance(nodes, int) or nodes < 1:
         raise ConfigError(f"trainer.num_nodes={nodes} is no number of nodes; try trainer.num_nodes=1")
@@ -261,7 +261,7 @@ def describe_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies:
     jobs = []
     for cfg, folder in zip(cfgs, folders, strict=True):
         cfg.folder = folder
-        values = public(cfg)
+        values = redacted(cfg)
         trainer = values["trainer"]
         jobs.append(
             Job(
