@@ -27,7 +27,7 @@ NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
 WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}
 QUOTING = ("[", "{", "'", '"')
 KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
-WORD = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
+OVERRIDE = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 # Groups that a training or a launch builds itself; any other is built where something refers to it, as model by a task.
 BUILT = ("data", "task", "trainer", "callback", "logger", "launch")
@@ -207,10 +207,10 @@ def _sort(folder: Path, words: Iterable[str]) -> tuple[dict[str, Any], list[tupl
     picks: dict[str, Any] = {}
     values = []
     for word in words:
-        found = WORD.fullmatch(word)
+        found = OVERRIDE.fullmatch(word)
         if not found:
             key = word.partition("=")[0]
-            remedy = f"say {key}" if WORD.fullmatch(key) else "say group=option, key=value, +key=value or ~key"
+            remedy = f"say {key}" if OVERRIDE.fullmatch(key) else "say group=option, key=value, +key=value or ~key"
             raise ConfigError(f"{word or repr(word)}: cannot be read; {remedy}")
         sign, key, text = found[1] or found[4] or "", found[2] or found[5], found[3] or ""
         if _is_group(folder, key):
