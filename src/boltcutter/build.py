@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter.config import (
-    BUILT,
+    ALWAYS_BUILT,
     REFERENCE,
     ConfigError,
     format_unresolved,
@@ -94,7 +94,9 @@ def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
     except OmegaConfBaseException as error:
         return [format_unresolved(error, cfg)]
     raw: Any = OmegaConf.to_container(cfg)
-    more = [group for group in raw.get("choices") or () if group in raw and group not in (*BUILT, *parameters(root))]
+    more = [
+        group for group in raw.get("choices") or () if group in raw and group not in (*ALWAYS_BUILT, *parameters(root))
+    ]
     found = dict(_check_call({key: value for key, value in resolved.items() if key not in more}, raw, root, ""))
     for group in more:
         found |= dict(_check(resolved[group], raw[group], group))

@@ -30,7 +30,7 @@ KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
 OVERRIDE = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 # Groups that a training or a launch builds itself; any other is built where something refers to it, as model by a task.
-BUILT = ("data", "task", "trainer", "callback", "logger", "launch")
+ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger", "launch")
 
 
 class ConfigError(Exception):
@@ -348,7 +348,7 @@ def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:
         ConfigError: The user named such a group.
     """
     texts = {key: str(value) for key, value in plain(cfg).items()}
-    used = [key for key in texts if key not in cfg.choices or key in BUILT]
+    used = [key for key in texts if key not in cfg.choices or key in ALWAYS_BUILT]
     for key in used:  # grows while it is read
         used += [group for group in cfg.choices if group not in used and _refers(texts[key], group)]
     for group in [group for group in cfg.choices if group not in (*used, "experiment")]:
