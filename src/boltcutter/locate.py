@@ -16,7 +16,7 @@ from boltcutter.config import ConfigError, hint, one_line
 
 PROJECT = __name__.partition(".")[0]
 # Classes that hand their **kwargs on, and to what: a misspelt keyword would pass every signature check.
-HANDS_ON = {
+FORWARDS_KWARGS = {
     "lightning.pytorch.strategies.ddp.DDPStrategy": "torch.nn.parallel.DistributedDataParallel",
     "lightning.pytorch.strategies.fsdp.FSDPStrategy": "torch.distributed.fsdp.FullyShardedDataParallel",
     "lightning.pytorch.loggers.wandb.WandbLogger": "wandb.init",
@@ -83,7 +83,7 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     if base is not None:
         typed = {n: p for n, p in typed.items() if p.kind is not p.VAR_KEYWORD}
         return typed | {n: p for n, p in parameters(base).items() if n not in typed}
-    handed_on = HANDS_ON.get(f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}")
+    handed_on = FORWARDS_KWARGS.get(f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}")
     if handed_on:
         open_end = {n for n, p in typed.items() if p.kind is p.VAR_KEYWORD}
         wrapped = {n: p.replace(default=None) for n, p in parameters(locate(handed_on)).items() if n != "module"}
