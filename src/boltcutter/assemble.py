@@ -140,7 +140,7 @@ def check_cfg(cfg: DictConfig) -> DictConfig:
     if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_alone):
         data = build.build(cfg.data, "data")
         if is_project_data(data):  # a foreign data module may mean something else by null
-            with told_in_one_line():
+            with as_config_error():
                 cfg.data = merge(cfg.data, DictConfig(data.sizes()))
     named = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the name is given when the run begins
     if named.trainer.get("precision") == FLOAT8:
@@ -245,7 +245,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
 
 
 @contextmanager
-def told_in_one_line() -> Iterator[None]:
+def as_config_error() -> Iterator[None]:
     """What is wrong with the user's data becomes a mistake of one line.
 
     Raises:

@@ -19,7 +19,7 @@ import torch
 from packaging.requirements import Requirement
 
 from boltcutter import build, lineage, run
-from boltcutter.assemble import assemble, check_cfg, told_in_one_line
+from boltcutter.assemble import as_config_error, assemble, check_cfg
 from boltcutter.checks import check_kinds
 from boltcutter.choose import UNITS, Row, fits, recommend, rows, say_bytes
 from boltcutter.config import ConfigError, DictConfig, groups, one_line
@@ -141,7 +141,7 @@ def sample_of(cfg: DictConfig) -> Sample:
     data = build.build(cfg.data, "data")
     task: Any = locate(cfg.task["_target_"])
     check_kinds(cfg, task, data)
-    with told_in_one_line():
+    with as_config_error():
         return look(data)
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter import run, summary
 from boltcutter.adapt import is_project_data, loader_owner, missing, validates
-from boltcutter.assemble import Parts, assemble, check_cfg, told_in_one_line
+from boltcutter.assemble import Parts, as_config_error, assemble, check_cfg
 from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, hint
 from boltcutter.environment.process import is_first, leaving_together
@@ -84,7 +84,7 @@ def score(parts: Parts, checkpoint: str | None, output: Path, split: str = "test
         ConfigError: The task has no step for it, or nobody has its samples.
     """
     if is_project_data(parts.data) and not parts.trainer.local_rank:
-        with told_in_one_line():
+        with as_config_error():
             parts.data.prepare_data()
             parts.data.setup("fit")
     if lack := missing(parts.data, parts.task, split):

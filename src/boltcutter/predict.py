@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter import run
 from boltcutter.adapt import is_project_data, loader_owner
-from boltcutter.assemble import Parts, assemble, check_cfg, told_in_one_line
+from boltcutter.assemble import Parts, as_config_error, assemble, check_cfg
 from boltcutter.batches import samples
 from boltcutter.config import ConfigError, DictConfig
 from boltcutter.evaluate import find_checkpoint
@@ -75,7 +75,7 @@ def predict(parts: Parts, checkpoint: str, inputs: list[Path]) -> pd.DataFrame:
     """
     data: Any = parts.data
     _restore(data, checkpoint)
-    with told_in_one_line():
+    with as_config_error():
         inputs_read, names = data.read(inputs)
     loader = DataLoader(TensorDataset(inputs_read), batch_size=data.batch_size)
     found: Any = parts.trainer.predict(parts.task, loader, ckpt_path=checkpoint, weights_only=True)
@@ -161,7 +161,7 @@ def continuation(parts: Parts, checkpoint: str, words: dict[str, str]) -> str:
     data: Any = parts.data
     task: Any = parts.task
     state = _restore(data, checkpoint)
-    with told_in_one_line():
+    with as_config_error():
         tokenizer = data.tokenizer
         text, file = words["input"].encode(), Path(words["input"])
         # The name of a file is shorter than a text may be, and the system refuses to look for a longer one.

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter import lineage, run, summary
 from boltcutter.adapt import is_project_data, is_project_task, missing, prediction_input
-from boltcutter.assemble import Parts, TaskLoaders, assemble, read, told_in_one_line
+from boltcutter.assemble import Parts, TaskLoaders, as_config_error, assemble, read
 from boltcutter.changes import Changes
 from boltcutter.config import ConfigError, DictConfig, redacted
 from boltcutter.data_hooks import run_early
@@ -192,7 +192,7 @@ def go_on_with(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:
     data.exact = cfg.resume_exact
     state = saved.get(type(data).__qualname__)
     if state:
-        with told_in_one_line():
+        with as_config_error():
             data.load_state_dict(state)
             data.train_dataloader()
     then = run.read_record(Path(cfg.folder)).get("data")
@@ -230,7 +230,7 @@ def load_early(parts: Parts) -> None:
     """
     if parts.trainer.local_rank or isinstance(parts.data, TaskLoaders):  # a task prepares its data as training begins
         return
-    with told_in_one_line():
+    with as_config_error():
         run_early(parts.trainer, parts.task, parts.data)
 
 
