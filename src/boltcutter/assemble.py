@@ -179,7 +179,7 @@ def main(configs: Path, words: list[str]) -> None:
     print("ok")
 
 
-def describe_words(configs: Path, words: list[str], prefix: str) -> Iterator[str]:
+def describe_overrides(configs: Path, words: list[str], prefix: str) -> Iterator[str]:
     """What can be set below ``prefix``, a line for each key."""
     return describe.describe(run.read_words(configs, words), Config, prefix)
 

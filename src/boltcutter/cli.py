@@ -163,11 +163,11 @@ def _answer(configs: Path, usage: str, flags: list[str], words: list[str], known
         _adopt()
         assemble.main(configs, rest)
     elif flag == "--describe":
-        from boltcutter.assemble import describe_words
+        from boltcutter.assemble import describe_overrides
 
         at_key = at < len(rest) and "=" not in rest[at] and not rest[at].startswith("~")
         prefix = rest.pop(at) if at_key else ""
-        print("\n".join(describe_words(configs, rest, prefix)))
+        print("\n".join(describe_overrides(configs, rest, prefix)))
     else:
         print(_completion(Path(sys.argv[0]).resolve().parent))
 

@@ -348,7 +348,7 @@ def describe(configs: Path, words: list[str]) -> None:
         settings, _ = read_launcher(configs, rest)
         lines = describe_keys(DictConfig({"launch": settings}), Settings, prefix)
     else:
-        from boltcutter.assemble import describe_words  # imports torch
+        from boltcutter.assemble import describe_overrides  # imports torch
 
-        lines = describe_words(configs, [word for word in rest if not is_launch(word)], prefix)
+        lines = describe_overrides(configs, [word for word in rest if not is_launch(word)], prefix)
     print("\n".join(lines))
