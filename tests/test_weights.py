@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from boltcutter.storage import CheckpointError
-from boltcutter.weights import initialize, misfit, weights
+from boltcutter.weights import incompatibility, initialize, weights
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_another_model_or_optimizer_is_told(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     torch.save({"state_dict": task.state_dict(), "optimizer_states": [adam.state_dict()]}, path)
     task.optimizer = torch.optim.Adam
-    assert misfit(path, task) is None
+    assert incompatibility(path, task) is None
     task.optimizer = torch.optim.SGD
-    assert "optimizer settings are missing (dampening, momentum, nesterov)" in str(misfit(path, task))
+    assert "optimizer settings are missing (dampening, momentum, nesterov)" in str(incompatibility(path, task))
     other = nn.Linear(3, 5)
-    assert misfit(path, other) == "2 weights have another shape (weight, bias)"
-    assert misfit(path, nn.Sequential(task)) is not None
+    assert incompatibility(path, other) == "2 weights have another shape (weight, bias)"
+    assert incompatibility(path, nn.Sequential(task)) is not None
 
 
 class Mode(enum.Enum):
@@ -70,9 +70,9 @@ def test_training_state_that_is_not_loaded_is_told(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     given = {"state_dict": task.state_dict(), "hyper_parameters": {"mode": Mode.MIN, "model": task}}
     torch.save(given | {"lr_schedulers": [{"mode": "min"}]}, path)
-    assert misfit(path, task) is None
+    assert incompatibility(path, task) is None
     torch.save(given | {"lr_schedulers": [{"mode": Mode.MIN}]}, path)
-    assert "(lr_schedulers.0.mode is a " in str(misfit(path, task))
+    assert "(lr_schedulers.0.mode is a " in str(incompatibility(path, task))
 
 
 def test_a_pickled_model_beside_its_weights_is_passed_over(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from boltcutter.quiet import quiet
 from boltcutter.restart import check_start
 from boltcutter.selection import best, names
 from boltcutter.storage import CheckpointError, check_place
-from boltcutter.weights import initialize, misfit
+from boltcutter.weights import incompatibility, initialize
 
 NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")  # columns of metrics.csv not of training itself
 
@@ -133,7 +133,7 @@ def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None, ending: En
             check_place(cfg.checkpoints)
     if checkpoint:
         with run.naming(f"resume={cfg.folder}", CheckpointError):
-            fault = misfit(checkpoint, parts.task)
+            fault = incompatibility(checkpoint, parts.task)
             if fault:
                 raise ConfigError(f"{checkpoint} was made by something else: {fault}")
             saved = load(checkpoint, peek=True)

@@ -106,7 +106,7 @@ def _initialize_from_keras(model: nn.Module, path: str | Path) -> list[str]:
     return [f"{len(missing)} missing: {_some(missing)}"] if missing else []
 
 
-def misfit(path: str | Path, task: nn.Module) -> str | None:
+def incompatibility(path: str | Path, task: nn.Module) -> str | None:
     """In one line, why training cannot go on from a checkpoint with this task; None if it can.
 
     Compared are names and shapes of the weights, unless the task gets them later or loads them in its own way, and the
