@@ -7,7 +7,7 @@ from conftest import QUICK, Script
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from boltcutter.config import ConfigError, DictConfig
-from boltcutter.precision import check_precision, put_in, stand_in
+from boltcutter.precision import check_precision, placeholder_precision, put_in
 
 WORDS = [*QUICK, "model=mlp", "trainer.accelerator=cpu"]
 NARROW = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
@@ -78,7 +78,7 @@ def test_eight_bits_are_put_in_where_the_gpu_has_them(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
     assert check_precision(config("cuda", "float8")) == "float8"
-    assert (stand_in("float8", "cuda"), stand_in("bf16-mixed", "cuda")) == ("32-true", None)
+    assert (placeholder_precision("float8", "cuda"), placeholder_precision("bf16-mixed", "cuda")) == ("32-true", None)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     put_in(trainer, "float8")
     assert (type(trainer.precision_plugin).__name__, trainer.precision) == ("Float8", "float8")

@@ -35,7 +35,7 @@ from boltcutter.checks import (
 from boltcutter.config import ConfigError, DictConfig, merge, one_line
 from boltcutter.data_hooks import seed_hooks
 from boltcutter.environment.mpi import skip_detection
-from boltcutter.precision import FLOAT8, check_precision, kind, put_in, stand_in
+from boltcutter.precision import FLOAT8, check_precision, kind, placeholder_precision, put_in
 from boltcutter.quiet import quiet
 from boltcutter.sharding import shard_loaders
 
@@ -208,7 +208,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
         "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks.values()),
     }
     precision = check_precision(cfg)
-    instead = stand_in(precision, kind(str(cfg.trainer.get("accelerator", "auto"))))
+    instead = placeholder_precision(precision, kind(str(cfg.trainer.get("accelerator", "auto"))))
     torch.set_float32_matmul_precision(cfg.get("matmul_precision", "highest"))
     skip_detection()
     trainer = build.build(

@@ -52,7 +52,7 @@ def kind(accelerator: str) -> str:
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def stand_in(precision: str, device: str) -> str | None:
+def placeholder_precision(precision: str, device: str) -> str | None:
     """What Lightning is told in place of a precision that ``put_in`` puts in afterwards; None for all others."""
     return "32-true" if precision == FLOAT8 or (precision == "16-mixed" and device == "cpu") else None
 
