@@ -22,11 +22,11 @@ UNKNOWN = object()
 
 def fits(value: Any, wanted: Any) -> bool:
     """Whether ``value``, once built, can be given where ``wanted`` is the annotation."""
-    stand_in = _stand_in(value)
-    if stand_in is UNKNOWN:
+    placeholder = _placeholder(value)
+    if placeholder is UNKNOWN:
         return True
     try:
-        _adapter(_strictly(wanted)).validate_python(stand_in)
+        _adapter(_strictly(wanted)).validate_python(placeholder)
     except ValidationError:
         return False
     except Exception:  # an annotation that pydantic cannot read: the call itself will tell
@@ -52,15 +52,15 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _stand_in(value: Any) -> Any:
+def _placeholder(value: Any) -> Any:
     """``value`` with a mock of the right class wherever an object will be built."""
     if isinstance(value, list):
-        items = [_stand_in(v) for v in value]
+        items = [_placeholder(v) for v in value]
         return UNKNOWN if any(item is UNKNOWN for item in items) else items
     if not isinstance(value, dict):
         return value
     if "_target_" not in value:
-        filled = {k: _stand_in(v) for k, v in value.items()}
+        filled = {k: _placeholder(v) for k, v in value.items()}
         return UNKNOWN if any(item is UNKNOWN for item in filled.values()) else filled
     try:
         target = locate(value["_target_"])
