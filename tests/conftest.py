@@ -190,8 +190,8 @@ def two_ranks(forks: ForkServer, tmp_path: Path) -> Script:
     def call(code: str, *words: str) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "ranks.py"
         body = "\n".join(f"    {line}" for line in code.strip().split("\n"))
-        imported = "from boltcutter.environment.process import leaving_together"
-        file.write_text(f"{imported}\nwith leaving_together():\n{body}\n")
+        imported = "from boltcutter.environment.process import distributed_shutdown"
+        file.write_text(f"{imported}\nwith distributed_shutdown():\n{body}\n")
         done = run_forked(forks, [str(file), *words], ranks=2)
         assert done.returncode == 0, done.stderr
         return done

@@ -41,7 +41,7 @@ class SignalIn(L.Callback):
 
     def on_validation_batch_start(self, trainer: L.Trainer, *args: Any, **options: Any) -> None:
         if trainer.global_step == self.step:
-            signals.receive(signal.SIGTERM)
+            signals.handle_signal(signal.SIGTERM)
 
 
 def fit(folder: Path, *callbacks: L.Callback, resume: bool = False, **limits: Any) -> None:
@@ -118,7 +118,7 @@ def test_an_epoch_that_max_steps_cut_short_is_finished_without_it(tmp_path: Path
 def test_a_signal_in_the_last_validation_repeats_it(tmp_path: Path) -> None:
     limits = {"max_epochs": 9, "max_steps": 25}
     fit(tmp_path / "whole", **limits)
-    with pytest.raises(signals.Preempted):
+    with pytest.raises(signals.PreemptionError):
         fit(tmp_path / "cut", SignalIn(25), **limits)
     assert validated(tmp_path / "cut") == [19]
     fit(tmp_path / "cut", resume=True, **limits)

@@ -81,7 +81,7 @@ def test_eight_bits_are_put_in_where_the_gpu_has_them(monkeypatch: pytest.Monkey
     assert (placeholder_precision("float8", "cuda"), placeholder_precision("bf16-mixed", "cuda")) == ("32-true", None)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     put_in(trainer, "float8")
-    assert (type(trainer.precision_plugin).__name__, trainer.precision) == ("Float8", "float8")
+    assert (type(trainer.precision_plugin).__name__, trainer.precision) == ("Float8Precision", "float8")
     with pytest.raises(ConfigError, match="float8: not for a model that is cut over ranks; try bf16-true"):
         put_in(L.Trainer(accelerator="cpu", devices=2, strategy=ModelParallelStrategy()), "float8")
     with pytest.raises(

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.config import ConfigError
-from boltcutter.environment.process import is_first
+from boltcutter.environment.process import is_rank_zero
 from boltcutter.monitors import Monitors
 
 # What data modules of this project have beside the hooks of Lightning's.
@@ -49,7 +49,7 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
             "accumulate by itself; set trainer.accumulate_grad_batches=1"
         )
     if trainer.gradient_clip_val:
-        if is_first():
+        if is_rank_zero():
             print(
                 f"trainer.gradient_clip_val={trainer.gradient_clip_val} has no effect: {name} optimizes manually, and "
                 "may call clip_gradients by itself"

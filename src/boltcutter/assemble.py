@@ -34,9 +34,9 @@ from boltcutter.checks import (
 )
 from boltcutter.config import ConfigError, DictConfig, merge, one_line
 from boltcutter.data_hooks import seed_hooks
-from boltcutter.environment.mpi import skip_detection
+from boltcutter.environment.mpi import disable_mpi_detection
+from boltcutter.environment.warnings import filter_warnings
 from boltcutter.precision import FLOAT8, check_precision, kind, placeholder_precision, put_in
-from boltcutter.quiet import quiet
 from boltcutter.sharding import shard_loaders
 
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}  # arguments of the trainer
@@ -171,7 +171,7 @@ def main(configs: Path, words: list[str]) -> None:
     Raises:
         ConfigError: There are some, a line for each.
     """
-    quiet()
+    filter_warnings()
     special, rest = run.take(words, "run")
     cfg = check_cfg(run.reopen(configs, Path(special["run"]), rest)) if special else read(configs, words)
     cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / "check")
@@ -210,7 +210,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     precision = check_precision(cfg)
     instead = placeholder_precision(precision, kind(str(cfg.trainer.get("accelerator", "auto"))))
     torch.set_float32_matmul_precision(cfg.get("matmul_precision", "highest"))
-    skip_detection()
+    disable_mpi_detection()
     trainer = build.build(
         cfg.trainer,
         "trainer",

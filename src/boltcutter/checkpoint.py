@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from boltcutter import sharded
-from boltcutter.environment.process import is_first
+from boltcutter.environment.process import is_rank_zero
 from boltcutter.loading import damage, load
 from boltcutter.storage import CheckpointError as CheckpointError
 from boltcutter.storage import is_url, remedy_for, store_errors, store_of, text_of, write_atomically
@@ -175,7 +175,7 @@ def _leave_out_objects(found: dict[str, Any], path: str | Path) -> None:
     found["callbacks"] = {name: state for name, state in states.items() if not left[f"callbacks.{name}"]}
     others = {key: value for key, value in found.items() if key not in HYPERPARAMETERS}
     lines = [*(line for some in left.values() for line in some[:1]), *placeholders(others)]
-    if lines and is_first():
+    if lines and is_rank_zero():
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
         print(f"warning: {path}: {lines[0]}{more}, which is not loaded; save plain values there", file=sys.stderr)
 

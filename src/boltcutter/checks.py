@@ -23,7 +23,7 @@ from torch import nn
 from boltcutter.adapt import is_project_data, is_project_task
 from boltcutter.config import ConfigError, DictConfig, hint, one_line
 from boltcutter.environment import platform, slurm
-from boltcutter.environment.process import is_first, started
+from boltcutter.environment.process import external_world_size, is_rank_zero
 from boltcutter.locate import parameters
 
 
@@ -113,7 +113,7 @@ def check_processes(trainer: L.Trainer) -> None:
     Raises:
         ConfigError: It does not.
     """
-    if told := platform.told():
+    if told := platform.launched_layout():
         name, nodes, each = told
         if nodes > 1 and isinstance(trainer.strategy, ParallelStrategy) and not hasattr(trainer.strategy, "num_nodes"):
             raise ConfigError(
@@ -129,9 +129,9 @@ def check_processes(trainer: L.Trainer) -> None:
     here = getattr(trainer.strategy, "num_processes", 1)  # a strategy of one process for all devices has none
     if fault := slurm.mismatch(trainer.num_devices, here, trainer.num_nodes):
         raise ConfigError(fault)
-    if (note := slurm.idle_tasks(here)) and is_first():
+    if (note := slurm.idle_tasks(here)) and is_rank_zero():
         print(f"note: {note}")
-    processes = started()
+    processes = external_world_size()
     environment = getattr(trainer.strategy, "cluster_environment", None)
     alone = environment is None or isinstance(environment, LightningEnvironment)
     if alone and "RANK" in os.environ and "LOCAL_RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
@@ -164,7 +164,7 @@ def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
     own = is_overridden("train_dataloader", task)
     if data is None and not own:
         raise ConfigError(f"data=null: task={cfg.choices.task} has no train_dataloader; choose data=…")
-    if data is not None and own and is_first():
+    if data is not None and own and is_rank_zero():
         print(
             f"note: data={cfg.choices.data} is used in place of the loaders that task={cfg.choices.task} has; "
             "data=null uses those"
@@ -202,7 +202,7 @@ def warn_of_no_checkpoint(cfg: DictConfig, callbacks: dict[str, Callback]) -> No
     """Say that an option has taken the place of the default callbacks, which save checkpoints."""
     picked = str(cfg.choices.get("callback"))
     saves = any(isinstance(callback, Checkpoint) for callback in callbacks.values())
-    if callbacks and not saves and "default" not in picked.split("+") and is_first():
+    if callbacks and not saves and "default" not in picked.split("+") and is_rank_zero():
         more = f"[default,{picked.replace('+', ',')}]"
         text = "nothing saves a checkpoint, so the run cannot be resumed or evaluated"
         print(f"warning: callback={picked}: {text}; callback={more} keeps the default callbacks", file=sys.stderr)

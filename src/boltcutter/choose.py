@@ -65,7 +65,7 @@ def rows(cfg: DictConfig, sample: Sample, devices: int) -> Iterator[Row]:
         yield row(f"{cut}2", devices // 2, data_ranks=devices // 2, tensor_ranks=2)
     yield row(f"{cut}{devices}", 1, data_ranks=1, tensor_ranks=devices)
     parts = max(4, devices)
-    several = f" trainer.strategy.microbatches={parts}" if parts > 4 else ""
+    several = f" trainer.strategy.num_microbatches={parts}" if parts > 4 else ""
     yield row(f"trainer=pipeline {many}{several}", parts=parts, stages=devices)
     for stage in (1, 2, 3):
         words = held.words.replace("trainer=ddp", "trainer=deepspeed") + f" trainer.strategy.stage={stage}"

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from boltcutter import trust
 from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, redacted
 from boltcutter.environment import mpi, platform, slurm
-from boltcutter.environment.process import is_first, keep_memory, rank_of_many
+from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
 
 FLAGS = {
     "--help": "this text",
@@ -106,20 +106,20 @@ def main(
         else:
             begin()
             _adopt()
-            keep_memory()
+            retain_freed_memory()
             importlib.import_module(module).main(configs, words)
     except ConfigError as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":
             raise
-        lost = isinstance(error.__cause__, platform.Contradiction)  # perhaps nobody takes itself for the first
-        if is_first() or lost:
+        lost = isinstance(error.__cause__, platform.PlatformError)  # perhaps nobody takes itself for the first
+        if is_rank_zero() or lost:
             print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         # A failure that tells what to do about it needs no traceback; any other is a fault in the code.
-        if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not getattr(error, "explains_itself", False):
+        if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not getattr(error, "hide_traceback", False):
             raise
-        rank = rank_of_many()
+        rank = distributed_rank()
         print("error" if rank is None else f"error on rank {rank}", error, sep=": ", file=sys.stderr)
         sys.exit(1)
 
@@ -133,10 +133,10 @@ def expand_home(word: str) -> str:
 def _adopt() -> None:
     """Learn which of the run's processes this is, where somebody else has started it."""
     try:
-        platform.adopt()
-        mpi.adopt()
+        platform.export_torchrun_env()
+        mpi.export_torchrun_env()
         slurm.prepare()
-    except (platform.Contradiction, mpi.Scattered) as error:
+    except (platform.PlatformError, mpi.ProcessLayoutError) as error:
         raise ConfigError(str(error)) from error
 
 

@@ -11,9 +11,9 @@ import torch
 
 from boltcutter import run
 from boltcutter.config import ConfigError, plain
+from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluate import find_checkpoint
 from boltcutter.loading import load
-from boltcutter.quiet import quiet
 from boltcutter.weights import weights
 
 NO_RESULT = {"recompiles"}  # which a run that was resumed counts anew
@@ -27,7 +27,7 @@ def main(configs: Path, words: list[str]) -> None:
         configs: Folder of the configuration.
         words: ``run=<folder> with=<folder>``, and ``ckpt=last|best|<name>``.
     """
-    quiet()
+    filter_warnings()
     special, rest = run.take(words, "run", "with", "ckpt")
     if rest or not special.get("run") or not special.get("with"):
         raise ConfigError(f"{rest[0] if rest else 'run, with'}: say run=<folder> with=<folder>, and ckpt=best if so")

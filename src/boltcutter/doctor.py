@@ -23,10 +23,10 @@ from boltcutter.assemble import as_config_error, assemble, check_cfg
 from boltcutter.checks import check_kinds
 from boltcutter.choose import UNITS, Row, fits, recommend, rows, say_bytes
 from boltcutter.config import ConfigError, DictConfig, groups, one_line
-from boltcutter.environment.platform import told
+from boltcutter.environment.platform import launched_layout
+from boltcutter.environment.warnings import filter_warnings
 from boltcutter.estimate import Sample, look
 from boltcutter.locate import locate
-from boltcutter.quiet import quiet
 
 # Programs without which an option can be chosen but not used, and where they come from.
 PROGRAMS = {
@@ -49,7 +49,7 @@ def main(configs: Path, words: list[str]) -> None:
     Raises:
         ConfigError: There are mistakes.
     """
-    quiet()
+    filter_warnings()
     special, rest = run.take(words, "devices", "memory", "run")
     count, memory = _devices(special), _memory(special)
     cfg = check_cfg(run.reopen_for(configs, special, rest)[0] if "run" in special else run.read_words(configs, rest))
@@ -90,7 +90,7 @@ def machine() -> Lines:
     cudnn: Any = torch.backends.cudnn
     cuda = f", CUDA {torch.version.cuda}, cuDNN {cudnn.version()}" if torch.version.cuda else ""
     yield "versions", f"Python {platform.python_version()}, torch {torch.__version__}, Lightning {L.__version__}{cuda}"
-    if place := told():
+    if place := launched_layout():
         yield "platform", f"{place[0]}, {place[1]} nodes"
 
 

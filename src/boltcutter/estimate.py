@@ -28,7 +28,7 @@ from torchmetrics import Metric
 
 from boltcutter import build
 from boltcutter.config import ConfigError, DictConfig, one_line
-from boltcutter.environment.mpi import skip_detection
+from boltcutter.environment.mpi import disable_mpi_detection
 from boltcutter.precision import CANONICAL
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "64": torch.float64, "transformer": torch.bfloat16}
@@ -125,7 +125,7 @@ def measure(
     try:
         with _imagined(data_ranks * tensor_ranks) as ranks, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            skip_detection()
+            disable_mpi_detection()
             trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)  # asks nothing of the task
             with torch.device("meta"):
                 task = _task(cfg, trainer)

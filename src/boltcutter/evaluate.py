@@ -16,10 +16,10 @@ from boltcutter.adapt import is_project_data, loader_owner, missing, validates
 from boltcutter.assemble import Parts, as_config_error, assemble, check_cfg
 from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, hint
-from boltcutter.environment.process import is_first, leaving_together
+from boltcutter.environment.process import distributed_shutdown, is_rank_zero
+from boltcutter.environment.warnings import filter_warnings
 from boltcutter.loading import damage
 from boltcutter.outcomes import Outcomes
-from boltcutter.quiet import quiet
 from boltcutter.selection import best, names, newest
 from boltcutter.storage import CheckpointError
 
@@ -32,7 +32,7 @@ def main(configs: Path, words: list[str]) -> None:
         words: ``run=<folder>``, and ``ckpt=best|last|<path>``, ``split=test|val|train``, ``output=<folder>``; any other
             word changes the run's configuration, as ``data=…`` does.
     """
-    quiet()
+    filter_warnings()
     special, rest = run.take(words, "run", "ckpt", "split", "output")
     cfg, folder = run.reopen_for(configs, special, rest)
     split = special.get("split", "test")
@@ -42,7 +42,7 @@ def main(configs: Path, words: list[str]) -> None:
     name = split if not any(word.startswith("data") for word in rest) else f"{cfg.choices.data}-{split}"
     output = Path(special.get("output") or folder / "evaluation" / name)
     parts = assemble(cfg, logs=False)
-    with leaving_together():
+    with distributed_shutdown():
         scores = score(parts, find_checkpoint(cfg.checkpoints, special.get("ckpt", "best")), output, split)
         if parts.trainer.is_global_zero:
             summary.evaluation(output, scores)
@@ -57,7 +57,7 @@ def find_checkpoint(place: str, which: str) -> str:
     try:
         known = names(place)
         if which in ("best", "last"):
-            found = (best if which == "best" else newest)(place, print if is_first() else lambda told: None)
+            found = (best if which == "best" else newest)(place, print if is_rank_zero() else lambda told: None)
         else:
             found = f"{place}/{which}" if which in known else which
         fault = damage(found) if found else "none is there"

@@ -30,25 +30,25 @@ ANSWER_SECONDS = 3.0  # in which the ranks that are there say so
 class OutOfMemory(RuntimeError):
     """A batch was too large for the device."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class LostRank(RuntimeError):
     """Another rank ended or stopped."""
 
-    explains_itself = True
+    hide_traceback = True
 
 
 class UnusedParameters(RuntimeError):
     """DDP waits for gradients that the loss does not give."""
 
-    explains_itself = True
+    hide_traceback = True
 
 
 class NotLogged(RuntimeError):
     """A callback or a scheduler waits for a metric that there is not."""
 
-    explains_itself = True
+    hide_traceback = True
 
 
 @contextmanager

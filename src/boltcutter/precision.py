@@ -71,7 +71,7 @@ def put_in(trainer: L.Trainer, precision: str) -> None:
         )
         raise ConfigError(f"trainer.precision={precision}: {told}; try bf16-true")
     if precision == FLOAT8:
-        plugin = {"_target_": "boltcutter.strategy.float8.Float8"}
+        plugin = {"_target_": "boltcutter.strategy.float8.Float8Precision"}
         trainer.strategy.precision_plugin = build.build(plugin, "trainer")
     else:
         trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))

@@ -18,10 +18,10 @@ from boltcutter.adapt import is_project_data, loader_owner
 from boltcutter.assemble import Parts, as_config_error, assemble, check_cfg
 from boltcutter.batches import samples
 from boltcutter.config import ConfigError, DictConfig
+from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluate import find_checkpoint
 from boltcutter.loading import load
 from boltcutter.outcomes import columns
-from boltcutter.quiet import quiet
 
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
 
@@ -38,7 +38,7 @@ def main(configs: Path, words: list[str]) -> None:
             ``top_k=<likeliest tokens to draw from>`` and ``seed=<number>``; any other word changes the run's
             configuration.
     """
-    quiet()
+    filter_warnings()
     special, rest = run.take(words, "run", "input", "ckpt", "output", *SAMPLING)
     cfg, folder = run.reopen_for(configs, special, rest)
     check_cfg(cfg)

@@ -71,7 +71,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _is_restart(record: dict[str, Any]) -> bool:
     attempts = record.get("attempts") or [{}]
-    return identity.restarted() and identity.job() is not None and attempts[-1].get("job") == identity.job()
+    return identity.is_restarted() and identity.job_id() is not None and attempts[-1].get("job") == identity.job_id()
 
 
 def _flat(node: Any, prefix: str = "") -> list[tuple[str, str]]:

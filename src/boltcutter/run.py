@@ -24,7 +24,7 @@ from boltcutter import lineage, trust
 from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, DictConfig, as_yaml, compose, merge, plain, redacted
 from boltcutter.environment import lease
-from boltcutter.environment.process import is_first
+from boltcutter.environment.process import is_rank_zero
 
 
 def take(words: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
@@ -163,7 +163,7 @@ def update_record(folder: Path, **facts: Any) -> None:
     """Add to what is known of a run, in one step that cannot be half done.
 
     Raises:
-        LeaseLost: This process held the run, and another one does now.
+        LeaseLostError: This process held the run, and another one does now.
     """
     lease.check()
     path = folder / "record.json"
@@ -181,7 +181,7 @@ def last_checkpoint(place: str) -> str | None:
     from boltcutter.storage import CheckpointError
 
     try:
-        found = newest(place, print if is_first() else lambda told: None)
+        found = newest(place, print if is_rank_zero() else lambda told: None)
         if found is None and (sharded := folders(place)):
             raise CheckpointError(
                 f"{sharded[0]} is a folder, as DeepSpeed writes it, from which no run continues; give another "

@@ -18,7 +18,7 @@ _copy: tuple[str, IO[bytes]] | None = None  # of what was last read behind a URL
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; one line says which, why, and what to do."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 def check_place(place: str | Path) -> None:

@@ -21,14 +21,14 @@ from boltcutter.config import ConfigError, DictConfig, redacted
 from boltcutter.data_hooks import run_early
 from boltcutter.ending import Ending
 from boltcutter.environment import lease, signals, startup
-from boltcutter.environment.elastic import separate_attempts
-from boltcutter.environment.identity import job, run_id
-from boltcutter.environment.process import is_first, leaving_together, mind
+from boltcutter.environment.elastic import isolate_attempts
+from boltcutter.environment.identity import job_id, run_id
+from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
+from boltcutter.environment.warnings import filter_warnings
 from boltcutter.failure import explained
 from boltcutter.loading import load, outline
 from boltcutter.log import keep_log
 from boltcutter.monitors import Monitors
-from boltcutter.quiet import quiet
 from boltcutter.restart import check_start
 from boltcutter.selection import best, names
 from boltcutter.storage import CheckpointError, check_place
@@ -39,22 +39,22 @@ NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")  # columns of me
 
 def main(configs: Path, words: list[str]) -> None:
     """Train as the words say."""
-    quiet()
+    filter_warnings()
     cfg = read(configs, words)
     startup.prepare()
-    separate_attempts()
-    with run_id(words) as name, leaving_together():
+    isolate_attempts()
+    with run_id(words) as name, distributed_shutdown():
         given = bool(cfg.folder)
         cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / name)
         try:
-            with lease.held(Path(cfg.folder), holds=is_first()):
+            with lease.hold(Path(cfg.folder), is_holder=is_rank_zero()):
                 check_start(cfg, given=given)
                 train(cfg)
-        except signals.Preempted as left:
-            if is_first():
+        except signals.PreemptionError as left:
+            if is_rank_zero():
                 print(f"{left.reason}{'' if left.requeued else how_to_resume(Path(cfg.folder))}", file=sys.stderr)
             raise
-        except lease.LeaseRefused as error:
+        except lease.LeaseHeldError as error:
             raise ConfigError(f"{'resume' if cfg.resume else 'folder'}={cfg.folder}: {error}") from error
 
 
@@ -76,10 +76,10 @@ def train(cfg: DictConfig) -> dict[str, float]:
     parts = assemble(cfg, [Recorder(cfg), ending, changes])
     if not any(getattr(callback, "listens", False) for callback in parts.trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
-        signals.forget()  # nobody would look at the flag
+        signals.restore_handlers()  # nobody would look at the flag
     load_early(parts)
     begin_from(parts, cfg, checkpoint, ending, changes)
-    mind(getattr(parts.trainer.strategy.launcher, "procs", []))
+    track_children(getattr(parts.trainer.strategy.launcher, "procs", []))
     first = parts.trainer.is_global_zero
     lack = missing(parts.data, parts.task, "test")
     if first and cfg.test and lack:
@@ -89,7 +89,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         if cfg.reproduce or checkpoint:
             for difference in lineage.differences(run.read_record(Path(cfg.reproduce or folder))):
                 print(f"warning: {difference}")
-    facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": parts.trainer.world_size, "job": job()}
+    facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": parts.trainer.world_size, "job": job_id()}
     if changes.changed:
         facts["changed"] = list(changes.changed)
     with ExitStack() as stack:

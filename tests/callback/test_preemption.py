@@ -164,13 +164,13 @@ class SignalAt(L.Callback):
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.trained = (trainer.current_epoch, batch_idx)
         if self.validation is None and self.trained == self.place:
-            signals.receive(signal.SIGTERM)
+            signals.handle_signal(signal.SIGTERM)
 
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if (*self.trained, batch_idx) == (*self.place, self.validation):
-            signals.receive(signal.SIGTERM)
+            signals.handle_signal(signal.SIGTERM)
 
 
 Place = tuple[int, int, int | None]
@@ -193,7 +193,7 @@ def fit(folder: Path, interval: float, place: Place | None = None, checkpoint: P
     )
     task = Classification(Linear((1, 8, 8), 10), optimizer=torch.optim.SGD)
     if place:
-        with pytest.raises(signals.Preempted) as left:
+        with pytest.raises(signals.PreemptionError) as left:
             trainer.fit(task, datamodule=Digits(), ckpt_path=checkpoint)
         assert left.value.code == 128 + signal.SIGTERM
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

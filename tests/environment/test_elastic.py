@@ -8,13 +8,13 @@ from conftest import run_command
 ADDRESS = """
 import os, sys
 import torch.distributed as dist
-from boltcutter.environment.elastic import separate_attempts
+from boltcutter.environment.elastic import isolate_attempts
 os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "1", "RANK": "0", "WORLD_SIZE": "1"}
 agent = dist.TCPStore("127.0.0.1", 0, is_master=True)
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port)}
 for attempt in "012":
     os.environ["TORCHELASTIC_RESTART_COUNT"] = attempt
-    separate_attempts()
+    isolate_attempts()
     store, _, _ = next(dist.rendezvous("env://"))
     print(store.check(["address"]))
     store.set("address", "of a rank")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.environment import identity
-from boltcutter.environment.identity import VARIABLE, NoAnswer, fresh, restarted, run_id
+from boltcutter.environment.identity import VARIABLE, RendezvousError, is_restarted, new_run_id, run_id
 
 FRESH = r"\d{8}-\d{6}-[0-9a-f]{8}"
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "1"}
@@ -72,7 +72,7 @@ def test_the_name_is_taken_away_after_a_failure() -> None:
 
 
 def test_no_two_names_are_equal() -> None:
-    assert len({fresh() for _ in range(100)}) == 100
+    assert len({new_run_id() for _ in range(100)}) == 100
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_first_process_that_does_not_answer_is_named(port: str, monkeypatch: p
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(identity, "PATIENCE", 1.0)
     with (
-        pytest.raises(NoAnswer, match=rf"MASTER_PORT={port}: the first process did not answer in 1 s") as error,
+        pytest.raises(RendezvousError, match=rf"MASTER_PORT={port}: the first process did not answer in 1 s") as error,
         run_id(),
     ):
         pass
@@ -141,11 +141,11 @@ def test_commands_of_one_slurm_step_differ_and_a_requeue_does_not(monkeypatch: p
         pass
     with run_id(["model=mlp", "seed=2"]) as other:
         pass
-    assert not restarted()
+    assert not is_restarted()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     with run_id(["model=mlp"]) as requeued:
         pass
-    assert restarted()
+    assert is_restarted()
     assert first == requeued != other
 
 

@@ -17,7 +17,7 @@ from conftest import ROOT, Script, environment
 from forkserver import Forked, ForkServer
 
 from boltcutter.environment import lease, signals
-from boltcutter.environment.lease import Holder, LeaseLost, LeaseRefused, held, read_holder
+from boltcutter.environment.lease import Holder, LeaseHeldError, LeaseLostError, held, read_holder
 
 HOLDS = """
 import sys, time
@@ -26,7 +26,7 @@ from boltcutter.environment import lease
 if len(sys.argv) > 2:  # as if on another host, of which the number of a process tells nothing
     lease.socket.gethostname = lambda: sys.argv[2]
     lease.INTERVAL = float(sys.argv[3])
-with lease.held(Path(sys.argv[1])):
+with lease.hold(Path(sys.argv[1])):
     print("holds", flush=True)
     time.sleep(60)
 """
@@ -48,18 +48,18 @@ def holding(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture(autouse=True)
 def flag() -> Iterator[None]:
     yield
-    signals.forget()
+    signals.restore_handlers()
 
 
 def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "run"
     with holding(folder) as process:
         named = f"in use by process {process.pid} on {socket.gethostname()}"
-        with pytest.raises(LeaseRefused, match=named), held(folder):
+        with pytest.raises(LeaseHeldError, match=named), hold(folder):
             pass
         process.kill()
         process.wait()
-        with held(folder):  # at once, as the number of the process tells on its own host
+        with hold(folder):  # at once, as the number of the process tells on its own host
             holder = read_holder(folder)
             assert holder
             assert holder.pid == os.getpid()
@@ -70,14 +70,14 @@ def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
-    with held(tmp_path / "a" / "b"), held(tmp_path / "c", holds=False):
+    with hold(tmp_path / "a" / "b"), hold(tmp_path / "c", is_holder=False):
         assert not (tmp_path / "c").exists()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_number_that_another_process_was_given_holds_nothing(tmp_path: Path) -> None:
     (tmp_path / lease.FILE).write_text(json.dumps(asdict(replace(Holder.here(), started="1", token="x"))))
-    with held(tmp_path):
+    with hold(tmp_path):
         pass
 
 
@@ -91,7 +91,7 @@ def test_on_a_full_disk_nothing_is_left_behind(tmp_path: Path) -> None:
             (folder / lease.FILE).write_text(text)
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-            with pytest.raises(LeaseRefused, match="cannot be written"), held(folder):
+            with pytest.raises(LeaseHeldError, match="cannot be written"), hold(folder):
                 pass
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -114,19 +114,19 @@ def test_who_was_suspended_while_waiting_looks_again(tmp_path: Path, monkeypatch
     sleep = time.sleep
     with holding(tmp_path, "elsewhere", "0.2"):
         monkeypatch.setattr(time, "sleep", lambda seconds: sleep(1.0))
-        with pytest.raises(LeaseRefused, match="on elsewhere"), held(tmp_path):
+        with pytest.raises(LeaseHeldError, match="on elsewhere"), hold(tmp_path):
             pass
 
 
 def test_from_another_host_the_heartbeat_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "EXPIRES", 2.0)
     with holding(tmp_path, "elsewhere", "0.2") as process:
-        with pytest.raises(LeaseRefused, match=f"process {process.pid} on elsewhere"), held(tmp_path):
+        with pytest.raises(LeaseHeldError, match=f"process {process.pid} on elsewhere"), hold(tmp_path):
             pass
         process.kill()
         process.wait()
         began = time.monotonic()
-        with held(tmp_path):
+        with hold(tmp_path):
             assert time.monotonic() - began > 1.9
 
 
@@ -135,20 +135,20 @@ def test_a_job_that_is_started_again_takes_over_and_the_earlier_start_stops(
 ) -> None:
     monkeypatch.setattr(lease, "INTERVAL", 0.1)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with held(tmp_path):
+    with hold(tmp_path):
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
         began = time.monotonic()
         later = lease.Lease(tmp_path)
         later.acquire()
         assert 0.15 < time.monotonic() - began < 20
         end = time.monotonic() + 20
-        while not signals.received():  # nobody has asked: the heartbeat has noticed
+        while not signals.received_signal():  # nobody has asked: the heartbeat has noticed
             assert time.monotonic() < end
             time.sleep(0.02)
-        signals.receive(signal.SIGTERM)
-        assert signals.received() == signals.LEASE_LOST
+        signals.handle_signal(signal.SIGTERM)
+        assert signals.received_signal() == signals.LEASE_LOST
         assert lease.is_lost()
-        with pytest.raises(LeaseLost, match=f"taken over by process {os.getpid()}"):
+        with pytest.raises(LeaseLostError, match=f"taken over by process {os.getpid()}"):
             lease.check()
         later.check()
     assert read_holder(tmp_path) is not None  # who has lost it does not release it
@@ -164,7 +164,7 @@ def test_of_many_that_find_a_dead_holder_one_succeeds(tmp_path: Path) -> None:
     def acquire(one: lease.Lease) -> None:
         try:
             one.acquire()
-        except LeaseRefused:
+        except LeaseHeldError:
             refused.append(one)
 
     threads = [threading.Thread(target=acquire, args=[one]) for one in leases]
@@ -179,7 +179,7 @@ def test_of_many_that_find_a_dead_holder_one_succeeds(tmp_path: Path) -> None:
 
 
 def test_a_removed_lease_is_taken_again(tmp_path: Path) -> None:
-    with held(tmp_path):
+    with hold(tmp_path):
         (tmp_path / lease.FILE).unlink()
         lease.check()
         assert read_holder(tmp_path) is not None

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from conftest import MPIRUN, QUICK, Script, apart, require, run_command
 
-from boltcutter.environment.mpi import Scattered, adopt
+from boltcutter.environment.mpi import ProcessLayoutError, export_torchrun_env
 
 WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "trainer.accelerator=cpu", "test=false"]
 TWO_OF_FOUR = {
@@ -36,7 +36,7 @@ def test_two_processes_of_mpirun_train_one_run_as_one_process(script: Script, tm
 
 def test_ranks_of_several_machines_are_told_as_torchrun_would() -> None:
     env = {**TWO_OF_FOUR, "MASTER_ADDR": "first", "MASTER_PORT": "1234"}
-    adopt(env)
+    export_torchrun_env(env)
     assert told(env) == ["3", "4", "1", "2", "1", "2"]
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("first", "1234")
 
@@ -51,8 +51,8 @@ def test_ranks_of_several_machines_are_told_as_torchrun_would() -> None:
 def test_ranks_of_mpich_and_horovodrun_are_told_likewise(names: tuple[str, ...]) -> None:
     env = dict(zip(names, ("1", "2", "1", "2"), strict=True)) | {"HOROVOD_GLOO_RENDEZVOUS_PORT": "7"}
     first = env | {names[0]: "0", names[2]: "0"}
-    adopt(env)
-    adopt(first)
+    export_torchrun_env(env)
+    export_torchrun_env(first)
     assert told(env) == ["1", "2", "1", "2", "0", "1"]
     assert told(first) == ["0", "2", "0", "2", "0", "1"]
     assert env["MASTER_PORT"] == first["MASTER_PORT"]
@@ -60,24 +60,28 @@ def test_ranks_of_mpich_and_horovodrun_are_told_likewise(names: tuple[str, ...])
 
 def test_what_srun_told_of_mpirun_is_forgotten() -> None:
     env = {**TWO_OF_FOUR, "MASTER_ADDR": "first", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
-    adopt(env)
+    export_torchrun_env(env)
     assert {name for name in env if name.startswith("SLURM_")} == {"SLURM_JOB_ID"}
 
 
 def test_machines_with_fewer_processes_are_refused() -> None:
-    with pytest.raises(Scattered, match="mpirun started 3 processes, 2 of them on this machine: give each machine as"):
-        adopt({**TWO_OF_FOUR, "OMPI_COMM_WORLD_SIZE": "3"})
+    with pytest.raises(
+        ProcessLayoutError, match="mpirun started 3 processes, 2 of them on this machine: give each machine as"
+    ):
+        export_torchrun_env({**TWO_OF_FOUR, "OMPI_COMM_WORLD_SIZE": "3"})
 
 
 def test_machines_that_do_not_know_the_first_are_refused() -> None:
-    with pytest.raises(Scattered, match="mpirun started 4 processes, 2 of them on this machine, but MASTER_ADDR"):
-        adopt(dict(TWO_OF_FOUR))
+    with pytest.raises(
+        ProcessLayoutError, match="mpirun started 4 processes, 2 of them on this machine, but MASTER_ADDR"
+    ):
+        export_torchrun_env(dict(TWO_OF_FOUR))
 
 
 @pytest.mark.parametrize("env", [{}, {**TWO_OF_FOUR, "RANK": "0"}, {**TWO_OF_FOUR, "OMPI_COMM_WORLD_SIZE": "1"}])
 def test_what_others_have_started_is_left_alone(env: dict[str, str]) -> None:
     before = dict(env)
-    adopt(env)
+    export_torchrun_env(env)
     assert env == before
 
 

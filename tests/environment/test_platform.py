@@ -12,7 +12,7 @@ import pytest
 from conftest import QUICK, environment, state
 from forkserver import Forked, ForkServer, communicate
 
-from boltcutter.environment.platform import PLATFORM, Contradiction, adopt, job, told
+from boltcutter.environment.platform import PLATFORM, PlatformError, export_torchrun_env, job_run_id, launched_layout
 
 Env = dict[str, str]
 Nodes = Callable[[int], Env]  # a platform's variables on node 0 or 1 of two
@@ -113,13 +113,13 @@ def azureml(rank: int, port: str = "6105") -> Env:
 @pytest.mark.parametrize("platform", BY_NODE)
 def test_lightning_is_told_of_the_node_and_nothing_of_ranks(platform: Callable[..., Env], node: int) -> None:
     env = platform(node)
-    adopt(env)
+    export_torchrun_env(env)
     assert (env["NODE_RANK"], env["BOLTCUTTER_NODES"], env["MASTER_ADDR"]) == (str(node), "2", FIRST)
     assert 1024 < int(env["MASTER_PORT"]) < 32_768
     assert not env.keys() & {"RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK"}
-    assert told(env) == (env[PLATFORM], 2, 2 if platform in (pytorchjob, trainjob) else None)
+    assert launched_layout(env) == (env[PLATFORM], 2, 2 if platform in (pytorchjob, trainjob) else None)
     again = dict(env)
-    adopt(again)  # as a process would that was started from here
+    export_torchrun_env(again)  # as a process would that was started from here
     assert again == env
 
 
@@ -127,20 +127,20 @@ def test_lightning_is_told_of_the_node_and_nothing_of_ranks(platform: Callable[.
 def test_both_nodes_meet_at_one_place_and_name_one_run(platform: Callable[..., Env]) -> None:
     nodes = [platform(0), platform(1)]
     for env in nodes:
-        adopt(env)
+        export_torchrun_env(env)
     first, second = ({name: env[name] for name in ("MASTER_ADDR", "MASTER_PORT")} for env in nodes)
     assert first == second
-    names = {job(["seed=1"], env) for env in nodes}
+    names = {job_run_id(["seed=1"], env) for env in nodes}
     assert len(names) == 1
     # Kubernetes gives a name to the next job of the same name, too: the processes agree on one.
     assert (None in names) == (platform in (pytorchjob, trainjob, pods))
-    assert job(["seed=1"], nodes[0]) != job(["seed=2"], nodes[0]) or None in names
+    assert job_run_id(["seed=1"], nodes[0]) != job_run_id(["seed=2"], nodes[0]) or None in names
 
 
 @pytest.mark.parametrize("rank", range(4))
 def test_processes_of_azure_are_told_as_torchrun_would(rank: int) -> None:
     env = azureml(rank)
-    adopt(env)
+    export_torchrun_env(env)
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"]
     assert [env[name] for name in names] == [str(rank), str(rank % 2), "4", "2", str(rank // 2), FIRST, "6105"]
 
@@ -153,7 +153,7 @@ def test_the_file_of_a_sagemaker_container(tmp_path: Path) -> None:
     config = {"current_host": "algo-2", "hosts": hosts, "network_interface_name": "eth1"}
     (folder / "resourceconfig.json").write_text(json.dumps(config))
     env = {"SAGEMAKER_BASE_DIR": str(tmp_path), "TRAINING_JOB_NAME": "a"}
-    adopt(env)
+    export_torchrun_env(env)
     assert (env["NODE_RANK"], env["BOLTCUTTER_NODES"], env["MASTER_ADDR"]) == ("2", "3", "algo-1")
 
 
@@ -171,10 +171,10 @@ def test_the_file_of_a_sagemaker_container(tmp_path: Path) -> None:
     ],
 )
 def test_one_node_keeps_the_job_s_name_and_needs_no_meeting(env: Env, name: str) -> None:
-    adopt(env)
-    assert job([], env) == f"{name}-{zlib.crc32(b''):08x}"
+    export_torchrun_env(env)
+    assert job_run_id([], env) == f"{name}-{zlib.crc32(b''):08x}"
     assert "MASTER_PORT" not in env
-    assert told(env) == (env[PLATFORM], 1, None)
+    assert launched_layout(env) == (env[PLATFORM], 1, None)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_one_node_keeps_the_job_s_name_and_needs_no_meeting(env: Env, name: str)
 )
 def test_no_platform(env: Env) -> None:
     before = dict(env)
-    adopt(env)
+    export_torchrun_env(env)
     assert env == before
 
 
@@ -203,7 +203,7 @@ def test_no_platform(env: Env) -> None:
 )
 def test_ranks_of_a_launcher_are_left_alone_but_the_job_is_known(launcher: Env) -> None:
     env = skypilot(1) | launcher
-    adopt(env)
+    export_torchrun_env(env)
     job = {"BOLTCUTTER_JOB": "skypilot-sky-2026-11-21_gpt_"}
     assert env == skypilot(1) | launcher | {PLATFORM: "skypilot"} | job
 
@@ -211,15 +211,15 @@ def test_ranks_of_a_launcher_are_left_alone_but_the_job_is_known(launcher: Env) 
 def test_mpirun_on_a_platform_learns_where_the_first_node_is() -> None:
     mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     env = sagemaker(1) | mpi
-    adopt(env)
+    export_torchrun_env(env)
     assert env["MASTER_ADDR"] == FIRST
     assert mpi.items() <= env.items()
-    assert told(env) is None
+    assert launched_layout(env) is None
 
 
 def test_ranks_that_a_person_has_set_for_each_process_stay() -> None:
     env = vertex(1, RANK="3", LOCAL_RANK="1", WORLD_SIZE="4")
-    adopt(env)
+    export_torchrun_env(env)
     assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == ("3", "1", "4", "2")
 
 
@@ -259,8 +259,8 @@ def test_ranks_that_a_person_has_set_for_each_process_stay() -> None:
     ],
 )
 def test_a_contradiction_is_refused(env: Env, message: str) -> None:
-    with pytest.raises(Contradiction) as error:
-        adopt(env)
+    with pytest.raises(PlatformError) as error:
+        export_torchrun_env(env)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

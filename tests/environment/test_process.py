@@ -7,7 +7,7 @@ import time
 import pytest
 
 from boltcutter.environment import process
-from boltcutter.environment.process import in_slurm_step, is_first, started
+from boltcutter.environment.process import external_world_size, in_slurm_step, is_rank_zero
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
 
@@ -34,7 +34,7 @@ SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
     ],
 )
 def test_is_first(env: dict[str, str], first: bool) -> None:
-    assert is_first(env) is first
+    assert is_rank_zero(env) is first
 
 
 @pytest.mark.parametrize(
@@ -53,28 +53,28 @@ def test_in_slurm_step(env: dict[str, str], inside: bool) -> None:
 
 def test_processes_that_a_launcher_started() -> None:
     torchrun = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
-    assert started(torchrun) == (4, 2)
-    assert started({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}) is None  # Lightning's own child
-    assert started({}) is None
+    assert external_world_size(torchrun) == (4, 2)
+    assert external_world_size({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}) is None  # Lightning's own child
+    assert external_world_size({}) is None
 
 
 def test_nothing_is_left_behind_by_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "CHILD_SECONDS", 0.3)
     with subprocess.Popen(["sleep", "60"]) as child:
-        process.mind([child])
+        process.track_children([child])
         began = time.monotonic()
-        with pytest.raises(ZeroDivisionError), process.leaving_together():
+        with pytest.raises(ZeroDivisionError), process.distributed_shutdown():
             raise ZeroDivisionError
         assert child.returncode == -signal.SIGKILL
         assert time.monotonic() - began < 30
-        process.mind([])
+        process.track_children([])
 
 
 FAULTS = """
 import os, resource, sys
 from pathlib import Path
-from boltcutter.environment.process import give_back_memory, keep_memory
-assert keep_memory() is (sys.argv[1] == "kept")
+from boltcutter.environment.process import release_freed_memory, retain_freed_memory
+assert retain_freed_memory() is (sys.argv[1] == "kept")
 def step():
     blocks = [bytearray(1 << 20) for _ in range(32)]
 step()
@@ -85,7 +85,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 held = resident()
-give_back_memory()
+release_freed_memory()
 if sys.argv[1] == "kept":
     assert held - resident() > 16 << 20
 """

@@ -14,23 +14,23 @@ from boltcutter.environment import signals
 def restored() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     yield
-    signals.forget()
+    signals.restore_handlers()
     assert {number: signal.getsignal(number) for number in signals.SIGNALS} == before
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
 def test_a_signal_sets_a_flag_and_nothing_else(number: signal.Signals) -> None:
-    signals.listen()
-    assert signals.listening()
-    assert signals.received() == 0
+    signals.install_handlers()
+    assert signals.handlers_installed()
+    assert signals.received_signal() == 0
     os.kill(os.getpid(), number)
-    assert signals.received() == number
+    assert signals.received_signal() == number
 
 
 def test_a_second_interrupt_leaves_at_once() -> None:
-    signals.listen()
+    signals.install_handlers()
     os.kill(os.getpid(), signal.SIGINT)
-    with pytest.raises(signals.Preempted, match="SIGINT, at once, nothing saved") as left:
+    with pytest.raises(signals.PreemptionError, match="SIGINT, at once, nothing saved") as left:
         os.kill(os.getpid(), signal.SIGINT)
     assert left.value.code == left.value.status == 130
     for number in signals.SIGNALS:
@@ -38,32 +38,32 @@ def test_a_second_interrupt_leaves_at_once() -> None:
 
 
 def test_what_need_not_wait_leaves_at_once() -> None:
-    signals.listen(signal.SIGINT)
+    signals.install_handlers(signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert signals.received() == signal.SIGTERM
-    with pytest.raises(signals.Preempted):
+    assert signals.received_signal() == signal.SIGTERM
+    with pytest.raises(signals.PreemptionError):
         os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_launcher_that_waits_for_a_mark_gets_it_and_status_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = tmp_path / "requeue"
     monkeypatch.setenv("BOLTCUTTER_REQUEUE", str(mark))
-    signals.listen()
-    with pytest.raises(signals.Preempted, match=r"SIGUSR2, saved x$") as left:
-        signals.leave(signal.SIGUSR2, "saved x")
+    signals.install_handlers()
+    with pytest.raises(signals.PreemptionError, match=r"SIGUSR2, saved x$") as left:
+        signals.exit(signal.SIGUSR2, "saved x")
     assert (left.value.code, left.value.status) == (0, 128 + signal.SIGUSR2)
     assert mark.read_text() == "SIGUSR2"
     mark.unlink()
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(signals.Preempted):
-        signals.leave(signal.SIGUSR2, "saved x")
+    with pytest.raises(signals.PreemptionError):
+        signals.exit(signal.SIGUSR2, "saved x")
     assert not mark.exists()
 
 
 POOL = """
 import multiprocessing, os
 from boltcutter.environment import signals
-signals.listen()
+signals.install_handlers()
 with multiprocessing.Pool(1) as pool:
     print(pool.apply(os.getppid) == os.getpid(), flush=True)
     pool.apply_async(os.read, [os.pipe()[0], 1])

@@ -41,13 +41,13 @@ from boltcutter.environment import signals, startup
 startup.prepare()
 try:
     os.kill(os.getpid(), signal.SIGUSR1)
-except signals.Preempted as left:
+except signals.PreemptionError as left:
     print(left.code - signal.SIGUSR1)
-signals.forget()
+signals.restore_handlers()
 startup.prepare()
 startup.finish()
 os.kill(os.getpid(), signal.SIGUSR2)
-print(signals.received() == signal.SIGUSR2, threading.active_count())
+print(signals.received_signal() == signal.SIGUSR2, threading.active_count())
 """
 
 

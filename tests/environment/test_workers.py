@@ -27,7 +27,7 @@ def initialize(worker):
 
 def main():
     data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
-    signals.listen()
+    signals.install_handlers()
     protect_workers()
     protect_workers()  # once is enough
     loader = data.DataLoader(Numbers(), num_workers=4, worker_init_fn=initialize, multiprocessing_context=sys.argv[1])
@@ -40,7 +40,7 @@ def main():
         if len(found) == 100:
             break
     assert found == list(range(100)), found
-    assert signals.received()
+    assert signals.received_signal()
     assert loader.worker_init_fn is initialize
     print("read", flush=True)
     for index in range(100, 149):

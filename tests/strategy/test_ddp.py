@@ -19,7 +19,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
 from boltcutter.strategy import ddp
-from boltcutter.strategy.ddp import Left, has_sparse_gradients, still
+from boltcutter.strategy.ddp import WorkerExitError, has_sparse_gradients, unsynchronized_buffers
 
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
@@ -41,8 +41,8 @@ def test_only_buffers_that_a_step_may_read_go_around() -> None:
             self.norm = nn.BatchNorm1d(3)
 
     statistics = {f"norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
-    assert set(still(Codebook())) == {"constant", *statistics}
-    assert still(nn.Linear(3, 3)) == []
+    assert set(unsynchronized_buffers(Codebook())) == {"constant", *statistics}
+    assert unsynchronized_buffers(nn.Linear(3, 3)) == []
 
 
 def test_accumulated_batches_are_sent_once_and_train_as_one_process(script: Script, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_process_that_has_used_cuda_is_not_forked(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match=r"^trainer\.strategy\.start_method=fork: .* take popen, or spawn"):
         made._configure_launcher()
     assert made.launcher is not None
-    with pytest.raises(ddp.Failed, match=r"^trainer\.strategy\.start_method=fork"):
+    with pytest.raises(ddp.WorkerError, match=r"^trainer\.strategy\.start_method=fork"):
         made.launcher.launch(print)
     for method, devices in (("spawn", gpus), ("popen", gpus), ("fork", [torch.device("cpu")])):
         ddp.check_fork(method, devices)
@@ -240,7 +240,7 @@ def test_ranks_set_by_hand_in_part_are_refused(script: Script, tmp_path: Path) -
 
 
 def test_how_a_process_left_is_known_where_it_was_started() -> None:
-    left = pickle.loads(pickle.dumps(Left(0, 143, "preempted")))
+    left = pickle.loads(pickle.dumps(WorkerExitError(0, 143, "preempted")))
     assert (left.code, left.status, left.reason) == (0, 143, "preempted")
 
 

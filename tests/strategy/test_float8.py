@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from boltcutter.model.mlp import MLP
-from boltcutter.strategy.float8 import Float8, NoFloat8
+from boltcutter.strategy.float8 import Float8Error, Float8Precision
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # within torchao
@@ -13,7 +13,7 @@ def test_linear_layers_round_to_eight_bits_and_keep_their_names() -> None:
     torch.manual_seed(0)
     model = MLP((1, 8, 8), 10, hidden=[64, 32])  # the last layer has ten rows, which the hardware does not take
     names, inputs, targets = list(model.state_dict()), torch.rand(48, 1, 8, 8), torch.randint(10, (48,))
-    plugin, exact = Float8("cpu", emulate=True), model(inputs).detach()
+    plugin, exact = Float8Precision("cpu", emulate=True), model(inputs).detach()
     converted: Any = plugin.convert_module(plugin.convert_module(model))
     assert converted is model
     assert list(model.state_dict()) == names
@@ -37,6 +37,6 @@ def test_linear_layers_round_to_eight_bits_and_keep_their_names() -> None:
 
 def test_a_model_with_nothing_to_do_in_eight_bits_is_told() -> None:
     with pytest.raises(
-        NoFloat8, match=r"^trainer.precision=float8: the model has no linear layer whose sides are mult"
+        Float8Error, match=r"^trainer.precision=float8: the model has no linear layer whose sides are mult"
     ):
-        Float8("cpu").convert_module(nn.Linear(16, 10))
+        Float8Precision("cpu").convert_module(nn.Linear(16, 10))

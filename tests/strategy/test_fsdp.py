@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from boltcutter.checkpoint import AtomicCheckpointIO
 from boltcutter.storage import CheckpointError
-from boltcutter.strategy.fsdp import FSDPStrategy, NotClipped
+from boltcutter.strategy.fsdp import FSDPStrategy, GradientClippingError
 
 
 class Evil:
@@ -67,7 +67,7 @@ for module in (plain, model):
     module(torch.ones(2, 4)).square().sum().backward()
 norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
 shards = [p for p in model.parameters() if p.grad is not None]
-over_ranks = strategy.norm_over_stages(shards, torch.stack(torch._foreach_norm([p.grad for p in shards])))
+over_ranks = strategy.global_grad_norm(shards, torch.stack(torch._foreach_norm([p.grad for p in shards])))
 torch.testing.assert_close(over_ranks, norm)
 strategy._clip(optimizers[1], 0.1)
 for optimizer in optimizers:
@@ -101,7 +101,9 @@ def test_lightning_clips_by_what_the_strategy_measures(strategy: FSDPStrategy, m
     strategy.precision_plugin.clip_gradients(mock.Mock(), 0.5, GradClipAlgorithmType.NORM)
     strategy.model.clip_grad_norm_.assert_called_once_with(0.5)
     strategy.model = nn.Linear(1, 1)
-    with pytest.raises(NotClipped, match=r"^trainer\.gradient_clip_val=0\.5.*trainer\.gradient_clip_val=null"):
+    with pytest.raises(
+        GradientClippingError, match=r"^trainer\.gradient_clip_val=0\.5.*trainer\.gradient_clip_val=null"
+    ):
         strategy.precision_plugin.clip_gradients(mock.Mock(), 0.5, GradClipAlgorithmType.NORM)
 
 

@@ -28,8 +28,8 @@ import torch
 from torch import nn
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from boltcutter.strategy.horovod import HorovodStrategy
-from boltcutter.environment.process import leaving_together
-with leaving_together():
+from boltcutter.environment.process import distributed_shutdown
+with distributed_shutdown():
     strategy = HorovodStrategy()
     strategy.cluster_environment = LightningEnvironment()
     strategy.parallel_devices = [torch.device("cpu")] * 2

@@ -19,13 +19,13 @@ BEGIN = """
 import sys, time
 import torch, torch.distributed as dist
 from boltcutter.environment.mpi import adopt
-from boltcutter.environment.process import leaving_together
+from boltcutter.environment.process import distributed_shutdown
 from boltcutter.strategy import mpi
 adopt()
 mpi.register()
 """
 COLLECTIVES = """
-with leaving_together():
+with distributed_shutdown():
     dist.init_process_group("mpi4py")
     rank, op = dist.get_rank(), dist.ReduceOp
     for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8):
@@ -66,7 +66,7 @@ with leaving_together():
 sys.stdout.write(f"rank {rank} is done\\n")
 """
 LEFT = """
-with leaving_together():
+with distributed_shutdown():
     dist.init_process_group("mpi4py")
     dist.barrier()
     if dist.get_rank():
@@ -78,7 +78,7 @@ with leaving_together():
         raise SystemExit(1)
 """
 LATE = """
-with leaving_together():
+with distributed_shutdown():
     dist.init_process_group("mpi4py")
     dist.group.WORLD.timeout = 1
     try:

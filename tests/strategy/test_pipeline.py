@@ -12,7 +12,7 @@ from boltcutter.callback.ema import EMA
 from boltcutter.model.convnet import ConvNet
 from boltcutter.model.mlp import MLP
 from boltcutter.strategy.pipeline import PipelineStrategy
-from boltcutter.strategy.stage import NotStaged
+from boltcutter.strategy.stage import PipelineError
 from boltcutter.task.classification import Classification
 
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
@@ -159,12 +159,12 @@ def test_what_pipelines_have_not_is_refused(given: Classification, trainer: dict
     strategy = PipelineStrategy()
     strategy.connect(given)
     plain = {"callbacks": [], "precision_plugin": SimpleNamespace(scaler=None), "datamodule": None}
-    with pytest.raises(NotStaged, match=text):
+    with pytest.raises(PipelineError, match=text):
         strategy.setup(SimpleNamespace(**plain | trainer))  # type: ignore[arg-type]
 
 
 def test_a_part_of_no_sample_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"trainer\.strategy\.microbatches=0 is not a number of parts; try 4"):
+    with pytest.raises(ValueError, match=r"trainer\.strategy\.num_microbatches=0 is not a number of parts; try 4"):
         PipelineStrategy(0)
 
 
@@ -172,7 +172,7 @@ def test_a_loss_whose_gradient_was_not_made_is_refused() -> None:
     strategy = PipelineStrategy()
     strategy._expected = torch.tensor(1.0)
     strategy._look(torch.tensor(1.0))
-    with pytest.raises(NotStaged, match=r"another loss than the mean of task\.losses; take trainer=ddp"):
+    with pytest.raises(PipelineError, match=r"another loss than the mean of task\.losses; take trainer=ddp"):
         strategy._look(torch.tensor(2.0))
 
 
@@ -180,7 +180,10 @@ def test_a_loss_whose_gradient_was_not_made_is_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["trainer.strategy.microbatches=1"], ": trainer.strategy.microbatches=1: 2 stages need as many; try 4"),
+        (
+            ["trainer.strategy.num_microbatches=1"],
+            ": trainer.strategy.num_microbatches=1: 2 stages need as many; try 4",
+        ),
         (["task.compile=true"], "task.compile=true: stages are not compiled; set it to false"),
     ],
 )

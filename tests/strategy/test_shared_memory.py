@@ -40,7 +40,7 @@ for kind in (torch.float32, torch.float64, torch.bfloat16):
         dist.all_gather(parts, mine)
         assert all(part.equal(mine) for part in parts)
 for number in range(100):
-    assert memory.largest(number * 10 + (rank * number) % world) == number * 10 + max(
+    assert memory.all_reduce_max(number * 10 + (rank * number) % world) == number * 10 + max(
         (other * number) % world for other in range(world)
     )
 memory.close()
@@ -50,12 +50,12 @@ dist.destroy_process_group()
 LOST = (
     JOIN
     + """
-memory.largest(1)
+memory.all_reduce_max(1)
 print("there", flush=True)
 if rank == 1:
     time.sleep(60)
 try:
-    memory.largest(2)
+    memory.all_reduce_max(2)
 except RuntimeError as error:
     print(error, flush=True)
 """
@@ -110,7 +110,7 @@ def test_a_rank_that_is_gone_is_not_waited_for(number: int, told: str) -> None:
 
 
 def test_ranks_that_do_different_things_are_told_so() -> None:
-    code = JOIN + "memory.average(torch.ones(3)) if rank else memory.largest(1)"
+    code = JOIN + "memory.average(torch.ones(3)) if rank else memory.all_reduce_max(1)"
     with ranks(2, code) as started:
         told = [process.communicate(timeout=SECONDS)[1] for process in started]
     for rank, text in enumerate(told):

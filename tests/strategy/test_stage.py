@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from boltcutter.model.gpt import GPT
 from boltcutter.model.mlp import MLP
-from boltcutter.strategy.stage import Cut, NotStaged
+from boltcutter.strategy.stage import LocalStage, PipelineError
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -24,7 +24,7 @@ def test_stages_one_after_another_are_the_model(name: str, count: int) -> None:
 
 def test_a_rank_lets_go_of_what_others_have_but_not_of_its_place() -> None:
     models = [MLP((6,), 3, hidden=[5, 5, 5]) for _ in range(2)]
-    first, last = (Cut(model, rank, 2) for rank, model in enumerate(models))
+    first, last = (LocalStage(model, rank, 2) for rank, model in enumerate(models))
     names = [name for name, _ in models[0].named_parameters()]
     kept = [{name for name, p in model.named_parameters() if not p.is_meta} for model in models]
     assert kept[0] | kept[1] == set(names)
@@ -52,9 +52,9 @@ class Forgetful(nn.Module):
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
-    with pytest.raises(NotStaged, match=r"no stage of Forgetful has left\.weight; give it to one"):
-        Cut(Forgetful(), 0, 1)
-    with pytest.raises(NotStaged, match=r"trainer\.devices=3: model=mlp has 2 layers, .* try trainer.devices=2"):
-        Cut(MLP((6,), 3, hidden=[5]), 0, 3)
-    with pytest.raises(NotStaged, match=r"trainer\.devices=3: model\.layers=2, .* try trainer.devices=2"):
-        Cut(GPT((8,), 11, layers=2, width=16, heads=2), 0, 3)
+    with pytest.raises(PipelineError, match=r"no stage of Forgetful has left\.weight; give it to one"):
+        LocalStage(Forgetful(), 0, 1)
+    with pytest.raises(PipelineError, match=r"trainer\.devices=3: model=mlp has 2 layers, .* try trainer.devices=2"):
+        LocalStage(MLP((6,), 3, hidden=[5]), 0, 3)
+    with pytest.raises(PipelineError, match=r"trainer\.devices=3: model\.layers=2, .* try trainer.devices=2"):
+        LocalStage(GPT((8,), 11, layers=2, width=16, heads=2), 0, 3)

@@ -9,12 +9,12 @@ from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from boltcutter import checks
 from boltcutter.checkpoint import AtomicCheckpointIO
 from boltcutter.config import ConfigError, DictConfig
-from boltcutter.strategy.tpu import OnHost
+from boltcutter.strategy.tpu import HostCheckpointIO
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_checkpoints_are_written_and_read_by_the_plugin_within(tmp_path: Path, asynchronous: bool) -> None:
-    plugin = OnHost(AtomicCheckpointIO(asynchronous=asynchronous))
+    plugin = HostCheckpointIO(AtomicCheckpointIO(asynchronous=asynchronous))
     assert isinstance(plugin, _WrappingCheckpointIO)  # which Lightning asks for
     path = tmp_path / "last.ckpt"
     plugin.save_checkpoint({"state_dict": {"weight": torch.arange(3)}, "epoch": 1}, path)

@@ -24,7 +24,7 @@ CLOSE = 1.1  # so near the next larger one that fails that the search ends
 class TrialFailed(RuntimeError):
     """A trial failed for another reason than memory."""
 
-    explains_itself = True
+    hide_traceback = True
 
 
 def main(configs: Path, words: list[str]) -> None:

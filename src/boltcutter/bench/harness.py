@@ -31,7 +31,7 @@ SECONDS = 900  # that a process may take to start, or for a turn
 class Failed(RuntimeError):
     """A measured process failed, or did not do what it was compared with."""
 
-    explains_itself = True
+    hide_traceback = True
 
 
 @dataclass

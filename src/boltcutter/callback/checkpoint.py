@@ -16,13 +16,13 @@ GIB = 2**30
 class MonitorNotLogged(RuntimeError):
     """There is no value of the metric that the best checkpoint is chosen by."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class NoRoom(RuntimeError):
     """Not even one checkpoint fits into what checkpoints may take."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class Last(ModelCheckpoint):

@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 class NonFinite(RuntimeError):
     """A gradient is infinite or not a number; the weights are still those of the step before."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class Uneven(RuntimeError):
     """Ranks have different numbers of batches; one would wait for the others for ever."""
 
-    explains_itself = True
+    hide_traceback = True
 
 
 class Look(NamedTuple):
@@ -88,7 +88,7 @@ class Guard(Callback):
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
         gradients = [parameter.grad for parameter in _weights(optimizer) if parameter.grad is not None]
-        over_ranks = getattr(trainer.strategy, "norm_over_stages", None)  # each rank has other weights
+        over_ranks = getattr(trainer.strategy, "global_grad_norm", None)  # each rank has other weights
         if not gradients and over_ranks is None:
             return
         self._judge(trainer, pl_module)
@@ -145,7 +145,7 @@ class Guard(Callback):
         if look.ready:
             look.ready.synchronize()  # of the step before, so nothing is waited for
         bad = {id(p) for p, good in zip(look.parameters, look.norms.isfinite().tolist(), strict=True) if not good}
-        of_all_ranks = getattr(trainer.strategy, "of_all_stages", None)
+        of_all_ranks = getattr(trainer.strategy, "gather_names", None)
         if not bad and not of_all_ranks:
             self.skipped = 0
             return

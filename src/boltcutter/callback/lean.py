@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.optim import Optimizer
 
-from boltcutter.environment.process import give_back_memory
+from boltcutter.environment.process import release_freed_memory
 
 HOOKS = (
     "on_train_batch_start",
@@ -41,7 +41,7 @@ class Lean(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take out."""
-        give_back_memory()  # of the sanity check, whose batches left it in pieces
+        release_freed_memory()  # of the sanity check, whose batches left it in pieces
         if type(trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]
             trainer.profiler = NoProfiler()  # type: ignore[attr-defined]
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]

@@ -72,7 +72,7 @@ class Notice(Callback):
         while True:
             try:
                 if announced(self.cloud, self.server):
-                    signals.receive(signal.SIGTERM)
+                    signals.handle_signal(signal.SIGTERM)
                     return
             except (OSError, ValueError, KeyError) as error:
                 if not told:

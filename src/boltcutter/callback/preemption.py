@@ -42,11 +42,11 @@ class Preemption(Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Listen from here on, in place of Lightning, whose handlers run collectives."""
-        self._began_to_listen |= not signals.listening()
+        self._began_to_listen |= not signals.handlers_installed()
         startup.finish()
         lease.watch(self._lease)
         protect_workers()
-        trainer._signal_connector.register_signal_handlers = signals.listen  # type: ignore[method-assign]
+        trainer._signal_connector.register_signal_handlers = signals.install_handlers  # type: ignore[method-assign]
         if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not self._world:
             # The flag stays on the host: on the device it would make each step wait for the one before.
             self._world, self._group = (
@@ -61,7 +61,7 @@ class Preemption(Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Give the signals back to whom they belonged."""
         if self._began_to_listen:
-            signals.forget()
+            signals.restore_handlers()
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -93,13 +93,13 @@ class Preemption(Callback):
         """Leave a test; training has saved what there is."""
         if number := self._agree_in_evaluation(trainer):
             _refuse_if_lost(trainer, number)
-            signals.leave(number, "trained but not tested")
+            signals.exit(number, "trained but not tested")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Let Lightning think that the batch which will not be trained on, or the validation, has not begun.
 
         Raises:
-            LeaseLost: Another process trains in the folder.
+            LeaseLostError: Another process trains in the folder.
         """
         _check_lease(trainer)
         if not self._saving:
@@ -131,9 +131,9 @@ class Preemption(Callback):
 
     def _agree(self, trainer: L.Trainer) -> int:
         """The largest signal number that any rank has received; 0 for none."""
-        largest = getattr(trainer.strategy, "largest", None)
-        found: int | None = largest(signals.received()) if largest else None
-        return found if found is not None else self._reduce(signals.received(), dist.ReduceOp.MAX)
+        largest = getattr(trainer.strategy, "all_reduce_max", None)
+        found: int | None = largest(signals.received_signal()) if largest else None
+        return found if found is not None else self._reduce(signals.received_signal(), dist.ReduceOp.MAX)
 
     def _reduce(self, number: int, how: Any) -> int:
         if self._group is None:
@@ -153,14 +153,14 @@ class Preemption(Callback):
         trainer.save_checkpoint(path)
         self._saving = False
         getattr(trainer.strategy.checkpoint_io, "wait", int)()  # until an asynchronous one is on the disk
-        signals.leave(number, f"saved {path}")
+        signals.exit(number, f"saved {path}")
 
 
 def _refuse_if_lost(trainer: L.Trainer, number: int) -> None:
     """End without saving, on all ranks, where another process trains in the folder.
 
     Raises:
-        LeaseLost: On the rank that held the lease.
+        LeaseLostError: On the rank that held the lease.
         SystemExit: On the others.
     """
     if number == signals.LEASE_LOST:
@@ -172,11 +172,11 @@ def _check_lease(trainer: L.Trainer) -> None:
     """See that no other process trains in the folder; else nothing more is written there.
 
     Raises:
-        LeaseLost: One does.
+        LeaseLostError: One does.
     """
     try:
         lease.check()
-    except lease.LeaseLost:
+    except lease.LeaseLostError:
         for logger in trainer.loggers:
             getattr(logger, "discard", int)()
         raise

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 
-def separate_attempts(env: Mapping[str, str] = os.environ) -> None:
+def isolate_attempts(env: Mapping[str, str] = os.environ) -> None:
     """Let ranks that torchrun has started again meet under names of their own in the store of its agent.
 
     torch expects a new store for each attempt, but since 2.13 the agent has one for all: ranks find the addresses of

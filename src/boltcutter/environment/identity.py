@@ -22,7 +22,7 @@ from datetime import timedelta
 from typing import Any
 
 from boltcutter.environment import platform, startup
-from boltcutter.environment.process import in_slurm_step, is_first
+from boltcutter.environment.process import in_slurm_step, is_rank_zero
 
 VARIABLE = "BOLTCUTTER_RUN_ID"
 SECONDS = 30.0  # that a process which has failed stays for the others
@@ -30,10 +30,10 @@ PATIENCE = 300.0  # seconds to wait for the first process, whose machine may sti
 _stores: list[Any] = []
 
 
-class NoAnswer(RuntimeError):
+class RendezvousError(RuntimeError):
     """The first process cannot be reached."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 @contextmanager
@@ -44,10 +44,12 @@ def run_id(words: Sequence[str] = ()) -> Iterator[str]:
         words: What the run is to do, by which it differs from others of the same job.
 
     Raises:
-        NoAnswer: The first process is not where it is said to be.
+        RendezvousError: The first process is not where it is said to be.
     """
     given = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = given or _slurm(words) or platform.job(words) or _torchrun() or _agreed() or fresh()
+    os.environ[VARIABLE] = (
+        given or _slurm(words) or platform.job_run_id(words) or _torchrun() or _agreed() or new_run_id()
+    )
     try:
         with startup.starting_ranks():
             yield os.environ[VARIABLE]
@@ -60,14 +62,14 @@ def run_id(words: Sequence[str] = ()) -> Iterator[str]:
             del os.environ[VARIABLE]
 
 
-def job(env: Mapping[str, str] = os.environ) -> str | None:
+def job_id(env: Mapping[str, str] = os.environ) -> str | None:
     """The job of SLURM or torchrun that this process belongs to, whichever command it runs; None outside of one."""
     if "SLURM_JOB_ID" in env:
         return "slurm-" + _slurm_job(env)
     return _torchrun(env)
 
 
-def restarted(env: Mapping[str, str] = os.environ) -> bool:
+def is_restarted(env: Mapping[str, str] = os.environ) -> bool:
     """Whether SLURM or torchrun has started the job of this process before."""
     return any(int(env.get(name, 0)) > 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
 
@@ -77,7 +79,7 @@ def digest(words: Sequence[str]) -> str:
     return f"{zlib.crc32(' '.join(words).encode()):08x}"
 
 
-def fresh() -> str:
+def new_run_id() -> str:
     """A name that nobody has: the second, and four random bytes."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
@@ -106,7 +108,7 @@ def _agreed() -> str | None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     agent_serves = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    serves = is_first() and not agent_serves
+    serves = is_rank_zero() and not agent_serves
     address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
     try:
         store = TCPStore(
@@ -120,11 +122,11 @@ def _agreed() -> str | None:
     except RuntimeError as error:
         reason = str(error).splitlines()[0][:160]
         fault = "the port cannot be used" if serves else f"the first process did not answer in {PATIENCE:.0f} s"
-        raise NoAnswer(f"MASTER_ADDR={address}, MASTER_PORT={port}: {fault} ({reason}); correct them") from None
+        raise RendezvousError(f"MASTER_ADDR={address}, MASTER_PORT={port}: {fault} ({reason}); correct them") from None
     store.add("arrived", 1)
     if serves:
         _stores.append(store)  # it serves the others until this process ends
-    return store.compare_set("run_id", "", fresh()).decode()
+    return store.compare_set("run_id", "", new_run_id()).decode()
 
 
 def _wait_for_the_others() -> None:

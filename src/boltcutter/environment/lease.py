@@ -35,14 +35,14 @@ RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 _held: Lease | None = None  # by this process
 
 
-class LeaseRefused(ValueError):
+class LeaseHeldError(ValueError):
     """Another process trains in the folder, or it cannot be written."""
 
 
-class LeaseLost(RuntimeError):
+class LeaseLostError(RuntimeError):
     """Another process has taken the folder over, so this one must not write there any more."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Holder:
             place=_place(),
             started=_start_of(os.getpid()) or "",
             token=secrets.token_hex(8),
-            job=identity.job(),
+            job=identity.job_id(),
             restarts=[int(os.environ.get(name, 0)) for name in RESTARTS],
             since=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )
@@ -105,18 +105,18 @@ def read_holder(folder: Path) -> Holder | None:
 
 
 @contextmanager
-def held(folder: Path, *, holds: bool = True) -> Iterator[None]:
+def hold(folder: Path, *, is_holder: bool = True) -> Iterator[None]:
     """Hold a folder's lease during the block; the folder is made for it.
 
     Args:
         folder: Of the run.
-        holds: Whether it is this process that does so for its run; one does.
+        is_holder: Whether it is this process that does so for its run; one does.
 
     Raises:
-        LeaseRefused: Another process trains there, or nothing can be written there.
+        LeaseHeldError: Another process trains there, or nothing can be written there.
     """
     global _held
-    if not holds:
+    if not is_holder:
         yield
         return
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -126,7 +126,7 @@ def held(folder: Path, *, holds: bool = True) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             lease.acquire()
         except OSError as error:
-            raise LeaseRefused(f"cannot be written ({error.strerror}); choose another folder") from error
+            raise LeaseHeldError(f"cannot be written ({error.strerror}); choose another folder") from error
         _held = lease
         yield
     finally:
@@ -141,7 +141,7 @@ def check() -> None:
     """See that this process still holds the folder that it trains in, if it is the one which holds it.
 
     Raises:
-        LeaseLost: Another process has taken it over.
+        LeaseLostError: Another process has taken it over.
     """
     if _held is not None:
         _held.check()
@@ -196,7 +196,7 @@ class Lease:
         """Take the lease, after waiting where only that tells whether its holder is alive.
 
         Raises:
-            LeaseRefused: Its holder is.
+            LeaseHeldError: Its holder is.
         """
         while not self._create():
             found = _read(self.path)
@@ -225,7 +225,7 @@ class Lease:
         """See that nobody has taken the lease over.
 
         Raises:
-            LeaseLost: Somebody has.
+            LeaseLostError: Somebody has.
         """
         with suppress(OSError):  # of a file system that does not answer now
             found = _read(self.path)
@@ -234,7 +234,9 @@ class Lease:
             elif found is None and self.folder.is_dir():
                 self._create()  # a person has removed it
         if self.lost_to:
-            raise LeaseLost(f"{self.folder} was taken over by {self.lost_to}; this process stops, and writes no more")
+            raise LeaseLostError(
+                f"{self.folder} was taken over by {self.lost_to}; this process stops, and writes no more"
+            )
 
     def release(self) -> None:
         """Give the lease back, if it is still this process's."""
@@ -243,7 +245,7 @@ class Lease:
             self._thread.join(INTERVAL)  # else it could create the file again; a file system may not answer, though
         if self._file is None:
             return
-        with suppress(OSError, LeaseLost):
+        with suppress(OSError, LeaseLostError):
             self.check()
             self.path.unlink()
         os.close(self._file)
@@ -256,15 +258,15 @@ class Lease:
                     os.utime(self._file)  # of this process's own file, also when another has taken its place
                 try:
                     self.check()
-                except LeaseLost:
-                    signals.receive(signals.LEASE_LOST)
+                except LeaseLostError:
+                    signals.handle_signal(signals.LEASE_LOST)
                     return
 
     def _wait_for_heartbeat(self, holder: Holder, beat: int) -> None:
         """Return once the holder counts as dead, or the lease has changed hands.
 
         Raises:
-            LeaseRefused: It is alive.
+            LeaseHeldError: It is alive.
         """
         now = time.monotonic()
         end, said = now + EXPIRES, now + INTERVAL + 1
@@ -334,8 +336,8 @@ def _copy_of_lease(folder: Path, holder: Holder) -> Lease:
     return lease
 
 
-def _refusal(holder: Holder) -> LeaseRefused:
-    return LeaseRefused(f"in use by {holder}; wait for it, end it, or choose another folder")
+def _refusal(holder: Holder) -> LeaseHeldError:
+    return LeaseHeldError(f"in use by {holder}; wait for it, end it, or choose another folder")
 
 
 def _read(path: Path) -> tuple[Holder, int] | None:

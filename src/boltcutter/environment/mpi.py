@@ -32,28 +32,28 @@ JOB = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 OF_SRUN = ("SLURM_NTASKS", "SLURM_STEP_ID")
 
 
-def skip_detection() -> None:
+def disable_mpi_detection() -> None:
     """Keep Lightning from importing mpi4py whenever a Trainer is made.
 
     The import starts MPI in each process, and where mpi4py is installed without an MPI library it raises a
-    ``RuntimeError`` that Lightning does not expect. Processes of mpirun are known without it, see ``adopt``.
+    ``RuntimeError`` that Lightning does not expect. Processes of mpirun are known without it, see ``export_torchrun_env``.
     """
     from lightning.fabric.plugins.environments.mpi import MPIEnvironment  # the launcher does without Lightning
 
     MPIEnvironment.detect = staticmethod(lambda: False)  # type: ignore[method-assign]
 
 
-class Scattered(ValueError):
+class ProcessLayoutError(ValueError):
     """Nobody has told where the first process is, or the machines have not as many processes each."""
 
 
-def adopt(env: MutableMapping[str, str] = os.environ) -> None:
+def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
     """Where mpirun or horovodrun started this process, set what torchrun would: ranks, sizes, and where ranks meet.
 
     What is set already stays. On one machine they meet at a port that follows from the job's name.
 
     Raises:
-        Scattered: There are several machines, and ``MASTER_ADDR`` does not say which is the first, or one has fewer
+        ProcessLayoutError: There are several machines, and ``MASTER_ADDR`` does not say which is the first, or one has fewer
             processes.
     """
     found = [(say, names) for say, names in LAUNCHERS.items() if env.keys() >= set(names)]
@@ -65,11 +65,11 @@ def adopt(env: MutableMapping[str, str] = os.environ) -> None:
         return
     launcher = "horovodrun" if "horovodrun" in say else "mpirun"
     if size % local:
-        raise Scattered(
+        raise ProcessLayoutError(
             f"{launcher} started {size} processes, {local} of them on this machine: give each machine as many"
         )
     if size > local and "MASTER_ADDR" not in env:
-        raise Scattered(
+        raise ProcessLayoutError(
             f"{launcher} started {size} processes, {local} of them on this machine, but MASTER_ADDR is not set; "
             f"say {say}"
         )

@@ -30,12 +30,12 @@ POOLS = ("workerpool0", "chief", "master", "workerpool1", "worker")  # those tha
 Env = Mapping[str, str]
 
 
-class Contradiction(ValueError):
+class PlatformError(ValueError):
     """The variables do not say which process this is."""
 
 
 @dataclass(frozen=True)
-class Place:
+class Node:
     """What a platform says of this node.
 
     Args:
@@ -57,16 +57,16 @@ class Place:
     job: str | None = None
 
 
-def adopt(env: MutableMapping[str, str] = os.environ) -> None:
+def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
     """Where a platform has started this process, set what Lightning, or torchrun's processes, would look for.
 
     Args:
         env: Changed.
 
     Raises:
-        Contradiction: What is set does not go together.
+        PlatformError: What is set does not go together.
     """
-    if PLATFORM in env or (place := find(env)) is None:
+    if PLATFORM in env or (place := detect(env)) is None:
         return
     env[PLATFORM] = place.platform
     if place.job:
@@ -81,7 +81,7 @@ def adopt(env: MutableMapping[str, str] = os.environ) -> None:
         for name in [name for name in env if name.startswith(("OMPI_", "PMIX_"))]:
             del env[name]  # one process on each node: the rest is started from here, and not by MPI
     if place.nodes > 1 and not (place.address or env.get("MASTER_ADDR")):
-        raise Contradiction(
+        raise PlatformError(
             f"MASTER_ADDR is not set, and {place.platform} does not say where the first of its {place.nodes} nodes is; "
             "set it to that one's address"
         )
@@ -97,74 +97,74 @@ def adopt(env: MutableMapping[str, str] = os.environ) -> None:
     env.update({name: str(value) for name, value in told.items()})
 
 
-def told(env: Env = os.environ) -> tuple[str, int, int | None] | None:
+def launched_layout(env: Env = os.environ) -> tuple[str, int, int | None] | None:
     """The platform, its nodes, and the processes on each that it reckons with; None where there is none."""
     if NODES not in env:
         return None
     return env[PLATFORM], int(env[NODES]), int(env[DEVICES]) if DEVICES in env else None
 
 
-def job(words: Sequence[str], env: Env = os.environ) -> str | None:
+def job_run_id(words: Sequence[str], env: Env = os.environ) -> str | None:
     """A name for what ``words`` train in the platform's job: the same each time that it starts them."""
     return f"{env[JOB]}-{zlib.crc32(' '.join(words).encode()):08x}" if JOB in env else None
 
 
-def find(env: Env) -> Place | None:
+def detect(env: Env) -> Node | None:
     """What the platform says, whichever it is.
 
     Raises:
-        Contradiction: It says what cannot be, or there are two that do not agree.
+        PlatformError: It says what cannot be, or there are two that do not agree.
     """
     places = [place for read in READERS if (place := read(env))]
     for place in places:
         if not 0 <= place.node < place.nodes:
-            raise Contradiction(
+            raise PlatformError(
                 f"{place.platform}: node {place.node} of {place.nodes} cannot be, as they count from 0; "
                 "correct its variables"
             )
     several = [place for place in places if place.nodes > 1]
     for place in several[1:]:
         if (place.node, place.nodes) != (several[0].node, several[0].nodes):
-            raise Contradiction(
+            raise PlatformError(
                 f"{several[0].platform} says that this is node {several[0].node} of {several[0].nodes}, "
                 f"{place.platform} that it is node {place.node} of {place.nodes}; unset the variables of one of them"
             )
     return next(iter(several or places), None)
 
 
-def _meeting(place: Place, port: int) -> dict[str, str]:
+def _meeting(place: Node, port: int) -> dict[str, str]:
     return {"MASTER_ADDR": place.address or "127.0.0.1", "MASTER_PORT": place.port or str(port)}
 
 
-def _processes(env: MutableMapping[str, str], place: Place) -> int | None:
+def _processes(env: MutableMapping[str, str], place: Node) -> int | None:
     """See that ranks that are set fit the node; take away those that only count nodes. Gives processes on each node."""
     here = f"node {place.node} of {place.nodes} by what {place.platform} says"
     if "NODE_RANK" in env and _number(env, "NODE_RANK") != place.node:
-        raise Contradiction(f"NODE_RANK={env['NODE_RANK']}, but this is {here}; unset NODE_RANK")
+        raise PlatformError(f"NODE_RANK={env['NODE_RANK']}, but this is {here}; unset NODE_RANK")
     world = _number(env, "WORLD_SIZE") if "WORLD_SIZE" in env else None
     each = None if world is None else world // place.nodes
     if world is not None and (world < 1 or world % place.nodes or each not in (1, place.devices or each)):
         of = f" with {place.devices} processes each" if place.devices else ""
-        raise Contradiction(f"WORLD_SIZE={world} does not fit {place.nodes} nodes{of}, as {here}; unset WORLD_SIZE")
+        raise PlatformError(f"WORLD_SIZE={world} does not fit {place.nodes} nodes{of}, as {here}; unset WORLD_SIZE")
     if "LOCAL_RANK" in env:
         if "RANK" not in env or each is None:
-            raise Contradiction(f"LOCAL_RANK={env['LOCAL_RANK']} is set, RANK and WORLD_SIZE are not; set all or none")
+            raise PlatformError(f"LOCAL_RANK={env['LOCAL_RANK']} is set, RANK and WORLD_SIZE are not; set all or none")
         rank, local = _number(env, "RANK"), _number(env, "LOCAL_RANK")
         if not 0 <= local < each or rank != place.node * each + local:
-            raise Contradiction(
+            raise PlatformError(
                 f"RANK={rank}, LOCAL_RANK={local}, WORLD_SIZE={world} do not fit {here}; unset all three, to have a "
                 "process for each device started from here"
             )
         if each > 1:
             return each
     elif "RANK" in env and _number(env, "RANK") != place.node:
-        raise Contradiction(f"RANK={env['RANK']}, but this is {here}; unset RANK, or set LOCAL_RANK as well")
+        raise PlatformError(f"RANK={env['RANK']}, but this is {here}; unset RANK, or set LOCAL_RANK as well")
     for name in RANKS:
         env.pop(name, None)
     return place.devices or (each if each and each > 1 else None)
 
 
-def _vertex(env: Env) -> Place | None:
+def _vertex(env: Env) -> Node | None:
     """Google's Vertex AI and AI Platform: ``RANK`` and ``WORLD_SIZE`` count nodes there.
 
     Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training (``CLUSTER_SPEC``, pools);
@@ -180,14 +180,14 @@ def _vertex(env: Env) -> Place | None:
     part, index = str(task.get("type", "")), int(task.get("index", 0))
     node = next((node for node, host in enumerate(hosts) if host[:2] == (part, index)), 0 if not pools else None)
     if node is None:
-        raise Contradiction(f"{name}: {part} {index} is none of the machines that train; start something else there")
+        raise PlatformError(f"{name}: {part} {index} is none of the machines that train; start something else there")
     address, _, port = hosts[0][2].partition(":") if hosts else ("", "", "")
     ids = [env.get("CLOUD_ML_JOB_ID"), task.get("trial")]
     known = "-".join(str(part) for part in ids if part) if ids[0] else None
-    return Place("vertex", node, max(1, len(hosts)), address or None, port or None, job=known)
+    return Node("vertex", node, max(1, len(hosts)), address or None, port or None, job=known)
 
 
-def _sagemaker(env: Env) -> Place | None:
+def _sagemaker(env: Env) -> Node | None:
     """Amazon SageMaker: variables of its toolkit, or the file that each of its containers has.
 
     Source: https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md;
@@ -204,11 +204,11 @@ def _sagemaker(env: Env) -> Place | None:
         return None
     hosts = sorted(hosts)
     if current not in hosts:
-        raise Contradiction(f"SM_CURRENT_HOST={current} is none of SM_HOSTS={json.dumps(hosts)}; correct one of them")
-    return Place("sagemaker", hosts.index(current), len(hosts), hosts[0], job=env.get("TRAINING_JOB_NAME"))
+        raise PlatformError(f"SM_CURRENT_HOST={current} is none of SM_HOSTS={json.dumps(hosts)}; correct one of them")
+    return Node("sagemaker", hosts.index(current), len(hosts), hosts[0], job=env.get("TRAINING_JOB_NAME"))
 
 
-def _azureml(env: Env) -> Place | None:
+def _azureml(env: Env) -> Node | None:
     """Azure Machine Learning, ``distribution: pytorch`` or ``mpi``, one process on each node or one for each device.
 
     Source: https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu (``NODE_RANK``, ``RANK``,
@@ -229,10 +229,10 @@ def _azureml(env: Env) -> Place | None:
     if not nodes and "NODE_RANK" in env:
         return None  # ranks alone tell enough, where there is one for each process
     first = env.get("AZ_BATCH_MASTER_NODE") or env.get("AZ_BATCHAI_MPI_MASTER_NODE", "")
-    return Place("azureml", node, nodes or 1, first.partition(":")[0] or None, job=env["AZUREML_RUN_ID"])
+    return Node("azureml", node, nodes or 1, first.partition(":")[0] or None, job=env["AZUREML_RUN_ID"])
 
 
-def _kubeflow(env: Env) -> Place | None:
+def _kubeflow(env: Env) -> Node | None:
     """Kubeflow's PyTorchJob (there ``WORLD_SIZE`` may count nodes or processes) and TrainJob (``PET_…`` alone).
 
     Source: https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/;
@@ -241,10 +241,10 @@ def _kubeflow(env: Env) -> Place | None:
     """
     if "PET_NODE_RANK" not in env:
         if "PET_RDZV_ENDPOINT" in env and "TORCHELASTIC_RUN_ID" not in env:
-            raise Contradiction("PET_RDZV_ENDPOINT: an elastic job has no ranks of its own; start it with torchrun")
+            raise PlatformError("PET_RDZV_ENDPOINT: an elastic job has no ranks of its own; start it with torchrun")
         return None
     each = env.get("PET_NPROC_PER_NODE", "")
-    return Place(
+    return Node(
         "kubeflow",
         _number(env, "PET_NODE_RANK"),
         _number(env, "PET_NNODES"),
@@ -254,7 +254,7 @@ def _kubeflow(env: Env) -> Place | None:
     )
 
 
-def _pods(env: Env) -> Place | None:
+def _pods(env: Env) -> Node | None:
     """Other operators of Kubernetes, which know pods alone: Volcano, PyTorchJob before ``PET_…``, Alibaba's PAI.
 
     Source: https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_pytorch_plugin.md;
@@ -264,10 +264,10 @@ def _pods(env: Env) -> Place | None:
         return None
     if env.keys() & {"LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PET_NODE_RANK", "CLUSTER_SPEC"}:
         return None
-    return Place("kubernetes", _number(env, "RANK"), _number(env, "WORLD_SIZE"), env["MASTER_ADDR"])
+    return Node("kubernetes", _number(env, "RANK"), _number(env, "WORLD_SIZE"), env["MASTER_ADDR"])
 
 
-def _aws_batch(env: Env) -> Place | None:
+def _aws_batch(env: Env) -> Node | None:
     """AWS Batch; of several nodes the main one need not be number 0, and is not told its own address.
 
     Source: https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html.
@@ -276,14 +276,14 @@ def _aws_batch(env: Env) -> Place | None:
         return None
     known = env["AWS_BATCH_JOB_ID"].partition("#")[0]  # what follows is the node
     if "AWS_BATCH_JOB_NUM_NODES" not in env:
-        return Place("aws-batch", job=known)
+        return Node("aws-batch", job=known)
     nodes, index = _number(env, "AWS_BATCH_JOB_NUM_NODES"), _number(env, "AWS_BATCH_JOB_NODE_INDEX")
     node = (index - _number(env, "AWS_BATCH_JOB_MAIN_NODE_INDEX")) % nodes if 0 <= index < nodes else index
     address = env.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
-    return Place("aws-batch", node, nodes, address or (None if node else "127.0.0.1"), job=known)
+    return Node("aws-batch", node, nodes, address or (None if node else "127.0.0.1"), job=known)
 
 
-def _skypilot(env: Env) -> Place | None:
+def _skypilot(env: Env) -> Node | None:
     """SkyPilot: one process on each node.
 
     Source: https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html.
@@ -293,9 +293,9 @@ def _skypilot(env: Env) -> Place | None:
     hosts = env.get("SKYPILOT_NODE_IPS", "").split()
     nodes = _number(env, "SKYPILOT_NUM_NODES") if "SKYPILOT_NUM_NODES" in env else len(hosts)
     if hosts and len(hosts) != nodes:
-        raise Contradiction(f"SKYPILOT_NUM_NODES={nodes}, but SKYPILOT_NODE_IPS has {len(hosts)}; correct one of them")
+        raise PlatformError(f"SKYPILOT_NUM_NODES={nodes}, but SKYPILOT_NODE_IPS has {len(hosts)}; correct one of them")
     node = _number(env, "SKYPILOT_NODE_RANK")
-    return Place("skypilot", node, nodes, hosts[0] if hosts else None, job=env.get("SKYPILOT_TASK_ID"))
+    return Node("skypilot", node, nodes, hosts[0] if hosts else None, job=env.get("SKYPILOT_TASK_ID"))
 
 
 READERS = (_skypilot, _sagemaker, _vertex, _azureml, _kubeflow, _pods, _aws_batch)
@@ -304,7 +304,7 @@ READERS = (_skypilot, _sagemaker, _vertex, _azureml, _kubeflow, _pods, _aws_batc
 def _number(env: Env, name: str) -> int:
     if not re.fullmatch(r"\d+", env.get(name, "")):
         was = f"{name}={env[name]} is not a number" if name in env else f"{name} is not set"
-        raise Contradiction(f"{was}, though others of its platform are; set it, or unset them")
+        raise PlatformError(f"{was}, though others of its platform are; set it, or unset them")
     return int(env[name])
 
 
@@ -314,5 +314,5 @@ def _json(name: str, text: str, *keys: str) -> Any:
         if not isinstance(found, dict if keys else list) or not all(key in found for key in keys):
             raise ValueError(f"expected {', '.join(keys) or 'a list'}")
     except ValueError as error:
-        raise Contradiction(f"{name}: cannot be read as JSON ({error}); correct it") from None
+        raise PlatformError(f"{name}: cannot be read as JSON ({error}); correct it") from None
     return found

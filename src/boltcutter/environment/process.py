@@ -18,7 +18,7 @@ _rank_of_many: int | None = None
 _children: list[Any] = []
 
 
-def is_first(env: Mapping[str, str] = os.environ) -> bool:
+def is_rank_zero(env: Mapping[str, str] = os.environ) -> bool:
     """Whether this is the run's first process, or the only one: the one that speaks and writes.
 
     ``RANK`` is torchrun's and Kubeflow's, ``SLURM_PROCID`` that of srun (in an sbatch script it tells nothing),
@@ -34,7 +34,7 @@ def is_first(env: Mapping[str, str] = os.environ) -> bool:
     return int(env.get("LOCAL_RANK", 0)) == int(env.get("NODE_RANK", 0)) == 0
 
 
-def started(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+def external_world_size(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
     """Processes that torchrun, or a person with its variables, has started: in all, and on this node; else None."""
     if not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= env.keys():
         return None
@@ -42,7 +42,7 @@ def started(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
 
 
 @contextmanager
-def leaving_together() -> Iterator[None]:
+def distributed_shutdown() -> Iterator[None]:
     """After the block, wait for the other ranks and take the connection to them down.
 
     An interpreter that ends while gloo's threads still run is aborted now and then, and a finished run looks failed.
@@ -62,7 +62,7 @@ def leaving_together() -> Iterator[None]:
     _disconnect()
 
 
-def keep_memory(env: Mapping[str, str] = os.environ) -> bool:
+def retain_freed_memory(env: Mapping[str, str] = os.environ) -> bool:
     """Have glibc keep what tensors give back, for those of the next step.
 
     Else it returns it to the system, and each page of it is asked for and filled with zeros again, thousands of times a
@@ -77,7 +77,7 @@ def keep_memory(env: Mapping[str, str] = os.environ) -> bool:
     return all(call_glibc("mallopt", *limit) for limit in limits)
 
 
-def give_back_memory() -> None:
+def release_freed_memory() -> None:
     """Return to the system what is free, once."""
     call_glibc("malloc_trim", 0)
 
@@ -90,12 +90,12 @@ def call_glibc(name: str, *numbers: int) -> bool:
     return bool(function and function(*numbers))
 
 
-def rank_of_many() -> int | None:
+def distributed_rank() -> int | None:
     """This process's rank among several that knew each other; None where there was one alone."""
     return _rank_of_many
 
 
-def mind(children: list[Any]) -> None:
+def track_children(children: list[Any]) -> None:
     """Do not leave these processes (``subprocess.Popen``) behind when this one fails; the list may yet be empty."""
     global _children
     _children = children

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from boltcutter.environment.process import is_first
+from boltcutter.environment.process import is_rank_zero
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 LEASE_LOST = 255  # in place of a signal's number: another process has taken the run over, which no signal undoes
@@ -27,7 +27,7 @@ _before: dict[int, Any] = {}
 _resets_children = False  # whether the hook for forked processes is registered, which cannot be taken back
 
 
-class Preempted(SystemExit):
+class PreemptionError(SystemExit):
     """The process leaves with 128 + the signal's number, or with 0 where a launcher waits for a mark.
 
     Args:
@@ -51,7 +51,7 @@ class Preempted(SystemExit):
         return self.reason
 
 
-def listen(*at_once: int) -> None:
+def install_handlers(*at_once: int) -> None:
     """Set the flag from here on, in place of what the signals would do.
 
     Args:
@@ -59,13 +59,13 @@ def listen(*at_once: int) -> None:
     """
     global _at_once
     _at_once = at_once
-    _install(receive)
+    _install(handle_signal)
 
 
 def end_process(number: int, frame: FrameType | None = None) -> None:
     """End the process at once, whatever it is doing; for a start-up in which there is nothing to clean up."""
     status = 0 if os.environ.get(REQUEUE) else 128 + number
-    if is_first():
+    if is_rank_zero():
         name = signal.Signals(number).name
         with suppress(OSError):  # who read it may be gone
             # Not by print, which may be what the signal has interrupted.
@@ -82,7 +82,7 @@ def end_process_on_signals() -> None:
     _install(end_process)
 
 
-def forget() -> None:
+def restore_handlers() -> None:
     """Give the signals back to whom they belonged, and lower the flag."""
     global _received
     for number, handler in _before.items():
@@ -91,36 +91,36 @@ def forget() -> None:
     _received = 0
 
 
-def listening() -> bool:
+def handlers_installed() -> bool:
     """Whether somebody listens already."""
     return bool(_before)
 
 
-def received() -> int:
+def received_signal() -> int:
     """The number of the signal that came last; 0 for none."""
     return _received
 
 
-def receive(number: int, frame: FrameType | None = None) -> None:
+def handle_signal(number: int, frame: FrameType | None = None) -> None:
     """Set the flag, as the handler does; a second interrupt from the keyboard leaves at once."""
     global _received
     again = number == _received == signal.SIGINT
     _received = max(number, _received) if LEASE_LOST in (number, _received) else number
     if again or number in _at_once:
-        leave(number, "at once, nothing saved" if again else "before training, nothing saved", together=False)
+        exit(number, "at once, nothing saved" if again else "before training, nothing saved", together=False)
 
 
-def leave(number: int, saved: str, *, together: bool = True) -> NoReturn:
+def exit(number: int, saved: str, *, together: bool = True) -> NoReturn:
     """Leave for a signal; what follows is not cut short by another one.
 
     Raises:
-        Preempted: Always.
+        PreemptionError: Always.
     """
     for ignored in SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
-    if is_first():
+    if is_rank_zero():
         _mark(number)
-    raise Preempted(number, saved, together=together)
+    raise PreemptionError(number, saved, together=together)
 
 
 def _install(handle: Callable[[int, FrameType | None], None]) -> None:
@@ -132,7 +132,7 @@ def _install(handle: Callable[[int, FrameType | None], None]) -> None:
         _resets_children = True
     for number in SIGNALS:
         before = signal.signal(number, handle)
-        if before not in (receive, end_process):
+        if before not in (handle_signal, end_process):
             _before.setdefault(number, signal.SIG_DFL if before is None else before)
 
 
@@ -140,7 +140,7 @@ def _reset_in_child() -> None:
     """A forked process has nothing to save: signals do what they do elsewhere, so that a pool can end its processes."""
     if _before:
         signal.set_wakeup_fd(-1)
-        forget()
+        restore_handlers()
 
 
 def _mark(number: int) -> None:

@@ -36,7 +36,7 @@ def begin() -> None:
 def prepare() -> None:
     """Let signals end the process by an exception, also where it waits for other ranks."""
     global _watch
-    signals.listen(*signals.SIGNALS)
+    signals.install_handlers(*signals.SIGNALS)
     if _watch is None and threading.current_thread() is threading.main_thread():
         _watch = Watch()
 
@@ -44,7 +44,7 @@ def prepare() -> None:
 def finish() -> None:
     """Let signals set the flag that training looks at."""
     global _watch
-    signals.listen()
+    signals.install_handlers()
     if _watch is not None:
         _watch.stop()
         _watch = None
@@ -92,10 +92,10 @@ class Watch:
 
     def _run(self) -> None:
         while number := os.read(self._numbers, 1)[0]:
-            if number not in signals.SIGNALS or signal.getsignal(number) is not signals.receive:
+            if number not in signals.SIGNALS or signal.getsignal(number) is not signals.handle_signal:
                 continue  # somebody else handles it
             end = time.monotonic() + STUCK_SECONDS
-            while not (signals.received() or self._stopped):
+            while not (signals.received_signal() or self._stopped):
                 if time.monotonic() > end:
                     signals.end_process(number)
                 time.sleep(0.05)

@@ -40,7 +40,7 @@ def protect_workers() -> None:
 def _protected(initialize: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(initialize)
     def initialize_protected(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        if not signals.listening():
+        if not signals.handlers_installed():
             initialize(self, loader, *args, **kwargs)
             return
         context = loader.multiprocessing_context or multiprocessing.get_context()

@@ -19,7 +19,7 @@ from boltcutter import build, lineage, run, trust
 from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, DictConfig, compose, format_value, one_line, parse, plain, redacted
 from boltcutter.describe import describe as describe_keys
-from boltcutter.environment.identity import fresh
+from boltcutter.environment.identity import new_run_id
 from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import OF_THE_JOB, Job, Launcher, UnclearSubmission
@@ -252,7 +252,7 @@ def describe_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies:
     Raises:
         ConfigError: Runs of one array need different nodes.
     """
-    home = Path(cfgs[0].folder or Path(cfgs[0].runs) / cfgs[0].name / fresh()).absolute()
+    home = Path(cfgs[0].folder or Path(cfgs[0].runs) / cfgs[0].name / new_run_id()).absolute()
     folders = [str(home)]
     code = home / "code" if copies else None
     script = (code or root) / "scripts" / "train.py"

@@ -18,7 +18,7 @@ from boltcutter.logger.wandb import answers, base_url, logged_in
 class SyncError(ValueError):
     """A run cannot be brought up; one line says why, and what to do."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 def main(configs: Path, words: list[str]) -> None:

@@ -28,7 +28,7 @@ SUFFIXES = (".keras", ".weights.h5")
 class Unsupported(RuntimeError):
     """What a Keras model cannot do, found when it is first called."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class KerasModel(nn.Module):

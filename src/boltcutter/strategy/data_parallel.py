@@ -13,10 +13,10 @@ from torch import nn
 from boltcutter.strategy.replicas import Replicas
 
 
-class NotReplicable(RuntimeError):
+class ReplicationError(RuntimeError):
     """The model cannot be copied at each step."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class DataParallelStrategy(ParallelStrategy):
@@ -67,16 +67,16 @@ class DataParallelStrategy(ParallelStrategy):
         """Move the model, and spread its calls from here on.
 
         Raises:
-            NotReplicable: It is not there, or compiled.
+            ReplicationError: It is not there, or compiled.
         """
         super().setup(trainer)
         if len(self.parallel_devices or ()) < 2:
             return
         model = getattr(self.lightning_module, self.module, None)
         if not isinstance(model, nn.Module):
-            raise NotReplicable(f"trainer.strategy.module={self.module}: the task has no such module to copy")
+            raise ReplicationError(f"trainer.strategy.module={self.module}: the task has no such module to copy")
         if compiled := getattr(self.lightning_module, "compile_model", False):
-            raise NotReplicable(
+            raise ReplicationError(
                 f"task.compile={str(compiled).lower()}: trainer=dp copies the model at each step, and what is compiled "
                 "is the model alone; take trainer=ddp, or task.compile=false"
             )

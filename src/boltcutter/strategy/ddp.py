@@ -73,18 +73,18 @@ class DDPStrategy(strategies.DDPStrategy):
         """Wrap the model.
 
         Raises:
-            Failed: Torch would break off in the first backward pass.
+            WorkerError: Torch would break off in the first backward pass.
         """
         parts = trainer.accumulate_grad_batches
         if parts > 1 and self._ddp_kwargs.get("static_graph"):
-            raise Failed(
+            raise WorkerError(
                 f"trainer.strategy.static_graph=true, trainer.accumulate_grad_batches={parts}: torch cannot do both; "
                 "leave static_graph out"
             )
         super().setup(trainer)
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, still(model))  # type: ignore[no-untyped-call]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, unsynchronized_buffers(model))  # type: ignore[no-untyped-call]
         if self.shared_memory and self.root_device.type == "cpu" and self.num_nodes == 1:
             # Nothing is sent while a processor computes, so ranks wait for each other once, and not for each bucket.
             self._ddp_kwargs.setdefault("bucket_cap_mb", ALL_AT_ONCE)
@@ -102,13 +102,13 @@ class DDPStrategy(strategies.DDPStrategy):
             if self._memory and averages:
                 cast(Any, self.model).register_comm_hook(self._memory, lambda memory, bucket: average(memory, bucket))
 
-    def largest(self, number: int) -> int | None:
+    def all_reduce_max(self, number: int) -> int | None:
         """The largest of what all ranks give, if they can tell without the process group; else None.
 
         Raises:
             RuntimeError: Another rank has left, is late, or does something else.
         """
-        return self._memory.largest(number) if self._memory else None
+        return self._memory.all_reduce_max(number) if self._memory else None
 
     def teardown(self) -> None:
         """Leave the others."""
@@ -127,7 +127,7 @@ class DDPStrategy(strategies.DDPStrategy):
             self._launcher = ScriptLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
 
 
-def still(model: nn.Module) -> list[str]:
+def unsynchronized_buffers(model: nn.Module) -> list[str]:
     """Buffers that need not go from the first rank to the others at each step.
 
     Those are statistics of norms, which training does not read, and what no checkpoint keeps, since it never changes.
@@ -169,7 +169,7 @@ def _know_backends(text: str) -> None:
             )
 
 
-class Left(SystemExit):
+class WorkerExitError(SystemExit):
     """A process that was started from here left before its work was done, as after a signal.
 
     Args:
@@ -183,16 +183,16 @@ class Left(SystemExit):
         self.status, self.reason = status, reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Left, (self.code, self.status, self.reason)
+        return WorkerExitError, (self.code, self.status, self.reason)
 
     def __str__(self) -> str:
         return self.reason
 
 
-class Failed(RuntimeError):
+class WorkerError(RuntimeError):
     """What cannot work, or a process that was started from here and told why it failed."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
@@ -247,23 +247,23 @@ class Launcher(_MultiProcessingLauncher):
         """Run ``function`` in each process, and give what the first one returns.
 
         Raises:
-            Left: They left for a signal.
-            Failed: One failed with an error that explains itself, or none could be started.
+            WorkerExitError: They left for a signal.
+            WorkerError: One failed with an error that explains itself, or none could be started.
         """
         try:
             check_fork(self._start_method, getattr(self._strategy, "parallel_devices", None) or [])
         except ValueError as error:
-            raise Failed(str(error)) from None
+            raise WorkerError(str(error)) from None
         with self._forwarding():
             try:
                 return super().launch(function, *args, trainer=trainer, **kwargs)
             except ProcessRaisedException as error:
                 where, _, text = str(error).rstrip().splitlines()[-1].partition(": ")
                 if where.startswith(f"{__name__.partition('.')[0]}."):
-                    raise Failed(text) from None
+                    raise WorkerError(text) from None
                 raise
             except ProcessExitedException as error:
-                raise Failed(f"{' '.join(str(error).split())}; logs/ may tell more") from None
+                raise WorkerError(f"{' '.join(str(error).split())}; logs/ may tell more") from None
 
     @contextmanager
     def _forwarding(self) -> Iterator[None]:
@@ -308,11 +308,11 @@ class Launcher(_MultiProcessingLauncher):
             left = error.code if isinstance(error.code, int) else 0
             code = getattr(error, "status", left)
             if process_idx == 0:
-                queue.put(Left(left, code, getattr(error, "reason", f"exit {left}")))
+                queue.put(WorkerExitError(left, code, getattr(error, "reason", f"exit {left}")))
         except KeyboardInterrupt:  # which torch takes for an end like any other
             code = 128 + signal.SIGINT
             if process_idx == 0:
-                queue.put(Left(code, code, "interrupted"))
+                queue.put(WorkerExitError(code, code, "interrupted"))
         finally:
             if process_idx == 0 and trainer is not None:
                 for logger in trainer.loggers:
@@ -331,7 +331,7 @@ class Launcher(_MultiProcessingLauncher):
         trainer.fit_loop.load_state_dict(extra["fit_loop"])
 
     def _recover_results_in_main_process(self, worker_output: Any, trainer: L.Trainer) -> None:
-        if isinstance(worker_output, Left):
+        if isinstance(worker_output, WorkerExitError):
             raise worker_output
         if worker_output.weights_path is not None:
             path = Path(worker_output.weights_path)

@@ -11,13 +11,13 @@ from torch import nn
 STEP = 16  # of a matrix's sides, as the hardware takes them
 
 
-class NoFloat8(RuntimeError):
+class Float8Error(RuntimeError):
     """The model has nothing to do in 8 bits."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
-class Float8(MixedPrecision):
+class Float8Precision(MixedPrecision):
     """Linear layers multiply in 8-bit floating point, forward and backward; all else is as with ``bf16-mixed``.
 
     Weights stay in 32 bits under the same names, so that checkpoints fit any precision. torchao recommends it for
@@ -43,14 +43,14 @@ class Float8(MixedPrecision):
         """Put 8-bit layers in place of linear ones whose sides are multiples of 16.
 
         Raises:
-            NoFloat8: There is none.
+            Float8Error: There is none.
         """
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
 
         # A second call, for the test after training, finds them in place.
         if not any(_fits(part) or isinstance(part, Float8Linear) for part in module.modules()):
-            raise NoFloat8(
+            raise Float8Error(
                 f"trainer.precision=float8: the model has no linear layer whose sides are multiples of {STEP}; "
                 "try bf16-mixed"
             )

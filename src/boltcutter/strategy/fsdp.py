@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 PREFIX = "_fsdp_wrapped_module."  # what FSDP puts into names
 
 
-class NotClipped(RuntimeError):
+class GradientClippingError(RuntimeError):
     """Gradients cannot be clipped by their norm, because the module sharded its parts itself."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class FSDPStrategy(strategies.FSDPStrategy):
@@ -62,7 +62,7 @@ class FSDPStrategy(strategies.FSDPStrategy):
         vars(self.precision_plugin).pop("clip_grad_by_norm", None)
         super().teardown()
 
-    def norm_over_stages(self, parameters: Sequence[Tensor], norms: Tensor) -> Tensor:
+    def global_grad_norm(self, parameters: Sequence[Tensor], norms: Tensor) -> Tensor:
         """The norm of the gradients of all ranks; not finite on all of them where it is not on one.
 
         Args:
@@ -73,7 +73,7 @@ class FSDPStrategy(strategies.FSDPStrategy):
         dist.all_reduce(total)
         return total.sqrt()
 
-    def of_all_stages(self, mine: list[str]) -> list[str]:
+    def gather_names(self, mine: list[str]) -> list[str]:
         """The names that any rank gives, without what FSDP puts into them."""
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
@@ -81,7 +81,7 @@ class FSDPStrategy(strategies.FSDPStrategy):
 
     def _clip(self, optimizer: Optimizer, clip_val: float) -> None:
         if not isinstance(self.model, FullyShardedDataParallel):
-            raise NotClipped(
+            raise GradientClippingError(
                 f"trainer.gradient_clip_val={clip_val}: the module shards its parts itself, so that FSDP knows no norm "
                 "over all of them; set trainer.gradient_clip_val=null"
             )

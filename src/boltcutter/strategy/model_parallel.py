@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 
-class NotCut(RuntimeError):
+class ShardingError(RuntimeError):
     """The model cannot be cut so."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class ModelParallelStrategy(strategies.ModelParallelStrategy):
@@ -57,25 +57,27 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         """Let ranks find one another, and have the model cut where Lightning asks the task to.
 
         Raises:
-            NotCut: The ranks do not divide so, or a setting needs what is not there.
+            ShardingError: The ranks do not divide so, or a setting needs what is not there.
         """
         ranks, each = self.num_nodes * self.num_processes, int(self._tensor_parallel_size)
         if self._data_parallel_size == "auto":
             self._data_parallel_size = max(1, ranks // each)
         if int(self._data_parallel_size) * each != ranks:
-            raise NotCut(
+            raise ShardingError(
                 f"trainer.strategy.data_parallel_size={self._data_parallel_size}, tensor_parallel_size={each}: their "
                 f"product is not {ranks}, the number of ranks; try data_parallel_size=auto"
             )
         if self.cpu_offload and self.root_device.type == "cpu":
-            raise NotCut("trainer.strategy.cpu_offload=true: on processors all is in their memory; set it to false")
+            raise ShardingError(
+                "trainer.strategy.cpu_offload=true: on processors all is in their memory; set it to false"
+            )
         if self.cpu_offload:  # sums of gradients that are there
             self._process_group_backend = self._process_group_backend or f"cpu:gloo,{self.root_device.type}:nccl"
         if self._save_distributed_checkpoint:
             self._check_writer()
         task: Any = self.lightning_module
         if any(isinstance(callback, WeightAveraging) for callback in task.trainer.callbacks):
-            raise NotCut("callback.ema: averages are copies of a whole model, which no rank has; leave it out")
+            raise ShardingError("callback.ema: averages are copies of a whole model, which no rank has; leave it out")
         super().setup_environment()
         task.configure_model = self._cut
 
@@ -219,15 +221,15 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
     def _check_writer(self) -> None:
         setting, writer = "trainer.strategy.save_distributed_checkpoint=true", self.checkpoint_io
         if not hasattr(writer, "save_parts"):
-            raise NotCut(f"{setting}: {type(writer).__name__} writes no parts; leave checkpoint_io as it was")
+            raise ShardingError(f"{setting}: {type(writer).__name__} writes no parts; leave checkpoint_io as it was")
         if getattr(writer, "asynchronous", False):
-            raise NotCut(f"{setting}: ranks write their parts together; set checkpoint_io.asynchronous=false")
+            raise ShardingError(f"{setting}: ranks write their parts together; set checkpoint_io.asynchronous=false")
 
     def _cut(self) -> None:
         task: Any = self.lightning_module
         model: Any = getattr(task, self.module, None)
         if not isinstance(model, nn.Module) or not callable(getattr(model, "shard", None)):
-            raise NotCut(
+            raise ShardingError(
                 f"trainer.strategy: {type(model).__name__} does not say how it is cut; give it a method shard(mesh), "
                 "or take trainer=ddp"
             )
@@ -236,7 +238,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
                 shard: Any = model.shard
                 shard(self.device_mesh, **({"offload": True} if self.cpu_offload else {}))
             except ValueError as error:
-                raise NotCut(str(error)) from error
+                raise ShardingError(str(error)) from error
 
 
 def cut(full: Tensor, like: Tensor, order: Tensor | None = None) -> Tensor:

@@ -29,10 +29,10 @@ STARTED = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}  # one is set by who
 SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # MPI adds no halves
 
 
-class NotStarted(RuntimeError):
+class MPIError(RuntimeError):
     """MPI does not know of the processes that train."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class Done(Work):
@@ -215,14 +215,14 @@ def _make(options: Any, _: Any) -> Group:
     """The group that torch asks for: all ranks, or some.
 
     Raises:
-        NotStarted: MPI has not started them.
+        MPIError: MPI has not started them.
     """
     every, ranks, size = MPI.COMM_WORLD, options.global_ranks_in_group, options.group_size
     started = size == 1 or not STARTED.isdisjoint(os.environ)
     if started and not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if not started or (not ranks and every.Get_size() != size):
-        raise NotStarted(f"{SETTING}: MPI did not start these {size} processes; say mpirun -np {size} python …")
+        raise MPIError(f"{SETTING}: MPI did not start these {size} processes; say mpirun -np {size} python …")
     comm = every.Create_group(every.Get_group().Incl(ranks)) if ranks else every.Dup()
     return Group(comm, options.store, options.timeout, world=not ranks)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from boltcutter.strategy.stage import Cut, NotStaged
+from boltcutter.strategy.stage import LocalStage, PipelineError
 
 SCHEDULES = 8  # one for each shape of batch, each with buffers
 
@@ -28,7 +28,7 @@ class PipelineStrategy(strategies.DDPStrategy):
     ``task.losses``. Checkpoints are those of one process, too.
 
     Args:
-        microbatches: Parts of a batch; as many as there are stages, or more: the more, the less do stages wait.
+        num_microbatches: Parts of a batch; as many as there are stages, or more: the more, the less do stages wait.
         module: Which part of the task is cut.
         process_group_backend: None: what the device asks for.
 
@@ -39,13 +39,13 @@ class PipelineStrategy(strategies.DDPStrategy):
     strategy_name = "pipeline"
 
     def __init__(
-        self, microbatches: int = 4, *, module: str = "model", process_group_backend: str | None = None
+        self, num_microbatches: int = 4, *, module: str = "model", process_group_backend: str | None = None
     ) -> None:
-        if microbatches < 1:
-            raise ValueError(f"trainer.strategy.microbatches={microbatches} is not a number of parts; try 4")
+        if num_microbatches < 1:
+            raise ValueError(f"trainer.strategy.num_microbatches={num_microbatches} is not a number of parts; try 4")
         super().__init__(process_group_backend=process_group_backend)
-        self.microbatches, self.module = microbatches, module
-        self._cut: Cut | None = None
+        self.num_microbatches, self.module = num_microbatches, module
+        self._cut: LocalStage | None = None
         self._schedules: dict[Any, Any] = {}
         self._samples = 1  # of the batch
         self._outputs: Tensor | None = None  # of the whole batch, not yet taken by the task
@@ -62,13 +62,13 @@ class PipelineStrategy(strategies.DDPStrategy):
         """Cut the model, and have its calls go through all stages.
 
         Raises:
-            NotStaged: It cannot be, or the training asks for what pipelines have not.
+            PipelineError: It cannot be, or the training asks for what pipelines have not.
         """
         self._check(trainer)
         task: Any = self.lightning_module
         model: Any = getattr(task, self.module)
         if self._cut is None or self._cut.model is not model:
-            self._cut, self._schedules = Cut(model, self.global_rank, self.world_size), {}
+            self._cut, self._schedules = LocalStage(model, self.global_rank, self.world_size), {}
         model.forward = self._forward  # on the instance, so that keys of checkpoints stay as they are
         # Lightning would clip by the norm of this rank's gradients.
         vars(self.precision_plugin)["clip_grad_by_norm"] = self._clip
@@ -119,7 +119,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         self._gradients = []
         return loss
 
-    def norm_over_stages(self, parameters: Sequence[Tensor], norms: Tensor) -> Tensor:
+    def global_grad_norm(self, parameters: Sequence[Tensor], norms: Tensor) -> Tensor:
         """The norm of all ranks' gradients, those that several have counted once.
 
         Args:
@@ -132,7 +132,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         dist.all_reduce(total)
         return total.sqrt()
 
-    def of_all_stages(self, mine: list[str]) -> list[str]:
+    def gather_names(self, mine: list[str]) -> list[str]:
         """What all ranks have, one after another."""
         everyone: list[Any] = [None] * self.world_size
         dist.all_gather_object(everyone, mine)
@@ -190,7 +190,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         if cut.model.training and torch.is_grad_enabled():
             outputs, self._outputs = self._outputs, None
             if outputs is None:
-                raise NotStaged("trainer=pipeline: the task calls its model twice in a step; take trainer=ddp")
+                raise PipelineError("trainer=pipeline: the task calls its model twice in a step; take trainer=ddp")
             return outputs
         schedule = self._schedule(inputs, train=False)
         return self._from_last(schedule, schedule.step(*([inputs] if cut.first else [])))
@@ -203,12 +203,12 @@ class PipelineStrategy(strategies.DDPStrategy):
         if key not in self._schedules:
             if len(self._schedules) >= SCHEDULES:
                 self._schedules.clear()
-            part = InPrecision(self._known().part, self.precision_plugin)
+            part = PrecisionStage(self._known().part, self.precision_plugin)
             stage = PipelineStage(part, self.global_rank, self.world_size, self.root_device)
             if train:
-                made: Any = Schedule1F1B(stage, self.microbatches, loss_fn=self._loss, scale_grads=False)
+                made: Any = Schedule1F1B(stage, self.num_microbatches, loss_fn=self._loss, scale_grads=False)
             else:  # the last batch of a split may have any size
-                made = ScheduleGPipe(stage, self.microbatches if len(inputs) % self.microbatches == 0 else 1)
+                made = ScheduleGPipe(stage, self.num_microbatches if len(inputs) % self.num_microbatches == 0 else 1)
             self._schedules[key] = made
         return self._schedules[key]
 
@@ -244,7 +244,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         gradients = [weight.grad for weight in weights]
         # A stage whose weights are all frozen has no gradient, but must answer the others.
         norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.root_device)
-        norm = self.norm_over_stages(weights, norms)
+        norm = self.global_grad_norm(weights, norms)
         if gradients:
             torch._foreach_mul_(gradients, (clip_val / (norm + 1e-6)).clamp(max=1.0))
 
@@ -252,12 +252,12 @@ class PipelineStrategy(strategies.DDPStrategy):
         """See that the task's loss is the one whose gradients were made."""
         assert self._expected is not None
         if not isinstance(loss, Tensor) or not torch.allclose(loss.detach(), self._expected, rtol=1e-3, equal_nan=True):
-            raise NotStaged(
+            raise PipelineError(
                 "trainer=pipeline: training_step gives another loss than the mean of task.losses; take trainer=ddp"
             )
         self._looked = True
 
-    def _known(self) -> Cut:
+    def _known(self) -> LocalStage:
         assert self._cut is not None
         return self._cut
 
@@ -269,27 +269,29 @@ class PipelineStrategy(strategies.DDPStrategy):
         """Refuse what pipelines have not.
 
         Raises:
-            NotStaged: There is some.
+            PipelineError: There is some.
         """
         task: Any = self.lightning_module
         model = getattr(task, self.module, None)
         size = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
-        parts, stages = self.microbatches, self.world_size
+        parts, stages = self.num_microbatches, self.world_size
         if parts < stages:
-            raise NotStaged(f"trainer.strategy.microbatches={parts}: {stages} stages need as many; try {2 * stages}")
+            raise PipelineError(
+                f"trainer.strategy.num_microbatches={parts}: {stages} stages need as many; try {2 * stages}"
+            )
         if size and size % parts:
-            raise NotStaged(
-                f"data.batch_size={size} does not divide into trainer.strategy.microbatches={parts}; "
+            raise PipelineError(
+                f"data.batch_size={size} does not divide into trainer.strategy.num_microbatches={parts}; "
                 f"try data.batch_size={size + -size % parts}"
             )
         if not callable(getattr(model, "stages", None)):
-            raise NotStaged(
+            raise PipelineError(
                 f"trainer.strategy: {type(model).__name__} does not say how it is cut into stages; give it a method "
                 "stages(count), or take trainer=ddp"
             )
         for text, holds in _refused(trainer, task, model).items():
             if holds:
-                raise NotStaged(text)
+                raise PipelineError(text)
 
 
 def _refused(trainer: L.Trainer, task: Any, model: Any) -> dict[str, bool]:
@@ -316,7 +318,7 @@ def _refused(trainer: L.Trainer, task: Any, model: Any) -> dict[str, bool]:
     }
 
 
-class InPrecision(nn.Module):
+class PrecisionStage(nn.Module):
     """A stage that computes as the trainer's precision says."""
 
     def __init__(self, part: nn.Module, precision: Any) -> None:

@@ -100,7 +100,7 @@ class SharedMemory:
             self._meet(count)
             part.copy_(pieces[self.world, :count])
 
-    def largest(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """The largest of what all ranks give, each at most 64 bits with its sign.
 
         Raises:

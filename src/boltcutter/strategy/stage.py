@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import nn
 
 
-class NotStaged(RuntimeError):
+class PipelineError(RuntimeError):
     """The model cannot be cut into stages, or the training asks for what they cannot do."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
-class Cut:
+class LocalStage:
     """One rank's stage; weights of other stages lose their numbers, but keep their names and places.
 
     So optimizers count weights as in one process, and leave alone those that never have a gradient.
@@ -31,7 +31,7 @@ class Cut:
         elsewhere: Identities of weights that a rank before this one has, too, or alone.
 
     Raises:
-        NotStaged: There are not as many stages, or they leave weights out.
+        PipelineError: There are not as many stages, or they leave weights out.
     """
 
     def __init__(self, model: nn.Module, rank: int, count: int) -> None:
@@ -39,7 +39,7 @@ class Cut:
         try:
             stages: list[nn.Module] = make(count)
         except ValueError as error:
-            raise NotStaged(str(error)) from error
+            raise PipelineError(str(error)) from error
         self.model, self.part = model, stages[rank]
         self.first, self.last = rank == 0, rank == count - 1
         owners: dict[int, list[int]] = {}
@@ -48,7 +48,7 @@ class Cut:
                 owners.setdefault(id(parameter), []).append(place)
         for name, parameter in model.named_parameters():
             if id(parameter) not in owners:
-                raise NotStaged(f"trainer.strategy: no stage of {type(model).__name__} has {name}; give it to one")
+                raise PipelineError(f"trainer.strategy: no stage of {type(model).__name__} has {name}; give it to one")
         self.weights = list(self.part.parameters())
         self._shared = self._groups(owners, rank, count)
         theirs = {number for number, places in owners.items() if rank not in places}

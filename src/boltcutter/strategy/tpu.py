@@ -9,7 +9,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 
-class OnHost(_WrappingCheckpointIO):
+class HostCheckpointIO(_WrappingCheckpointIO):
     """Brings tensors from the devices to the machine's memory before another plugin writes them.
 
     Lightning's strategies for TPUs take their own way of writing checkpoints, or one that wraps another as this does.

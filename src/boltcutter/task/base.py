@@ -31,7 +31,7 @@ AT_ONCE = 1 << 14  # numbers in outputs that are counted together
 class NoTotalSteps(ValueError):
     """A scheduler spans the whole training, whose length is not known."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class Task(L.LightningModule, ABC):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class NoCompiler(RuntimeError):
     """This machine, or the way in which it is to train, cannot do what ``compile`` asks for."""
 
-    explains_itself = True  # needs no traceback
+    hide_traceback = True  # needs no traceback
 
 
 class Compiler(Protocol):

@@ -6,7 +6,7 @@ import logging
 import warnings
 
 
-def quiet() -> None:
+def filter_warnings() -> None:
     """Keep libraries from telling at each start what is no news."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

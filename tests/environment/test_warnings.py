@@ -3,13 +3,13 @@ import warnings
 import pytest
 from conftest import Script
 
-from boltcutter.quiet import quiet
+from boltcutter.environment.warnings import filter_warnings
 
 
 def test_only_what_is_no_news_is_silenced() -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        quiet()
+        filter_warnings()
         warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated", FutureWarning, stacklevel=1)
         warnings.warn("something new", UserWarning, stacklevel=1)
     assert [str(warning.message) for warning in told] == ["something new"]
