@@ -84,7 +84,7 @@ def test_sizes_are_found_in_the_data() -> None:
     cfg = read(CONFIGS, ["experiment=diabetes"])
     assert cfg.data.shape == [10]
     assert cfg.model.inputs == [10]
-    assert cfg.data.outputs == 1
+    assert cfg.data.num_classes == 1
 
 
 def test_a_project_may_have_groups_of_its_own(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from boltcutter.changes import Changes
 from boltcutter.config import ConfigError, DictConfig
 
-SHORT = ["model=linear", "data.workers=0", "test=false"]
+SHORT = ["model=linear", "data.num_workers=0", "test=false"]
 
 
 @pytest.fixture(scope="module")

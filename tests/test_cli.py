@@ -163,13 +163,13 @@ OPTIONS = [f"{p.parent.name}={p.stem}" for p in sorted(CONFIGS.glob("*/*.yaml"))
 @pytest.mark.parametrize("option", [option for option in OPTIONS if option not in ELSEWHERE])
 def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
     beside = {
-        "task=regression": ["data=synthetic", "data.kind=numbers"],
+        "task=regression": ["data=synthetic", "data.kind=regression"],
         "callback=keras_file": ["model=keras_convnet"],
         "data=tabular": ["experiment=diabetes"],
-        "data=images": ["data.outputs=3"],
+        "data=images": ["data.num_classes=3"],
         "trainer=ddp": ["trainer.devices=1"],
-        "data=shards": ["data.path=x", "data.shape=[1,8,8]", "data.outputs=10"],
-        "data=tokens": ["data.path=x", "data.outputs=256", *TEXT],
+        "data=shards": ["data.path=x", "data.shape=[1,8,8]", "data.num_classes=10"],
+        "data=tokens": ["data.path=x", "data.vocab_size=256", *TEXT],
         "data=text": TEXT,
         "data=text_bpe": TEXT,
         "model=gpt": ["data=text", *TEXT],

@@ -65,7 +65,10 @@ def test_the_script(script: Script) -> None:
     [
         (["devices=0"], "devices=0 is not a number of devices; try devices=8"),
         (["memory=80"], "memory=80 is not an amount of memory; try memory=80GiB"),
-        (["task=regression"], "task=regression wants numbers, but data=digits has classes; try task=classification"),
+        (
+            ["task=regression"],
+            "task=regression expects regression data, but data=digits is classification data; try task=classification",
+        ),
         (["model=mpl"], "model=mpl: no such option; did you mean mlp?"),
         (["run=/nowhere"], "run=/nowhere: no run there"),
     ],

@@ -199,9 +199,9 @@ class Spy(Callback):
             file.write(json.dumps([trainer.current_epoch, batch_idx, inputs]) + "\\n")
 """
 PER_BATCH, COUNT = 8, 240
-TOKENS = ["data=tokens", "data.shape=[16]", "data.outputs=5000", "model=gpt", "model.layers=1", "model.width=16"]
+TOKENS = ["data=tokens", "data.shape=[16]", "data.vocab_size=5000", "model=gpt", "model.layers=1", "model.width=16"]
 TOKENS += ["model.heads=1", "model.dropout=0.1", "task=language", "data.split=[0.8,0.1,0.1]"]
-SHARDS = ["data=shards", "data.shape=[1,2,3]", "data.outputs=4", "data.split=[0.8,0.1,0.1]", "model=mlp"]
+SHARDS = ["data=shards", "data.shape=[1,2,3]", "data.num_classes=4", "data.split=[0.8,0.1,0.1]", "model=mlp"]
 ON_DISK = {"tokens": TOKENS, "npy": SHARDS, "tar": SHARDS}
 
 
@@ -294,9 +294,9 @@ def alone(kind: str, folder: Path, index: Path) -> Any:
     """The data module of one process."""
     settings: dict[str, Any] = {"path": str(folder), "split": (0.8, 0.1, 0.1), "batch_size": PER_BATCH, "seed": 3}
     data: Any = (
-        Tokens(shape=(16,), outputs=5000, **settings)
+        Tokens(shape=(16,), vocab_size=5000, **settings)
         if kind == "tokens"
-        else Shards(shape=(1, 2, 3), outputs=4, index=index, **settings)
+        else Shards(shape=(1, 2, 3), num_classes=4, index=index, **settings)
     )
     data.setup("fit")
     return data

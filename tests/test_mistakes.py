@@ -107,8 +107,8 @@ MISTAKES = [
     # Values that a constructor refuses.
     ("seed=-1", "seed=-1 is not in [0, 4294967295]; try 0"),
     ("data.batch_size=-4", "data.batch_size=-4 is not a number of samples; try 64"),
-    ("data.workers=-1", "data.workers=-1 is not a number of processes; try 0"),
-    ("data.shape=[1,9,9]", "data.shape=(1, 9, 9), data.outputs=10: digits have (1, 8, 8) and 10; leave both alone"),
+    ("data.num_workers=-1", "data.num_workers=-1 is not a number of processes; try 0"),
+    ("data.shape=[1,9,9]", "data.shape=(1, 9, 9), data.num_classes=10: digits have (1, 8, 8) and 10; leave both alone"),
     ("model=mlp model.dropout=2", "model.dropout=2.0 is not in [0, 1); try 0.1"),
     ("model=mlp model.hidden=[]", "model.hidden=[] leaves no hidden layer; try model=linear"),
     ("model.inputs=[3]", "model.inputs=(3,): ConvNet needs (channels, height, width)"),
@@ -136,9 +136,18 @@ MISTAKES = [
     ),
     ("trainer.accelerator=cpu trainer.devices=3", "data.batch_size=64 does not divide over 3 ranks; try 66"),
     # What does not go together.
-    ("task.metrics.f1.num_classes=3", "task.metrics.f1.num_classes=3, but data.outputs=10; say task.metrics.f1.num_cl"),
-    ("task=regression", "task=regression wants numbers, but data=digits has classes; try task=classification"),
-    ("data=synthetic data.kind=numbers", "wants classes, but data=synthetic has numbers; try task=regression"),
+    (
+        "task.metrics.f1.num_classes=3",
+        "task.metrics.f1.num_classes=3, but data.num_classes=10; say task.metrics.f1.num_cl",
+    ),
+    (
+        "task=regression",
+        "task=regression expects regression data, but data=digits is classification data; try task=classification",
+    ),
+    (
+        "data=synthetic data.kind=regression",
+        "expects classification data, but data=synthetic is regression data; try task=regression",
+    ),
     ("experiment=diabetes model=convnet ~model.hidden", "model.inputs=(10,): ConvNet needs (channels, height, width)"),
     ("callback.best.monitor=val/acc", "callback.best.monitor=val/acc is never logged; did you mean val/accuracy?"),
     (f"{STOPPING} callback.early_stopping.monitor=val/los", "callback.early_stopping.monitor=val/los is never logged;"),

@@ -11,7 +11,7 @@ from boltcutter.restart import differences
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "try", "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 TASK = JOB | STEP | {"SLURM_STEP_TASKS_PER_NODE": "1"}
-WORDS = [*QUICK, "model=linear", "data.workers=0", "trainer.max_epochs=1", "trainer.accelerator=cpu", "test=false"]
+WORDS = [*QUICK, "model=linear", "data.num_workers=0", "trainer.max_epochs=1", "trainer.accelerator=cpu", "test=false"]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from boltcutter.sharding import RankSampler, SeededBatch, shard_loader, shard_loaders
 
 QUIET = ["logger=null", "report=false", "model=linear", "data=digits", "scheduler=constant", "trainer.accelerator=cpu"]
-QUIET += ["data._target_=loaders.Foreign", "data.shape=[4]", "data.outputs=3"]
+QUIET += ["data._target_=loaders.Foreign", "data.shape=[4]", "data.num_classes=3"]
 
 
 def parts(loader: Any, world_size: int, *, training: bool = True, **settings: Any) -> list[list[list[int]]]:
@@ -188,7 +188,7 @@ def test_two_ranks_train_different_samples(script: Script, tmp_path: Path, kind:
 def test_a_foreign_loader_is_resumed_in_mid_epoch(
     script: Script, tmp_path: Path, kind: str, ranks: int, workers: int
 ) -> None:
-    settings = [f"+data.kind={kind}", f"data.workers={workers}", "trainer.max_epochs=3", "test=false"]
+    settings = [f"+data.kind={kind}", f"data.num_workers={workers}", "trainer.max_epochs=3", "test=false"]
     if kind != "stream":
         settings += ["scheduler=onecycle"]  # asks for the loader before the checkpoint's position is restored
     train(script, tmp_path / "whole", *settings, ranks=ranks)

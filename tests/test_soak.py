@@ -122,7 +122,7 @@ class Soak:
         words = [*WORDS, f"trainer.devices={processes}", *(w for choice in CHOICES for w in draw.choice(choice))]
         whole, seconds = self.untouched(words, processes)
         folder = self.place / f"run-{number}"
-        words = [*words, f"data.workers={draw.choice((0, 2))}", f"folder={folder}"]
+        words = [*words, f"data.num_workers={draw.choice((0, 2))}", f"folder={folder}"]
         said, history = folder.with_suffix(".txt"), []
         for hits in range(draw.choice((1, 2, 3)), -1, -1):
             began = (folder / "record.json").is_file()

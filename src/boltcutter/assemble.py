@@ -136,7 +136,7 @@ def check_cfg(cfg: DictConfig) -> DictConfig:
     Raises:
         ConfigError: There are mistakes, a line for each.
     """
-    unknown = [key for key in ("shape", "outputs", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
+    unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
     if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_alone):
         data = build.build(cfg.data, "data")
         if is_project_data(data):  # a foreign data module may mean something else by null

@@ -190,11 +190,11 @@ def check_kinds(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataM
         ConfigError: It does not.
     """
     wants, has = str(getattr(task, "kind", None)), str(getattr(data, "kind", None))
-    fitting = {"classes": "classification", "numbers": "regression", "tokens": "language"}
+    fitting = {"classification": "classification", "regression": "regression", "language_modeling": "language"}
     if wants in fitting and has in fitting and wants != has:  # a foreign class may call anything its kind
         picked = cfg.choices
         raise ConfigError(
-            f"task={picked.task} wants {wants}, but data={picked.data} has {has}; try task={fitting[has]}"
+            f"task={picked.task} expects {wants} data, but data={picked.data} is {has} data; try task={fitting[has]}"
         )
 
 
@@ -214,13 +214,13 @@ def check_classes(cfg: DictConfig) -> None:
     Raises:
         ConfigError: One counts others.
     """
-    outputs, metrics = (cfg.get("data") or {}).get("outputs"), cfg.task.get("metrics")
+    outputs, metrics = (cfg.get("data") or {}).get("num_classes"), cfg.task.get("metrics")
     for name in map(str, metrics if isinstance(metrics, DictConfig) else ()):
         metric = metrics[name]
         classes = metric.get("num_classes") if isinstance(metric, DictConfig) else None
         if isinstance(outputs, int) and isinstance(classes, int) and classes != outputs:
             key = f"task.metrics.{name!s}.num_classes"
-            raise ConfigError(f"{key}={classes}, but data.outputs={outputs}; say {key}={outputs}, or leave it out")
+            raise ConfigError(f"{key}={classes}, but data.num_classes={outputs}; say {key}={outputs}, or leave it out")
 
 
 def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:

@@ -202,7 +202,7 @@ def _restore(data: Any, checkpoint: str) -> dict[str, Any]:
 
 
 def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str) -> pd.DataFrame:
-    if kind == "numbers":
+    if kind == "regression":
         columns = (
             ["prediction"] if predictions.size(1) == 1 else [f"prediction_{t}" for t in range(predictions.size(1))]
         )

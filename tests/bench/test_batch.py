@@ -39,7 +39,13 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(1200)
 def test_real_trainings_under_a_limit_of_memory(tmp_path: Path) -> None:
     # 1.5 GiB of images in one batch against a process that may take less; half of it fits.
-    words = ["data=synthetic", "data.length=6000", "data.shape=[1,256,256]", "data.batch_size=4096", "model=linear"]
+    words = [
+        "data=synthetic",
+        "data.num_samples=6000",
+        "data.shape=[1,256,256]",
+        "data.batch_size=4096",
+        "model=linear",
+    ]
     done = bench(*words, "limit_gib=2.6")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

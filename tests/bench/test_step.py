@@ -66,4 +66,4 @@ def test_a_gpu_that_is_not_there_is_told() -> None:
 def test_what_is_measured_on_a_gpu_is_understood(name: str) -> None:
     words = [word for word in step.ON_CUDA[name].words if word != step.CUDA]
     cfg = harness.resolved([*words, *step.AS_SHIPPED, step.CPU])
-    assert cfg["data"]["length"] >= 10_000 if "length" in cfg["data"] else cfg["data"]["outputs"] == 50304
+    assert cfg["data"]["num_samples"] >= 10_000 if "num_samples" in cfg["data"] else cfg["data"]["vocab_size"] == 50304

@@ -72,8 +72,8 @@ def untouched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[
     ("name", "to", "words", "resume"),
     [
         ("SIGTERM", "first", [], []),
-        ("SIGTERM", "group", ["data.workers=2"], ["data.workers=0"]),
-        ("SIGINT", "first", [], ["data.workers=1"]),
+        ("SIGTERM", "group", ["data.num_workers=2"], ["data.num_workers=0"]),
+        ("SIGINT", "first", [], ["data.num_workers=1"]),
         ("SIGUSR2", "group", TWO, []),  # one rank is started by the other, as Lightning does it
         ("SIGTERM", "last", TWO, []),  # both as by torchrun
     ],
@@ -248,7 +248,7 @@ def test_ranks_wait_for_one_another_no_longer_than_the_timeout(two_ranks: Script
 @pytest.mark.slow
 def test_torchrun_signals_the_groups_of_ranks_and_all_save(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = [*TWO, "logger=null", "report=false", "model=linear", "trainer.max_epochs=100000", "data.workers=2"]
+    words = [*TWO, "logger=null", "report=false", "model=linear", "trainer.max_epochs=100000", "data.num_workers=2"]
     command = [*TORCHRUN, "scripts/train.py", *words, f"folder={folder}"]
     with (
         open(tmp_path / "said", "wb") as said,

@@ -150,7 +150,7 @@ class Slow:
 
 
 class Language(Timed):
-    kind = "tokens"
+    kind = "language_modeling"
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -171,7 +171,7 @@ def slow(folder: Path, clock: Clock, devices: int = 1, **settings: Any) -> Recor
 
 def test_waiting_for_data_is_told_once_with_its_remedy(tmp_path: Path, clock: Clock) -> None:
     with pytest.warns(
-        UserWarning, match=r"data.workers=0: training waits for data 33% .* set data.workers=2, or"
+        UserWarning, match=r"data.num_workers=0: training waits for data 33% .* set data.num_workers=2, or"
     ) as told:
         log = slow(tmp_path, clock)
     assert sum("waits for data" in str(warning.message) for warning in told) == 1

@@ -27,7 +27,7 @@ def test_split_depends_on_the_seed() -> None:
 
 
 def test_other_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"data.shape=\(1, 28, 28\), data.outputs=10: digits have"):
+    with pytest.raises(ValueError, match=r"data.shape=\(1, 28, 28\), data.num_classes=10: digits have"):
         Digits(shape=(1, 28, 28))
 
 

@@ -51,7 +51,7 @@ def test_class_folders_are_cut_into_three_stratified_splits(flat: Path) -> None:
     assert len(train | val | test) == 60
     assert [sum(grey == 100 for grey, _ in split) for split in (train, val, test)] == [14, 3, 3]
     assert data.classes == ["cat", "dog"]
-    assert data.sizes() == {"outputs": 2}
+    assert data.sizes() == {"num_classes": 2}
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_fingerprint_follows_names_sizes_and_shape(flat: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")
 def test_training_pictures_are_changed_the_same_by_any_worker(flat: Path) -> None:
-    def first(workers: int, augment: Augment | None) -> torch.Tensor:
-        data = Images(folder=flat, shape=SHAPE, batch_size=42, workers=workers, augment=augment)
+    def first(num_workers: int, augment: Augment | None) -> torch.Tensor:
+        data = Images(folder=flat, shape=SHAPE, batch_size=42, num_workers=num_workers, augment=augment)
         return torch.cat([inputs for inputs, _ in data.train_dataloader()])
 
     augment = Augment(shift=2, brightness=0.5)
@@ -116,11 +116,11 @@ def test_training_pictures_are_changed_the_same_by_any_worker(flat: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_picture_is_named(flat: Path, workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_damaged_picture_is_named(flat: Path, num_workers: int) -> None:
     for file in flat.glob("dog/*"):
         file.write_bytes(b"\x89PNG\r\n\x1a\n rest is lost")
-    loader = Images(folder=flat, shape=SHAPE, batch_size=30, workers=workers).train_dataloader()
+    loader = Images(folder=flat, shape=SHAPE, batch_size=30, num_workers=num_workers).train_dataloader()
     with pytest.raises(
         ValueError, match=r"^.*dog/\d+.png: not a whole PNG or JPEG picture \(.*\); remove or replace it$"
     ):
@@ -135,7 +135,7 @@ def test_folders_that_are_not_as_needed(tmp_path: Path, flat: Path) -> None:
             Images(folder=folder, **settings).setup("fit")
 
     told(r"data.folder=.*gone: no such folder; give one", tmp_path / "gone")
-    told(r"data.outputs=3, but .*pets has 2 class folders; give null", outputs=3)
+    told(r"data.num_classes=3, but .*pets has 2 class folders; give null", num_classes=3)
     told(r"data.shape=\[4, 8, 8\]: channels \(1 or 3\)", shape=(4, 8, 8))
     told(r"data.split=\[1.0, 0.0, 0.0\]: three shares", split=(1.0, 0.0, 0.0))
     told(r"data.folder=.*: only the class pets in .*; two or more", tmp_path)
@@ -150,9 +150,9 @@ def test_folders_that_are_not_as_needed(tmp_path: Path, flat: Path) -> None:
 
 def test_its_option_builds(flat: Path) -> None:
     cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "images.yaml")})
-    cfg.data.folder, cfg.data.workers = str(flat), 0
+    cfg.data.folder, cfg.data.num_workers = str(flat), 0
     data = build(cfg.data, "data")
     assert data.augment == Augment(flip=0.5, shift=4, brightness=0.2, contrast=0.2)
-    assert data.sizes() == {"outputs": 2}
+    assert data.sizes() == {"num_classes": 2}
     assert next(iter(data.val_dataloader()))[0].shape == (9, 3, 64, 64)
     assert data.read([flat / "cat"])[0].shape == (20, 3, 64, 64)

@@ -43,18 +43,18 @@ def batches(dataset: Any, rank: int = 0, world_size: int = 1, **settings: Any) -
     return [batch.tolist() for batch in loader]
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(3, marks=WORKERS)])
-def test_batches_do_not_depend_on_ranks_and_workers(workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [0, pytest.param(3, marks=WORKERS)])
+def test_batches_do_not_depend_on_ranks_and_workers(num_workers: int) -> None:
     alone = batches(Numbers(23))
     assert alone == [[100 + number for number in range(begin, min(23, begin + 4))] for begin in range(0, 23, 4)]
     assert batches(Numbers(23), drop_last=True) == alone[:5]
-    ranks = [batches(Numbers(23), rank, 2, workers=workers) for rank in range(2)]
+    ranks = [batches(Numbers(23), rank, 2, num_workers=num_workers) for rank in range(2)]
     assert [a + b for a, b in zip(*ranks, strict=True)] == alone
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=WORKERS)])
-def test_a_data_set_that_can_be_divided_is_read_once(workers: int) -> None:
-    ranks = [batches(Divided(23), rank, 2, workers=workers) for rank in range(2)]
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=WORKERS)])
+def test_a_data_set_that_can_be_divided_is_read_once(num_workers: int) -> None:
+    ranks = [batches(Divided(23), rank, 2, num_workers=num_workers) for rank in range(2)]
     assert sorted(number for rank in ranks for batch in rank for number in batch) == list(range(100, 123))
 
 
@@ -79,7 +79,7 @@ def test_copies_share_nothing() -> None:
 @pytest.mark.slow
 def test_two_ranks_end_together_and_equal_one(script: Script, tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(ROOT / "tests" / "foreign")}
-    words = ["data=synthetic", "data._target_=streams.Streams", "data.shape=[4]", "data.outputs=3", "model=linear"]
+    words = ["data=synthetic", "data._target_=streams.Streams", "data.shape=[4]", "data.num_classes=3", "model=linear"]
     words += ["scheduler=constant", "logger=null", "report=false", "trainer.accelerator=cpu", "trainer.max_epochs=2"]
     words += ["data.batch_size=8"]
     two = ["trainer=ddp", "trainer.devices=2"]

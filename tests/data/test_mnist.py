@@ -165,8 +165,8 @@ def test_an_unpacked_file_is_checked_too(tmp_path: Path) -> None:
 def test_settings_that_disagree_with_the_files(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"data.shape=\[1, 32, 32\], but .*train-images.* has \[1, 28, 28\]; make"):
         MNIST(folder=folder, shape=(1, 32, 32)).setup("fit")
-    with pytest.raises(ValueError, match=r"data.outputs=9, but .*train-labels.* has class 9; give more"):
-        MNIST(folder=folder, outputs=9).setup("fit")
+    with pytest.raises(ValueError, match=r"data.num_classes=9, but .*train-labels.* has class 9; give more"):
+        MNIST(folder=folder, num_classes=9).setup("fit")
     (folder / NAMES[1]).write_bytes((folder / NAMES[3]).read_bytes())
     with pytest.raises(
         ValueError, match=r"train-images.* has 400 pictures, but .*train-labels.* 100 labels; replace both"
@@ -174,14 +174,16 @@ def test_settings_that_disagree_with_the_files(folder: Path) -> None:
         MNIST(folder=folder).setup("fit")
     with pytest.raises(ValueError, match=r"data.val=0.5 is not a share"):
         MNIST(folder=folder, val=0.5)
-    with pytest.raises(ValueError, match=r"data.class_names has 1 names, but data.outputs=10"):
+    with pytest.raises(ValueError, match=r"data.class_names has 1 names, but data.num_classes=10"):
         MNIST(folder=folder, class_names=["a"])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")
 def test_only_training_pictures_are_changed_and_the_same_by_any_worker(folder: Path) -> None:
-    def epoch(workers: int, epoch: int, batch_size: int = 40) -> dict[int, torch.Tensor]:
-        data = MNIST(folder=folder, augment=Augment(rotate=20, brightness=0.5), workers=workers, batch_size=batch_size)
+    def epoch(num_workers: int, epoch: int, batch_size: int = 40) -> dict[int, torch.Tensor]:
+        data = MNIST(
+            folder=folder, augment=Augment(rotate=20, brightness=0.5), num_workers=num_workers, batch_size=batch_size
+        )
         loader = data.train_dataloader()
         loader.sampler.set_epoch(epoch)
         order = [i for batch in loader.sampler for i in batch]

@@ -30,9 +30,9 @@ class Numbers(DataModule):
     """Samples that are their own index; ``bad`` cannot be read."""
 
     def __init__(
-        self, length: int = 23, *, batch_size: int = 4, seed: int = 0, workers: int = 0, bad: int = -1
+        self, length: int = 23, *, batch_size: int = 4, seed: int = 0, num_workers: int = 0, bad: int = -1
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         self.length, self.bad = length, bad
 
     def load(self) -> Splits:
@@ -71,9 +71,9 @@ def saved(module: DataModule) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=WORKERS)])
-def test_loaders_give_each_sample_once(workers: int) -> None:
-    data = Numbers(workers=workers)
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=WORKERS)])
+def test_loaders_give_each_sample_once(num_workers: int) -> None:
+    data = Numbers(num_workers=num_workers)
     assert [i for batch in seen(data.val_dataloader()) for i in batch] == list(range(23))
     assert [i for batch in seen(data.test_dataloader()) for i in batch] == list(range(23))
     train = data.train_dataloader()
@@ -86,13 +86,13 @@ def test_loaders_give_each_sample_once(workers: int) -> None:
     assert seen(train) == first
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=WORKERS)])
-def test_a_checkpoint_goes_on_at_the_very_next_sample(workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=WORKERS)])
+def test_a_checkpoint_goes_on_at_the_very_next_sample(num_workers: int) -> None:
     whole = seen(Numbers().train_dataloader())
     for done in range(5):
-        before = Numbers(workers=workers)
+        before = Numbers(num_workers=num_workers)
         assert seen(before.train_dataloader(), done) == whole[:done]
-        after = Numbers(workers=workers)
+        after = Numbers(num_workers=num_workers)
         after.load_state_dict(saved(before))
         assert after.state_dict() == before.state_dict()  # saved again before any training
         assert seen(after.train_dataloader()) == whole[done:]
@@ -260,7 +260,7 @@ class Ordinary(DataModule):
     """Splits that are data sets of torch."""
 
     def __init__(self, split: Any, *, weighted: bool = False, collate: Any = None, **settings: Any) -> None:
-        super().__init__(**{"batch_size": 4, "seed": 0, "workers": 0, **settings})
+        super().__init__(**{"batch_size": 4, "seed": 0, "num_workers": 0, **settings})
         self.split, self.weighted, self.collate_fn = split, weighted, collate
 
     def load(self) -> Splits:
@@ -279,19 +279,19 @@ def stack(samples: list[Any]) -> tuple[Tensor, ...]:
 
 TENSORS = TensorDataset(torch.arange(92.0).view(23, 4), torch.arange(23))
 SPLITS = {
-    "plain": lambda workers: Ordinary(Plain(), workers=workers),
-    "collate": lambda workers: Ordinary(Plain(), workers=workers, collate=stack),
-    "subset": lambda workers: Ordinary(Subset(Plain(), range(1, 22)), workers=workers),
-    "weighted": lambda workers: Ordinary(Plain(), workers=workers, weighted=True),
-    "tensors": lambda workers: Ordinary(TENSORS, workers=workers),
-    "stream": lambda workers: Ordinary(Streamed(state=False), workers=workers),
-    "stateful": lambda workers: Ordinary(Streamed(state=True), workers=workers),
+    "plain": lambda num_workers: Ordinary(Plain(), num_workers=num_workers),
+    "collate": lambda num_workers: Ordinary(Plain(), num_workers=num_workers, collate=stack),
+    "subset": lambda num_workers: Ordinary(Subset(Plain(), range(1, 22)), num_workers=num_workers),
+    "weighted": lambda num_workers: Ordinary(Plain(), num_workers=num_workers, weighted=True),
+    "tensors": lambda num_workers: Ordinary(TENSORS, num_workers=num_workers),
+    "stream": lambda num_workers: Ordinary(Streamed(state=False), num_workers=num_workers),
+    "stateful": lambda num_workers: Ordinary(Streamed(state=True), num_workers=num_workers),
 }
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=WORKERS)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=WORKERS)])
 @pytest.mark.parametrize("kind", SPLITS)
-def test_data_sets_of_torch_are_resumed_at_the_very_next_sample(kind: str, workers: int) -> None:
+def test_data_sets_of_torch_are_resumed_at_the_very_next_sample(kind: str, num_workers: int) -> None:
     torch.manual_seed(0)
     make = SPLITS[kind]
     first = make(0)
@@ -299,7 +299,7 @@ def test_data_sets_of_torch_are_resumed_at_the_very_next_sample(kind: str, worke
     assert len(whole) == (10 if kind == "weighted" else 5)
     for done in (0, 2, 4):
         torch.manual_seed(0)
-        before, after = make(workers), make(2 - workers)
+        before, after = make(num_workers), make(2 - num_workers)
         loader = iter(before.train_dataloader())
         assert [next(loader)[0].tolist() for _ in range(done)] == whole[:done]
         after.load_state_dict(saved(before))
@@ -377,9 +377,9 @@ def test_ranks_come_from_lightning() -> None:
         data.train_dataloader()
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=WORKERS)])
-def test_an_error_is_one_line_also_from_a_worker(workers: int) -> None:
-    loader = Numbers(workers=workers, bad=7).train_dataloader()
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=WORKERS)])
+def test_an_error_is_one_line_also_from_a_worker(num_workers: int) -> None:
+    loader = Numbers(num_workers=num_workers, bad=7).train_dataloader()
     with pytest.raises(ValueError, match=r"^sample 7: damaged; replace it$"):
         seen(loader)
     if loader._iterator is not None:
@@ -418,8 +418,8 @@ def test_mistakes_are_told_on_one_line() -> None:
         split_indices(10, (0.5, 0.5, 0.5), 0)
     with pytest.raises(ValueError, match=r"^data: no 0.15 of 2 samples can be split off: .+$"):
         split_indices(2, (0.7, 0.15, 0.15), 0, np.array([0, 1]))
-    with pytest.raises(ValueError, match=r"data.workers=-1"):
-        Numbers(workers=-1)
+    with pytest.raises(ValueError, match=r"data.num_workers=-1"):
+        Numbers(num_workers=-1)
     with pytest.raises(ValueError, match=r"data.batch_size=0"):
         Numbers(batch_size=0)
     with pytest.raises(ValueError, match="data: in the train split, 3 samples are too few for batch_size=4"):
@@ -434,7 +434,7 @@ def test_options_tell_what_they_are_and_what_they_give(file: Path) -> None:
     text, cfg = file.read_text(), OmegaConf.load(file)
     assert text.startswith("# ")
     assert "seed: ${seed}" in text
-    assert {"_target_", "shape", "outputs", "batch_size", "workers"} <= set(cfg)
+    assert {"_target_", "shape", "num_classes", "batch_size", "num_workers"} <= set(cfg)
 
 
 @pytest.mark.parametrize(("accelerator", "pinned"), [(CPUAccelerator(), False), (CUDAAccelerator(), True)])

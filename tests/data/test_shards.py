@@ -62,7 +62,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {"npy": write_npy, "tar": write_tar
 
 def shards(folder: Path | str, **settings: Any) -> Shards:
     index = Path(folder) / "index" if Path(folder).is_dir() else Path("/nowhere")
-    data = Shards(path=str(folder), **{"shape": (2, 3), "outputs": 4, "batch_size": 16, "index": index} | settings)
+    data = Shards(path=str(folder), **{"shape": (2, 3), "num_classes": 4, "batch_size": 16, "index": index} | settings)
     data.setup("fit")
     return data
 
@@ -164,7 +164,7 @@ def test_pictures_in_a_tar_file_are_decoded(tmp_path: Path) -> None:
 def test_numbers_are_targets_too(tmp_path: Path) -> None:
     np.save(tmp_path / "inputs.npy", np.zeros((50, 6), np.float32))
     np.save(tmp_path / "targets.npy", np.ones((50, 2)))
-    x, y = next(iter(shards(tmp_path, kind="numbers", outputs=2).train_dataloader()))
+    x, y = next(iter(shards(tmp_path, kind="regression", num_classes=2).train_dataloader()))
     assert (x.dtype, y.dtype, x.shape[1:], y.shape[1:]) == (torch.float32, torch.float32, (2, 3), (2,))
 
 
@@ -175,7 +175,7 @@ def test_numbers_are_targets_too(tmp_path: Path) -> None:
         (lambda f: np.save(f / "targets-1.npy", np.zeros(3)), {}, r"250 inputs, but 3 targets in targets-1.npy; write"),
         (lambda f: (f / "inputs-0.npy").write_bytes(b"\x93NUMPY"), {}, r"inputs-0.npy: not a whole .npy file"),
         (lambda f: None, {"shape": (3, 3)}, r"npy: inputs of shape \[2, 3\], but data.shape=\[3, 3\]"),
-        (lambda f: None, {"outputs": 2}, r"npy: class [23], but data.outputs=2; give the number of classes"),
+        (lambda f: None, {"num_classes": 2}, r"npy: class [23], but data.num_classes=2; give the number of classes"),
         (lambda f: None, {"split": (0.9985, 0.0005, 0.001)}, r"data.split=.*: nothing is left for val; set data.val"),
         (lambda f: None, {"val": "none/*.tar"}, r"data.val=none/\*.tar: no such file"),
         (lambda f: None, {"dtype": "uint7"}, r"data.dtype=uint7 is no kind of number"),
@@ -197,10 +197,10 @@ def test_a_run_trains_on_shards(script: Script, tmp_path: Path) -> None:
         "data=shards",
         f"data.path={tmp_path}",
         "data.shape=[1,2,3]",
-        "data.outputs=4",
+        "data.num_classes=4",
         "model=mlp",
-        "data.workers=2",
+        "data.num_workers=2",
     ]
-    done = script("train", *QUICK, *words, "data.workers=2", f"folder={tmp_path}/run")
+    done = script("train", *QUICK, *words, "data.num_workers=2", f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "evaluation" / "test" / "confusion.png").is_file()

@@ -15,7 +15,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("shape", [(7,), (1, 28, 28), (3, 4, 5, 6)])
 def test_samples_have_the_wanted_form(dtype: str, shape: tuple[int, ...]) -> None:
-    data = Synthetic(shape=shape, dtype=dtype, length=100, outputs=4)  # type: ignore[arg-type]
+    data = Synthetic(shape=shape, dtype=dtype, num_samples=100, num_classes=4)  # type: ignore[arg-type]
     inputs, targets = next(iter(data.train_dataloader()))
     assert (inputs.shape, inputs.dtype) == ((64, *shape), getattr(torch, dtype))
     assert (targets.shape, targets.dtype) == ((64,), torch.int64)
@@ -25,17 +25,17 @@ def test_samples_have_the_wanted_form(dtype: str, shape: tuple[int, ...]) -> Non
 
 
 def test_targets_can_be_numbers() -> None:
-    data = Synthetic(kind="numbers", outputs=3, length=64)
+    data = Synthetic(kind="regression", num_classes=3, num_samples=64)
     _, targets = next(iter(data.train_dataloader()))
     assert (targets.shape, targets.dtype) == ((64, 3), torch.float32)
-    assert data.kind == "numbers"
+    assert data.kind == "regression"
     assert data.classes == []
 
 
 def test_noise_is_a_pure_function_of_seed_and_index() -> None:
-    assert Synthetic(length=20).fingerprint() == Synthetic(length=20).fingerprint()
-    assert Synthetic(length=20).fingerprint() != Synthetic(length=20, seed=1).fingerprint()
-    data, held = Synthetic(length=2000), Synthetic(length=2000, in_memory=True)
+    assert Synthetic(num_samples=20).fingerprint() == Synthetic(num_samples=20).fingerprint()
+    assert Synthetic(num_samples=20).fingerprint() != Synthetic(num_samples=20, seed=1).fingerprint()
+    data, held = Synthetic(num_samples=2000), Synthetic(num_samples=2000, in_memory=True)
     for module in (data, held):
         module.setup("fit")
         assert module.splits is not None
@@ -53,7 +53,7 @@ def test_noise_is_a_pure_function_of_seed_and_index() -> None:
 
 
 def test_normal_noise_has_mean_0_and_deviation_1() -> None:
-    data = Synthetic(length=500, dtype="float32", kind="numbers", outputs=3)
+    data = Synthetic(num_samples=500, dtype="float32", kind="regression", num_classes=3)
     data.setup("fit")
     inputs, targets = data.splits.train.__getitems__(Batch(range(500)))  # type: ignore[union-attr]
     for values in (inputs, targets):
@@ -62,7 +62,7 @@ def test_normal_noise_has_mean_0_and_deviation_1() -> None:
 
 
 def test_the_number_of_samples_costs_nothing() -> None:
-    data = Synthetic(length=10**8, shape=(100, 100))
+    data = Synthetic(num_samples=10**8, shape=(100, 100))
     loader = data.train_dataloader()
     inputs, _ = next(iter(loader))
     assert inputs.shape == (64, 100, 100)
@@ -97,11 +97,11 @@ def test_what_is_no_array_is_refused(tmp_path: Path) -> None:
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"data.shape=\[0\]: sizes of 1 or more"):
         Synthetic(shape=(0,))
-    with pytest.raises(ValueError, match=r"data.length=0"):
-        Synthetic(length=0)
+    with pytest.raises(ValueError, match=r"data.num_samples=0"):
+        Synthetic(num_samples=0)
 
 
 def test_its_option_builds() -> None:
     cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "synthetic.yaml")})
     data = build(cfg.data, "data")
-    assert (data.shape, data.seed, data.length) == ((1, 28, 28), 3, 10_000)
+    assert (data.shape, data.seed, data.num_samples) == ((1, 28, 28), 3, 10_000)

@@ -49,7 +49,7 @@ def indices(data: Tabular) -> list[list[int]]:
 
 def test_diabetes_is_scaled_by_its_training_patients() -> None:
     data = Tabular()
-    assert data.sizes() == {"shape": [10], "outputs": 1, "kind": "numbers"}
+    assert data.sizes() == {"shape": [10], "num_classes": 1, "kind": "regression"}
     train, _, test = parts(data)
     assert (train[0].dtype, train[1].dtype, train[1].shape) == (torch.float32, torch.float32, (310, 1))
     assert train[0].mean(0).abs().max() < 1e-5
@@ -57,7 +57,7 @@ def test_diabetes_is_scaled_by_its_training_patients() -> None:
     assert test[0].mean(0).abs().max() > 1e-3
     assert data.statistics["target_mean"] == [pytest.approx(train[1].mean().item())]
     assert data.statistics["target_std"] == [pytest.approx(train[1].std(correction=0).item())]
-    assert data.kind == "numbers"
+    assert data.kind == "regression"
     assert 30 < data.statistics["numbers"]["age"][0] < 70  # years, not what scikit-learn scales by all patients
     assert data.statistics["columns"][:3] == ["age", "sex", "bmi"]
 
@@ -68,8 +68,8 @@ def test_columns_become_numbers(path: Path) -> None:
     rows = table().iloc[indices(data)[0]]
     assert data.sizes() == {
         "shape": [8],
-        "outputs": 1,
-        "kind": "numbers",
+        "num_classes": 1,
+        "kind": "regression",
     }  # age, three cities, smokes, rooms, two kinds
     assert data.statistics["categories"] == {"city": ["Lima", "Oslo", "Rome"], "kind": ["flat", "house"]}
     assert np.array_equal(inputs[:, 1:4], rows["city"].to_numpy()[:, None] == np.array([["Lima", "Oslo", "Rome"]]))
@@ -147,9 +147,9 @@ def test_there_may_be_no_test_rows(path: Path) -> None:
 def test_text_and_truth_values_are_classes(path: Path, target: str, classes: list[str]) -> None:
     data = Tabular(path=path, target=target)
     splits = parts(data)
-    assert data.kind == "classes"
+    assert data.kind == "classification"
     assert data.classes == data.statistics["classes"] == classes
-    assert data.sizes()["outputs"] == 2
+    assert data.sizes()["num_classes"] == 2
     shares = [targets.float().mean().item() for _, targets in splits]
     assert shares[1:] == pytest.approx([shares[0]] * 2, abs=0.03)
     assert splits[0][1].dtype == torch.int64
@@ -158,16 +158,16 @@ def test_text_and_truth_values_are_classes(path: Path, target: str, classes: lis
 
 def test_whole_numbers_are_classes_if_told_so_and_keep_their_order(path: Path) -> None:
     table().assign(rooms=np.arange(200) % 20).to_csv(path, index=False)
-    data = Tabular(path=path, target="rooms", kind="classes", split=(0.6, 0.2, 0.2))
+    data = Tabular(path=path, target="rooms", kind="classification", split=(0.6, 0.2, 0.2))
     parts(data)
     assert data.classes == [str(number) for number in range(20)]
-    assert Tabular(path=path, target="rooms").sizes()["outputs"] == 1
+    assert Tabular(path=path, target="rooms").sizes()["num_classes"] == 1
 
 
 def test_several_targets_and_columns_left_out(path: Path) -> None:
     data = Tabular(path=path, target=["price", "rooms"], ignore=["city", "kind"])
     targets = parts(data)[0][1]
-    assert data.sizes() == {"shape": [2], "outputs": 2, "kind": "numbers"}
+    assert data.sizes() == {"shape": [2], "num_classes": 2, "kind": "regression"}
     assert targets.shape == (140, 2)
     assert data.statistics["target_std"] == pytest.approx(targets.double().std(0, correction=0).tolist())
 
@@ -196,7 +196,7 @@ def test_a_checkpoint_is_enough_to_predict(path: Path) -> None:
     found, names = after.read([new])
     assert torch.equal(found, wanted[0])
     assert names == wanted[1] == [f"{new}:{row}" for row in (1, 2, 3)]
-    assert (after.kind, after.classes) == ("classes", ["flat", "house"])
+    assert (after.kind, after.classes) == ("classification", ["flat", "house"])
 
 
 def test_another_table_is_scaled_as_the_checkpoint_says(path: Path, tmp_path: Path) -> None:
@@ -243,9 +243,9 @@ def test_nothing_is_not_the_word_none(tmp_path: Path) -> None:
         ),
         ({"ignore": ["x"]}, r"^data.ignore: data.path=.* has no column x; it has age"),
         ({"target": ["price", "kind"]}, r"data.target=\['price', 'kind'\]: classes come from one column"),
-        ({"target": "kind", "kind": "numbers"}, r"column kind must have numbers: .*; correct it"),
+        ({"target": "kind", "kind": "regression"}, r"column kind must have numbers: .*; correct it"),
         ({"shape": (3,)}, r"^data.shape=\(3,\), but data.path=.* has \(8,\); give null to take that$"),
-        ({"outputs": 2}, r"^data.outputs=2, but data.path=.* has 1; give null"),
+        ({"num_classes": 2}, r"^data.num_classes=2, but data.path=.* has 1; give null"),
         ({"ignore": ["age", "city", "smokes", "rooms", "kind"]}, r"no column is left to predict from"),
         ({"path": Path("homes.xlsx")}, r"^homes.xlsx: expected a name that ends in .csv, .csv.gz or .parquet"),
         ({"path": Path("gone.csv")}, r"^gone.csv: no such file; give the path of a table$"),
@@ -297,9 +297,9 @@ def test_dates_are_refused(tmp_path: Path) -> None:
 
 def test_its_option_builds(path: Path) -> None:
     cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "tabular.yaml")})
-    assert build(cfg.data, "data").sizes() == {"shape": [10], "outputs": 1, "kind": "numbers"}
+    assert build(cfg.data, "data").sizes() == {"shape": [10], "num_classes": 1, "kind": "regression"}
     cfg.data.path, cfg.data.target, cfg.data.shape = str(path), ["price", "rooms"], [7]
-    assert build(cfg.data, "data").sizes() == {"shape": [7], "outputs": 2, "kind": "numbers"}
+    assert build(cfg.data, "data").sizes() == {"shape": [7], "num_classes": 2, "kind": "regression"}
 
 
 def test_classes_of_text_are_trained_on_without_a_test_split(script: Script, path: Path, tmp_path: Path) -> None:

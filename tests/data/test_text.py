@@ -37,7 +37,7 @@ def said(data: Text, split: str) -> str:
     return "".join("|" if t == data.tokenizer.end else data.tokenizer.decode([t]) for t in windows.parts[0][0].tolist())
 
 
-@pytest.mark.parametrize("settings", [{}, {"tokenizer": "bpe", "outputs": 280}], ids=["bytes", "bpe"])
+@pytest.mark.parametrize("settings", [{}, {"tokenizer": "bpe", "vocab_size": 280}], ids=["bytes", "bpe"])
 def test_each_document_is_in_one_split_and_nothing_else_is(folder: Path, settings: dict[str, Any]) -> None:
     data = text(folder, **settings)
     documents = {split: said(data, split).split("|")[:-1] for split in ("train", "val", "test")}
@@ -83,10 +83,10 @@ def test_text_is_tokenized_once(folder: Path) -> None:
 
 
 def test_a_checkpoint_keeps_the_tokenizer(folder: Path) -> None:
-    before = text(folder, tokenizer="bpe", outputs=280)
+    before = text(folder, tokenizer="bpe", vocab_size=280)
     for path in folder.rglob("*.txt"):
         path.write_text(path.read_text().replace("document", "Dokument"))
-    after = text(folder, tokenizer="bpe", outputs=280)  # as Lightning does: set up, then told what was
+    after = text(folder, tokenizer="bpe", vocab_size=280)  # as Lightning does: set up, then told what was
     assert after.statistics != before.statistics
     after.load_state_dict(before.state_dict())
     after.train_dataloader()
@@ -111,8 +111,8 @@ def test_pythons_own_library_is_there(tmp_path: Path) -> None:
         ({"split": (0.5, 0.5, 0.5)}, r"^data.split=\[0.5, 0.5, 0.5\]"),
         ({"shape": (0,)}, r"^data.shape=\[0\] is not a number of tokens; try \[256\]"),
         ({"shape": (9999,)}, r"train.bin: \d+ tokens are too few for a window of 9999; lower data.shape=\[9999\]"),
-        ({"tokenizer": "bpe"}, r"^data.outputs=256: 256 bytes and an end are the least"),
-        ({"outputs": 100}, r"^data.outputs=100, but the tokenizer has 256 tokens; set data.outputs=256"),
+        ({"tokenizer": "bpe"}, r"^data.vocab_size=256: 256 bytes and an end are the least"),
+        ({"vocab_size": 100}, r"^data.vocab_size=100, but the tokenizer has 256 tokens; set data.vocab_size=256"),
     ],
 )
 def test_mistakes_are_one_line(folder: Path, settings: dict[str, Any], message: str) -> None:

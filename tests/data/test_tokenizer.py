@@ -42,7 +42,7 @@ def test_a_file_of_a_tokenizer_is_read(tmp_path: pytest.TempPathFactory) -> None
 def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"^data.tokenizer=bpee: No such file or directory; give bytes, bpe, or the"):
         make_tokenizer("bpee")
-    with pytest.raises(ValueError, match=r"^data.outputs=256: 256 bytes and an end are the least for .*; try 4096$"):
+    with pytest.raises(ValueError, match=r"^data.vocab_size=256: 256 bytes and an end are the least for .*; try 4096$"):
         train_bpe(ENCODED, 256)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ValueError, match=r"^data.tokenizer: the package tokenizers is not installed; pip install .*"):

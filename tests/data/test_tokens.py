@@ -14,7 +14,7 @@ from boltcutter.data.tokens import Tokens, Windows
 
 
 def tokens(path: Path | str, **settings: Any) -> Tokens:
-    data = Tokens(path=str(path), **{"shape": (8,), "outputs": 1000, "batch_size": 4} | settings)
+    data = Tokens(path=str(path), **{"shape": (8,), "vocab_size": 1000, "batch_size": 4} | settings)
     data.setup("fit")
     return data
 
@@ -165,13 +165,15 @@ def test_a_token_beyond_the_vocabulary_is_told(tmp_path: Path, split: str) -> No
     parts = [*parts, (np.zeros(50, np.uint16), Path("b.bin"))] if split == "two" else parts
     found = Windows(parts, 8, 1000)
     found.__getitems__(Batch([0, 1, 8]))
-    with pytest.raises(ValueError, match=r"^a.bin: token 1000 is not one of the 1000 of the vocabulary; set data.outp"):
+    with pytest.raises(
+        ValueError, match=r"^a.bin: token 1000 is not one of the 1000 of the vocabulary; set data.vocab_size"
+    ):
         found.__getitems__(Batch([0, 9]))
 
 
 def test_short_windows_are_fetched_by_the_pages_that_they_are_in(tmp_path: Path) -> None:
     np.arange(400_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
-    data = Tokens(path=str(tmp_path / "a.bin"), shape=(8,), outputs=65536, batch_size=16)
+    data = Tokens(path=str(tmp_path / "a.bin"), shape=(8,), vocab_size=65536, batch_size=16)
     loader = data.train_dataloader()
     asked = []
     windows = loader.dataset

@@ -66,9 +66,9 @@ class Buckets(Sampler[list[int]]):
 class Foreign(L.LightningDataModule):
     """As others write them; only its name and its arguments are made to suit the tests."""
 
-    def __init__(self, kind: str, notes: str, workers: int = 0, shape: Any = (4,), outputs: int = 3) -> None:
+    def __init__(self, kind: str, notes: str, num_workers: int = 0, shape: Any = (4,), num_classes: int = 3) -> None:
         super().__init__()
-        self.kind, self.notes, self.workers = kind, Path(notes), workers
+        self.kind, self.notes, self.num_workers = kind, Path(notes), num_workers
 
     def train_dataloader(self) -> DataLoader[Any]:
         data, weights = Numbers(), [1.0 + index for index in range(LENGTH)]
@@ -84,7 +84,7 @@ class Foreign(L.LightningDataModule):
         if self.kind == "distributed":
             ranks = {"num_replicas": int(os.environ.get("WORLD_SIZE", 1)), "rank": int(os.environ.get("RANK", 0))}
             options["distributed"] = {"batch_size": 4, "sampler": DistributedSampler(data, **ranks)}
-        chosen: dict[str, Any] = {"dataset": data, "num_workers": self.workers} | options[self.kind]
+        chosen: dict[str, Any] = {"dataset": data, "num_workers": self.num_workers} | options[self.kind]
         if self.kind == "unbatched":
             chosen["dataset"] = Fetched()
         return DataLoader(**chosen)

@@ -37,13 +37,13 @@ class Streams(DataModule):
         *,
         divided: bool = False,
         shape: tuple[int] = (4,),
-        outputs: int = 3,
+        num_classes: int = 3,
         batch_size: int = 8,
         seed: int = 0,
-        workers: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
-        self.divided, self.shape, self.outputs, self.classes = divided, shape, outputs, ["a", "b", "c"]
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
+        self.divided, self.shape, self.num_classes, self.classes = divided, shape, num_classes, ["a", "b", "c"]
 
     def load(self) -> Splits:
         train: Any = Divided if self.divided else Numbers

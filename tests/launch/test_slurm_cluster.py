@@ -109,7 +109,7 @@ def test_of_an_array_one_task_starts_again_alone(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_what_is_cancelled_has_saved_and_goes_on_when_told(cluster: Cluster) -> None:
-    folder, _ = cluster.submit("cancelled", *WORDS, "trainer.max_epochs=60", "data.workers=2")
+    folder, _ = cluster.submit("cancelled", *WORDS, "trainer.max_epochs=60", "data.num_workers=2")
     wait_until(lambda: is_training(folder, 1), folder)
     refused = cluster.launch("launch=slurm", f"resume={folder}")
     assert refused.returncode == 2

@@ -140,7 +140,7 @@ CORPUS += [
 ]
 
 
-BPE = ["data.tokenizer=bpe", "data.outputs=300", "model.dropout=0.1"]
+BPE = ["data.tokenizer=bpe", "data.vocab_size=300", "model.dropout=0.1"]
 
 
 def words(tmp_path: Path, *more: str) -> list[str]:
@@ -221,7 +221,7 @@ def test_a_text_is_gone_on_with(script: Script, whole: Path) -> None:
 
 
 def test_gpt_124m_takes_a_step_at_a_smaller_size(script: Script, tmp_path: Path) -> None:
-    small = ["model.layers=1", "model.width=48", "data.shape=[16]", "data.outputs=300", "data.batch_size=2"]
+    small = ["model.layers=1", "model.width=48", "data.shape=[16]", "data.vocab_size=300", "data.batch_size=2"]
     short = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=1", "task.compile=false", "trainer.devices=1"]
     mine = [word for word in words(tmp_path) if word.startswith(("data.path", "data.cache", "logger", "~"))]
     done = script("train", "experiment=gpt_124m", *mine, *small, *short, "report=false", f"folder={tmp_path}/run")

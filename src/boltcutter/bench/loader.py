@@ -62,7 +62,7 @@ def arrays(folder: Path, *, files: int, count: int, shape: tuple[int, ...], batc
     for number in range(files):
         np.save(folder / f"inputs-{number}.npy", _random((count // files, *shape), np.uint8, 256))
         np.save(folder / f"targets-{number}.npy", _random(count // files, np.int64, 10))
-    data = _made("shards.Shards", path=str(folder), shape=shape, outputs=10, batch_size=batch_size)
+    data = _made("shards.Shards", path=str(folder), shape=shape, num_classes=10, batch_size=batch_size)
     train = data.splits.train
     inputs, targets = (_indexing([getattr(shard, name) for shard in train.shards]) for name in ("inputs", "targets"))
     return data, _places(train), lambda at: (inputs(at), targets(at))
@@ -78,7 +78,7 @@ def archive(folder: Path, *, count: int, shape: tuple[int, ...], batch_size: int
                 member = tarfile.TarInfo(name)
                 member.size = len(contents)
                 file.addfile(member, io.BytesIO(contents))
-    data = _made("shards.Shards", path=str(folder), shape=shape, outputs=10, batch_size=batch_size, index=folder)
+    data = _made("shards.Shards", path=str(folder), shape=shape, num_classes=10, batch_size=batch_size, index=folder)
     train = data.splits.train
     (shard,) = train.shards
     size = int(np.prod(shape))
@@ -91,12 +91,12 @@ def archive(folder: Path, *, count: int, shape: tuple[int, ...], batch_size: int
 LARGE = {"context": 1024, "batch_size": 16}
 SMALL = {"context": 128, "batch_size": 8}
 WORKS: dict[str, Callable[[Path, int], Work]] = {
-    "memory, 28 x 28 bytes, batch 64": lambda f, n: in_memory(f, shape=(1, 28, 28), length=64 * n, batch_size=64),
+    "memory, 28 x 28 bytes, batch 64": lambda f, n: in_memory(f, shape=(1, 28, 28), num_samples=64 * n, batch_size=64),
     "memory, 3 x 32 x 32 bytes, batch 128": lambda f, n: in_memory(
-        f, shape=(3, 32, 32), length=128 * n, batch_size=128
+        f, shape=(3, 32, 32), num_samples=128 * n, batch_size=128
     ),
     "memory, 3 x 64 x 64 floats, batch 64": lambda f, n: in_memory(
-        f, shape=(3, 64, 64), length=64 * n, batch_size=64, dtype="float32"
+        f, shape=(3, 64, 64), num_samples=64 * n, batch_size=64, dtype="float32"
     ),
     # >>> language
     "tokens, 16 x 1024": lambda f, n: tokens(f, files=1, count=16 * 1100 * n, **LARGE),

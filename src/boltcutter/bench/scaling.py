@@ -14,7 +14,7 @@ from boltcutter.bench.turns import Table
 
 BATCH = 64  # samples of each process
 WORK = Work(
-    (CPU, "data=synthetic", "data.in_memory=true", "data.length=30000", "model=convnet"), 10, 3, 12, 10, 3, (), {}
+    (CPU, "data=synthetic", "data.in_memory=true", "data.num_samples=30000", "model=convnet"), 10, 3, 12, 10, 3, (), {}
 )
 ALONE = f"data.batch_size={BATCH}"
 TOGETHER = ("trainer=ddp", "trainer.devices=2", f"data.batch_size={2 * BATCH}")

@@ -57,16 +57,16 @@ CPU, CUDA = "trainer.accelerator=cpu", "trainer.accelerator=cuda"
 NOISE = ("data=synthetic", "data.in_memory=true")
 WORKS = {
     "mlp": Work(
-        (CPU, *NOISE, "data.length=60000", "model=mlp", "model.hidden=[64,128,64]"),
+        (CPU, *NOISE, "data.num_samples=60000", "model=mlp", "model.hidden=[64,128,64]"),
         50, 10, 60, 12, 3, (OURS, GUIDE, BEST, BEST_COMPILED, PLAIN), {(OURS, GUIDE): 1.0, (OURS, FASTEST): 1.35},
     ),
     "convnet": Work(
-        (CPU, *NOISE, "data.length=10000", "model=convnet"),
+        (CPU, *NOISE, "data.num_samples=10000", "model=convnet"),
         10, 2, 10, 12, 2, (OURS, COMPILED, GUIDE, BEST_COMPILED),
         {(OURS, GUIDE): 0.95, (COMPILED, GUIDE): 0.8, (COMPILED, FASTEST): 1.05},
     ),
     "resnet": Work(
-        (CPU, *NOISE, "data.length=2000", "data.shape=[3,32,32]", "data.batch_size=128", "model=resnet"),
+        (CPU, *NOISE, "data.num_samples=2000", "data.shape=[3,32,32]", "data.batch_size=128", "model=resnet"),
         5, 0, 1, 6, 1, (OURS, COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, GUIDE): 0.9, (COMPILED, FASTEST): 1.03},
     ),
     "gpt": Work(
@@ -74,17 +74,17 @@ WORKS = {
         5, 0, 2, 8, 2, (OURS, COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, GUIDE): 0.95, (COMPILED, FASTEST): 1.03},
     ),
     "keras": Work(  # without dropout, whose seeds Keras's fit draws otherwise
-        (CPU, *NOISE, "data.length=10000", "model=keras_convnet", "model.dropout=0"),
+        (CPU, *NOISE, "data.num_samples=10000", "model=keras_convnet", "model.dropout=0"),
         10, 2, 10, 12, 2, (OURS, KERAS), {(OURS, KERAS): 1.0},
     ),
 }  # fmt: skip
 ON_CUDA = {
     "mnist": Work(
-        (CUDA, *NOISE, "data.length=60000", "model=convnet"),
+        (CUDA, *NOISE, "data.num_samples=60000", "model=convnet"),
         50, 10, 60, 12, 3, (OURS, COMPILED, GUIDE, BEST, BEST_COMPILED), {(COMPILED, GUIDE): 0.2},
     ),
     "resnet50": Work(
-        (CUDA, *NOISE, "data.length=10000", "data.shape=[3,224,224]", "data.outputs=1000",
+        (CUDA, *NOISE, "data.num_samples=10000", "data.shape=[3,224,224]", "data.num_classes=1000",
          "data.batch_size=128", "model=resnet", "model.depth=50", "model.stem=large", "trainer.precision=bf16-mixed"),
         10, 1, 5, 10, 2, (COMPILED, GUIDE, BEST_COMPILED), {(COMPILED, FASTEST): 1.02},
     ),

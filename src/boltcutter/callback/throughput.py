@@ -106,7 +106,7 @@ class Throughput(Callback):
         kind, inputs = getattr(pl_module, "kind", None), first(batch)
         if kind is None or inputs is None:
             return  # another's module may want more than the first tensor
-        if kind == "tokens":
+        if kind == "language_modeling":
             self.tokens = inputs.numel() // len(inputs)
         best = self.peak * 1e12 if self.peak else best_of(pl_module.device, str(trainer.precision))
         few = inputs[:2]  # dp keeps so few on one device; what its threads do is not counted
@@ -151,10 +151,10 @@ class Throughput(Callback):
         self._judged = (0.0, 0.0)
         if waiting / whole > self.patience:
             self._told = True
-            workers = getattr(trainer.datamodule, "workers", 0)  # type: ignore[attr-defined]
+            workers = getattr(trainer.datamodule, "num_workers", 0)  # type: ignore[attr-defined]
             rank_zero_warn(
-                f"data.workers={workers}: training waits for data {waiting / whole:.0%} of its time; "
-                f"set data.workers={2 * workers or 2}, or make samples cheaper (data.augment, smaller files)"
+                f"data.num_workers={workers}: training waits for data {waiting / whole:.0%} of its time; "
+                f"set data.num_workers={2 * workers or 2}, or make samples cheaper (data.augment, smaller files)"
             )
 
 

@@ -19,11 +19,11 @@ class Digits(DataModule):
 
     Args:
         shape: Of one sample: channels, height, width.
-        outputs: Number of classes.
+        num_classes: Number of classes.
         split: Shares of train, val and test, stratified by class.
         batch_size: Samples in one step over all devices.
         seed: What split and order depend on.
-        workers: Processes for each device that prepare batches.
+        num_workers: Processes for each device that prepare batches.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.
     """
@@ -32,19 +32,19 @@ class Digits(DataModule):
         self,
         *,
         shape: tuple[int, int, int] = (1, 8, 8),
-        outputs: int = 10,
+        num_classes: int = 10,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
         batch_size: int = 64,
         seed: int = 0,
-        workers: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
-        if shape != (1, 8, 8) or outputs != 10:
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
+        if shape != (1, 8, 8) or num_classes != 10:
             raise ValueError(
-                f"data.shape={shape}, data.outputs={outputs}: digits have (1, 8, 8) and 10; leave both alone"
+                f"data.shape={shape}, data.num_classes={num_classes}: digits have (1, 8, 8) and 10; leave both alone"
             )
         check_shares(split)
-        self.shape, self.outputs, self.split = shape, outputs, split
+        self.shape, self.num_classes, self.split = shape, num_classes, split
 
     def load(self) -> Splits:
         """All digits, their 16 grey levels spread over a byte."""

@@ -63,12 +63,12 @@ class Images(DataModule):
     Args:
         folder: With a folder for each class; or with ``train``, and perhaps ``val`` and ``test``, that hold those.
         shape: Channels (1 or 3), height, width that each picture is scaled and cut to.
-        outputs: Number of classes; found where it is not given.
+        num_classes: Number of classes; found where it is not given.
         split: Shares of train, val and test, stratified by class; for what has no folder of its own.
         augment: Changes training pictures at random.
         batch_size: Samples in one step over all devices.
         seed: What split and order depend on.
-        workers: Processes for each device that read pictures.
+        num_workers: Processes for each device that read pictures.
     """
 
     def __init__(
@@ -76,31 +76,31 @@ class Images(DataModule):
         *,
         folder: Path,
         shape: tuple[int, int, int] = (3, 64, 64),
-        outputs: int | None = None,
+        num_classes: int | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
         augment: Augment | None = None,
         batch_size: int = 64,
         seed: int = 0,
-        workers: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         check_picture_shape(shape)
-        self.folder, self.shape, self.outputs = folder, shape, outputs
+        self.folder, self.shape, self.num_classes = folder, shape, num_classes
         check_shares(split)
         self.split, self.augment = split, augment
 
     def sizes(self) -> dict[str, Any]:
-        """``outputs``, the number of class folders."""
+        """``num_classes``, the number of class folders."""
         names = self._class_names()
-        if self.outputs not in (None, len(names)):
+        if self.num_classes not in (None, len(names)):
             raise ValueError(
-                f"data.outputs={self.outputs}, but {self._train} has {len(names)} class folders; give null"
+                f"data.num_classes={self.num_classes}, but {self._train} has {len(names)} class folders; give null"
             )
-        return {"outputs": len(names)}
+        return {"num_classes": len(names)}
 
     def load(self) -> Splits:
         """List all pictures; cut what has no folder of its own from the training pictures."""
-        self.outputs = self.sizes()["outputs"]
+        self.num_classes = self.sizes()["num_classes"]
         self.classes = self._class_names()
         files, labels = self._list(self._train)
         train: Indices = np.arange(len(labels))

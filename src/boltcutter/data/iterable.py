@@ -41,7 +41,7 @@ class IterableLoader:
         seed: What its randomness depends on, with the epoch.
         rank: Of this process.
         world_size: Number of ranks.
-        workers: Processes that read; 0 reads in this one.
+        num_workers: Processes that read; 0 reads in this one.
         drop_last: Leave out a last, smaller batch.
         collate: Makes a batch of a list of samples; none means torch's own way.
     """
@@ -57,13 +57,13 @@ class IterableLoader:
         seed: int,
         rank: int,
         world_size: int,
-        workers: int = 0,
+        num_workers: int = 0,
         pin_memory: bool = False,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.batches = Batches(dataset, batch_size, seed, rank, world_size, drop_last, collate or default_collate)
-        self.batch_size, self.seed, self.world_size, self.workers = batch_size, seed, world_size, workers
+        self.batch_size, self.seed, self.world_size, self.num_workers = batch_size, seed, world_size, num_workers
         self.length: int | None = len(dataset) if hasattr(dataset, "__len__") else None
         self.drop_last, self.pin_memory = drop_last, pin_memory
         self.epoch = 0
@@ -88,7 +88,7 @@ class IterableLoader:
             self.epoch = epoch
 
     def __len__(self) -> int:
-        if self.length is None or self.batches.is_divided(self.workers):
+        if self.length is None or self.batches.is_divided(self.num_workers):
             raise TypeError("the number of batches is not known")
         return self.length // self.batch_size if self.drop_last else -(-self.length // self.batch_size)
 
@@ -105,9 +105,9 @@ class IterableLoader:
             self._states.append((start, self.state))
         batches = copy.copy(self.batches)
         batches.epoch, batches.start, batches.state, self.state = self.epoch, start, self.state, None
-        options: Any = {"num_workers": self.workers, "pin_memory": self.pin_memory}
+        options: Any = {"num_workers": self.num_workers, "pin_memory": self.pin_memory}
         found: Iterator[Any] = iter(DataLoader(batches, batch_size=None, collate_fn=_as_it_is, **options))
-        if self.drop_last and self.world_size > 1 and batches.is_divided(self.workers):
+        if self.drop_last and self.world_size > 1 and batches.is_divided(self.num_workers):
             self._group = self._group or dist.new_group(backend="gloo")
             found = together(found, self._group)
         while True:
@@ -150,26 +150,26 @@ class Batches(IterableDataset[Any]):
         self.epoch = self.start = 0
         self.state: Any = None
 
-    def is_divided(self, workers: int) -> bool:
+    def is_divided(self, num_workers: int) -> bool:
         """Whether each process reads a part of its own."""
-        return hasattr(self.dataset, "shard") and self.world_size * max(1, workers) > 1
+        return hasattr(self.dataset, "shard") and self.world_size * max(1, num_workers) > 1
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        number, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
         dataset = self.dataset
-        if self.is_divided(workers):
-            dataset = dataset.shard(self.world_size * workers, self.rank * workers + number)
+        if self.is_divided(num_workers):
+            dataset = dataset.shard(self.world_size * num_workers, self.rank * num_workers + number)
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.epoch)
         torch_worker._worker_info = None  # a data set that looks at it would leave out samples once more
-        if self.is_divided(workers):
-            yield from self._of_part(dataset, number, workers)
+        if self.is_divided(num_workers):
+            yield from self._of_part(dataset, number, num_workers)
         else:
-            yield from self._of_all(dataset, number, workers)
+            yield from self._of_all(dataset, number, num_workers)
 
-    def _of_all(self, dataset: Any, number: int, workers: int) -> Iterator[Any]:
-        """This rank's samples of every batch, or of every ``workers``-th one."""
+    def _of_all(self, dataset: Any, number: int, num_workers: int) -> Iterator[Any]:
+        """This rank's samples of every batch, or of every ``num_workers``-th one."""
         stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         first = 0
         if stateful and self.state is not None:
@@ -181,15 +181,15 @@ class Batches(IterableDataset[Any]):
             batch = self._read(samples, self.batch_size, place)
             if not batch:
                 return
-            if place < self.start or (place - self.start) % workers != number:
+            if place < self.start or (place - self.start) % num_workers != number:
                 continue
             begin, end = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
             if begin < end:
                 yield self.collate(batch[begin:end]), copy.deepcopy(dataset.state_dict()) if stateful else None
 
-    def _of_part(self, dataset: Any, number: int, workers: int) -> Iterator[Any]:
+    def _of_part(self, dataset: Any, number: int, num_workers: int) -> Iterator[Any]:
         """All batches of a part."""
-        done = len(range(number, self.start, workers))
+        done = len(range(number, self.start, num_workers))
         seed_generators(self.seed, self.epoch, 0, self.rank, number)
         samples = iter(dataset)
         for place in count():

@@ -43,14 +43,14 @@ class Loader(DataLoader[Any]):
     is_sharded = True  # so that nobody shards it once more
 
     def __init__(
-        self, samples: Samples | MapSamples, sampler: BatchSampler, *, workers: int = 0, pin_memory: bool = False
+        self, samples: Samples | MapSamples, sampler: BatchSampler, *, num_workers: int = 0, pin_memory: bool = False
     ) -> None:
         super().__init__(
             samples,  # type: ignore[arg-type]  # it has __getitems__ in place of __getitem__
             batch_sampler=sampler,  # type: ignore[arg-type]  # batches are sequences, if no lists
             collate_fn=_as_it_is,
-            num_workers=workers,
-            persistent_workers=workers > 0,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
         )
         # torch refuses plain assignment. Else it is torch's SequentialSampler, which overfit_batches asks for.

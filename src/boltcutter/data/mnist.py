@@ -34,11 +34,11 @@ class MNIST(DataModule):
         test: Which files to test on; where it equals ``train``, the test split is cut from the same pictures.
         val: Share of the training files, stratified by class; of the test split too if that is cut.
         shape: Of one sample: channels, height, width.
-        outputs: Number of classes.
+        num_classes: Number of classes.
         augment: Changes training pictures at random.
         batch_size: Samples in one step over all devices.
         seed: What split and order depend on.
-        workers: Processes for each device that prepare batches.
+        num_workers: Processes for each device that prepare batches.
 
     Source: LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998; Xiao et al., Fashion-MNIST: a
     Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017.
@@ -55,23 +55,23 @@ class MNIST(DataModule):
         test: Part = "t10k",
         val: float = 0.1,
         shape: tuple[int, int, int] = (1, 28, 28),
-        outputs: int = 10,
+        num_classes: int = 10,
         augment: Augment | None = None,
         batch_size: int = 64,
         seed: int = 0,
-        workers: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         if not 0 < val < 0.5:
             raise ValueError(f"data.val={val} is not a share in (0, 0.5); try 0.1")
-        if class_names is not None and len(class_names) != outputs:
+        if class_names is not None and len(class_names) != num_classes:
             raise ValueError(
-                f"data.class_names has {len(class_names)} names, but data.outputs={outputs}; make them agree"
+                f"data.class_names has {len(class_names)} names, but data.num_classes={num_classes}; make them agree"
             )
         self.folder, self.mirrors, self.checksums = folder, list(mirrors), dict(checksums or {})
         self.train, self.test, self.val = train, test, val
-        self.shape, self.outputs, self.augment = shape, outputs, augment
-        self.classes = list(class_names or map(str, range(outputs)))
+        self.shape, self.num_classes, self.augment = shape, num_classes, augment
+        self.classes = list(class_names or map(str, range(num_classes)))
 
     def prepare_data(self) -> None:
         """Download what the folder lacks."""
@@ -119,8 +119,10 @@ class MNIST(DataModule):
             raise ValueError(
                 f"{files[0]} has {len(images)} pictures, but {files[1]} {len(labels)} labels; replace both"
             )
-        if labels.max() >= self.outputs:
-            raise ValueError(f"data.outputs={self.outputs}, but {files[1]} has class {int(labels.max())}; give more")
+        if labels.max() >= self.num_classes:
+            raise ValueError(
+                f"data.num_classes={self.num_classes}, but {files[1]} has class {int(labels.max())}; give more"
+            )
         return images[:, None], labels.long()
 
     def _hint(self, part: Part) -> str:

@@ -25,7 +25,7 @@ from boltcutter.data.sampler import Batch, BatchSampler, check_batch_size
 
 AnyDataset = Samples | Dataset[Any]
 Split = Literal["train", "val", "test"]
-Kind = Literal["classes", "numbers"]
+Kind = Literal["classification", "regression"]
 Indices = npt.NDArray[np.int64]
 
 
@@ -85,11 +85,11 @@ class DataModule(L.LightningDataModule, ABC):
     Args:
         batch_size: Samples in one step over all devices.
         seed: What split and order depend on.
-        workers: Processes for each device that prepare batches; 0 prepares them in the training process.
+        num_workers: Processes for each device that prepare batches; 0 prepares them in the training process.
 
     Attributes:
         shape: Of one input.
-        outputs: Number of classes, or of numbers in a target.
+        num_classes: Number of classes, or of numbers in a target.
         kind: Whether targets are classes, numbers or tokens.
         classes: Names of the classes, known after ``setup``.
         statistics: What was measured on the training split to scale by; kept in checkpoints.
@@ -99,14 +99,14 @@ class DataModule(L.LightningDataModule, ABC):
 
     exact = True
     collate_fn: Callable[[list[Any]], Any] | None = None
-    kind: Kind | Literal["tokens"] = "classes"
+    kind: Kind | Literal["language_modeling"] = "classification"
 
-    def __init__(self, *, batch_size: int, seed: int, workers: int) -> None:
+    def __init__(self, *, batch_size: int, seed: int, num_workers: int) -> None:
         super().__init__()
         check_batch_size(batch_size, 1)
-        if workers < 0:
-            raise ValueError(f"data.workers={workers} is not a number of processes; try 0")
-        self.batch_size, self.seed, self.workers = batch_size, seed, workers
+        if num_workers < 0:
+            raise ValueError(f"data.num_workers={num_workers} is not a number of processes; try 0")
+        self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
         self.classes: list[str] = []
         self.statistics: dict[str, Any] = {}
         self.splits: Splits | None = None
@@ -139,7 +139,7 @@ class DataModule(L.LightningDataModule, ABC):
         return {name for name, split in splits.items() if _is_empty(split)}
 
     def sizes(self) -> dict[str, Any]:
-        """``shape`` and ``outputs`` where they are found in the data and not given."""
+        """``shape`` and ``num_classes`` where they are found in the data and not given."""
         return {}
 
     def setup(self, stage: str) -> None:
@@ -185,7 +185,7 @@ class DataModule(L.LightningDataModule, ABC):
         ranks = getattr(self.trainer and self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
         # Copies to a GPU are faster from pinned memory; a training on the CPU leaves a GPU of the machine alone.
         on_gpu = isinstance(getattr(self.trainer, "accelerator", None), CUDAAccelerator)
-        fetch: Any = {"workers": self.workers, "pin_memory": on_gpu}
+        fetch: Any = {"num_workers": self.num_workers, "pin_memory": on_gpu}
         place = {"seed": self.seed, "rank": ranks.get("rank", 0), "world_size": ranks.get("num_replicas", 1)}
         if isinstance(samples, IterableDataset):
             settings: Any = {"drop_last": drop_last, "collate": self.collate_fn, **fetch, **place}

@@ -64,7 +64,7 @@ class ShardSamples:
         shards: Each with ``len`` and ``rows``.
         shape: Of one input.
         kind: Whether targets are classes or numbers.
-        outputs: Number of classes, or of numbers in a target.
+        num_classes: Number of classes, or of numbers in a target.
         part: First and last place of this split, among all samples in random order; none means all as they stand. Of
             more than a million, some neighbours stay together, so that the order takes little memory.
         seed: Of that order.
@@ -80,13 +80,13 @@ class ShardSamples:
         shards: Sequence[Shard],
         shape: tuple[int, ...],
         kind: Kind,
-        outputs: int,
+        num_classes: int,
         *,
         part: tuple[int, int] | None = None,
         seed: int = 0,
         augment: Callable[[Tensor, Batch], Tensor] | None = None,
     ) -> None:
-        self.shards, self.shape, self.kind, self.outputs = list(shards), shape, kind, outputs
+        self.shards, self.shape, self.kind, self.num_classes = list(shards), shape, kind, num_classes
         self.ends = np.cumsum([len(shard) for shard in shards]).tolist()
         self.part, self.augment = part or (0, self.ends[-1]), augment
         self.together = -(-self.ends[-1] // ORDERED)  # neighbours
@@ -149,14 +149,14 @@ class ShardSamples:
         return np.where(whole, self.order[np.where(whole, blocks, 0)] * self.together + rest, places)
 
     def _targets(self, targets: Array, places: npt.NDArray[np.int64]) -> Tensor:
-        if self.kind == "classes":
+        if self.kind == "classification":
             classes = targets.astype(np.int64, copy=False).reshape(-1)
             # One below zero is a large number then.
-            if np.maximum.reduce(classes.view(np.uint64)) >= self.outputs:
-                odd = np.flatnonzero((classes >= self.outputs) | (classes < 0))[0]
+            if np.maximum.reduce(classes.view(np.uint64)) >= self.num_classes:
+                odd = np.flatnonzero((classes >= self.num_classes) | (classes < 0))[0]
                 path = self.shards[np.searchsorted(self.ends, places[odd], side="right")].path
                 raise ValueError(
-                    f"{path}: class {classes[odd]}, but data.outputs={self.outputs}; give the number of classes"
+                    f"{path}: class {classes[odd]}, but data.num_classes={self.num_classes}; give the number of classes"
                 )
             return torch.from_numpy(classes)
         return torch.from_numpy(targets.astype(np.float32).reshape(len(targets), -1))
@@ -183,10 +183,10 @@ class Shards(DataModule):
         index: Folder for the places of what is in ``.tar`` files.
         augment: Changes training pictures at random.
         shape: Of one input.
-        outputs: Number of classes, or of numbers in a target.
+        num_classes: Number of classes, or of numbers in a target.
         batch_size: Samples in one step over all devices.
         seed: What split and order depend on.
-        workers: Processes for each device that prepare batches.
+        num_workers: Processes for each device that prepare batches.
     """
 
     def __init__(
@@ -196,18 +196,18 @@ class Shards(DataModule):
         val: str | None = None,
         test: str | None = None,
         split: tuple[float, float, float] = (0.9, 0.05, 0.05),
-        kind: Kind = "classes",
+        kind: Kind = "classification",
         columns: tuple[str, str] = ("input", "target"),
         dtype: str = "uint8",
         index: Path = Path("data/shards"),
         augment: Augment | None = None,
         shape: tuple[int, ...],
-        outputs: int,
+        num_classes: int,
         batch_size: int = 64,
         seed: int = 0,
-        workers: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         check_shares(split)
         try:
             np.dtype(dtype)
@@ -216,9 +216,9 @@ class Shards(DataModule):
         self.paths = {"train": path, "val": val, "test": test}
         self.split, self.columns, self.dtype = split, columns, dtype
         self.kind: Kind = kind
-        self.index, self.augment, self.shape, self.outputs = Path(index), augment, shape, outputs
-        if kind == "classes":
-            self.classes = [str(number) for number in range(outputs)]
+        self.index, self.augment, self.shape, self.num_classes = Path(index), augment, shape, num_classes
+        if kind == "classification":
+            self.classes = [str(number) for number in range(num_classes)]
 
     def load(self) -> Splits:
         """Open all shards."""
@@ -240,7 +240,7 @@ class Shards(DataModule):
                 raise ValueError(f"data.split={list(self.split)}: nothing is left for {name}; set data.{name} to files")
             augment = self.augment if name == "train" else None
             made[name] = ShardSamples(
-                found, self.shape, self.kind, self.outputs, part=parts.get(name), seed=self.seed, augment=augment
+                found, self.shape, self.kind, self.num_classes, part=parts.get(name), seed=self.seed, augment=augment
             )
         return Splits(**made)
 

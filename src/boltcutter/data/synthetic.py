@@ -28,21 +28,21 @@ class Noise:
     many samples some are the same.
 
     Args:
-        length: Samples.
+        num_samples: Samples.
         shape: Of one input.
-        outputs: Number of classes, or of numbers in a target.
+        num_classes: Number of classes, or of numbers in a target.
         kind: Whether targets are classes or numbers.
         dtype: Of inputs.
         key: What the samples depend on: a seed, and a number for the split.
     """
 
     def __init__(
-        self, length: int, shape: tuple[int, ...], outputs: int, kind: str, dtype: str, key: tuple[int, int]
+        self, num_samples: int, shape: tuple[int, ...], num_classes: int, kind: str, dtype: str, key: tuple[int, int]
     ) -> None:
-        self.length, self.shape, self.outputs, self.kind, self.dtype, self.key = (
-            length,
+        self.num_samples, self.shape, self.num_classes, self.kind, self.dtype, self.key = (
+            num_samples,
             shape,
-            outputs,
+            num_classes,
             kind,
             dtype,
             key,
@@ -54,23 +54,23 @@ class Noise:
             if dtype == "uint8"
             else random.standard_normal(inputs, np.float32)
         )
-        self.numbers = random.standard_normal(POOL + outputs, np.float32) if kind == "numbers" else None
+        self.numbers = random.standard_normal(POOL + num_classes, np.float32) if kind == "regression" else None
 
     def __len__(self) -> int:
-        return self.length
+        return self.num_samples
 
     def __getitems__(self, batch: Batch) -> Pair:
         """Inputs and targets of the samples in ``batch``."""
         drawn = uniform(Batch(batch.array, seed=self.key[0], epoch=self.key[1]), 2)
         inputs = _windows(self.inputs, drawn[:, 0], math.prod(self.shape)).reshape(-1, *self.shape)
         if self.numbers is not None:
-            return inputs, _windows(self.numbers, drawn[:, 1], self.outputs)
-        classes = np.minimum(drawn[:, 1].astype(np.float64) * self.outputs, self.outputs - 1).astype(np.int64)
+            return inputs, _windows(self.numbers, drawn[:, 1], self.num_classes)
+        classes = np.minimum(drawn[:, 1].astype(np.float64) * self.num_classes, self.num_classes - 1).astype(np.int64)
         return inputs, torch.from_numpy(classes)
 
     def fingerprint(self) -> bytes:
         """Of what the samples are a function of."""
-        facts = (self.key, self.length, self.shape, self.outputs, self.kind, self.dtype)
+        facts = (self.key, self.num_samples, self.shape, self.num_classes, self.kind, self.dtype)
         return hashlib.sha256(repr(facts).encode()).digest()
 
 
@@ -85,44 +85,52 @@ class Synthetic(DataModule):
 
     Args:
         shape: Of one sample.
-        outputs: Number of classes, or of numbers in a target.
+        num_classes: Number of classes, or of numbers in a target.
         kind: Whether targets are classes or numbers.
         dtype: Bytes from 0 to 255, or numbers of mean 0 and deviation 1.
-        length: Training samples; val and test have a tenth of it each.
+        num_samples: Training samples; val and test have a tenth of it each.
         in_memory: Whether all samples are held in memory, as those of small data sets are.
         batch_size: Samples in one step over all devices.
         seed: What samples and order depend on.
-        workers: Processes for each device that prepare batches.
+        num_workers: Processes for each device that prepare batches.
     """
 
     def __init__(
         self,
         *,
         shape: tuple[int, ...] = (1, 28, 28),
-        outputs: int = 10,
-        kind: Kind = "classes",
+        num_classes: int = 10,
+        kind: Kind = "classification",
         dtype: Literal["uint8", "float32"] = "uint8",
-        length: int = 10_000,
+        num_samples: int = 10_000,
         in_memory: bool = False,
         batch_size: int = 64,
         seed: int = 0,
-        workers: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         if not shape or min(shape) < 1:
             raise ValueError(f"data.shape={list(shape)}: sizes of 1 or more are needed; try [1, 28, 28]")
-        for setting, value in (("outputs", outputs), ("length", length)):
+        for setting, value in (("num_classes", num_classes), ("num_samples", num_samples)):
             if value < 1:
                 raise ValueError(f"data.{setting}={value} is not a number of anything; try 10")
-        self.shape, self.outputs, self.kind, self.dtype, self.length = shape, outputs, kind, dtype, length
+        self.shape, self.num_classes, self.kind, self.dtype, self.num_samples = (
+            shape,
+            num_classes,
+            kind,
+            dtype,
+            num_samples,
+        )
         self.in_memory = in_memory
-        if kind == "classes":
-            self.classes = [str(number) for number in range(outputs)]
+        if kind == "classification":
+            self.classes = [str(number) for number in range(num_classes)]
 
     def load(self) -> Splits:
         """Make the splits."""
-        tenth = max(1, self.length // 10)
-        return Splits(*(self._make(split, length) for split, length in enumerate((self.length, tenth, tenth))))
+        tenth = max(1, self.num_samples // 10)
+        return Splits(
+            *(self._make(split, num_samples) for split, num_samples in enumerate((self.num_samples, tenth, tenth)))
+        )
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
         """One sample (shape) or many (N, shape) from each ``.npy`` file; of many, each is named ``file:index``."""
@@ -142,6 +150,6 @@ class Synthetic(DataModule):
             names += [str(path)] if single else [f"{path}:{index}" for index in range(len(found))]
         return torch.cat(inputs), names
 
-    def _make(self, split: int, length: int) -> Noise | TensorSamples:
-        noise = Noise(length, self.shape, self.outputs, self.kind, self.dtype, (self.seed, split))
-        return TensorSamples(*noise.__getitems__(Batch(range(length)))) if self.in_memory else noise
+    def _make(self, split: int, num_samples: int) -> Noise | TensorSamples:
+        noise = Noise(num_samples, self.shape, self.num_classes, self.kind, self.dtype, (self.seed, split))
+        return TensorSamples(*noise.__getitems__(Batch(range(num_samples)))) if self.in_memory else noise

@@ -34,11 +34,11 @@ class Tabular(DataModule):
         ignore: Columns to leave out, such as names and row numbers.
         fill_missing: Whether missing and infinite numbers get the median of their column, in place of being refused.
         shape: Of one sample; found where it is not given.
-        outputs: Number of classes or of target columns; found where it is not given.
+        num_classes: Number of classes or of target columns; found where it is not given.
         split: Shares of train, val and test, stratified by class.
         batch_size: Samples in one step over all devices.
         seed: What split and order depend on.
-        workers: Processes for each device that prepare batches.
+        num_workers: Processes for each device that prepare batches.
 
     Source: Efron et al., Least Angle Regression, 2004 (diabetes).
     """
@@ -52,25 +52,25 @@ class Tabular(DataModule):
         ignore: Sequence[str] = (),
         fill_missing: bool = False,
         shape: tuple[int] | None = None,
-        outputs: int | None = None,
+        num_classes: int | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
         batch_size: int = 64,
         seed: int = 0,
-        workers: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         if path is not None and not target:
             raise ValueError(f"data.target is not set; name the column of {path} to predict, as in data.target=price")
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
-        self.kind_given, self.kind, self.ignore = kind, kind or "numbers", list(ignore)
+        self.kind_given, self.kind, self.ignore = kind, kind or "regression", list(ignore)
         self.fill_missing = fill_missing
         check_shares(split)
-        self.shape, self.outputs, self.split = shape, outputs, split
+        self.shape, self.num_classes, self.split = shape, num_classes, split
 
     def sizes(self) -> dict[str, Any]:
-        """``shape``, ``outputs`` and ``kind``, as the train split has them."""
+        """``shape``, ``num_classes`` and ``kind``, as the train split has them."""
         self.setup("fit")
-        return {"shape": list(self.shape or ()), "outputs": self.outputs, "kind": self.kind}
+        return {"shape": list(self.shape or ()), "num_classes": self.num_classes, "kind": self.kind}
 
     def load(self) -> Splits:
         """Split the table's rows, measure the train split, and scale all three by it."""
@@ -79,8 +79,10 @@ class Tabular(DataModule):
         empty = int(targets.isna().any(axis=1).sum())
         if empty:
             raise ValueError(f"{self._name}: {empty} rows have no {', '.join(self.targets)}; remove these rows")
-        self.kind = self.kind_given or ("numbers" if all(map(_is_number, map(targets.get, targets))) else "classes")
-        labels = self._labels(targets) if self.kind == "classes" else None
+        self.kind = self.kind_given or (
+            "regression" if all(map(_is_number, map(targets.get, targets))) else "classification"
+        )
+        labels = self._labels(targets) if self.kind == "classification" else None
         shares = split_indices(len(table), self.split, self.seed, labels)
         features = table.drop(columns=[*self.targets, *self.ignore])
         self._check_finite(features, self._name)
@@ -92,9 +94,11 @@ class Tabular(DataModule):
         expected = torch.from_numpy(self._numbers(targets) if labels is None else labels)
         expected = expected.float() if labels is None else expected
         self._agree("shape", self.shape, (inputs.size(1),))
-        self._agree("outputs", self.outputs, len(self.classes) if self.kind == "classes" else len(self.targets))
+        self._agree(
+            "num_classes", self.num_classes, len(self.classes) if self.kind == "classification" else len(self.targets)
+        )
         self.shape = (inputs.size(1),)
-        self.outputs = len(self.classes) if self.kind == "classes" else len(self.targets)
+        self.num_classes = len(self.classes) if self.kind == "classification" else len(self.targets)
         return Splits(*(TensorSamples(inputs[share], expected[share]) for share in shares))
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
@@ -115,7 +119,7 @@ class Tabular(DataModule):
             self.splits = None  # to be scaled anew
         super().load_state_dict(state_dict)
         if "classes" in self.statistics:
-            self.kind, self.classes = "classes", list(self.statistics["classes"])
+            self.kind, self.classes = "classification", list(self.statistics["classes"])
 
     @property
     def _name(self) -> str:
@@ -136,7 +140,7 @@ class Tabular(DataModule):
         """Class number of each row; the classes' names by the way."""
         if len(self.targets) > 1:
             raise ValueError(
-                f"data.target={self.targets}: classes come from one column; name one or set data.kind=numbers"
+                f"data.target={self.targets}: classes come from one column; name one or set data.kind=regression"
             )
         column = targets.iloc[:, 0]
         values = column if _is_number(column) else column.astype(str)

@@ -47,10 +47,10 @@ class Text(TokenData):
         split: Shares of train, val and test, in bytes.
         cache: Folder where tokens are kept.
         shape: Of one sample: (T,), the context.
-        outputs: Tokens of the vocabulary; BPE learns as many.
+        vocab_size: Tokens of the vocabulary; BPE learns as many.
         batch_size: Windows in one step over all devices.
         seed: What split and order depend on.
-        workers: Processes for each device that prepare batches.
+        num_workers: Processes for each device that prepare batches.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Text(TokenData):
         split: tuple[float, float, float] = (0.9, 0.05, 0.05),
         cache: Path = Path("data/text"),
         shape: tuple[int] = (256,),
-        outputs: int = 256,
+        vocab_size: int = 256,
         batch_size: int = 16,
         seed: int = 0,
-        workers: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(shape=shape, outputs=outputs, batch_size=batch_size, seed=seed, workers=workers)
+        super().__init__(shape=shape, vocab_size=vocab_size, batch_size=batch_size, seed=seed, num_workers=num_workers)
         check_shares(split)
         self.path, self.tokenized_by, self.split, self.cache = path, tokenizer, split, Path(cache)
 
@@ -79,7 +79,7 @@ class Text(TokenData):
         folder = self._made()
         facts = json.loads((folder / "facts.json").read_text())
         tokenizer = make_tokenizer((folder / "tokenizer").read_text())
-        self.statistics = {"tokenizer": tokenizer.saved, "token_bytes": tokenizer.token_bytes(self.outputs)}
+        self.statistics = {"tokenizer": tokenizer.saved, "token_bytes": tokenizer.token_bytes(self.vocab_size)}
         made: dict[str, Any] = {}
         for name, share in zip(NAMES, self.split, strict=True):
             if not share:
@@ -88,7 +88,7 @@ class Text(TokenData):
             tokens = np.asarray(np.memmap(file, facts["dtype"], mode="r")) if file.stat().st_size else np.empty(0)
             known = hashlib.sha256(f"{facts['contents'][name]}{self.shape}".encode()).digest()
             made[name] = Windows(
-                [(tokens, file)], self.shape[0], self.outputs, shift=name == "train", fingerprint=known
+                [(tokens, file)], self.shape[0], self.vocab_size, shift=name == "train", fingerprint=known
             )
         return Splits(**made)
 
@@ -98,7 +98,7 @@ class Text(TokenData):
         stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         # That of a checkpoint, whose tokens a model knows.
         saved = self.statistics.get("tokenizer") or self.tokenized_by
-        settings = [saved, self.outputs if saved == "bpe" else None, self.split, self.seed]
+        settings = [saved, self.vocab_size if saved == "bpe" else None, self.split, self.seed]
         folder = self.cache / hashlib.sha256(json.dumps([stats, settings]).encode()).hexdigest()[:16]
         if not (folder / "facts.json").is_file():
             draft = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.part")
@@ -112,12 +112,12 @@ class Text(TokenData):
         return folder
 
     def _make(self, folder: Path, pieces: dict[str, list[Piece]], saved: str) -> None:
-        saved = train_bpe(_first(chunks(pieces["train"]), LEARNT), self.outputs) if saved == "bpe" else saved
+        saved = train_bpe(_first(chunks(pieces["train"]), LEARNT), self.vocab_size) if saved == "bpe" else saved
         tokenizer = make_tokenizer(saved)
-        if tokenizer.size > self.outputs:
+        if tokenizer.size > self.vocab_size:
             raise ValueError(
-                f"data.outputs={self.outputs}, but the tokenizer has {tokenizer.size} tokens; "
-                f"set data.outputs={tokenizer.size}"
+                f"data.vocab_size={self.vocab_size}, but the tokenizer has {tokenizer.size} tokens; "
+                f"set data.vocab_size={tokenizer.size}"
             )
         dtype = np.uint8 if tokenizer.size <= 256 else np.uint16 if tokenizer.size <= 65536 else np.uint32
         contents = {}

@@ -126,7 +126,7 @@ def train_bpe(texts: Iterable[bytes], size: int) -> str:
         ValueError: The package is not installed, or the size is below what bytes need.
     """
     if size <= 256:
-        raise ValueError(f"data.outputs={size}: 256 bytes and an end are the least for data.tokenizer=bpe; try 4096")
+        raise ValueError(f"data.vocab_size={size}: 256 bytes and an end are the least for data.tokenizer=bpe; try 4096")
     library = _tokenizers()
     made = library.Tokenizer(library.models.BPE())
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -111,7 +111,7 @@ class Windows:
         path = self.parts[int(np.searchsorted(self.ends, batch[row], side="right"))][1]
         raise ValueError(
             f"{path}: token {found[row, column]} is not one of the {self.vocabulary} of the vocabulary; set "
-            "data.outputs to their number, or data.dtype to what the file was written with"
+            "data.vocab_size to their number, or data.dtype to what the file was written with"
         )
 
 
@@ -126,21 +126,21 @@ class TokenData(DataModule):
 
     Args:
         shape: Of one sample: (T,), the context.
-        outputs: Tokens of the vocabulary.
+        vocab_size: Tokens of the vocabulary.
         batch_size: Windows in one step over all devices.
         seed: What split and order depend on.
-        workers: Processes for each device that prepare batches.
+        num_workers: Processes for each device that prepare batches.
     """
 
-    kind: Literal["classes", "numbers", "tokens"] = "tokens"
+    kind: Literal["classification", "regression", "language_modeling"] = "language_modeling"
 
-    def __init__(self, *, shape: tuple[int], outputs: int, batch_size: int, seed: int, workers: int) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, workers=workers)
+    def __init__(self, *, shape: tuple[int], vocab_size: int, batch_size: int, seed: int, num_workers: int) -> None:
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         if shape[0] < 1:
             raise ValueError(f"data.shape={list(shape)} is not a number of tokens; try [256]")
-        if outputs < 2:
-            raise ValueError(f"data.outputs={outputs} is not a number of tokens; try 256")
-        self.shape, self.outputs = shape, outputs
+        if vocab_size < 2:
+            raise ValueError(f"data.vocab_size={vocab_size} is not a number of tokens; try 256")
+        self.shape, self.vocab_size = shape, vocab_size
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -188,10 +188,10 @@ class Tokens(TokenData):
         split: Shares of train, val and test, in this order in each file of ``path``; used for those without files.
         tokenizer: ``bytes``, or a ``tokenizer.json``, with which the tokens were made; for bits per byte and sampling.
         shape: Of one sample: (T,), the context.
-        outputs: Tokens of the vocabulary.
+        vocab_size: Tokens of the vocabulary.
         batch_size: Windows in one step over all devices.
         seed: What the order depends on.
-        workers: Processes for each device that prepare batches.
+        num_workers: Processes for each device that prepare batches.
     """
 
     def __init__(
@@ -205,12 +205,12 @@ class Tokens(TokenData):
         split: tuple[float, float, float] = (0.98, 0.01, 0.01),
         tokenizer: str | None = None,
         shape: tuple[int] = (1024,),
-        outputs: int = 50304,
+        vocab_size: int = 50304,
         batch_size: int = 16,
         seed: int = 0,
-        workers: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        super().__init__(shape=shape, outputs=outputs, batch_size=batch_size, seed=seed, workers=workers)
+        super().__init__(shape=shape, vocab_size=vocab_size, batch_size=batch_size, seed=seed, num_workers=num_workers)
         check_shares(split)
         if header < 0:
             raise ValueError(f"data.header={header} is not a number of bytes; try 0")
@@ -221,7 +221,7 @@ class Tokens(TokenData):
         """Map all files."""
         if self.tokenized_by and not self.statistics:
             tokenizer = make_tokenizer(self.tokenized_by)
-            self.statistics = {"tokenizer": tokenizer.saved, "token_bytes": tokenizer.token_bytes(self.outputs)}
+            self.statistics = {"tokenizer": tokenizer.saved, "token_bytes": tokenizer.token_bytes(self.vocab_size)}
         files = {name: self._open(name, pattern) for name, pattern in self.paths.items() if pattern}
         shares = dict(zip(self.paths, self.split, strict=True))
         cut = {name: shares[name] for name in self.paths if name == "train" or name not in files}
@@ -230,7 +230,7 @@ class Tokens(TokenData):
             if cut.get(name) == 0:
                 continue
             parts = files[name] if name not in cut else [(_share(t, cut, name), path) for t, path in files["train"]]
-            made[name] = Windows(parts, self.shape[0], self.outputs, shift=name == "train")
+            made[name] = Windows(parts, self.shape[0], self.vocab_size, shift=name == "train")
         return Splits(**made)
 
     def _open(self, name: str, pattern: str) -> list[Part]:

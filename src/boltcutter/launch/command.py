@@ -272,7 +272,7 @@ def describe_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies:
                 nodes=trainer.get("num_nodes", 1),
                 devices=count(trainer.get("devices", "auto")),
                 gpus=trainer.get("accelerator", "auto") != "cpu",
-                workers=(values["data"] or {}).get("workers") or 0,
+                workers=(values["data"] or {}).get("num_workers") or 0,
                 environment={"WANDB_RUN_GROUP": home.name} if array else {},
                 progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else "metrics.csv",
                 root=root,

@@ -62,7 +62,7 @@ class Task(L.LightningModule, ABC):
         ValueError: A factor is negative, or a scheduler would look for a metric after each step.
     """
 
-    kind: ClassVar[Literal["classes", "numbers", "tokens"]]
+    kind: ClassVar[Literal["classification", "regression", "language_modeling"]]
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class Classification(Task):
     Source: Szegedy et al., Rethinking the Inception Architecture, 2015 (label smoothing).
     """
 
-    kind: ClassVar[Literal["classes", "numbers", "tokens"]] = "classes"
+    kind: ClassVar[Literal["classification", "regression", "language_modeling"]] = "classification"
     class_weights: Tensor | None
 
     def __init__(

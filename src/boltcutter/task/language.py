@@ -31,7 +31,7 @@ class Language(Task):
     The Pile, 2020 (bits per byte).
     """
 
-    kind: ClassVar[Literal["classes", "numbers", "tokens"]] = "tokens"
+    kind: ClassVar[Literal["classification", "regression", "language_modeling"]] = "language_modeling"
 
     def __init__(self, model: nn.Module, **task: Any) -> None:
         super().__init__(model, **task)

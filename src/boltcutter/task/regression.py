@@ -32,7 +32,7 @@ class Regression(Task):
     Source: Huber, Robust Estimation of a Location Parameter, 1964.
     """
 
-    kind: ClassVar[Literal["classes", "numbers", "tokens"]] = "numbers"
+    kind: ClassVar[Literal["classification", "regression", "language_modeling"]] = "regression"
     mean: Tensor
     std: Tensor
 
