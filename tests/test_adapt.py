@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from boltcutter.adapt import adapt, missing, prediction_input, validates
+from boltcutter.adapt import adapt, prediction_argument, skip_reason, uses_validation_step
 from boltcutter.config import ConfigError
 from boltcutter.data.digits import Digits
 
@@ -39,20 +39,20 @@ def test_who_optimizes_manually_accumulates_alone() -> None:
 
 
 def test_what_a_test_needs_is_named() -> None:
-    assert missing(None, Whole(), "test") is None
-    assert missing(None, Manual(), "test") == "Manual has no test_step"
-    assert missing(None, Whole(), "val") == "Whole has no validation_step"
-    assert missing(L.LightningDataModule(), Whole(), "train") == "there is no train_dataloader"
+    assert skip_reason(None, Whole(), "test") is None
+    assert skip_reason(None, Manual(), "test") == "Manual has no test_step"
+    assert skip_reason(None, Whole(), "val") == "Whole has no validation_step"
+    assert skip_reason(L.LightningDataModule(), Whole(), "train") == "there is no train_dataloader"
 
 
 def test_what_can_be_predicted() -> None:
     data = L.LightningDataModule()
-    assert prediction_input(data, Manual()) is None
+    assert prediction_argument(data, Manual()) is None
     data.predict_dataloader = lambda: []  # type: ignore[method-assign]
-    assert prediction_input(data, Manual()) == ""
+    assert prediction_argument(data, Manual()) == ""
     data.read = data.loader = lambda name: name  # type: ignore[attr-defined]
-    assert prediction_input(data, Manual()) == ""  # a foreign one may call anything so
-    assert validates(data, "val")
+    assert prediction_argument(data, Manual()) == ""  # a foreign one may call anything so
+    assert uses_validation_step(data, "val")
     ours = Digits(batch_size=4)
-    assert prediction_input(ours, Manual()) == "input=<files>"
-    assert not validates(ours, "val")
+    assert prediction_argument(ours, Manual()) == "input=<files>"
+    assert not uses_validation_step(ours, "val")

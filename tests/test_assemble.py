@@ -10,38 +10,38 @@ from conftest import ROOT
 from foreign.gallery import DATA, HERE, overrides
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 
-from boltcutter.assemble import Parts, assemble, read
+from boltcutter.assemble import Components, assemble, read_config
 from boltcutter.checks import check_optimizer
 from boltcutter.config import ConfigError
 
 CONFIGS = ROOT / "configs"
 
 
-def made(tmp_path: Path, *words: str, logs: bool = True) -> Parts:
-    cfg = read(CONFIGS, [*words, "logger=null"])
+def made(tmp_path: Path, *words: str, with_callbacks: bool = True) -> Components:
+    cfg = read_config(CONFIGS, [*words, "logger=null"])
     cfg.folder = str(tmp_path)
-    return assemble(cfg, logs=logs)
+    return assemble(cfg, with_callbacks=with_callbacks)
 
 
 def test_parts_are_what_the_words_say(tmp_path: Path) -> None:
-    parts = made(tmp_path, "model=mlp", "trainer.max_epochs=3")
-    assert type(parts.task.model).__name__ == "MLP"
-    assert parts.trainer.max_epochs == 3
-    assert [type(logger).__name__ for logger in parts.trainer.loggers] == ["CSV"]  # whatever was chosen
-    assert parts.trainer.default_root_dir == str(tmp_path)
+    components = made(tmp_path, "model=mlp", "trainer.max_epochs=3")
+    assert type(components.task.model).__name__ == "MLP"
+    assert components.trainer.max_epochs == 3
+    assert [type(logger).__name__ for logger in components.trainer.loggers] == ["CSV"]  # whatever was chosen
+    assert components.trainer.default_root_dir == str(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:Attribute '.*' is an instance of `nn.Module`")  # Lightning's, of one of them
 @pytest.mark.parametrize("name", DATA)
 def test_a_foreign_module_needs_no_more_than_its_name(tmp_path: Path, name: str) -> None:
-    parts = made(tmp_path, *overrides(name))
-    assert type(parts.task).__module__.startswith("foreign.")
+    components = made(tmp_path, *overrides(name))
+    assert type(components.task).__module__.startswith("foreign.")
 
 
 def test_a_task_may_have_its_own_loaders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = made(tmp_path, *overrides("own_loaders"))
-    assert len(parts.data.train_dataloader()) == 8
-    assert len(parts.data.val_dataloader()) == 2
+    components = made(tmp_path, *overrides("own_loaders"))
+    assert len(components.data.train_dataloader()) == 8
+    assert len(components.data.val_dataloader()) == 2
     assert not capsys.readouterr().out
     made(tmp_path, f"task={HERE}/task/own_loaders.yaml")
     assert capsys.readouterr().out.startswith("note: data=digits is used in place of the loaders")
@@ -67,7 +67,7 @@ def test_lightning_adds_nothing_of_its_own(tmp_path: Path, words: list[str]) -> 
 
 
 def test_evaluation_takes_part_without_callbacks_and_loggers(tmp_path: Path) -> None:
-    trainer = made(tmp_path, logs=False).trainer
+    trainer = made(tmp_path, with_callbacks=False).trainer
     assert not trainer.loggers
     assert trainer.checkpoint_callback is None  # type: ignore[attr-defined]
 
@@ -81,7 +81,7 @@ def test_the_model_depends_on_the_seed_alone(tmp_path: Path) -> None:
 
 
 def test_sizes_are_found_in_the_data() -> None:
-    cfg = read(CONFIGS, ["experiment=diabetes"])
+    cfg = read_config(CONFIGS, ["experiment=diabetes"])
     assert cfg.data.shape == [10]
     assert cfg.model.inputs == [10]
     assert cfg.data.num_classes == 1
@@ -93,13 +93,13 @@ def test_a_project_may_have_groups_of_its_own(tmp_path: Path) -> None:
     (configs / "head" / "wide.yaml").write_text("# A wide one.\n_target_: torch.nn.Linear\nin_features: 64\n")
     (configs / "task" / "mine.yaml").write_text("# Mine.\n_target_: torch.nn.Sequential\n_args_: ['${head}']\n")
     with pytest.raises(ConfigError) as error:
-        read(configs, ["task=mine", "head=wide"])
+        read_config(configs, ["task=mine", "head=wide"])
     assert set(str(error.value).splitlines()) == {
         "head.out_features: missing; Linear needs it (int)",
         "task=torch.nn.Sequential: expected LightningModule",
     }
     with pytest.raises(ConfigError, match=r"^head=wide: nothing refers to head"):
-        read(configs, ["head=wide"])
+        read_config(configs, ["head=wide"])
 
 
 @pytest.mark.parametrize(("name", "refused"), [("optimizer", True), ("make", False)])

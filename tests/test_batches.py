@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from boltcutter.batches import first, samples
+from boltcutter.batches import count_samples, first_tensor
 
 SEVEN = torch.zeros(7, 2)
 Pair = namedtuple("Pair", ["inputs", "targets"])
@@ -38,15 +38,15 @@ class Fields:
     ids=repr,
 )
 def test_samples_of_any_batch(batch: Any) -> None:
-    assert samples(batch) == 7
+    assert count_samples(batch) == 7
 
 
 @pytest.mark.parametrize("batch", [None, object(), {}, [], "seven", {"x": object()}])
 def test_a_batch_that_does_not_tell(batch: Any) -> None:
-    assert samples(batch) in (None, 0)
+    assert count_samples(batch) in (None, 0)
 
 
 def test_the_first_tensor() -> None:
-    assert first({"name": "a", "x": [SEVEN]}) is SEVEN
-    assert first([SEVEN, 3]) is SEVEN
-    assert first(object()) is None
+    assert first_tensor({"name": "a", "x": [SEVEN]}) is SEVEN
+    assert first_tensor([SEVEN, 3]) is SEVEN
+    assert first_tensor(object()) is None

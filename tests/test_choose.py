@@ -3,20 +3,23 @@ import torch
 from conftest import ROOT
 
 from boltcutter import choose
-from boltcutter.assemble import check_cfg
-from boltcutter.choose import Row, recommend, rows
+from boltcutter.assemble import check_config
+from boltcutter.choose import StrategyEstimate, estimate_strategies, recommend
 from boltcutter.config import DictConfig, compose
-from boltcutter.estimate import Memory, Sample
+from boltcutter.estimate import Memory, SampleSpec
 
-DIGITS = Sample([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch.int64])
+DIGITS = SampleSpec([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch.int64])
 
 
 def config(*words: str) -> DictConfig:
-    return check_cfg(compose(ROOT / "configs", [*words, "logger=null"]))
+    return check_config(compose(ROOT / "configs", [*words, "logger=null"]))
 
 
 def test_strategies_take_what_they_promise() -> None:
-    found = {row.words: row.memory for row in rows(config("model=mlp", f"model.hidden={[256] * 8}"), DIGITS, 4)}
+    found = {
+        row.words: row.memory
+        for row in estimate_strategies(config("model=mlp", f"model.hidden={[256] * 8}"), DIGITS, 4)
+    }
     one, ddp = found["trainer=default trainer.devices=1"], found["trainer=ddp trainer.devices=4"]
     fsdp = found["trainer=fsdp2 trainer.devices=4"]
     tensor = found["trainer=fsdp2 trainer.devices=4 trainer.strategy.tensor_parallel_size=4"]
@@ -45,7 +48,9 @@ def test_strategies_take_what_they_promise() -> None:
 
 def test_a_batch_that_does_not_divide_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "measure", lambda cfg, sample, size, **options: memory(size))
-    found = [(row.words, row.memory) for row in rows(config("model=mlp", "data.batch_size=10"), DIGITS, 4)]
+    found = [
+        (row.words, row.memory) for row in estimate_strategies(config("model=mlp", "data.batch_size=10"), DIGITS, 4)
+    ]
     assert found[0] == ("trainer=default trainer.devices=1", memory(10))
     assert found[1] == ("trainer=ddp trainer.devices=4 data.batch_size=12", memory(3))
     assert found[2] == ("trainer=dp trainer.devices=4 data.batch_size=12", memory(12))
@@ -56,12 +61,12 @@ def memory(peak: int) -> Memory:
 
 
 FOUND = [
-    Row("trainer=default trainer.devices=1", memory(100)),
-    Row("trainer=ddp trainer.devices=4", memory(80)),
-    Row("trainer=dp trainer.devices=4", memory(20)),
-    Row("trainer=fsdp2 trainer.devices=4", memory(40)),
-    Row("trainer=fsdp2 trainer.devices=4 trainer.strategy.tensor_parallel_size=4", "cannot be cut"),
-    Row("trainer=deepspeed trainer.devices=4 trainer.strategy.stage=3", memory(10)),
+    StrategyEstimate("trainer=default trainer.devices=1", memory(100)),
+    StrategyEstimate("trainer=ddp trainer.devices=4", memory(80)),
+    StrategyEstimate("trainer=dp trainer.devices=4", memory(20)),
+    StrategyEstimate("trainer=fsdp2 trainer.devices=4", memory(40)),
+    StrategyEstimate("trainer=fsdp2 trainer.devices=4 trainer.strategy.tensor_parallel_size=4", "cannot be cut"),
+    StrategyEstimate("trainer=deepspeed trainer.devices=4 trainer.strategy.stage=3", memory(10)),
 ]
 
 
@@ -83,4 +88,6 @@ def test_the_simplest_that_fits_is_recommended(size: int, text: str) -> None:
 
 def test_one_device_is_recommended_as_it_is() -> None:
     assert recommend(FOUND[:1], 200) == "trainer=default trainer.devices=1"
-    assert recommend([Row("trainer=default trainer.devices=1", "?")], 200).startswith("cannot be told for this model")
+    assert recommend([StrategyEstimate("trainer=default trainer.devices=1", "?")], 200).startswith(
+        "cannot be told for this model"
+    )

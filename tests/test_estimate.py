@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from boltcutter import build
-from boltcutter.assemble import check_cfg
+from boltcutter.assemble import check_config
 from boltcutter.config import ConfigError, DictConfig, compose
-from boltcutter.estimate import NotEstimated, Sample, look, measure
+from boltcutter.estimate import EstimationError, SampleSpec, estimate_step, sample_spec
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 GPT = ["model=gpt", "data=text", "task=language", "model.layers=2", "data.batch_size=8"]
-DIGITS = Sample([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch.int64])
-TOKENS = Sample([torch.Size([256])] * 2, [torch.int64] * 2)
+DIGITS = SampleSpec([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch.int64])
+TOKENS = SampleSpec([torch.Size([256])] * 2, [torch.int64] * 2)
 WORKS = {
     "mlp": ["model=mlp", "model.hidden=[512,512]"],
     "convnet": ["model=convnet"],
@@ -34,10 +34,10 @@ SLOW = ("mlp, bf16-mixed", "gpt", "gpt, bf16-true")
 
 
 def config(*words: str) -> DictConfig:
-    return check_cfg(compose(ROOT / "configs", [*words, "logger=null"]))
+    return check_config(compose(ROOT / "configs", [*words, "logger=null"]))
 
 
-def sample(words: list[str]) -> Sample:
+def sample(words: list[str]) -> SampleSpec:
     return TOKENS if "model=gpt" in words else DIGITS
 
 
@@ -75,12 +75,12 @@ def test_the_estimate_is_what_two_real_steps_take(name: str) -> None:
     words = WORKS[name]
     looks = sample(words)
     size = 128 if looks == DIGITS else 8
-    found = measure(config(*words), looks, size)
+    found = estimate_step(config(*words), looks, size)
     assert found.peak == pytest.approx(really(words, looks.batch(size)), rel=0.08)
 
 
 def test_parts_of_the_estimate() -> None:
-    found = measure(config("model=mlp"), DIGITS, 64)
+    found = estimate_step(config("model=mlp"), DIGITS, 64)
     weights = 4 * (64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10)
     assert found.weights == pytest.approx(weights, rel=0.01)  # buffers, too
     assert found.gradients == weights
@@ -101,20 +101,20 @@ def test_parts_of_the_estimate() -> None:
 
 
 def test_what_cannot_be_estimated_says_why() -> None:
-    with pytest.raises(NotEstimated, match=r"ConvNet does not say how it is cut; give it a method shard\(mesh\)"):
-        measure(config("model=convnet"), DIGITS, 4, data_ranks=2, tensor_ranks=1)
-    with pytest.raises(NotEstimated, match=r"ConvNet does not say its stages; give it a method stages\(count\)"):
-        measure(config("model=convnet"), DIGITS, 4, stages=2)
-    with pytest.raises(NotEstimated, match="must have same reduction dim"):
-        measure(config("model=mlp"), Sample([torch.Size([3]), torch.Size([])], [torch.uint8, torch.int64]), 4)
+    with pytest.raises(EstimationError, match=r"ConvNet does not say how it is cut; give it a method shard\(mesh\)"):
+        estimate_step(config("model=convnet"), DIGITS, 4, data_ranks=2, tensor_ranks=1)
+    with pytest.raises(EstimationError, match=r"ConvNet does not say its stages; give it a method stages\(count\)"):
+        estimate_step(config("model=convnet"), DIGITS, 4, stages=2)
+    with pytest.raises(EstimationError, match="must have same reduction dim"):
+        estimate_step(config("model=mlp"), SampleSpec([torch.Size([3]), torch.Size([])], [torch.uint8, torch.int64]), 4)
 
 
 def test_a_sample_is_looked_at_in_the_data(tmp_path: Path) -> None:
-    found = look(build.build(config().data, "data"))
+    found = sample_spec(build.build(config().data, "data"))
     assert list(found.shapes) == [torch.Size([1, 8, 8]), torch.Size([])]
     data = SimpleNamespace(prepare_data=int, setup=str, train_dataloader=lambda: [{"x": torch.zeros(2)}])
     with pytest.raises(ConfigError, match="data: memory can be estimated for batches that are tuples of tensors"):
-        look(data)  # type: ignore[arg-type]
+        sample_spec(data)  # type: ignore[arg-type]
 
 
 # >>> language
@@ -130,13 +130,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 from boltcutter import build
-from boltcutter.assemble import check_cfg
+from boltcutter.assemble import check_config
 from boltcutter.config import compose
 
 dist.init_process_group("gloo")
 ranks = tuple(map(int, sys.argv[1].split(",")))
 mesh = init_device_mesh("cpu", ranks, mesh_dim_names=("data_parallel", "tensor_parallel"))
-cfg = check_cfg(compose(Path("configs"), [*sys.argv[2:], "logger=null"]))
+cfg = check_config(compose(Path("configs"), [*sys.argv[2:], "logger=null"]))
 trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)
 
 def steps():
@@ -168,7 +168,7 @@ if dist.get_rank() == 0:
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
 def test_the_estimate_of_a_cut_model_is_what_two_real_ranks_take(ranks: tuple[int, int], two_ranks: Script) -> None:
     most = int(two_ranks(REAL, ",".join(map(str, ranks)), *GPT).stdout)
-    found = measure(config(*GPT), TOKENS, 8 // ranks[0], data_ranks=ranks[0], tensor_ranks=ranks[1])
+    found = estimate_step(config(*GPT), TOKENS, 8 // ranks[0], data_ranks=ranks[0], tensor_ranks=ranks[1])
     assert found.peak == pytest.approx(most, rel=0.15)  # gloo holds the tensors of its last exchanges
 
 

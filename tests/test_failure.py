@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import Script
 
-from boltcutter.failure import OutOfMemory, explained, too_large
+from boltcutter.failure import OutOfMemoryError, explain_errors, out_of_memory_message
 
 FAULT = """
 import os, signal, subprocess, lightning as L
@@ -86,16 +86,16 @@ def parts(ranks: int) -> L.Trainer:
 
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50)], ids=["torch", "numpy"])
 def test_memory_that_runs_out_is_told_with_the_batch_and_what_to_try(allocate: Any) -> None:
-    with pytest.raises(OutOfMemory) as error, explained(parts(4)):
+    with pytest.raises(OutOfMemoryError) as error, explain_errors(parts(4)):
         allocate()
     assert "cuda:0 is out of memory with data.batch_size=96 (24 on each of 4 ranks)" in str(error.value)
     assert "try data.batch_size=48 trainer.accumulate_grad_batches=4" in str(error.value)
 
 
 def test_what_is_tried_instead_divides_over_the_ranks() -> None:
-    assert "data.batch_size=40 " in too_large(parts(10))
+    assert "data.batch_size=40 " in out_of_memory_message(parts(10))
 
 
 def test_other_errors_are_left_as_they_are() -> None:
-    with pytest.raises(RuntimeError, match=r"^of the user$"), explained(parts(1)):
+    with pytest.raises(RuntimeError, match=r"^of the user$"), explain_errors(parts(1)):
         raise RuntimeError("of the user")

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 from torch.optim import Optimizer
 
-from boltcutter.fit import coerce, fits, type_name
+from boltcutter.fit import coerce, matches, type_name
 
 
 class Tool: ...
@@ -42,7 +42,7 @@ class Tool: ...
     ],
 )
 def test_fits(value: Any, wanted: Any, expected: bool) -> None:
-    assert fits(value, wanted) is expected
+    assert matches(value, wanted) is expected
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from conftest import QUICK, Script
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from boltcutter.config import ConfigError, DictConfig
-from boltcutter.precision import check_precision, placeholder_precision, put_in
+from boltcutter.precision import check_precision, placeholder_precision, set_precision
 
 WORDS = [*QUICK, "model=mlp", "trainer.accelerator=cpu"]
 NARROW = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
@@ -80,10 +80,10 @@ def test_eight_bits_are_put_in_where_the_gpu_has_them(monkeypatch: pytest.Monkey
     assert check_precision(config("cuda", "float8")) == "float8"
     assert (placeholder_precision("float8", "cuda"), placeholder_precision("bf16-mixed", "cuda")) == ("32-true", None)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    put_in(trainer, "float8")
+    set_precision(trainer, "float8")
     assert (type(trainer.precision_plugin).__name__, trainer.precision) == ("Float8Precision", "float8")
     with pytest.raises(ConfigError, match="float8: not for a model that is cut over ranks; try bf16-true"):
-        put_in(L.Trainer(accelerator="cpu", devices=2, strategy=ModelParallelStrategy()), "float8")
+        set_precision(L.Trainer(accelerator="cpu", devices=2, strategy=ModelParallelStrategy()), "float8")
     with pytest.raises(
         ConfigError, match="transformer_engine is not installed; pip install transformer_engine, or try"
     ):

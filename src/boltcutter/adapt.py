@@ -17,12 +17,12 @@ from boltcutter.monitors import Monitors
 PROJECT_DATA = ("empty_splits", "sizes", "fingerprint", "loader", "read")
 
 
-def is_project_data(data: Any) -> bool:
+def is_native_data(data: Any) -> bool:
     """Whether a data module is one of this project's; a foreign one may use some of the names for something else."""
     return all(hasattr(type(data), name) for name in PROJECT_DATA)
 
 
-def is_project_task(task: Any) -> bool:
+def is_native_task(task: Any) -> bool:
     """Whether a task is one of this project's, which list what they log."""
     return isinstance(getattr(task, "logged", None), set)
 
@@ -38,7 +38,7 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
     Raises:
         ConfigError: A setting has no meaning for the module.
     """
-    if callbacks and not is_project_task(task):
+    if callbacks and not is_native_task(task):
         trainer.callbacks.insert(0, Monitors(callbacks))  # type: ignore[attr-defined]
     if task.automatic_optimization:
         return
@@ -57,7 +57,7 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
         trainer.gradient_clip_val = trainer.gradient_clip_algorithm = None
 
 
-def missing(data: Any, task: L.LightningModule, split: str) -> str | None:
+def skip_reason(data: Any, task: L.LightningModule, split: str) -> str | None:
     """What module and data lack to be measured on a split; None where they have all.
 
     Args:
@@ -65,19 +65,19 @@ def missing(data: Any, task: L.LightningModule, split: str) -> str | None:
         task: The module.
         split: ``train``, ``val`` or ``test``.
     """
-    step = "validation_step" if validates(data, split) else "test_step"
+    step = "validation_step" if uses_validation_step(data, split) else "test_step"
     if not is_overridden(step, task):
         return f"{type(task).__name__} has no {step}"
     if loader_owner(data, task, split) is None:
         return f"there is no {split}_dataloader"
-    if is_project_data(data) and split in data.empty_splits:  # known once they are loaded
+    if is_native_data(data) and split in data.empty_splits:  # known once they are loaded
         return f"{type(data).__name__} has no samples in its {split} split (data.split)"
     return None
 
 
-def validates(data: Any, split: str) -> bool:
+def uses_validation_step(data: Any, split: str) -> bool:
     """Whether a split is measured by ``validation_step``; data modules of this project give any split to a test."""
-    return split == "val" and not is_project_data(data)
+    return split == "val" and not is_native_data(data)
 
 
 def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningDataModule | L.LightningModule | None:
@@ -86,8 +86,8 @@ def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningD
     return next((owner for owner in owners if is_overridden(f"{split}_dataloader", owner)), None)
 
 
-def prediction_input(data: Any, task: L.LightningModule) -> str | None:
+def prediction_argument(data: Any, task: L.LightningModule) -> str | None:
     """What ``predict.py`` needs besides a run; None where it has nothing to predict for."""
-    if is_project_data(data):
+    if is_native_data(data):
         return f"input=<{'text or file' if hasattr(task, 'generate') else 'files'}>"
     return "" if loader_owner(data, task, "predict") else None

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from boltcutter import build, describe, run
-from boltcutter.adapt import adapt, is_project_data
+from boltcutter.adapt import adapt, is_native_data
 from boltcutter.checks import (
     check_batch,
     check_built,
@@ -26,7 +26,7 @@ from boltcutter.checks import (
     check_classes,
     check_devices,
     check_inputs,
-    check_kinds,
+    check_kind,
     check_monitors,
     check_optimizer,
     check_processes,
@@ -36,7 +36,7 @@ from boltcutter.config import ConfigError, DictConfig, merge, one_line
 from boltcutter.data_hooks import seed_hooks
 from boltcutter.environment.mpi import disable_mpi_detection
 from boltcutter.environment.warnings import filter_warnings
-from boltcutter.precision import FLOAT8, check_precision, kind, placeholder_precision, put_in
+from boltcutter.precision import FLOAT8, check_precision, device_type, placeholder_precision, set_precision
 from boltcutter.sharding import shard_loaders
 
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}  # arguments of the trainer
@@ -113,7 +113,7 @@ class TaskLoaders(L.LightningDataModule):
 
 
 @dataclass
-class Parts:
+class Components:
     """All that a training is made of."""
 
     trainer: L.Trainer
@@ -121,16 +121,16 @@ class Parts:
     task: L.LightningModule
 
 
-def read(configs: Path, words: list[str]) -> DictConfig:
+def read_config(configs: Path, words: list[str]) -> DictConfig:
     """The configuration that the words mean, every value checked.
 
     Raises:
         ConfigError: There are mistakes, a line for each.
     """
-    return check_cfg(run.read_words(configs, words))
+    return check_config(run.read_words(configs, words))
 
 
-def check_cfg(cfg: DictConfig) -> DictConfig:
+def check_config(cfg: DictConfig) -> DictConfig:
     """Ask the data what only it can tell, then check every value.
 
     Raises:
@@ -139,7 +139,7 @@ def check_cfg(cfg: DictConfig) -> DictConfig:
     unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
     if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_alone):
         data = build.build(cfg.data, "data")
-        if is_project_data(data):  # a foreign data module may mean something else by null
+        if is_native_data(data):  # a foreign data module may mean something else by null
             with as_config_error():
                 cfg.data = merge(cfg.data, DictConfig(data.sizes()))
     named = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the name is given when the run begins
@@ -173,7 +173,7 @@ def main(configs: Path, words: list[str]) -> None:
     """
     filter_warnings()
     special, rest = run.take(words, "run")
-    cfg = check_cfg(run.reopen(configs, Path(special["run"]), rest)) if special else read(configs, words)
+    cfg = check_config(run.reopen(configs, Path(special["run"]), rest)) if special else read_config(configs, words)
     cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / "check")
     assemble(cfg)
     print("ok")
@@ -184,13 +184,13 @@ def describe_overrides(configs: Path, words: list[str], prefix: str) -> Iterator
     return describe.describe(run.read_words(configs, words), Config, prefix)
 
 
-def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool = True) -> Parts:
+def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, with_callbacks: bool = True) -> Components:
     """Make trainer, data and task, and see that they go together.
 
     Args:
         cfg: Checked.
         watchers: Callbacks besides those of the configuration.
-        logs: Whether callbacks and loggers of the configuration take part.
+        with_callbacks: Whether callbacks and loggers of the configuration take part.
 
     Raises:
         ConfigError: They do not.
@@ -198,9 +198,13 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     check_devices(cfg.trainer)
     if isinstance(parts := cfg.trainer.get("accumulate_grad_batches"), int) and parts < 1:
         raise ConfigError(f"trainer.accumulate_grad_batches={parts} is not a number of batches; try 1")
-    callbacks = {k: v for k, v in build.build(cfg.callback or {}, "callback").items() if v is not None} if logs else {}
-    loggers = [v for v in build.build(cfg.logger or {}, "logger").values() if v is not None] if logs else []
-    if logs:
+    callbacks = (
+        {k: v for k, v in build.build(cfg.callback or {}, "callback").items() if v is not None}
+        if with_callbacks
+        else {}
+    )
+    loggers = [v for v in build.build(cfg.logger or {}, "logger").values() if v is not None] if with_callbacks else []
+    if with_callbacks:
         loggers.append(build.build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"}))
     # Where the configuration has none, Lightning would add its own.
     defaults = {
@@ -208,7 +212,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
         "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks.values()),
     }
     precision = check_precision(cfg)
-    instead = placeholder_precision(precision, kind(str(cfg.trainer.get("accelerator", "auto"))))
+    instead = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))
     torch.set_float32_matmul_precision(cfg.get("matmul_precision", "highest"))
     disable_mpi_detection()
     trainer = build.build(
@@ -221,7 +225,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
         **({"precision": instead} if instead else {}),
     )
     if instead:
-        put_in(trainer, precision)
+        set_precision(trainer, precision)
     if hasattr(trainer.strategy, "_timeout"):  # an argument of each strategy, but not of strategy=auto
         trainer.strategy._timeout = timedelta(seconds=float(cfg.timeout))
     check_processes(trainer)
@@ -233,7 +237,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     seed_hooks(data or task, cfg.get("seed", 0))
     data = data or TaskLoaders(task)
     check_batch(trainer, data)
-    check_kinds(cfg, task, data)
+    check_kind(cfg, task, data)
     check_classes(cfg)
     warn_of_no_checkpoint(cfg, callbacks)
     check_inputs(cfg, task)
@@ -241,7 +245,7 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, logs: bool =
     check_monitors(task, callbacks)
     check_optimizer(task)
     adapt(trainer, task, callbacks)
-    return Parts(trainer, data, task)
+    return Components(trainer, data, task)
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from torch.nn.utils.rnn import PackedSequence
 COUNTS = ("num_graphs", "batch_size")  # attributes by which libraries tell the size of their batches
 
 
-def first(batch: Any) -> Tensor | None:
+def first_tensor(batch: Any) -> Tensor | None:
     """The first tensor of a batch: its inputs; None where there is none."""
     while not isinstance(batch, Tensor):
         if type(batch) not in (list, tuple):
-            return next((found for part in parts(batch) if (found := first(part)) is not None), None)
+            return next((found for part in parts(batch) if (found := first_tensor(part)) is not None), None)
         if not batch:
             return None
         batch = batch[0]
@@ -34,7 +34,7 @@ def parts(batch: Any) -> Iterable[Any]:
     return ()
 
 
-def samples(batch: Any) -> int | None:
+def count_samples(batch: Any) -> int | None:
     """Samples of one rank's batch; None where nothing tells.
 
     It is the length of the first tensor; of a class of a library's own, what one of ``COUNTS`` says, or ``len``.
@@ -49,7 +49,7 @@ def samples(batch: Any) -> int | None:
     if told is not None or isinstance(batch, str | bytes):
         return told
     for part in parts(batch):
-        if not isinstance(part, int | float) and (found := samples(part)) is not None:
+        if not isinstance(part, int | float) and (found := count_samples(part)) is not None:
             return found
     if isinstance(batch, list) or (hasattr(batch, "__len__") and not isinstance(batch, tuple | Mapping)):
         return len(batch)

@@ -28,7 +28,7 @@ from boltcutter.config import (
     parse,
     resolve_reference,
 )
-from boltcutter.fit import choices, coerce, fits, is_a, type_name
+from boltcutter.fit import coerce, is_subclass, literal_values, matches, type_name
 from boltcutter.locate import PROJECT, is_keras_model, locate, origin, package, parameters
 
 KERAS_MODEL = f"{PROJECT}.model.keras.KerasModel"
@@ -192,15 +192,17 @@ def _of_old_package(value: Any) -> str:
 
 def _misfits(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]:
     """What of ``value`` is not as ``wanted``: the whole, or some entries of a mapping."""
-    if fits(value, wanted):
+    if matches(value, wanted):
         return
-    maps = [a for a in (wanted, *get_args(wanted)) if is_a(get_origin(a), Mapping)]
+    maps = [a for a in (wanted, *get_args(wanted)) if is_subclass(get_origin(a), Mapping)]
     if maps and isinstance(value, dict) and "_target_" not in value:
         for key, inner in value.items():
-            if not fits({key: inner}, wanted):
+            if not matches({key: inner}, wanted):
                 yield from _misfits(inner, get_args(maps[0])[1], f"{path}.{key}")
         return
     shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else format_value(value)
-    listed = isinstance(value, str) and "," in value and fits(parse(path, f"[{value}]"), wanted)  # as Hydra's sweeps
-    near = f"; did you mean [{value}]?" if listed else _of_old_package(value) or hint(str(value), choices(wanted))
+    listed = isinstance(value, str) and "," in value and matches(parse(path, f"[{value}]"), wanted)  # as Hydra's sweeps
+    near = (
+        f"; did you mean [{value}]?" if listed else _of_old_package(value) or hint(str(value), literal_values(wanted))
+    )
     yield path, f"={shown}: expected {type_name(wanted)}{near}"

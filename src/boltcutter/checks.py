@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from boltcutter.adapt import is_project_data, is_project_task
+from boltcutter.adapt import is_native_data, is_native_task
 from boltcutter.config import ConfigError, DictConfig, hint, one_line
 from boltcutter.environment import platform, slurm
 from boltcutter.environment.process import external_world_size, is_rank_zero
@@ -179,11 +179,11 @@ def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
     """
     ranks = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
     size = getattr(data, "batch_size", None)
-    if is_project_data(data) and isinstance(size, int) and size % ranks:
+    if is_native_data(data) and isinstance(size, int) and size % ranks:
         raise ConfigError(f"data.batch_size={size} does not divide over {ranks} ranks; try {size + -size % ranks}")
 
 
-def check_kinds(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataModule) -> None:
+def check_kind(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataModule) -> None:
     """See that the task wants what the data has: classes, numbers or tokens.
 
     Raises:
@@ -257,7 +257,7 @@ def check_optimizer(task: L.LightningModule) -> None:
     made: Any = [nn.Parameter(torch.zeros(1))]
     for name in ("optimizer", "scheduler"):
         make = getattr(task, name, None)
-        if not isinstance(make, partial) or not (is_project_task(task) or _can_be_called(make, made)):
+        if not isinstance(make, partial) or not (is_native_task(task) or _can_be_called(make, made)):
             return
         late = "total_steps" in parameters(make.func) and make.keywords.get("total_steps") is None
         try:

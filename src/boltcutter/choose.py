@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from boltcutter.config import DictConfig
-from boltcutter.estimate import Memory, NotEstimated, Sample, measure
+from boltcutter.estimate import EstimationError, Memory, SampleSpec, estimate_step
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 FULL = 0.9  # of a device's memory that may be planned with; the rest goes to CUDA itself and to gaps
@@ -16,7 +16,7 @@ BUCKET = 200_000_000  # numbers that it reduces at once, by Lightning's default
 
 
 @dataclass(frozen=True)
-class Row:
+class StrategyEstimate:
     """One way to train.
 
     Args:
@@ -33,20 +33,20 @@ class Row:
         return self.words.split()[0].partition("=")[2]
 
 
-def rows(cfg: DictConfig, sample: Sample, devices: int) -> Iterator[Row]:
+def estimate_strategies(cfg: DictConfig, sample: SampleSpec, devices: int) -> Iterator[StrategyEstimate]:
     """Each strategy over ``devices``, with a batch that divides over its ranks.
 
     Source: Rajbhandari et al., ZeRO, 2020 (DeepSpeed's stages, which are computed from the others and not run).
     """
     batch = int(cfg.data.get("batch_size", 1))
 
-    def row(words: str, ranks: int = 1, parts: int = 1, **options: Any) -> Row:
+    def row(words: str, ranks: int = 1, parts: int = 1, **options: Any) -> StrategyEstimate:
         whole = batch + -batch % max(ranks, parts)
         words += f" data.batch_size={whole}" if whole != batch else ""
         try:
-            return Row(words, measure(cfg, sample, whole // ranks, **options))
-        except NotEstimated as error:
-            return Row(words, str(error))
+            return StrategyEstimate(words, estimate_step(cfg, sample, whole // ranks, **options))
+        except EstimationError as error:
+            return StrategyEstimate(words, str(error))
 
     yield row("trainer=default trainer.devices=1")
     if devices == 1:
@@ -70,7 +70,7 @@ def rows(cfg: DictConfig, sample: Sample, devices: int) -> Iterator[Row]:
     for stage in (1, 2, 3):
         words = held.words.replace("trainer=ddp", "trainer=deepspeed") + f" trainer.strategy.stage={stage}"
         memory = _deepspeed(held.memory, stage, devices, cfg) if isinstance(held.memory, Memory) else held.memory
-        yield Row(words, memory)
+        yield StrategyEstimate(words, memory)
 
 
 def _deepspeed(one: Memory, stage: int, devices: int, cfg: DictConfig) -> Memory:
@@ -87,7 +87,7 @@ def _deepspeed(one: Memory, stage: int, devices: int, cfg: DictConfig) -> Memory
     return Memory(weights, gradients, optimizer, one.activations, weights + gradients + optimizer + rest)
 
 
-def recommend(found: Sequence[Row], memory: int) -> str:
+def recommend(found: Sequence[StrategyEstimate], memory: int) -> str:
     """The simplest and fastest that fits: copies before cuts, cuts between layers before cuts within.
 
     Args:
@@ -102,24 +102,26 @@ def recommend(found: Sequence[Row], memory: int) -> str:
         return "cannot be told for this model; python scripts/bench.py batch tries it out"
         # ||| return "cannot be told for this model"
         # <<< bench
-    fitting = next((words for words, kept in spread if fits(kept, memory)), None)
+    fitting = next((words for words, kept in spread if fits_in_memory(kept, memory)), None)
     if fitting:
         return fitting
     words, least = min(spread, key=lambda row: row[1].peak)
     held = least.weights + least.gradients + least.optimizer
-    room, told = int(FULL * memory) - held, f"nothing fits; {words} needs least, {say_bytes(least.peak)}"
+    room, told = int(FULL * memory) - held, f"nothing fits; {words} needs least, {format_bytes(least.peak)}"
     if room <= 0:
-        return f"{told}, {say_bytes(held)} of it without any sample: take more devices, or trainer.precision=bf16-true"
+        return (
+            f"{told}, {format_bytes(held)} of it without any sample: take more devices, or trainer.precision=bf16-true"
+        )
     parts = -(-(least.peak - held) // room)
     return f"{told}: try trainer.accumulate_grad_batches={parts}, with a data.batch_size {parts} times smaller"
 
 
-def fits(kept: Memory, memory: int) -> bool:
+def fits_in_memory(kept: Memory, memory: int) -> bool:
     """Whether a device has room for it, and for what nobody counts."""
     return kept.peak <= FULL * memory
 
 
-def say_bytes(number: int) -> str:
+def format_bytes(number: int) -> str:
     """Bytes in the largest unit that leaves a whole number."""
     unit = max((unit for unit, bytes in UNITS.items() if number >= bytes), key=lambda unit: UNITS[unit], default="")
     return f"{number / UNITS[unit]:.1f} {unit}iB" if unit else f"{number} B"

@@ -19,13 +19,13 @@ import torch
 from packaging.requirements import Requirement
 
 from boltcutter import build, lineage, run
-from boltcutter.assemble import as_config_error, assemble, check_cfg
-from boltcutter.checks import check_kinds
-from boltcutter.choose import UNITS, Row, fits, recommend, rows, say_bytes
+from boltcutter.assemble import as_config_error, assemble, check_config
+from boltcutter.checks import check_kind
+from boltcutter.choose import UNITS, StrategyEstimate, estimate_strategies, fits_in_memory, format_bytes, recommend
 from boltcutter.config import ConfigError, DictConfig, groups, one_line
 from boltcutter.environment.platform import launched_layout
 from boltcutter.environment.warnings import filter_warnings
-from boltcutter.estimate import Sample, look
+from boltcutter.estimate import SampleSpec, sample_spec
 from boltcutter.locate import locate
 
 # Programs without which an option can be chosen but not used, and where they come from.
@@ -52,7 +52,7 @@ def main(configs: Path, words: list[str]) -> None:
     filter_warnings()
     special, rest = run.take(words, "devices", "memory", "run")
     count, memory = _devices(special), _memory(special)
-    cfg = check_cfg(run.reopen_for(configs, special, rest)[0] if "run" in special else run.read_words(configs, rest))
+    cfg = check_config(run.reopen_for(configs, special, rest)[0] if "run" in special else run.read_words(configs, rest))
     batch = (cfg.data or {}).get("batch_size")
     sample = sample_of(cfg) if batch else None
     _print("this machine", machine())
@@ -61,8 +61,8 @@ def main(configs: Path, words: list[str]) -> None:
         _print("memory", iter([("not estimated", f"data={cfg.choices.data} has no batch_size that is known here")]))
         return
     options = groups(configs).get("trainer", ())
-    found = [row for row in rows(cfg, sample, count) if row.option in options]
-    of = f"{batch} samples a step, {count} × {say_bytes(memory)}"
+    found = [row for row in estimate_strategies(cfg, sample, count) if row.option in options]
+    of = f"{batch} samples a step, {count} × {format_bytes(memory)}"
     shown = f"model={cfg.choices.model}" if "model" in cfg.choices else f"task={cfg.choices.task}"
     title = f"memory of {shown}, data={cfg.choices.data}, {cfg.trainer.precision}: {of}"
     _print(title, estimate(found, memory))
@@ -71,11 +71,11 @@ def main(configs: Path, words: list[str]) -> None:
 def machine() -> Lines:
     """Devices and their links, backends, versions, threads."""
     here = lineage.hardware()
-    memory = f"{here['memory_gib']} GiB, {say_bytes(free())} of it free"
+    memory = f"{here['memory_gib']} GiB, {format_bytes(free())} of it free"
     yield "processor", f"{here['cpu']}, {here['cores']} cores, {memory}"
     for number in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(number)
-        name = f"{device.name}, {say_bytes(device.total_memory)}, compute capability {device.major}.{device.minor}"
+        name = f"{device.name}, {format_bytes(device.total_memory)}, compute capability {device.major}.{device.minor}"
         yield f"device {number}", name
     if torch.backends.mps.is_available():
         yield "device", "Apple's GPU, which shares the processor's memory"
@@ -132,7 +132,7 @@ def extras() -> dict[str, list[str]]:
     return found
 
 
-def sample_of(cfg: DictConfig) -> Sample:
+def sample_of(cfg: DictConfig) -> SampleSpec:
     """What the data gives, as the task wants it.
 
     Raises:
@@ -140,12 +140,12 @@ def sample_of(cfg: DictConfig) -> Sample:
     """
     data = build.build(cfg.data, "data")
     task: Any = locate(cfg.task["_target_"])
-    check_kinds(cfg, task, data)
+    check_kind(cfg, task, data)
     with as_config_error():
-        return look(data)
+        return sample_spec(data)
 
 
-def estimate(found: Sequence[Row], memory: int) -> Lines:
+def estimate(found: Sequence[StrategyEstimate], memory: int) -> Lines:
     """A line for each strategy, and which to take.
 
     Args:
@@ -159,8 +159,8 @@ def estimate(found: Sequence[Row], memory: int) -> Lines:
             continue
         kept = row.memory
         sizes = (kept.weights, kept.gradients, kept.optimizer, kept.activations, kept.peak)
-        shown = "".join(f"{say_bytes(size):>13}" for size in sizes)
-        yield row.words, shown if fits(kept, memory) else f"{shown}  too much"
+        shown = "".join(f"{format_bytes(size):>13}" for size in sizes)
+        yield row.words, shown if fits_in_memory(kept, memory) else f"{shown}  too much"
     yield "take", recommend(found, memory)
 
 
@@ -199,7 +199,7 @@ def _fault(configs: Path, words: str) -> str | None:
     if words.startswith("launch="):
         return None
     try:
-        cfg = check_cfg(run.read_words(configs, [words]))
+        cfg = check_config(run.read_words(configs, [words]))
         cfg.folder = str(Path(cfg.runs) / "doctor")
         assemble(cfg, logs=False)
     except ConfigError as error:

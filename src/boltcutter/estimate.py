@@ -34,7 +34,7 @@ from boltcutter.precision import CANONICAL
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "64": torch.float64, "transformer": torch.bfloat16}
 
 
-class NotEstimated(RuntimeError):
+class EstimationError(RuntimeError):
     """The model cannot be run on tensors without contents, or not be cut so."""
 
 
@@ -58,7 +58,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleSpec:
     """What one sample's tensors look like.
 
     Args:
@@ -75,7 +75,7 @@ class Sample:
         return tuple(torch.zeros((size, *shape), dtype=dtype) for shape, dtype in both)
 
 
-def look(data: L.LightningDataModule) -> Sample:
+def sample_spec(data: L.LightningDataModule) -> SampleSpec:
     """What a sample of the training split looks like.
 
     Raises:
@@ -86,12 +86,12 @@ def look(data: L.LightningDataModule) -> Sample:
     batch = next(iter(data.train_dataloader()))
     if not isinstance(batch, list | tuple) or not all(isinstance(part, Tensor) for part in batch):
         raise ConfigError("data: memory can be estimated for batches that are tuples of tensors alone")
-    return Sample([part.shape[1:] for part in batch], [part.dtype for part in batch])
+    return SampleSpec([part.shape[1:] for part in batch], [part.dtype for part in batch])
 
 
-def measure(
+def estimate_step(
     cfg: DictConfig,
-    sample: Sample,
+    sample: SampleSpec,
     size: int,
     *,
     data_ranks: int = 1,
@@ -113,7 +113,7 @@ def measure(
         held: Whether gradients keep their memory from step to step.
 
     Raises:
-        NotEstimated: The model looks at numbers, or cannot be cut so.
+        EstimationError: The model looks at numbers, or cannot be cut so.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # a second that nothing else needs
 
@@ -149,10 +149,10 @@ def measure(
                 if stages > 1:
                     return _pipeline(task, batch, stages, cast)
                 return _step(task, _optimizers(task.configure_optimizers()), batch, parts, cast, held)
-    except (ConfigError, NotEstimated):
+    except (ConfigError, EstimationError):
         raise
     except Exception as error:  # whatever a model's code does with tensors that have no contents
-        raise NotEstimated(one_line(error)[:200]) from error
+        raise EstimationError(one_line(error)[:200]) from error
 
 
 def _step(
@@ -184,7 +184,7 @@ def _step(
 def _pipeline(task: Any, batch: tuple[Tensor, ...], stages: int, cast: Any) -> Memory:
     """The stage that needs most: an earlier one keeps more parts of the batch, the last one has outputs and loss."""
     if not callable(getattr(task.model, "stages", None)):
-        raise NotEstimated(f"{type(task.model).__name__} does not say its stages; give it a method stages(count)")
+        raise EstimationError(f"{type(task.model).__name__} does not say its stages; give it a method stages(count)")
     count = max(4, stages)
     optimizers = _optimizers(task.configure_optimizers())
     for parameter in task.parameters():
@@ -315,7 +315,7 @@ def _place(task: nn.Module) -> None:
 
 def _shard(model: Any, mesh: DeviceMesh) -> None:
     if not callable(getattr(model, "shard", None)):
-        raise NotEstimated(f"{type(model).__name__} does not say how it is cut; give it a method shard(mesh)")
+        raise EstimationError(f"{type(model).__name__} does not say how it is cut; give it a method shard(mesh)")
     model.shard(mesh)
 
 

@@ -12,8 +12,8 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter import run, summary
-from boltcutter.adapt import is_project_data, loader_owner, missing, validates
-from boltcutter.assemble import Parts, as_config_error, assemble, check_cfg
+from boltcutter.adapt import is_native_data, loader_owner, skip_reason, uses_validation_step
+from boltcutter.assemble import Components, as_config_error, assemble, check_config
 from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, hint
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero
@@ -38,13 +38,13 @@ def main(configs: Path, words: list[str]) -> None:
     split = special.get("split", "test")
     if split not in ("train", "val", "test"):
         raise ConfigError(f"split={split}: expected train, val or test{hint(split, ('train', 'val', 'test'))}")
-    check_cfg(cfg)
+    check_config(cfg)
     name = split if not any(word.startswith("data") for word in rest) else f"{cfg.choices.data}-{split}"
     output = Path(special.get("output") or folder / "evaluation" / name)
-    parts = assemble(cfg, logs=False)
+    components = assemble(cfg, with_callbacks=False)
     with distributed_shutdown():
-        scores = score(parts, find_checkpoint(cfg.checkpoints, special.get("ckpt", "best")), output, split)
-        if parts.trainer.is_global_zero:
+        scores = score(components, find_checkpoint(cfg.checkpoints, special.get("ckpt", "best")), output, split)
+        if components.trainer.is_global_zero:
             summary.evaluation(output, scores)
 
 
@@ -68,11 +68,11 @@ def find_checkpoint(place: str, which: str) -> str:
     return found
 
 
-def score(parts: Parts, checkpoint: str | None, output: Path, split: str = "test") -> dict[str, float]:
+def score(components: Components, checkpoint: str | None, output: Path, split: str = "test") -> dict[str, float]:
     """Measure ``checkpoint`` on a split and write ``output``: metrics, tables, predictions, a picture, worst errors.
 
     Args:
-        parts: Trainer, data and task.
+        components: Trainer, data and task.
         checkpoint: Whose weights are measured; None takes those that the task has.
         output: Folder.
         split: Which samples.
@@ -83,29 +83,31 @@ def score(parts: Parts, checkpoint: str | None, output: Path, split: str = "test
     Raises:
         ConfigError: The task has no step for it, or nobody has its samples.
     """
-    if is_project_data(parts.data) and not parts.trainer.local_rank:
+    if is_native_data(components.data) and not components.trainer.local_rank:
         with as_config_error():
-            parts.data.prepare_data()
-            parts.data.setup("fit")
-    if lack := missing(parts.data, parts.task, split):
+            components.data.prepare_data()
+            components.data.setup("fit")
+    if lack := skip_reason(components.data, components.task, split):
         raise ConfigError(f"split={split}: {lack}; give it one, or choose another split")
     outcomes = Outcomes(output)
-    callbacks: list[Callback] = parts.trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[Callback] = components.trainer.callbacks  # type: ignore[attr-defined]
     callbacks.append(outcomes)
-    owner: Any = loader_owner(parts.data, parts.task, split)
+    owner: Any = loader_owner(components.data, components.task, split)
     try:
-        if validates(parts.data, split):
-            measure = parts.trainer.validate
+        if uses_validation_step(components.data, split):
+            measure = components.trainer.validate
         else:
-            measure = parts.trainer.test
+            measure = components.trainer.test
             if split != "test":
                 owner.test_dataloader = partial(_loader, owner, split)
-        found = measure(parts.task, datamodule=parts.data, ckpt_path=checkpoint, verbose=False, weights_only=True)
+        found = measure(
+            components.task, datamodule=components.data, ckpt_path=checkpoint, verbose=False, weights_only=True
+        )
     finally:
         callbacks.remove(outcomes)
     logged = {name: float(value) for of_loader in found for name, value in of_loader.items()}
     scores = {re.sub(r"^test(?=[/_.-])", split, name): value for name, value in logged.items()}
-    if parts.trainer.is_global_zero:
+    if components.trainer.is_global_zero:
         output.mkdir(parents=True, exist_ok=True)
         write_text(output / "metrics.json", json.dumps(scores, indent=2) + "\n")
     return scores
@@ -113,7 +115,7 @@ def score(parts: Parts, checkpoint: str | None, output: Path, split: str = "test
 
 def _loader(owner: Any, split: str) -> Any:
     """All samples of another split than the test's."""
-    if is_project_data(owner):
+    if is_native_data(owner):
         return owner.loader(split)
     if isinstance(owner, L.LightningDataModule):
         owner.setup("fit")

@@ -27,60 +27,60 @@ UNUSED = re.compile(r"parameters that were not used in producing", re.I)
 ANSWER_SECONDS = 3.0  # in which the ranks that are there say so
 
 
-class OutOfMemory(RuntimeError):
+class OutOfMemoryError(RuntimeError):
     """A batch was too large for the device."""
 
     hide_traceback = True  # needs no traceback
 
 
-class LostRank(RuntimeError):
+class RankLostError(RuntimeError):
     """Another rank ended or stopped."""
 
     hide_traceback = True
 
 
-class UnusedParameters(RuntimeError):
+class UnusedParametersError(RuntimeError):
     """DDP waits for gradients that the loss does not give."""
 
     hide_traceback = True
 
 
-class NotLogged(RuntimeError):
+class MetricNotLoggedError(RuntimeError):
     """A callback or a scheduler waits for a metric that there is not."""
 
     hide_traceback = True
 
 
 @contextmanager
-def explained(trainer: L.Trainer) -> Iterator[None]:
+def explain_errors(trainer: L.Trainer) -> Iterator[None]:
     """Tell what to do where the error itself does not.
 
     Raises:
-        OutOfMemory: In place of what an allocator raised.
-        LostRank: In place of what a collective raised.
-        UnusedParameters: In place of what DDP raised.
-        NotLogged: In place of what Lightning raised.
+        OutOfMemoryError: In place of what an allocator raised.
+        RankLostError: In place of what a collective raised.
+        UnusedParametersError: In place of what DDP raised.
+        MetricNotLoggedError: In place of what Lightning raised.
     """
     try:
         yield
     except (RuntimeError, MemoryError, MisconfigurationException) as error:
         text = str(error)
         if NOT_LOGGED.search(text):
-            raise NotLogged(" ".join(text.split())) from error
+            raise MetricNotLoggedError(" ".join(text.split())) from error
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
-            raise OutOfMemory(too_large(trainer)) from error
+            raise OutOfMemoryError(out_of_memory_message(trainer)) from error
         if UNUSED.search(text):
-            raise UnusedParameters(without_gradient(trainer.lightning_module)) from error
+            raise UnusedParametersError(unused_parameters_message(trainer.lightning_module)) from error
         together = dist.is_available() and dist.is_initialized()
         if dist.is_available() and not together and isinstance(error, dist.DistNetworkError | dist.DistStoreError):
-            raise LostRank(never_met(trainer.world_size, text)) from error
+            raise RankLostError(rendezvous_message(trainer.world_size, text)) from error
         if together and NO_PEER.search(text):
             reason = " ".join(text.split("] ")[-1].split())[:120].rstrip(".")
-            raise LostRank(f"{missing_ranks(trainer.world_size)} ({reason})") from error
+            raise RankLostError(f"{missing_ranks_message(trainer.world_size)} ({reason})") from error
         raise
 
 
-def without_gradient(module: L.LightningModule) -> str:
+def unused_parameters_message(module: L.LightningModule) -> str:
     """Which parameters got no gradient, and what to say to DDP."""
     names = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
     listed = f" ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})" if names else ""
@@ -90,7 +90,7 @@ def without_gradient(module: L.LightningModule) -> str:
     )
 
 
-def too_large(trainer: L.Trainer) -> str:
+def out_of_memory_message(trainer: L.Trainer) -> str:
     """What a batch was, and what to try instead."""
     size = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
     device = trainer.strategy.root_device
@@ -109,22 +109,22 @@ def too_large(trainer: L.Trainer) -> str:
     )
 
 
-def never_met(world_size: int, text: str) -> str:
+def rendezvous_message(world_size: int, text: str) -> str:
     """Where ranks were to meet, and did not in time."""
     place = ", ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
     reason = text.splitlines()[0].rstrip(".")[:160]
     return f"{place}: {world_size} ranks did not meet there ({reason}); start them all, or correct the address"
 
 
-def missing_ranks(world_size: int) -> str:
+def missing_ranks_message(world_size: int) -> str:
     """Which ranks do not answer at the store that all of them know; each rank that asks says that it is there."""
     store: Any = dist.distributed_c10d._get_default_store()
     try:
         store.set_timeout(timedelta(seconds=5))
-        with native_errors_hidden():
+        with suppress_native_stderr():
             store.set(f"here/{dist.get_rank()}", "1")
         time.sleep(ANSWER_SECONDS)
-        with native_errors_hidden():
+        with suppress_native_stderr():
             missing = [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
     except RuntimeError:
         missing = [0]  # the first one serves the store
@@ -135,7 +135,7 @@ def missing_ranks(world_size: int) -> str:
 
 
 @contextmanager
-def native_errors_hidden() -> Iterator[None]:
+def suppress_native_stderr() -> Iterator[None]:
     """Keep off the terminal what torch's C++ code prints: its own call stack, for an exception that is handled."""
     sys.stderr.flush()
     before, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)

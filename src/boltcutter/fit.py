@@ -1,4 +1,4 @@
-"""Whether a value of the configuration, once built, fits an annotation."""
+"""Whether a value of the configuration, once built, matches an annotation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from boltcutter.locate import is_keras_model, locate, parameters
 UNKNOWN = object()
 
 
-def fits(value: Any, wanted: Any) -> bool:
+def matches(value: Any, wanted: Any) -> bool:
     """Whether ``value``, once built, can be given where ``wanted`` is the annotation."""
     placeholder = _placeholder(value)
     if placeholder is UNKNOWN:
@@ -43,7 +43,7 @@ def _strictly(wanted: Any) -> Any:
     origin, inner = get_origin(wanted), tuple(map(_strictly, get_args(wanted)))
     if origin in (Union, types.UnionType):
         return reduce(or_, inner)
-    return origin[inner] if is_a(origin, Collection) else wanted
+    return origin[inner] if is_subclass(origin, Collection) else wanted
 
 
 def _number(value: Any) -> Any:
@@ -102,15 +102,15 @@ def _adapter(wanted: Any) -> TypeAdapter[Any]:
     return TypeAdapter(wanted, config=ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True))
 
 
-def is_a(origin: Any, base: type) -> bool:
+def is_subclass(origin: Any, base: type) -> bool:
     """Whether ``origin`` is a class below ``base``."""
     return inspect.isclass(origin) and issubclass(origin, base)
 
 
-def choices(wanted: Any) -> list[Any]:
+def literal_values(wanted: Any) -> list[Any]:
     """The values of every Literal inside an annotation."""
     inner = get_args(wanted)
-    return list(inner) if get_origin(wanted) is Literal else [c for a in inner for c in choices(a)]
+    return list(inner) if get_origin(wanted) is Literal else [c for a in inner for c in literal_values(a)]
 
 
 def type_name(wanted: Any) -> str:

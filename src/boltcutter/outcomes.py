@@ -18,8 +18,8 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from torch import Tensor
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from boltcutter.adapt import is_project_data
-from boltcutter.batches import first, samples
+from boltcutter.adapt import is_native_data
+from boltcutter.batches import count_samples, first_tensor
 
 WORST = 24  # errors whose inputs are kept to be looked at
 NUMBERS = 32  # columns at most that one entry of an output may take
@@ -65,7 +65,7 @@ class Outcomes(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep what fits; keep inputs of the largest losses."""
-        count = samples(batch)
+        count = count_samples(batch)
         if count is None:
             self.left_out[type(batch).__name__] = "does not say how many samples it has"
             return
@@ -76,7 +76,7 @@ class Outcomes(Callback):
             return
         begin = sum(part.samples for part in self.parts)
         self.parts.append(Part(dataloader_idx, count, found))
-        inputs = first(batch[0] if pair else batch)
+        inputs = first_tensor(batch[0] if pair else batch)
         if "loss" in found and inputs is not None and len(inputs) == count:
             losses = torch.from_numpy(found["loss"])
             for place in losses.topk(min(WORST, count)).indices.tolist():
@@ -248,7 +248,7 @@ def _classes(data: Any) -> list[str]:
 
 def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
     """What the worst inputs say, where they are tokens of text."""
-    if not is_project_data(data) or "tokenizer" not in data.statistics:
+    if not is_native_data(data) or "tokenizer" not in data.statistics:
         return {}
     return {"text": np.array([data.tokenizer.decode(tokens.tolist()) for tokens in inputs])}
 

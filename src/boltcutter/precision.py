@@ -30,7 +30,7 @@ def check_precision(cfg: DictConfig) -> str:
         ConfigError: The device, or the optimizer, cannot do it.
     """
     asked = str(cfg.trainer.get("precision"))
-    precision, device = CANONICAL.get(asked, asked), kind(str(cfg.trainer.get("accelerator", "auto")))
+    precision, device = CANONICAL.get(asked, asked), device_type(str(cfg.trainer.get("accelerator", "auto")))
     where = f"trainer.precision={precision}"
     if device == "mps" and precision.endswith("-mixed"):
         raise ConfigError(f"{where}: Lightning mixes precisions on CUDA and processors alone; try 16-true or 32-true")
@@ -45,7 +45,7 @@ def check_precision(cfg: DictConfig) -> str:
     return precision
 
 
-def kind(accelerator: str) -> str:
+def device_type(accelerator: str) -> str:
     """cuda, mps, cpu, or whatever else an accelerator is called."""
     if accelerator not in ("auto", "gpu"):
         return accelerator
@@ -53,11 +53,11 @@ def kind(accelerator: str) -> str:
 
 
 def placeholder_precision(precision: str, device: str) -> str | None:
-    """What Lightning is told in place of a precision that ``put_in`` puts in afterwards; None for all others."""
+    """What Lightning is told in place of a precision that ``set_precision`` puts in afterwards; None for all others."""
     return "32-true" if precision == FLOAT8 or (precision == "16-mixed" and device == "cpu") else None
 
 
-def put_in(trainer: L.Trainer, precision: str) -> None:
+def set_precision(trainer: L.Trainer, precision: str) -> None:
     """Take a precision that Lightning has not: 8 bits, or float16 on a processor, where it would take bfloat16.
 
     Raises:

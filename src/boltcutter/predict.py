@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter import run
-from boltcutter.adapt import is_project_data, loader_owner
-from boltcutter.assemble import Parts, as_config_error, assemble, check_cfg
-from boltcutter.batches import samples
+from boltcutter.adapt import is_native_data, loader_owner
+from boltcutter.assemble import Components, as_config_error, assemble, check_config
+from boltcutter.batches import count_samples
 from boltcutter.config import ConfigError, DictConfig
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluate import find_checkpoint
@@ -41,48 +41,48 @@ def main(configs: Path, words: list[str]) -> None:
     filter_warnings()
     special, rest = run.take(words, "run", "input", "ckpt", "output", *SAMPLING)
     cfg, folder = run.reopen_for(configs, special, rest)
-    check_cfg(cfg)
-    parts = assemble(cfg, logs=False)
-    if not is_project_data(parts.data):
-        predict_loader(parts, cfg, folder, special)
+    check_config(cfg)
+    components = assemble(cfg, with_callbacks=False)
+    if not is_native_data(components.data):
+        predict_loader(components, cfg, folder, special)
         return
-    writes = hasattr(parts.task, "generate")
+    writes = hasattr(components.task, "generate")
     if not special.get("input"):
         what = "<text or file>" if writes else "<file or folder>, several with commas between them"
         raise ConfigError(f"input: not set; say input={what}")
     checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
     if writes:
-        _write_text(continuation(parts, checkpoint, special), special.get("output"))
+        _write_text(continuation(components, checkpoint, special), special.get("output"))
         return
     if odd := [name for name in SAMPLING if name in special and name != "seed"]:
         raise ConfigError(f"{odd[0]}: task={cfg.choices.task} writes no text; leave it out")
     inputs = [Path(text) for text in special["input"].split(",")]
     if missing := [str(path) for path in inputs if not path.exists()]:
         raise ConfigError(f"input={missing[0]}: no such file or folder; give files that are there")
-    table = predict(parts, checkpoint, inputs)
-    if parts.trainer.is_global_zero:
+    table = predict(components, checkpoint, inputs)
+    if components.trainer.is_global_zero:
         output = Path(special.get("output") or folder / "predictions.csv")
         output.parent.mkdir(parents=True, exist_ok=True)
         table.to_csv(output, index=False)
         print(f"{len(table)} predictions: {output}")
 
 
-def predict(parts: Parts, checkpoint: str, inputs: list[Path]) -> pd.DataFrame:
+def predict(components: Components, checkpoint: str, inputs: list[Path]) -> pd.DataFrame:
     """A line for each sample in ``inputs``: its name and prediction, and the probability of each class.
 
     Raises:
         ConfigError: The data module cannot read an input.
     """
-    data: Any = parts.data
+    data: Any = components.data
     _restore(data, checkpoint)
     with as_config_error():
         inputs_read, names = data.read(inputs)
     loader = DataLoader(TensorDataset(inputs_read), batch_size=data.batch_size)
-    found: Any = parts.trainer.predict(parts.task, loader, ckpt_path=checkpoint, weights_only=True)
+    found: Any = components.trainer.predict(components.task, loader, ckpt_path=checkpoint, weights_only=True)
     return _table(torch.cat(found).float(), names, list(data.classes), data.kind)
 
 
-def predict_loader(parts: Parts, cfg: DictConfig, folder: Path, words: dict[str, str]) -> None:
+def predict_loader(components: Components, cfg: DictConfig, folder: Path, words: dict[str, str]) -> None:
     """Write what ``predict_step`` returns for the ``predict_dataloader`` of a module or data module of any kind.
 
     A table where there are numbers for each sample; else ``predictions.pt``, the list of what each batch gave.
@@ -92,16 +92,22 @@ def predict_loader(parts: Parts, cfg: DictConfig, folder: Path, words: dict[str,
     """
     if given := [name for name in ("input", *SAMPLING) if name in words]:
         raise ConfigError(
-            f"{given[0]}={words[given[0]]}: {type(parts.data).__name__} reads no files; leave it out, and the samples "
+            f"{given[0]}={words[given[0]]}: {type(components.data).__name__} reads no files; leave it out, and the samples "
             "of predict_dataloader are predicted"
         )
-    if loader_owner(parts.data, parts.task, "predict") is None:
-        raise ConfigError(f"run={folder}: {type(parts.task).__name__} and its data have no predict_dataloader; add one")
-    if parts.trainer.world_size > 1:
-        raise ConfigError(f"trainer.devices={parts.trainer.num_devices}: one device predicts; try trainer.devices=1")
+    if loader_owner(components.data, components.task, "predict") is None:
+        raise ConfigError(
+            f"run={folder}: {type(components.task).__name__} and its data have no predict_dataloader; add one"
+        )
+    if components.trainer.world_size > 1:
+        raise ConfigError(
+            f"trainer.devices={components.trainer.num_devices}: one device predicts; try trainer.devices=1"
+        )
     checkpoint = find_checkpoint(cfg.checkpoints, words.get("ckpt", "best"))
-    found: Any = parts.trainer.predict(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
-    several = len(parts.trainer.num_predict_batches) > 1  # then Lightning has a list for each loader
+    found: Any = components.trainer.predict(
+        components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True
+    )
+    several = len(components.trainer.num_predict_batches) > 1  # then Lightning has a list for each loader
     batches = [_plain(batch) for batch in found]
     table = _columns_of_each(batches) if several else _columns(batches)
     output = Path(words.get("output") or folder / "predictions.csv")
@@ -128,7 +134,7 @@ def _columns(batches: list[Any]) -> pd.DataFrame | None:
     """A row for each sample; None where there are other things than a few numbers for each."""
     parts = []
     for batch in batches:
-        count = samples(batch)
+        count = count_samples(batch)
         found, left_out = ({}, {"": ""}) if count is None else columns(batch, None, count)
         if left_out or not found:
             return None
@@ -145,11 +151,11 @@ def _columns_of_each(loaders: list[Any]) -> pd.DataFrame | None:
     return pd.concat(known, names=["dataloader"]).reset_index(level=0).reset_index(drop=True)
 
 
-def continuation(parts: Parts, checkpoint: str, words: dict[str, str]) -> str:
+def continuation(components: Components, checkpoint: str, words: dict[str, str]) -> str:
     """The text of ``input``, which may be a file, and what the model makes of it.
 
     Args:
-        parts: Of a run whose task can ``generate``, and whose data has a ``tokenizer``.
+        components: Of a run whose task can ``generate``, and whose data has a ``tokenizer``.
         checkpoint: Whose weights are asked.
         words: ``input``, ``tokens`` (200), ``temperature`` (0.8), ``top_k`` (50), ``seed`` (0).
 
@@ -158,8 +164,8 @@ def continuation(parts: Parts, checkpoint: str, words: dict[str, str]) -> str:
     """
     count, seed = _number(words, "tokens", 200, int, 1), _number(words, "seed", 0, int, 0)
     temperature, top_k = _number(words, "temperature", 0.8, float, 0), _number(words, "top_k", 50, int, 1)
-    data: Any = parts.data
-    task: Any = parts.task
+    data: Any = components.data
+    task: Any = components.task
     state = _restore(data, checkpoint)
     with as_config_error():
         tokenizer = data.tokenizer
@@ -169,7 +175,7 @@ def continuation(parts: Parts, checkpoint: str, words: dict[str, str]) -> str:
             text = file.read_bytes()
         prompt = torch.tensor(tokenizer.encode(text))
     task.load_state_dict(state["state_dict"])
-    task.to(parts.trainer.strategy.root_device)
+    task.to(components.trainer.strategy.root_device)
     found = list(task.generate(prompt, count, temperature=temperature, top_k=top_k, seed=seed))
     return str(tokenizer.decode([*prompt.tolist(), *found]))
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from boltcutter.adapt import is_project_data
+from boltcutter.adapt import is_native_data
 from boltcutter.run import read_record
 
 
@@ -27,7 +27,7 @@ def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
     size = sum(p.numel() for p in known)
     trained = sum(p.numel() for p in known if p.requires_grad)
     batch = getattr(data, "batch_size", None)
-    spread = "over all devices" if is_project_data(data) else "on each device"  # as Lightning's users count
+    spread = "over all devices" if is_native_data(data) else "on each device"  # as Lightning's users count
     kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
     devices = f"{trainer.num_devices * trainer.num_nodes} × {kind}, {type(trainer.strategy).__name__}"
     model = type(task.model if isinstance(getattr(task, "model", None), nn.Module) else task).__name__

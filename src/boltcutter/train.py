@@ -14,8 +14,8 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter import lineage, run, summary
-from boltcutter.adapt import is_project_data, is_project_task, missing, prediction_input
-from boltcutter.assemble import Parts, TaskLoaders, as_config_error, assemble, read
+from boltcutter.adapt import is_native_data, is_native_task, prediction_argument, skip_reason
+from boltcutter.assemble import Components, TaskLoaders, as_config_error, assemble, read_config
 from boltcutter.changes import Changes
 from boltcutter.config import ConfigError, DictConfig, redacted
 from boltcutter.data_hooks import run_early
@@ -25,7 +25,7 @@ from boltcutter.environment.elastic import isolate_attempts
 from boltcutter.environment.identity import job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warnings import filter_warnings
-from boltcutter.failure import explained
+from boltcutter.failure import explain_errors
 from boltcutter.loading import load, outline
 from boltcutter.log import keep_log
 from boltcutter.monitors import Monitors
@@ -40,7 +40,7 @@ NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")  # columns of me
 def main(configs: Path, words: list[str]) -> None:
     """Train as the words say."""
     filter_warnings()
-    cfg = read(configs, words)
+    cfg = read_config(configs, words)
     startup.prepare()
     isolate_attempts()
     with run_id(words) as name, distributed_shutdown():
@@ -73,15 +73,15 @@ def train(cfg: DictConfig) -> dict[str, float]:
     folder = Path(cfg.folder)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
     ending, changes = Ending(cfg), Changes(cfg)
-    parts = assemble(cfg, [Recorder(cfg), ending, changes])
-    if not any(getattr(callback, "listens", False) for callback in parts.trainer.callbacks):  # type: ignore[attr-defined]
+    components = assemble(cfg, [Recorder(cfg), ending, changes])
+    if not any(getattr(callback, "listens", False) for callback in components.trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
         signals.restore_handlers()  # nobody would look at the flag
-    load_early(parts)
-    begin_from(parts, cfg, checkpoint, ending, changes)
-    track_children(getattr(parts.trainer.strategy.launcher, "procs", []))
-    first = parts.trainer.is_global_zero
-    lack = missing(parts.data, parts.task, "test")
+    load_early(components)
+    begin_from(components, cfg, checkpoint, ending, changes)
+    track_children(getattr(components.trainer.strategy.launcher, "procs", []))
+    first = components.trainer.is_global_zero
+    lack = skip_reason(components.data, components.task, "test")
     if first and cfg.test and lack:
         print(f"test=true: {lack}, so nothing is measured after training")
     if first:
@@ -89,32 +89,34 @@ def train(cfg: DictConfig) -> dict[str, float]:
         if cfg.reproduce or checkpoint:
             for difference in lineage.differences(run.read_record(Path(cfg.reproduce or folder))):
                 print(f"warning: {difference}")
-    facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": parts.trainer.world_size, "job": job_id()}
+    facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": components.trainer.world_size, "job": job_id()}
     if changes.changed:
         facts["changed"] = list(changes.changed)
     with ExitStack() as stack:
         if first and cfg.report:
             stack.callback(write_report, folder)  # last of all, and also when training failed
-        stack.enter_context(keep_log(folder, parts.trainer.global_rank))
-        stack.enter_context(closing_loggers(parts.trainer))
+        stack.enter_context(keep_log(folder, components.trainer.global_rank))
+        stack.enter_context(closing_loggers(components.trainer))
         stack.enter_context(run.attempt(folder, writes=first, **facts))
-        stack.enter_context(explained(parts.trainer))
-        parts.trainer.fit(parts.task, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+        stack.enter_context(explain_errors(components.trainer))
+        components.trainer.fit(components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True)
         if first:
-            write_metrics(parts.trainer)
+            write_metrics(components.trainer)
             found = final_metrics(folder)
             run.update_record(
                 folder,
                 metrics={name: value for name, (value, _) in found.items()},
                 measured_after={name: steps for name, (_, steps) in found.items()},
             )
-        kept = best_kept(parts.trainer, cfg.checkpoints)
-        lack = missing(parts.data, parts.task, "test")  # which splits are empty, only the first rank knew before
-        scores = test(parts, folder, kept) if cfg.test and not lack else {}
+        kept = best_kept(components.trainer, cfg.checkpoints)
+        lack = skip_reason(
+            components.data, components.task, "test"
+        )  # which splits are empty, only the first rank knew before
+        scores = test(components, folder, kept) if cfg.test and not lack else {}
         if first:
             run.update_record(folder, best=kept, best_after=steps_of(kept), test=scores)
     if first:
-        summary.end(folder, evaluates=not lack, predicts=prediction_input(parts.data, parts.task))
+        summary.end(folder, evaluates=not lack, predicts=prediction_argument(components.data, components.task))
         if cfg.reproduce:
             from boltcutter.compare import reproduced  # its libraries would hold up the first step
 
@@ -122,35 +124,37 @@ def train(cfg: DictConfig) -> dict[str, float]:
     return scores
 
 
-def begin_from(parts: Parts, cfg: DictConfig, checkpoint: str | None, ending: Ending, changes: Changes) -> None:
+def begin_from(
+    components: Components, cfg: DictConfig, checkpoint: str | None, ending: Ending, changes: Changes
+) -> None:
     """See that checkpoints can be written and ``checkpoint`` fits before anything starts, or load ``init_from``.
 
     Raises:
         ConfigError: They cannot; it does not fit, or cannot be read.
     """
-    if parts.trainer.is_global_zero and parts.trainer.checkpoint_callbacks:
+    if components.trainer.is_global_zero and components.trainer.checkpoint_callbacks:
         with run.naming(f"checkpoints={cfg.checkpoints}", CheckpointError):
             check_place(cfg.checkpoints)
     if checkpoint:
         with run.naming(f"resume={cfg.folder}", CheckpointError):
-            fault = incompatibility(checkpoint, parts.task)
+            fault = incompatibility(checkpoint, components.task)
             if fault:
                 raise ConfigError(f"{checkpoint} was made by something else: {fault}")
             saved = load(checkpoint, peek=True)
-            done = check_end(parts.trainer, saved)
-            for callback in parts.trainer.callbacks:  # type: ignore[attr-defined]
+            done = check_end(components.trainer, saved)
+            for callback in components.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, Monitors) and (state := saved.get("callbacks", {}).get(callback.state_key)):
                     callback.load_state_dict(state)
-            go_on_with(parts.data, cfg, saved)
+            go_on_with(components.data, cfg, saved)
             told = ending.resume(saved)
             lines = [*([told] if told else []), *changes.resume(saved, ends=done or ending.finished)]
-        if parts.trainer.is_global_zero:
+        if components.trainer.is_global_zero:
             print(*(f"resume={cfg.folder}: {line}\n" for line in lines), sep="", end="")
     elif cfg.init_from:
         with run.naming(f"init_from={cfg.init_from}", CheckpointError):
-            task: Any = parts.task
-            left_alone = initialize(task.model if is_project_task(task) else task, cfg.init_from)
-        if parts.trainer.is_global_zero:
+            task: Any = components.task
+            left_alone = initialize(task.model if is_native_task(task) else task, cfg.init_from)
+        if components.trainer.is_global_zero:
             print(*(f"init_from: {line}\n" for line in left_alone), sep="", end="")
 
 
@@ -187,7 +191,7 @@ def go_on_with(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:
     Raises:
         ConfigError: They are not.
     """
-    if not is_project_data(data):
+    if not is_native_data(data):
         return  # Lightning gives it its state
     data.exact = cfg.resume_exact
     state = saved.get(type(data).__qualname__)
@@ -203,11 +207,11 @@ def go_on_with(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:
         )
 
 
-def test(parts: Parts, folder: Path, checkpoint: str | None) -> dict[str, float]:
+def test(components: Components, folder: Path, checkpoint: str | None) -> dict[str, float]:
     """Metrics of a checkpoint on the test split; without one, of the weights as they are."""
     from boltcutter.evaluate import score  # its libraries would hold up the first step
 
-    return score(parts, checkpoint, folder / "evaluation" / "test")
+    return score(components, checkpoint, folder / "evaluation" / "test")
 
 
 def write_report(folder: Path) -> None:
@@ -222,16 +226,18 @@ def write_report(folder: Path) -> None:
         print(f"warning: {folder}/report.html is not written ({error})", file=sys.stderr)
 
 
-def load_early(parts: Parts) -> None:
+def load_early(components: Components) -> None:
     """Read the data once before any process is started, so that a mistake in it is told in one line.
 
     Raises:
         ConfigError: Something is wrong with the data, or a split has no batch.
     """
-    if parts.trainer.local_rank or isinstance(parts.data, TaskLoaders):  # a task prepares its data as training begins
+    if components.trainer.local_rank or isinstance(
+        components.data, TaskLoaders
+    ):  # a task prepares its data as training begins
         return
     with as_config_error():
-        run_early(parts.trainer, parts.task, parts.data)
+        run_early(components.trainer, components.task, components.data)
 
 
 def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
@@ -297,7 +303,7 @@ class Recorder(Callback):
         record = run.read_record(folder)
         self.made_by = {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if is_project_data(data):
+        if is_native_data(data):
             run.update_record(folder, data=data.fingerprint())
         hyperparameters = redacted(self.cfg)
         for logger in trainer.loggers:

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from boltcutter.adapt import is_project_task
+from boltcutter.adapt import is_native_task
 from boltcutter.loading import load, outline
 from boltcutter.storage import CheckpointError
 from boltcutter.unpickle import placeholders
@@ -138,7 +138,7 @@ def _loads_its_own_way(task: nn.Module) -> bool:
 
 
 def _is_foreign(task: nn.Module) -> bool:
-    return isinstance(task, L.LightningModule) and not is_project_task(task)
+    return isinstance(task, L.LightningModule) and not is_native_task(task)
 
 
 def _shape(value: Any) -> list[int] | None:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from boltcutter.launch.job import Job
-from boltcutter.launch.slurm import Slurm
+from boltcutter.launch.slurm import SlurmLauncher
 
 JOB = Job("digits convnet", Path("/runs/a b/x"), Path("/p/scripts/train.py"), nodes=2, devices=4, gpus=True, workers=3)
 ARRAY = Job("digits", Path("/runs/100%/x"), Path("/p/scripts/train.py"), tasks=4, environment={"WANDB_RUN_GROUP": "x"})
 
 
 def render(job: Job = JOB, **settings: Any) -> str:
-    text = Slurm(**({"python": "/venv/bin/python"} | settings)).render(job)
+    text = SlurmLauncher(**({"python": "/venv/bin/python"} | settings)).render(job)
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
     return text
 

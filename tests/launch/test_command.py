@@ -46,7 +46,7 @@ def test_the_launch_is_taken_out_of_what_is_trained(launch: Launch) -> None:
     text = launch(*words, "--dry-run")
     assert "note: without torch here, only the names of the configuration were checked, not its values\n" in text
     assert "#SBATCH --time=2:00:00" in text
-    with pytest.raises(ConfigError, match=r"launch.tim: Slurm takes no such argument; did you mean time\?"):
+    with pytest.raises(ConfigError, match=r"launch.tim: SlurmLauncher takes no such argument; did you mean time\?"):
         launch(*words, "launch.tim=1:00:00", "--dry-run")
     with pytest.raises(ConfigError, match="modl: no such key"):
         launch(*words, "modl=mlp", "--dry-run")
@@ -73,7 +73,7 @@ def test_a_users_own_file_lies_between_the_projects_and_the_words(launch: Launch
     [
         ([], r"launch: not set; say launch=… \(there are: local, .*slurm"),
         (["launch=slurn"], "launch=slurn: no such option; did you mean slurm"),
-        (["launch=local", "launch.array=seed=1,2"], "launch.array: Local takes no such argument"),
+        (["launch=local", "launch.array=seed=1,2"], "launch.array: LocalLauncher takes no such argument"),
         (["launch=slurm", "launch.array=seed=1,2", "resume=x"], "leave out resume or the array"),
         (["launch=slurm", "launch.array=trainer.devices=1,2"], "all runs need the same nodes, devices and workers"),
         (["launch=slurm", "trainer=ddp"], "trainer.devices=auto: a job has to say how many"),
@@ -115,7 +115,7 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     folder = tmp_path / "run"
     launch("launch=slurm", "--check")
     (folder / "logs").mkdir(parents=True)
-    slurm = "boltcutter.launch.slurm.Slurm"
+    slurm = "boltcutter.launch.slurm.SlurmLauncher"
     settings = {"_target_": slurm, "time": "9:00:00", "partition": "big", "memory": "64G"}
     settings |= {"array": "seed=1,2", "max_parallel": 1}
     facts = {"launch": {"settings": settings, "id": "7", "submitted": "", "signature": trust.sign(settings)}}
@@ -125,7 +125,7 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
         text = launch(*words, f"resume={folder}", "launch.memory=9G", "--dry-run")
         assert {"--time=9:00:00", "--partition=big", "--mem=9G"} <= set(re.findall("^#SBATCH (.*)", text, re.M))
         assert "--array" not in text
-    (tmp_path / "other.yaml").write_text("_target_: boltcutter.launch.slurm.Slurm\n")
+    (tmp_path / "other.yaml").write_text("_target_: boltcutter.launch.slurm.SlurmLauncher\n")
     text = launch(f"launch=[slurm,{tmp_path}/other.yaml]", f"resume={folder}", "--dry-run")
     assert "--partition" not in text
     assert f"resume={folder} trust=true" in launch("launch=local", f"resume={folder}", "--dry-run")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.launch import job
-from boltcutter.launch.job import Job, Unreachable, assignments, quoted, read_log
+from boltcutter.launch.job import Job, UnreachableError, assignments, quote, read_log
 
 
 def test_runs_of_an_array_have_names_of_their_own() -> None:
@@ -19,7 +19,7 @@ def test_values_of_variables_are_quoted() -> None:
 
 
 def test_only_variables_of_the_job_are_replaced_by_the_shell() -> None:
-    text = quoted('$SLURM_TMPDIR/"a b"/$HOME/`x`/\\/${SLURM_JOB_ID}')
+    text = quote('$SLURM_TMPDIR/"a b"/$HOME/`x`/\\/${SLURM_JOB_ID}')
     told = subprocess.run(
         ["bash", "-c", f"printf %s {text}"],
         env={"SLURM_TMPDIR": "/t", "SLURM_JOB_ID": "7"},
@@ -46,13 +46,13 @@ def test_a_log_is_followed_while_nobody_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(job, "SECONDS", 0.01)
-    answers = iter((Unreachable("silent"), Unreachable("silent"), False, True))
+    answers = iter((UnreachableError("silent"), UnreachableError("silent"), False, True))
 
     def over() -> bool:
         with (tmp_path / "log").open("a") as log:
             log.write("line\n")
         answer = next(answers)
-        if isinstance(answer, Unreachable):
+        if isinstance(answer, UnreachableError):
             raise answer
         return answer
 

@@ -7,7 +7,7 @@ from boltcutter.config import ConfigError
 from boltcutter.launch import queue
 from boltcutter.launch.jobs import list_runs
 
-SLURM = {"_target_": "boltcutter.launch.slurm.Slurm"}
+SLURM = {"_target_": "boltcutter.launch.slurm.SlurmLauncher"}
 
 
 def make_run(folder: Path, *reasons: str, job: str | None = None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.launch.job import Job
-from boltcutter.launch.local import Local
+from boltcutter.launch.local import LocalLauncher
 
 
 def job(folder: Path, **facts: int) -> Job:
@@ -15,17 +15,17 @@ def job(folder: Path, **facts: int) -> Job:
 
 
 def test_the_text_is_one_command(tmp_path: Path) -> None:
-    text = Local(python="/v/python", environment={"A": "b c"}).render(job(tmp_path))
+    text = LocalLauncher(python="/v/python", environment={"A": "b c"}).render(job(tmp_path))
     assert text == f"#!/bin/bash\nexport A='b c'\nexec /v/python /p/train.py resume={tmp_path}\n"
     assert "-m torch.distributed.run --standalone --nproc-per-node 2 /p/train.py" in (
-        Local(torchrun=True).render(job(tmp_path, devices=2))
+        LocalLauncher(torchrun=True).render(job(tmp_path, devices=2))
     )
     with pytest.raises(ValueError, match=r"trainer\.num_nodes=2: this is one machine"):
-        Local().check(job(tmp_path, nodes=2))
+        LocalLauncher().check(job(tmp_path, nodes=2))
 
 
 def test_a_run_in_the_background_is_followed_and_ended(tmp_path: Path) -> None:
-    launcher, file = Local(), tmp_path / "job.sh"
+    launcher, file = LocalLauncher(), tmp_path / "job.sh"
     code = "import signal, sys, time; signal.signal(15, lambda *_: (print('saved'), sys.exit()))"
     file.write_text(f"exec {sys.executable} -c \"{code}; print('begun', flush=True); time.sleep(60)\"\n")
     (job_id,) = launcher.submit(job(tmp_path / "run"), file)
@@ -42,6 +42,6 @@ def test_a_run_in_the_background_is_followed_and_ended(tmp_path: Path) -> None:
 
 
 def test_of_another_machine_nothing_is_known(tmp_path: Path) -> None:
-    assert Local().status("7 on elsewhere since 3").state == "unknown"
+    assert LocalLauncher().status("7 on elsewhere since 3").state == "unknown"
     with pytest.raises(ValueError, match="process 7 on elsewhere since 3 can be ended only there"):
-        Local().cancel("7 on elsewhere since 3")
+        LocalLauncher().cancel("7 on elsewhere since 3")

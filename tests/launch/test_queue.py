@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from boltcutter.launch import queue
-from boltcutter.launch.job import UnclearSubmission, Unreachable
-from boltcutter.launch.queue import UNLIMITED, Partition, Queued
+from boltcutter.launch.job import UnclearSubmissionError, UnreachableError
+from boltcutter.launch.queue import UNLIMITED, Partition, QueuedJob
 
 
 def command(folder: Path, name: str, text: str) -> None:
@@ -59,9 +59,9 @@ def test_a_silent_slurm_is_asked_again_and_not_taken_for_one_that_forgot(
     command(tmp_path, "scontrol", silent)
     command(tmp_path, "squeue", silent)
     command(tmp_path, "sacct", "exit 1")
-    with pytest.raises(Unreachable, match=r"job 7: SLURM does not answer \(Unable to contact"):
+    with pytest.raises(UnreachableError, match=r"job 7: SLURM does not answer \(Unable to contact"):
         queue.status("7")
-    with pytest.raises(Unreachable):
+    with pytest.raises(UnreachableError):
         queue.jobs()
     command(tmp_path, "sacct", "echo 'RUNNING|node1'")
     assert queue.status("7").state == "running"
@@ -84,10 +84,10 @@ def test_a_job_whose_answer_was_lost_is_found(tmp_path: Path, monkeypatch: pytes
     command(tmp_path, "squeue", "".join(f"echo '{line}'\n" for line in lines))
     assert queue.submit(file) == "9"
     assert queue.submit(file, known=["9"]) == "7"
-    with pytest.raises(UnclearSubmission, match=f"remove {tmp_path}"):
+    with pytest.raises(UnclearSubmissionError, match=f"remove {tmp_path}"):
         queue.submit(file, known=["7", "9"])
     assert queue.jobs()[1:] == [
-        Queued("8", "PENDING", "a|b", Path("/elsewhere/job.sh")),
-        Queued("9", "PENDING", "a", file),
-        Queued("10", "RUNNING", "sh", None),
+        QueuedJob("8", "PENDING", "a|b", Path("/elsewhere/job.sh")),
+        QueuedJob("9", "PENDING", "a", file),
+        QueuedJob("10", "RUNNING", "sh", None),
     ]

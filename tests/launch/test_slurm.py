@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from boltcutter.launch.job import Job
-from boltcutter.launch.slurm import Slurm, seconds
+from boltcutter.launch.slurm import SlurmLauncher, seconds
 
 JOB = Job("digits convnet", Path("/runs/a b/x"), Path("/p/scripts/train.py"))
 
@@ -38,7 +38,7 @@ JOB = Job("digits convnet", Path("/runs/a b/x"), Path("/p/scripts/train.py"))
 )
 def test_what_cannot_be_is_told_before_submission(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        Slurm(**settings)
+        SlurmLauncher(**settings)
 
 
 def test_times() -> None:
@@ -57,11 +57,11 @@ def test_times() -> None:
 )
 def test_what_the_job_cannot_have_is_refused(job: Job, settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        Slurm(**settings).check(job)
+        SlurmLauncher(**settings).check(job)
 
 
 @pytest.mark.parametrize("job_id", ["--user=me", "7,-u me", ""])
 def test_no_other_jobs_are_cancelled_than_the_recorded_one(job_id: str) -> None:
-    for ask in (Slurm().cancel, Slurm().status):
+    for ask in (SlurmLauncher().cancel, SlurmLauncher().status):
         with pytest.raises(ValueError, match=r"record\.json"):
             ask(job_id)

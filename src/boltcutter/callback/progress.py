@@ -11,7 +11,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from rich.console import Console
 
-from boltcutter.batches import samples
+from boltcutter.batches import count_samples
 from boltcutter.callback.screen import Field, Screen
 from boltcutter.callback.throughput import Throughput, ranks
 
@@ -86,7 +86,7 @@ class Progress(ProgressBar):
         """Draw, if the last drawing is old enough."""
         if not self.enabled:
             return
-        count = samples(batch)
+        count = count_samples(batch)
         if count is None:
             self._unit = "batches"
         self._samples += count or 1

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from boltcutter.batches import first, samples
+from boltcutter.batches import count_samples, first_tensor
 from boltcutter.callback.peak import count_flops, peak
 
 SECONDS = 10.0  # of training over which waiting for data is judged
@@ -73,7 +73,7 @@ class Throughput(Callback):
         """Count; at a logging step tell."""
         if not self._known:
             self._look(trainer, pl_module, batch)
-        count = samples(batch)
+        count = count_samples(batch)
         if count is None:
             self.unit = "batches"
         self._samples += count or 1
@@ -103,7 +103,7 @@ class Throughput(Callback):
     def _look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
         """See once what a sample is, and what it asks of the device."""
         self._known = True
-        kind, inputs = getattr(pl_module, "kind", None), first(batch)
+        kind, inputs = getattr(pl_module, "kind", None), first_tensor(batch)
         if kind is None or inputs is None:
             return  # another's module may want more than the first tensor
         if kind == "language_modeling":

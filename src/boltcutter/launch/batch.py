@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from boltcutter.launch.job import Job, assignments, code_path, quoted
+from boltcutter.launch.job import Job, assignments, code_path, quote
 
 if TYPE_CHECKING:
-    from boltcutter.launch.slurm import Slurm
+    from boltcutter.launch.slurm import SlurmLauncher
 
 TEXT = r"""
 say() { echo "$(date '+%F %T') launch: $*"; }
@@ -86,7 +86,7 @@ exit 1
 """
 
 
-def render(slurm: Slurm, job: Job) -> str:
+def render(slurm: SlurmLauncher, job: Job) -> str:
     """The sbatch file."""
     task = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.tasks else "$SLURM_JOB_ID"
     folder = shlex.quote(job.run("")) + "$SLURM_ARRAY_TASK_ID" if job.tasks else shlex.quote(str(job.folder))
@@ -99,7 +99,7 @@ def render(slurm: Slurm, job: Job) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _directives(slurm: Slurm, job: Job) -> Iterator[str]:
+def _directives(slurm: SlurmLauncher, job: Job) -> Iterator[str]:
     cpus = slurm.cpus(job)
     tasks, cpus = (1, job.devices * cpus) if slurm.torchrun else (job.devices, cpus)
     gpus = f"{slurm.gpu_type}:{job.devices}" if slurm.gpu_type else job.devices
@@ -133,13 +133,13 @@ def directive(text: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
-def _setup(slurm: Slurm, job: Job) -> list[str]:
+def _setup(slurm: SlurmLauncher, job: Job) -> list[str]:
     lines = ["module purge"] if slurm.purge_modules else []
     lines += [f"module load {shlex.join(slurm.modules)}"] if slurm.modules else []
     if slurm.conda:
-        lines += ['eval "$(conda shell.bash hook)"', f"conda activate {quoted(slurm.conda)}"]
+        lines += ['eval "$(conda shell.bash hook)"', f"conda activate {quote(slurm.conda)}"]
     if slurm.venv:
-        lines.append(f"source {quoted(f'{slurm.venv}/bin/activate')}")
+        lines.append(f"source {quote(f'{slurm.venv}/bin/activate')}")
     lines += slurm.setup
     if lines:
         failed = """trap 'say "the setup of the job failed with status $? at: $BASH_COMMAND"' ERR"""
@@ -153,18 +153,18 @@ def _setup(slurm: Slurm, job: Job) -> list[str]:
     return [*lines, "", *assignments({**variables, **job.environment, **slurm.environment}), *code_path(job)]
 
 
-def _srun(slurm: Slurm, job: Job) -> list[str]:
+def _srun(slurm: SlurmLauncher, job: Job) -> list[str]:
     """Arguments of a command, some to a line: the step, the container, the interpreter, the script."""
     # --wait: a process that waits for one that has ended does so in vain, but never until the time is over.
     # --export: with SBATCH_EXPORT=NONE srun would not pass on what this script sets.
     lines = [f"srun --kill-on-bad-exit=1 --wait={slurm.grace // 2} --export=ALL"]
-    lines += [" ".join(map(quoted, slurm.srun))] if slurm.srun else []
+    lines += [" ".join(map(quote, slurm.srun))] if slurm.srun else []
     mounts = list(dict.fromkeys([*job.places, *slurm.container_mounts]))
-    image = quoted(slurm.container or "")
+    image = quote(slurm.container or "")
     if slurm.container and slurm.container_engine == "pyxis":
         pairs = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in mounts)
         lines.append(
-            f"--container-image={image} --container-mounts={quoted(pairs)} --container-workdir={quoted(mounts[0])}"
+            f"--container-image={image} --container-mounts={quote(pairs)} --container-workdir={quote(mounts[0])}"
         )
     if slurm.container and slurm.container_engine == "edf":
         lines.append(f"--environment={image}")
@@ -172,9 +172,9 @@ def _srun(slurm: Slurm, job: Job) -> list[str]:
         # SLURM signals torchrun, too, which would end its processes before they have saved.
         lines.append("""bash -c 'trap "" USR1 USR2; exec "$@"' bash""")
     if slurm.container and slurm.container_engine == "apptainer":
-        binds = " ".join(f"--bind {quoted(mount)}" for mount in mounts)
+        binds = " ".join(f"--bind {quote(mount)}" for mount in mounts)
         lines.append(f"apptainer exec{' --nv' if job.gpus else ''} {binds} {image}")
-    lines.append(quoted(slurm.python))
+    lines.append(quote(slurm.python))
     if slurm.torchrun:
         lines[-1] += f" -m torch.distributed.run --nnodes={job.nodes} --nproc-per-node={job.devices}"
         lines.append('--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID"')

@@ -22,7 +22,7 @@ from boltcutter.describe import describe as describe_keys
 from boltcutter.environment.identity import new_run_id
 from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
-from boltcutter.launch.job import OF_THE_JOB, Job, Launcher, UnclearSubmission
+from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher, UnclearSubmissionError
 from boltcutter.launch.jobs import ask, launched, list_runs, reason, shown
 
 SITE = Path("~/.config/boltcutter/launch")  # a user's own values: <option>.yaml, laid over those of configs/launch
@@ -131,7 +131,7 @@ def variables_of_the_job(cfgs: Sequence[DictConfig], environment: Mapping[str, s
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
-        yield [name for name, value in values.items() if OF_THE_JOB.search(value)]
+        yield [name for name, value in values.items() if JOB_VARIABLE.search(value)]
     finally:
         for name, value in before.items():
             if value is None:
@@ -210,9 +210,9 @@ def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
         ConfigError: It does not.
     """
     if values and can_check_values():
-        from boltcutter.assemble import check_cfg  # imports torch
+        from boltcutter.assemble import check_config  # imports torch
 
-        cfg = check_cfg(cfg)
+        cfg = check_config(cfg)
     trainer = redacted(cfg)["trainer"]
     nodes, devices = trainer.get("num_nodes", 1), count(trainer.get("devices", "auto"))
     if not isinstance(nodes, int) or nodes < 1:
@@ -307,7 +307,7 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
         file = job.folder / "job.sh"
         write_text(file, launcher.render(job))
         ids = launcher.submit(job, file)
-    except UnclearSubmission:
+    except UnclearSubmissionError:
         raise  # the job may start, and needs its folder
     except BaseException:
         for folder in made:

@@ -16,7 +16,7 @@ from boltcutter.redaction import looks_secret
 State = Literal["waiting", "running", "ended", "unknown"]
 SECONDS = 1.0  # between two looks at a log that is followed
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # which could begin a line of their own in a job's file
-OF_THE_JOB = re.compile(r"\$(?:\{SLURM_\w+\}|SLURM_\w+)")  # variables that have a value only where the job runs
+JOB_VARIABLE = re.compile(r"\$(?:\{SLURM_\w+\}|SLURM_\w+)")  # variables that have a value only where the job runs
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class Status:
     text: str
 
 
-class Unreachable(ValueError):
+class UnreachableError(ValueError):
     """What has the jobs does not answer now: nothing is known of them."""
 
 
-class UnclearSubmission(ValueError):
+class UnclearSubmissionError(ValueError):
     """It is not known whether a job was accepted."""
 
 
@@ -117,7 +117,7 @@ class Launcher(Protocol):
         """Hand the rendered file over; an id for each of the job's runs."""
 
     def status(self, job_id: str) -> Status:
-        """How the job stands; raises ``Unreachable`` where nobody answers."""
+        """How the job stands; raises ``UnreachableError`` where nobody answers."""
 
     def cancel(self, job_id: str) -> None:
         """End the job; it saves, and does not come back."""
@@ -128,7 +128,7 @@ class Launcher(Protocol):
 
 def assignments(environment: Mapping[str, str]) -> list[str]:
     """Lines that set variables in a shell."""
-    return [f"export {name}={quoted(str(value))}" for name, value in environment.items()]
+    return [f"export {name}={quote(str(value))}" for name, value in environment.items()]
 
 
 def code_path(job: Job) -> list[str]:
@@ -136,12 +136,12 @@ def code_path(job: Job) -> list[str]:
     return [f"export PYTHONPATH={shlex.quote(f'{job.code}/src')}${{PYTHONPATH:+:$PYTHONPATH}}"] if job.code else []
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A value for the shell as it is; only variables of the job, as $SLURM_TMPDIR, are replaced there."""
-    if not OF_THE_JOB.search(text):
+    if not JOB_VARIABLE.search(text):
         return shlex.quote(text)
-    kept = [re.sub(r'(["\\$`])', r"\\\1", part) for part in OF_THE_JOB.split(text)]
-    variables = [*OF_THE_JOB.findall(text), ""]
+    kept = [re.sub(r'(["\\$`])', r"\\\1", part) for part in JOB_VARIABLE.split(text)]
+    variables = [*JOB_VARIABLE.findall(text), ""]
     return '"' + "".join(part + variable for part, variable in zip(kept, variables, strict=True)) + '"'
 
 
@@ -182,7 +182,7 @@ def read_log(file: Path, over: Callable[[], bool]) -> Iterator[str]:
         try:
             last = over()
             answers = True
-        except Unreachable as error:  # the run itself may well go on
+        except UnreachableError as error:  # the run itself may well go on
             if answers:
                 print(f"note: {error}", file=sys.stderr)
             last = answers = False

@@ -15,7 +15,7 @@ from pathlib import Path
 from boltcutter.launch.job import Job, Status, assignments, check_environment, check_text, code_path, read_log
 
 
-class Local:
+class LocalLauncher:
     """Start the run here, in the background.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from boltcutter.launch.job import State, Status, UnclearSubmission, Unreachable
+from boltcutter.launch.job import State, Status, UnclearSubmissionError, UnreachableError
 
 STATES: dict[str, State] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), "waiting"),
@@ -46,7 +46,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedJob:
     """A job of the user.
 
     Args:
@@ -94,7 +94,7 @@ def submit(file: Path, *options: str, known: Sequence[str] = ()) -> str:
 
     Raises:
         ValueError: There is no SLURM here, or it refuses.
-        UnclearSubmission: SLURM does not answer.
+        UnclearSubmissionError: SLURM does not answer.
     """
     if not shutil.which("sbatch"):
         raise ValueError("launch=slurm: there is no sbatch here; go to a login node, or see the file with --dry-run")
@@ -108,33 +108,33 @@ def submit(file: Path, *options: str, known: Sequence[str] = ()) -> str:
         raise ValueError(f"launch=slurm: sbatch refuses: {text}")
     try:  # SLURM may have taken the job, and only its answer was lost
         numbers = [job.number for job in jobs() if job.file == file and job.number not in known]
-    except Unreachable:
+    except UnreachableError:
         numbers = []
     if numbers:
         return numbers[-1]
-    raise UnclearSubmission(
+    raise UnclearSubmissionError(
         f"launch=slurm: SLURM does not answer ({text}), and the job may be queued or not: if `squeue --me` shows it, "
         f"cancel it there; then remove {file.parent} and launch again"
     )
 
 
-def jobs() -> list[Queued]:
+def jobs() -> list[QueuedJob]:
     """The user's jobs that wait or run, in the order of their numbers; nothing where there is no cluster.
 
     Raises:
-        Unreachable: SLURM does not answer.
+        UnreachableError: SLURM does not answer.
     """
     if not shutil.which("squeue"):
         return []
     told = _ask("squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%T|%j|%o")
     if told.returncode and SILENT.search(told.stderr):
-        raise Unreachable(f"SLURM does not answer ({' '.join(told.stderr.split())}); ask again later")
+        raise UnreachableError(f"SLURM does not answer ({' '.join(told.stderr.split())}); ask again later")
     found = {}
     for line in told.stdout.splitlines():
         number, state, rest = line.split("|", 2)
         name, _, command = rest.rpartition("|")  # a name may have a bar, too
         file = Path(command.removesuffix(" next"))
-        found[number] = Queued(number, state, name, file if file.is_absolute() else None)
+        found[number] = QueuedJob(number, state, name, file if file.is_absolute() else None)
     return [found[number] for number in sorted(found, key=int)]
 
 
@@ -153,7 +153,7 @@ def status(job_id: str) -> Status:
     """How a job stands; some minutes after its end only SLURM's accounting knows it, where there is one.
 
     Raises:
-        Unreachable: SLURM does not answer.
+        UnreachableError: SLURM does not answer.
     """
     if not shutil.which("scontrol"):
         return Status("unknown", f"job {job_id}; there is no SLURM here")
@@ -166,7 +166,7 @@ def status(job_id: str) -> Status:
             return found
         if told.returncode and FORGOTTEN not in told.stderr:
             text = re.sub(r"\w+ error: ", "", " ".join(told.stderr.split()))
-            raise Unreachable(f"job {job_id}: SLURM does not answer ({text}); ask again later")
+            raise UnreachableError(f"job {job_id}: SLURM does not answer ({text}); ask again later")
         return Status("unknown", f"job {job_id}, which SLURM does not know any more")
     parts = [f"job {job_id}", name]
     if STATES.get(name) == "waiting" and facts.get("Reason") not in ("None", None):

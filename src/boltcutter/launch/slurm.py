@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from boltcutter.launch import batch, queue
-from boltcutter.launch.job import OF_THE_JOB, Job, Status, check_environment, check_text, read_log
+from boltcutter.launch.job import JOB_VARIABLE, Job, Status, check_environment, check_text, read_log
 
 EARLY = 60  # seconds that SLURM may send a signal before it is due
 TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d\d))?(?::(\d\d))?|(\d+):(\d\d)(?::(\d\d))?)")
@@ -24,7 +24,7 @@ MEMORY = re.compile(r"\d+[KMGT]", re.I)
 LEAST = {"grace": 30, "cpus_per_task": 1, "max_parallel": 1, "max_restarts": 0, "chain": 1}
 
 
-class Slurm:
+class SlurmLauncher:
     """Submit to SLURM; nodes, devices and whether they are GPUs are those of the trainer.
 
     Args:
@@ -109,7 +109,7 @@ class Slurm:
         self.max_parallel, self.max_restarts, self.chain = max_parallel, max_restarts, chain
         self.torchrun, self.snapshot = torchrun, snapshot
         # The job may start in another folder than the one where it is submitted.
-        self.venv = venv if venv is None or OF_THE_JOB.search(venv) else str(Path(venv).expanduser().absolute())
+        self.venv = venv if venv is None or JOB_VARIABLE.search(venv) else str(Path(venv).expanduser().absolute())
         self.python = python or ("python" if conda or venv or container else sys.executable)
         self._refuse()
 
@@ -152,7 +152,7 @@ class Slurm:
         check_text("folder", str(job.folder))
         if "\\" in str(job.folder):
             raise ValueError(f"folder={job.folder}: SLURM removes \\ from the path of the log; choose another")
-        if self.venv and not OF_THE_JOB.search(self.venv) and not Path(self.venv, "bin", "activate").is_file():
+        if self.venv and not JOB_VARIABLE.search(self.venv) and not Path(self.venv, "bin", "activate").is_file():
             raise ValueError(f"launch.venv={self.venv}: no virtual environment there; create it, or correct the path")
         if job.name in ("bash", "interactive"):
             raise ValueError(f"name={job.name}: Lightning takes such a job for a shell of yours; choose another name")
