@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
 
 
-def state(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
+def saved_weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
     """The weights in a run's checkpoint."""
     return dict(torch.load(folder / "checkpoints" / f"{which}.ckpt", weights_only=True)["state_dict"])
 
@@ -63,16 +63,16 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def apart(one: Path, other: Path) -> float:
+def max_difference(one: Path, other: Path) -> float:
     """The largest difference between the last weights of two runs."""
-    a, b = state(one), state(other)
+    a, b = saved_weights(one), saved_weights(other)
     assert a.keys() == b.keys()
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
 
 def assert_same(one: Path, other: Path) -> None:
     """Two runs ended with the same weights and scores, and tested the same samples, each once and in order."""
-    assert apart(one, other) < 1e-6
+    assert max_difference(one, other) < 1e-6
     names = ["index", "target", "prediction"]
     a, b = (pd.read_csv(run / "evaluation" / "test" / "predictions.csv")[names] for run in (one, other))
     assert a.equals(b)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.atomic import draft_for, sync_folder, write_text
+from boltcutter.atomic import fsync_folder, temporary_path, write_text
 
 
 def test_drafts_of_equal_processes_differ(tmp_path: Path) -> None:
-    assert draft_for(tmp_path / "a") != draft_for(tmp_path / "a")
+    assert temporary_path(tmp_path / "a") != temporary_path(tmp_path / "a")
 
 
 def test_what_cannot_be_written_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,8 +35,8 @@ def test_a_file_system_that_cannot_flush_folders_is_accepted(tmp_path: Path, mon
         flushed.append(file)
 
     monkeypatch.setattr(os, "fsync", refuse_folders)
-    sync_folder(tmp_path)
-    sync_folder(tmp_path / "missing")
+    fsync_folder(tmp_path)
+    fsync_folder(tmp_path / "missing")
     write_text(tmp_path / "a", "text")
     assert (tmp_path / "a").read_text() == "text"
     assert len(flushed) == 1

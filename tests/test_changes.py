@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader
 
-from boltcutter.changes import Changes
+from boltcutter.changes import SettingChanges
 from boltcutter.config import ConfigError, DictConfig
 
 SHORT = ["model=linear", "data.num_workers=0", "test=false"]
@@ -96,7 +96,7 @@ class Module(L.LightningModule):
 def trained(tmp_path: Path, task: dict[str, Any], patience: int = 3, resume: bool = False) -> L.Trainer:
     """A training of one epoch, or of a second one."""
     stopping = {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": "loss", "patience": patience}
-    changes = Changes(DictConfig({"task": task, "callback": {"stop": stopping}}))
+    changes = SettingChanges(DictConfig({"task": task, "callback": {"stop": stopping}}))
     kept = ModelCheckpoint(tmp_path, "last", enable_version_counter=False)
     path = str(tmp_path / "last.ckpt") if resume else None
     if path:
@@ -139,7 +139,7 @@ def test_an_argument_of_a_scheduler(tmp_path: Path) -> None:
 
 def test_nothing_changes_of_itself() -> None:
     cfg = DictConfig({"optimizer": {"_target_": "torch.optim.SGD", "lr": float("nan")}, "seed": 1})
-    changes = Changes(cfg)
+    changes = SettingChanges(cfg)
     assert (
         changes.resume({"settings": {"optimizer": {"_target_": "torch.optim.SGD", "lr": float("nan")}}}, ends=True)
         == []

@@ -19,9 +19,9 @@ from conftest import QUICK, STATE, Script, environment
 from forkserver import Forked, ForkServer
 
 from boltcutter.checkpoint import AtomicCheckpointIO
-from boltcutter.loading import damage
-from boltcutter.selection import best, newest
-from boltcutter.storage import CheckpointError, check_place
+from boltcutter.loading import find_damage
+from boltcutter.selection import find_best, find_newest
+from boltcutter.storage import CheckpointError, check_writable
 
 
 def test_what_is_saved_is_read(saved: Path) -> None:
@@ -35,9 +35,9 @@ def test_stores_behind_a_url_are_the_same() -> None:
     store, url = AtomicCheckpointIO(), "memory://bucket/run/last.ckpt"
     store.save_checkpoint(STATE, url)
     assert store.load_checkpoint(url)["epoch"] == 3
-    assert store.load_checkpoint(str(newest("memory://bucket/run")))["epoch"] == 3
+    assert store.load_checkpoint(str(find_newest("memory://bucket/run")))["epoch"] == 3
     store.remove_checkpoint(url)
-    assert newest("memory://bucket/run") is None
+    assert find_newest("memory://bucket/run") is None
 
 
 SAVING = """
@@ -66,7 +66,7 @@ def test_a_kill_while_writing_leaves_what_was_there(forks: ForkServer, tmp_path:
             process.wait(10)
         left = list(tmp_path.glob("last-*.ckpt"))
         assert left
-        assert [damage(path) for path in left] == [None] * len(left)
+        assert [find_damage(path) for path in left] == [None] * len(left)
         for path in left:
             path.unlink()
 
@@ -129,8 +129,8 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"last\.ckpt: not written"):
         AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / "file" / "last.ckpt")
     with pytest.raises(CheckpointError, match=r"^checkpoints=.*: cannot be written .*; .* or say checkpoints="):
-        check_place(tmp_path / "file" / "checkpoints")
-    check_place(tmp_path / "new")
+        check_writable(tmp_path / "file" / "checkpoints")
+    check_writable(tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -205,8 +205,8 @@ def test_a_run_with_its_checkpoints_behind_a_url_goes_on_after_a_kill(
     left = {path.rpartition("/")[2] for path in store.ls(place)}
     assert "last.ckpt" in left
     assert len(left) == 3
-    assert newest(place) == f"{place}/last.ckpt"
-    assert f"best           {best(place)}" in resumed.stdout
+    assert find_newest(place) == f"{place}/last.ckpt"
+    assert f"best           {find_best(place)}" in resumed.stdout
     assert script("evaluate", f"run={folder}").returncode == 0
     again = script("train", *words[:-2], f"checkpoints={place}", f"folder={tmp_path}/other")
     assert (again.returncode, again.stderr) == (
@@ -258,16 +258,16 @@ def test_a_store_that_is_not_there_is_told_in_one_line(
     for name, value in bucket.items():
         monkeypatch.setenv(name, value)
     for place, why in (("s3://other/run", "bucket does not exist"), ("s4://bucket", "Protocol not known: s4")):
-        for call in (check_place, newest, best):
+        for call in (check_writable, find_newest, find_best):
             with pytest.raises(CheckpointError, match=rf"{place}.*: cannot be .*{why}\); see that the store is there"):
                 call(place)
         with pytest.raises(CheckpointError, match=rf"{place}/last\.ckpt: not written .*{why}"):
             AtomicCheckpointIO().save_checkpoint(STATE, f"{place}/last.ckpt")
-    assert newest("s3://bucket/nothing") is None
+    assert find_newest("s3://bucket/nothing") is None
     with pytest.raises(CheckpointError, match="no such file"):
         AtomicCheckpointIO().load_checkpoint("s3://bucket/nothing/last.ckpt")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     with pytest.raises(CheckpointError, match="Unable to locate credentials"):
-        newest("s3://bucket/run")
+        find_newest("s3://bucket/run")

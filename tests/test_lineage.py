@@ -49,7 +49,7 @@ def test_the_patch_makes_the_dirty_tree_again(repository: Path, tmp_path: Path) 
 
 
 def test_large_new_files_stay_out_of_the_patch(repository: Path) -> None:
-    (repository / "weights.bin").write_bytes(b"x" * (lineage.UNTRACKED_BYTES + 1))
+    (repository / "weights.bin").write_bytes(b"x" * (lineage.MAX_UNTRACKED_BYTES + 1))
     assert lineage.git_state(repository)["patch"] == b""
 
 
@@ -167,7 +167,7 @@ def test_code_outside_git_has_no_commit(tmp_path: Path) -> None:
 
 
 def test_differences_are_told_one_by_one(tmp_path: Path) -> None:
-    cfg = run.read_words(CONFIGS, [])
+    cfg = run.read_overrides(CONFIGS, [])
     cfg.folder = str(tmp_path / "run")
     run.create(cfg)
     record = run.read_record(tmp_path / "run")

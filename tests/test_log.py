@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.log import keep_log
+from boltcutter.log import capture_output
 
 
 def test_the_log_keeps_what_is_printed_and_the_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def go() -> None:
-        with keep_log(tmp_path, 3):
+        with capture_output(tmp_path, 3):
             print("hello")
             print("oh", file=sys.stderr)
             raise RuntimeError("broken")

@@ -3,11 +3,11 @@ from typing import Any
 import pytest
 
 from boltcutter.redaction import (
+    find_secrets,
     hide_passwords,
     is_secret_file,
     looks_secret,
-    redacted,
-    stored_secrets,
+    redact,
     without_credentials,
 )
 
@@ -83,7 +83,7 @@ def test_passwords_in_texts_are_hidden() -> None:
     ],
 )
 def test_stored_secrets_are_found(node: Any, path: str, what: str) -> None:
-    assert list(stored_secrets(node)) == [(path, what)]
+    assert list(find_secrets(node)) == [(path, what)]
 
 
 def test_references_are_no_stored_secrets() -> None:
@@ -91,9 +91,9 @@ def test_references_are_no_stored_secrets() -> None:
         "setup": ["export HF_TOKEN=$MINE", "X_KEY=1 y"],
         "page": "https://a/?pad_token=1&key_size=2",
     }
-    assert list(stored_secrets(node)) == []
+    assert list(find_secrets(node)) == []
     node = {"api_key": "${oc.env:KEY}", "password": None, "token": "", "url": "https://${oc.env:U}:${oc.env:P}@host"}
-    assert list(stored_secrets(node)) == []
+    assert list(find_secrets(node)) == []
 
 
 def test_what_references_bring_in_is_hidden_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_what_references_bring_in_is_hidden_wherever_it_stands(monkeypatch: pyte
     }
     resolved = raw | {"plain": "planted1", "again": "planted1", "list": [{"passphrase": "planted2"}]}
     resolved |= {"other": "planted2", "header": "Basic planted2", "url": "https://me:pw@host/x"}
-    found = redacted(resolved, raw)
+    found = redact(resolved, raw)
     assert "planted" not in str(found)
     assert found["header"] == "Basic ***"
     assert found["url"] == "https://***@host/x"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import QUICK, Script
 
-from boltcutter.restart import differences
+from boltcutter.restart import changed_settings
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "try", "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
@@ -67,7 +67,7 @@ def test_a_folder_in_which_a_run_trained_is_not_used_anew(script: Script, tmp_pa
 def test_differences_are_those_of_the_training() -> None:
     before = {"seed": 0, "folder": "a", "data": {"size": 2, "path": None}, "callback": None}
     now = {"seed": 0, "folder": "b", "data": {"size": 3}, "callback": {"best": {"mode": "max"}}}
-    assert differences(before, now) == [
+    assert changed_settings(before, now) == [
         "data.size=3, was 2",
         "data.path=not set, was null",
         "callback=not set, was null",

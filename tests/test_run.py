@@ -13,14 +13,14 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def made(tmp_path: Path, *words: str) -> Path:
-    cfg = run.read_words(CONFIGS, words)
+    cfg = run.read_overrides(CONFIGS, words)
     cfg.folder = str(tmp_path / "run")
     run.create(cfg)
     return Path(cfg.folder)
 
 
 def test_take_parts_special_words_from_the_rest() -> None:
-    special, rest = run.take(["run=a", "x.run=b", "ckpt=e=3.ckpt", "~y"], "run", "ckpt")
+    special, rest = run.split_overrides(["run=a", "x.run=b", "ckpt=e=3.ckpt", "~y"], "run", "ckpt")
     assert special == {"run": "a", "ckpt": "e=3.ckpt"}
     assert rest == ["x.run=b", "~y"]
 
@@ -37,15 +37,15 @@ def test_the_folder_tells_what_made_the_run(tmp_path: Path) -> None:
 
 def test_a_run_opens_again_with_new_words(tmp_path: Path) -> None:
     folder = made(tmp_path, "model=mlp", "model.hidden=[5]", "seed=3")
-    cfg = run.read_words(CONFIGS, [f"resume={folder}", "trainer.max_epochs=9"])
+    cfg = run.read_overrides(CONFIGS, [f"resume={folder}", "trainer.max_epochs=9"])
     assert cfg.model.hidden == [5]
     assert (cfg.data.seed, cfg.trainer.max_epochs, cfg.folder) == (3, 9, str(folder))
-    again = run.read_words(CONFIGS, [f"reproduce={folder}", "seed=4"])
+    again = run.read_overrides(CONFIGS, [f"reproduce={folder}", "seed=4"])
     assert (again.data.seed, again.folder, again.reproduce) == (4, None, str(folder))
 
 
 def test_a_group_can_be_changed_on_the_way(tmp_path: Path) -> None:
-    cfg = run.reopen(CONFIGS, made(tmp_path, "trainer=ddp", "trainer.devices=2"), ["trainer=default"])
+    cfg = run.load_run_config(CONFIGS, made(tmp_path, "trainer=ddp", "trainer.devices=2"), ["trainer=default"])
     assert cfg.trainer.devices == 1
     assert cfg.choices.trainer == "default"
 
@@ -60,7 +60,7 @@ def test_a_group_can_be_changed_on_the_way(tmp_path: Path) -> None:
 )
 def test_no_run_is_told_in_one_line(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run.read_words(CONFIGS, words)
+        run.read_overrides(CONFIGS, words)
 
 
 @pytest.mark.parametrize("left", ["{", "", "{}", "[]", "null", '{"config": 1}', "\x00" * 20])
@@ -69,10 +69,10 @@ def test_a_damaged_record_is_told_in_one_line(tmp_path: Path, left: str) -> None
     (folder / "record.json").write_text(left)
     for verb in ("resume", "reproduce"):
         with pytest.raises(ConfigError, match=r"record\.json is damaged .*; restore it from a copy") as error:
-            run.read_words(CONFIGS, [f"{verb}={folder}"])
+            run.read_overrides(CONFIGS, [f"{verb}={folder}"])
         assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="damaged"):
-        run.reopen_for(CONFIGS, {"run": str(folder)}, [])
+        run.load_evaluation_config(CONFIGS, {"run": str(folder)}, [])
 
 
 def test_a_run_begins_where_an_empty_record_lies(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_an_attempt_says_how_it_ended(tmp_path: Path, end: BaseException | None,
     folder = made(tmp_path)
 
     def go() -> None:
-        with run.attempt(folder, writes=True, devices=2):
+        with run.record_attempt(folder, writes=True, devices=2):
             assert run.read_record(folder)["attempts"][-1]["reason"] == "running"
             if end:
                 raise end
@@ -122,7 +122,7 @@ def test_a_killed_attempt_is_closed_by_the_next(tmp_path: Path) -> None:
     folder = made(tmp_path)
     code = f"import os; from boltcutter import run; c = run.attempt(run.Path({str(folder)!r}), writes=True)"
     subprocess.run([sys.executable, "-c", f"{code}\nwith c: os.kill(os.getpid(), 9)"], timeout=60, check=False)
-    with run.attempt(folder, writes=True):
+    with run.record_attempt(folder, writes=True):
         pass
     reasons = [attempt["reason"] for attempt in run.read_record(folder)["attempts"]]
     assert reasons == ["killed", "completed"]
@@ -130,6 +130,6 @@ def test_a_killed_attempt_is_closed_by_the_next(tmp_path: Path) -> None:
 
 def test_only_one_process_keeps_the_record(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    with run.attempt(folder, writes=False):
+    with run.record_attempt(folder, writes=False):
         pass
     assert run.read_record(folder)["attempts"] == []

@@ -6,7 +6,7 @@ import torch
 from conftest import STATE, Script, flip_a_bit
 
 from boltcutter.checkpoint import AtomicCheckpointIO
-from boltcutter.selection import best, folders, names, newest
+from boltcutter.selection import find_best, find_newest, list_folders, list_names
 
 
 def test_the_newest_has_come_furthest_and_a_damaged_one_gives_way(saved: Path) -> None:
@@ -15,9 +15,9 @@ def test_the_newest_has_come_furthest_and_a_damaged_one_gives_way(saved: Path) -
         torch.save(STATE | {"global_step": step}, path)
         os.utime(path, (1, 1))  # a store's clock may tell no more than seconds
     told: list[str] = []
-    assert newest(saved.parent, told.append) == str(newer)
+    assert find_newest(saved.parent, told.append) == str(newer)
     newer.write_bytes(newer.read_bytes()[:-50])
-    assert newest(saved.parent, told.append) == str(older)
+    assert find_newest(saved.parent, told.append) == str(older)
     assert len(told) == 1
     assert told[0].startswith(f"warning: {newer}: not a checkpoint, or cut short")
 
@@ -32,10 +32,10 @@ def test_a_damaged_best_gives_way_to_the_next_and_at_the_end_to_the_newest(
     told: list[str] = []
     for count, score in enumerate(order):
         path = saved.with_name(f"best-{score}.ckpt")
-        assert best(saved.parent, told.append) == str(path)
+        assert find_best(saved.parent, told.append) == str(path)
         assert len(told) == sum(range(count + 1))
         flip_a_bit(path)
-    assert best(saved.parent, told.append) == str(saved)
+    assert find_best(saved.parent, told.append) == str(saved)
 
 
 @pytest.mark.parametrize("name", ["a[1]", "a*", "a?b", "[!a]", "a b {c}"])
@@ -44,35 +44,35 @@ def test_the_name_of_a_folder_is_no_pattern(tmp_path: Path, name: str) -> None:
         AtomicCheckpointIO().save_checkpoint(STATE, folder / "last.ckpt")
         AtomicCheckpointIO().save_checkpoint(STATE, folder / "best-v[1].ckpt")
     folder = tmp_path / name
-    assert newest(folder) == str(folder / "last.ckpt")
-    assert best(folder) == str(folder / "best-v[1].ckpt")
-    assert names(folder) == ["best-v[1].ckpt", "last.ckpt"]
+    assert find_newest(folder) == str(folder / "last.ckpt")
+    assert find_best(folder) == str(folder / "best-v[1].ckpt")
+    assert list_names(folder) == ["best-v[1].ckpt", "last.ckpt"]
     store = AtomicCheckpointIO()
     store.save_checkpoint(STATE, folder / "best-v[1].ckpt")
     store.remove_checkpoint(folder / "best-v[1].ckpt")
-    assert names(folder) == ["last.ckpt"]
-    assert names(tmp_path / "a1") == ["best-v[1].ckpt", "last.ckpt"]
+    assert list_names(folder) == ["last.ckpt"]
+    assert list_names(tmp_path / "a1") == ["best-v[1].ckpt", "last.ckpt"]
 
 
 def test_a_folder_that_is_missing_has_none(tmp_path: Path) -> None:
-    assert names(tmp_path / 'it\'s "new" \\' / "checkpoints") == []
+    assert list_names(tmp_path / 'it\'s "new" \\' / "checkpoints") == []
 
 
 @pytest.mark.parametrize("left", [b"", b"PK", b"hello"])
 def test_what_a_crash_left_of_a_file_gives_way_to_the_one_before(saved: Path, left: bytes) -> None:
     saved.with_name("last-v1.ckpt").write_bytes(left)
     told: list[str] = []
-    assert newest(saved.parent, told.append) == str(saved)
+    assert find_newest(saved.parent, told.append) == str(saved)
     assert told[0].startswith(f"warning: {saved.with_name('last-v1.ckpt')}: ")
 
 
 def test_a_run_with_checkpoints_of_deepspeed_is_not_started_over(script: Script, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "last.ckpt" / "checkpoint").mkdir(parents=True)
-    assert folders(tmp_path / "checkpoints") == [str(tmp_path / "checkpoints" / "last.ckpt")]
+    assert list_folders(tmp_path / "checkpoints") == [str(tmp_path / "checkpoints" / "last.ckpt")]
     done = script("train", "logger=null", f"folder={tmp_path}")
     assert done.returncode == 2
     assert "last.ckpt is a folder" in done.stderr
     assert "init_from=" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     torch.save(STATE, tmp_path / "checkpoints" / "best.ckpt")
-    assert folders(tmp_path / "checkpoints") == [str(tmp_path / "checkpoints" / "last.ckpt")]
+    assert list_folders(tmp_path / "checkpoints") == [str(tmp_path / "checkpoints" / "last.ckpt")]

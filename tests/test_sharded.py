@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from boltcutter import sharded
 from boltcutter.checkpoint import AtomicCheckpointIO
-from boltcutter.loading import damage, load, outline
-from boltcutter.selection import newest
+from boltcutter.loading import find_damage, load, read_metadata
+from boltcutter.selection import find_newest
 from boltcutter.storage import CheckpointError
 
 # Two ranks have a half each of a tensor, and the whole of another.
@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from boltcutter import sharded
 from boltcutter.checkpoint import AtomicCheckpointIO, CheckpointError
-from boltcutter.loading import outline
+from boltcutter.loading import read_metadata
 dist.init_process_group("gloo")
 mesh, path = init_device_mesh("cpu", (2,)), Path(sys.argv[1])
 def checkpoint(step):
@@ -42,12 +42,12 @@ WHOLE = torch.arange(12.0).view(6, 2)
 def path(two_ranks: Script, tmp_path: Path) -> Path:
     """A checkpoint in two parts, of step 1."""
     path = tmp_path / "checkpoints" / "last.ckpt"
-    two_ranks(f"{BEGIN}\nAtomicCheckpointIO().save_parts(checkpoint(1), path, {{}})", str(path))
+    two_ranks(f"{BEGIN}\nAtomicCheckpointIO().save_sharded(checkpoint(1), path, {{}})", str(path))
     return path
 
 
 def folder(path: Path) -> Path:
-    found: Path = path.parent / outline(path)["parts"]["folder"]
+    found: Path = path.parent / read_metadata(path)["shards"]["folder"]
     return found
 
 
@@ -59,17 +59,17 @@ def test_parts_are_one_checkpoint(path: Path) -> None:
     assert torch.equal(found["optimizer_states"][0]["state"][0]["momentum"], WHOLE)
     assert found["optimizer_states"][0]["state"][0]["step"] == 1
     assert found["optimizer_states"][0]["param_groups"] == [{"params": [0]}]
-    assert outline(path)["state_dict"]["model.w"].shape == WHOLE.shape  # without any part
+    assert read_metadata(path)["state_dict"]["model.w"].shape == WHOLE.shape  # without any part
     assert sharded.size(path) > 2 * WHOLE.nbytes
 
 
 def test_a_kill_before_the_last_step_leaves_what_was_there(two_ranks: Script, path: Path) -> None:
     two_ranks(f"{BEGIN}\nsharded.save(checkpoint(2), path, {{}})", str(path))  # and no more
-    assert len(list(path.parent.glob("last.ckpt.parts-*"))) == 2
-    assert newest(path.parent) == str(path)
+    assert len(list(path.parent.glob("last.ckpt.shards-*"))) == 2
+    assert find_newest(path.parent) == str(path)
     assert torch.equal(load(path)["state_dict"]["model.w"], WHOLE)
-    two_ranks(f"{BEGIN}\nAtomicCheckpointIO().save_parts(checkpoint(3), path, {{}})", str(path))
-    assert list(path.parent.glob("last.ckpt.parts-*")) == [folder(path)]
+    two_ranks(f"{BEGIN}\nAtomicCheckpointIO().save_sharded(checkpoint(3), path, {{}})", str(path))
+    assert list(path.parent.glob("last.ckpt.shards-*")) == [folder(path)]
     assert torch.equal(load(path)["state_dict"]["model.w"], WHOLE * 3)
 
 
@@ -86,10 +86,10 @@ def test_a_damaged_or_missing_part_is_found_and_passed_over(path: Path) -> None:
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    assert damage(path) == f"damaged at its part {folder(path).name}/__1_0.distcp"
+    assert find_damage(path) == f"damaged at its part {folder(path).name}/__1_0.distcp"
     told: list[str] = []
-    assert newest(path.parent, told.append) == str(path.with_name("last-before.ckpt"))
-    assert told == [f"warning: {path}: {damage(path)}; taking another"]
+    assert find_newest(path.parent, told.append) == str(path.with_name("last-before.ckpt"))
+    assert told == [f"warning: {path}: {find_damage(path)}; taking another"]
     part.unlink()
     with pytest.raises(
         CheckpointError, match=re.escape(f"{path}: its part {folder(path).name}/__1_0.distcp is missing")
@@ -106,8 +106,8 @@ def test_a_list_of_contents_is_never_run_as_code(path: Path, monkeypatch: pytest
     monkeypatch.chdir(path.parent)
     contents = folder(path) / ".metadata"
     contents.write_bytes(pickle.dumps(Evil()))
-    index = outline(path)
-    index["parts"]["files"][".metadata"] = [contents.stat().st_size, sharded._checksum(contents)]
+    index = read_metadata(path)
+    index["shards"]["files"][".metadata"] = [contents.stat().st_size, sharded._checksum(contents)]
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
     with pytest.raises(CheckpointError, match="mkdir is no plain data"):
         load(path)
@@ -120,10 +120,10 @@ def described_anew(path: Path, change: Callable[[Any, Path], None]) -> None:
     metadata = pickle.loads(contents.read_bytes())
     change(metadata, folder(path))
     contents.write_bytes(pickle.dumps(metadata))
-    index = outline(path)
-    for name in index["parts"]["files"]:
+    index = read_metadata(path)
+    for name in index["shards"]["files"]:
         file = folder(path) / name
-        index["parts"]["files"][name] = [file.stat().st_size, sharded._checksum(file)]
+        index["shards"]["files"][name] = [file.stat().st_size, sharded._checksum(file)]
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
 
 
@@ -159,9 +159,9 @@ def test_what_is_no_tensor_is_refused_even_where_it_is_listed_as_plain(
 ) -> None:
     monkeypatch.chdir(path.parent)
     monkeypatch.setitem(
-        sharded.PLAIN,
+        sharded.ALLOWED_CLASSES,
         "torch.distributed.checkpoint.metadata",
-        sharded.PLAIN["torch.distributed.checkpoint.metadata"] | {"BytesStorageMetadata"},
+        sharded.ALLOWED_CLASSES["torch.distributed.checkpoint.metadata"] | {"BytesStorageMetadata"},
     )
     described_anew(path, as_bytes)
     with pytest.raises(CheckpointError, match=r"state_dict\.model\.w is no tensor"):
@@ -173,19 +173,19 @@ def test_what_is_no_tensor_is_refused_even_where_it_is_listed_as_plain(
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "..", ""])
 def test_a_folder_of_parts_elsewhere_is_refused(path: Path, name: str) -> None:
-    index = outline(path)
+    index = read_metadata(path)
     folder(path).rename(path.parent.parent / "outside")
-    index["parts"]["folder"] = name
+    index["shards"]["folder"] = name
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file))
     with pytest.raises(CheckpointError, match="lies elsewhere"):
         load(path)
     with pytest.raises(CheckpointError, match="lies elsewhere"):
-        AtomicCheckpointIO().read_parts(path, index, {})
+        AtomicCheckpointIO().load_sharded(path, index, {})
 
 
 def test_rows_that_ranks_have_in_another_order_come_back_in_their_own(two_ranks: Script, tmp_path: Path) -> None:
     code = 'order = torch.tensor([1, 0, 3, 2, 5, 4])\norders = {"state_dict.model.w": order}\n'
-    two_ranks(f"{BEGIN}\n{code}AtomicCheckpointIO().save_parts(checkpoint(1), path, orders)", f"{tmp_path}/last.ckpt")
+    two_ranks(f"{BEGIN}\n{code}AtomicCheckpointIO().save_sharded(checkpoint(1), path, orders)", f"{tmp_path}/last.ckpt")
     assert torch.equal(load(tmp_path / "last.ckpt")["state_dict"]["model.w"], WHOLE[[1, 0, 3, 2, 5, 4]])
 
 
@@ -193,7 +193,7 @@ def test_what_a_rank_cannot_write_is_told_by_all_in_one_line(two_ranks: Script, 
     (tmp_path / "file").touch()
     code = """
 try:
-    AtomicCheckpointIO().save_parts(checkpoint(1), path, {})
+    AtomicCheckpointIO().save_sharded(checkpoint(1), path, {})
 except CheckpointError as error:
     print(error)
 """

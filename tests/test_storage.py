@@ -4,7 +4,7 @@ from conftest import STATE
 
 from boltcutter.checkpoint import AtomicCheckpointIO
 from boltcutter.loading import load
-from boltcutter.selection import newest
+from boltcutter.selection import find_newest
 
 
 def test_what_is_behind_a_url_comes_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,8 +13,8 @@ def test_what_is_behind_a_url_comes_over_once(monkeypatch: pytest.MonkeyPatch) -
     plain = kind.get_file
     monkeypatch.setattr(kind, "get_file", lambda fs, place, *a, **o: fetched.append(place) or plain(fs, place, *a, **o))
     store.save_checkpoint(STATE, url)
-    found = str(newest("memory://far/run"))
-    assert load(found, peek=True)["epoch"] == store.load_checkpoint(found)["epoch"] == 3
+    found = str(find_newest("memory://far/run"))
+    assert load(found, lazy=True)["epoch"] == store.load_checkpoint(found)["epoch"] == 3
     assert len(fetched) == 1
     store.save_checkpoint(STATE | {"epoch": 4}, url)
     assert store.load_checkpoint(url)["epoch"] == 4

@@ -3,15 +3,15 @@ import copy
 import pytest
 import torch
 
-from boltcutter.stream import Stream, digest
+from boltcutter.stream import Stream, hash_batch
 
 
 def test_a_digest_tells_batches_apart() -> None:
     batch = {"x": torch.arange(6.0).view(2, 3), "name": ["a", "b"]}
-    assert digest(batch) == digest(copy.deepcopy(batch))
-    assert digest(batch) != digest(batch | {"x": torch.arange(6.0).view(3, 2)})
+    assert hash_batch(batch) == hash_batch(copy.deepcopy(batch))
+    assert hash_batch(batch) != hash_batch(batch | {"x": torch.arange(6.0).view(3, 2)})
     with pytest.raises(ValueError, match="set is_sharded on the loader"):
-        digest(lambda: None)
+        hash_batch(lambda: None)
 
 
 def test_a_stream_is_left_alone_by_copies() -> None:

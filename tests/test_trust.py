@@ -131,7 +131,7 @@ def test_a_configuration_of_the_project_is_accepted_unsigned(tmp_path: Path, tra
 
 
 def test_a_signature_holds_for_just_these_values_and_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "KEY", tmp_path / "home" / "key")
+    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "home" / "key")
     node = {"task": {"_target_": "other_package.Net", "sizes": {2: 1.5, 10: None}}, "folder": "/a"}
     signature = trust.sign(node)
     stored = json.loads(json.dumps({**node, "folder": "/moved"}))
@@ -142,7 +142,7 @@ def test_a_signature_holds_for_just_these_values_and_this_user(tmp_path: Path, m
     assert not any(trust.is_signed(stored, given) for given in (signature, None, 1, "é"))
     (tmp_path / "home" / "key").unlink()
     assert trust.sign(node) not in (None, signature)
-    monkeypatch.setattr(trust, "KEY", Path("/proc/nowhere/key"))
+    monkeypatch.setattr(trust, "KEY_FILE", Path("/proc/nowhere/key"))
     assert trust.sign(node) is None
     assert not trust.is_signed(node, signature)
 

@@ -21,9 +21,9 @@ import pytest
 import torch
 from torch import nn
 
-from boltcutter.loading import load, outline
+from boltcutter.loading import load, read_metadata
 from boltcutter.storage import CheckpointError
-from boltcutter.unpickle import Placeholder, placeholders
+from boltcutter.unpickle import Placeholder, find_placeholders
 
 
 class Colour(enum.Enum):
@@ -125,7 +125,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_plain_values_are_built_and_objects_become_placeholders(path: Path, protocol: int) -> None:
     content = TENSORS | {"hyper_parameters": FOREIGN | PLAIN, "loops": {"step": 3}}
     torch.save(content, path, pickle_protocol=protocol)
-    for found in (load(path), load(path, peek=True)):
+    for found in (load(path), load(path, lazy=True)):
         assert torch.equal(found["state_dict"]["w"], TENSORS["state_dict"]["w"])
         assert isinstance(found["state_dict"]["p"], nn.Parameter)
         assert list(found["state_dict"]) == ["w", "p"]
@@ -134,13 +134,13 @@ def test_plain_values_are_built_and_objects_become_placeholders(path: Path, prot
             assert repr(given[name]) == repr(value), name
             assert type(given[name]) is type(value)
         for name in FOREIGN:
-            assert list(placeholders(given[name], name)), name
+            assert list(find_placeholders(given[name], name)), name
         assert given["columns"].flags.f_contiguous
         assert given["shared"][0] is given["shared"][1]
         given["default"]["new"].append(1)
-    assert outline(path)["loops"] == {"step": 3}
+    assert read_metadata(path)["loops"] == {"step": 3}
     assert {"module is a torch.nn.modules.linear.Linear", "class is torch.nn.modules.linear.Linear"} <= set(
-        placeholders(given)
+        find_placeholders(given)
     )
     assert not Path("touched").exists()
 
@@ -150,7 +150,7 @@ def test_containers_within_themselves_are_listed_once() -> None:
     value.append(value)
     for _ in range(100):
         value = [value, value]
-    assert len(list(placeholders({"x": value}))) == 1
+    assert len(list(find_placeholders({"x": value}))) == 1
 
 
 def test_a_placeholder_does_nothing(path: Path) -> None:
@@ -226,7 +226,7 @@ def archive(path: Path, pickled: bytes) -> None:
             made.writestr(record, pickled if record.endswith("data.pkl") else content)
 
 
-@pytest.mark.parametrize("reading", [load, outline])
+@pytest.mark.parametrize("reading", [load, read_metadata])
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_would_execute_is_refused(path: Path, attack: bytes, reading: Callable[[Path], Any]) -> None:
     archive(path, attack)
@@ -247,7 +247,7 @@ def test_an_attack_among_hyperparameters_is_refused(path: Path, evil: Any, proto
         torch.save(TENSORS | {"hyper_parameters": FOREIGN | {"evil": evil}}, path, pickle_protocol=protocol)
     except TypeError:  # a module as an argument cannot be pickled
         torch.save(TENSORS | {"hyper_parameters": FOREIGN | {"evil": Called(getattr, 1, "real")}}, path)
-    for reading in (load, outline, lambda p: load(p, peek=True)):
+    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
         with pytest.raises(CheckpointError, match="would execute code"):
             reading(path)
     assert not Path("touched").exists()
@@ -266,7 +266,7 @@ def test_no_state_of_a_foreign_class_is_set_and_no_foreign_function_is_called(pa
 def test_formats_older_than_the_archive_are_not_read(path: Path) -> None:
     evil = {"state_dict": Called(os.system, "touch touched"), "hyper_parameters": FOREIGN}
     torch.save(evil, path, _use_new_zipfile_serialization=False)
-    for reading in (load, outline, lambda p: load(p, peek=True)):
+    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
         with pytest.raises(CheckpointError):
             reading(path)
     with tarfile.open(path, "w") as tar:
@@ -275,7 +275,7 @@ def test_formats_older_than_the_archive_are_not_read(path: Path) -> None:
             entry = tarfile.TarInfo(member)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    for reading in (load, outline, lambda p: load(p, peek=True)):
+    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
         with pytest.raises(CheckpointError):
             reading(path)
     assert not Path("touched").exists()
@@ -284,6 +284,6 @@ def test_formats_older_than_the_archive_are_not_read(path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*")
 def test_torchscript_is_not_handed_over(path: Path) -> None:
     torch.jit.script(nn.Linear(1, 1)).save(str(path))
-    for reading in (load, outline):
+    for reading in (load, read_metadata):
         with pytest.raises(CheckpointError):
             reading(path)

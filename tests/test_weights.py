@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from boltcutter.storage import CheckpointError
-from boltcutter.weights import incompatibility, initialize, weights
+from boltcutter.weights import extract_weights, incompatibility, load_weights
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from boltcutter.weights import incompatibility, initialize, weights
 def test_foreign_files_are_understood(tmp_path: Path, write: Any) -> None:
     given, model = nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2))
     torch.save(write(given.state_dict()), tmp_path / "model.pt")
-    assert initialize(model, tmp_path / "model.pt") == []
+    assert load_weights(model, tmp_path / "model.pt") == []
     assert torch.equal(model[0].weight, given[0].weight)
 
 
@@ -33,7 +33,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
     given = nn.ModuleDict({"body": nn.Linear(3, 3), "head": nn.Linear(3, 10), "old": nn.Linear(1, 1)})
     model = nn.ModuleDict({"body": nn.Linear(3, 3), "head": nn.Linear(3, 2), "new": nn.Linear(1, 1)})
     torch.save(given.state_dict(), tmp_path / "model.pt")
-    missing, unexpected, reshaped = initialize(model, tmp_path / "model.pt")
+    missing, unexpected, reshaped = load_weights(model, tmp_path / "model.pt")
     assert torch.equal(model["body"].weight, given["body"].weight)
     assert missing == "2 missing: new.weight, new.bias"
     assert unexpected == "2 unexpected: old.weight, old.bias"
@@ -43,8 +43,8 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="nothing in it fits the model"):
-        initialize(nn.Linear(1, 1), tmp_path / "model.pt")
-    assert weights({"epoch": 3}) == {}
+        load_weights(nn.Linear(1, 1), tmp_path / "model.pt")
+    assert extract_weights({"epoch": 3}) == {}
 
 
 def test_another_model_or_optimizer_is_told(tmp_path: Path) -> None:
@@ -78,5 +78,5 @@ def test_training_state_that_is_not_loaded_is_told(tmp_path: Path) -> None:
 def test_a_pickled_model_beside_its_weights_is_passed_over(tmp_path: Path) -> None:
     given, model = nn.Linear(3, 2), nn.Linear(3, 2)
     torch.save({"model": given, "state_dict": given.state_dict()}, tmp_path / "model.pt")
-    assert initialize(model, tmp_path / "model.pt") == []
+    assert load_weights(model, tmp_path / "model.pt") == []
     assert torch.equal(model.weight, given.weight)

@@ -127,7 +127,7 @@ def read_config(configs: Path, words: list[str]) -> DictConfig:
     Raises:
         ConfigError: There are mistakes, a line for each.
     """
-    return check_config(run.read_words(configs, words))
+    return check_config(run.read_overrides(configs, words))
 
 
 def check_config(cfg: DictConfig) -> DictConfig:
@@ -172,8 +172,12 @@ def main(configs: Path, words: list[str]) -> None:
         ConfigError: There are some, a line for each.
     """
     filter_warnings()
-    special, rest = run.take(words, "run")
-    cfg = check_config(run.reopen(configs, Path(special["run"]), rest)) if special else read_config(configs, words)
+    special, rest = run.split_overrides(words, "run")
+    cfg = (
+        check_config(run.load_run_config(configs, Path(special["run"]), rest))
+        if special
+        else read_config(configs, words)
+    )
     cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / "check")
     assemble(cfg)
     print("ok")
@@ -181,7 +185,7 @@ def main(configs: Path, words: list[str]) -> None:
 
 def describe_overrides(configs: Path, words: list[str], prefix: str) -> Iterator[str]:
     """What can be set below ``prefix``, a line for each key."""
-    return describe.describe(run.read_words(configs, words), Config, prefix)
+    return describe.describe(run.read_overrides(configs, words), Config, prefix)
 
 
 def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, with_callbacks: bool = True) -> Components:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 
-def draft_for(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """A name beside ``path`` that no other process chooses; numbers of processes repeat in other containers."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
 
@@ -23,7 +23,7 @@ def write_text(path: Path, text: str) -> None:
 def write(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
     """Write beside the file, flush it to the disk, and then give it its name."""
     # In the same folder: a rename from another disk would be a copy, which a kill can cut short.
-    draft = draft_for(path)
+    draft = temporary_path(path)
     try:
         with open(draft, "wb") as file:
             dump(file)
@@ -32,10 +32,10 @@ def write(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    fsync_folder(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Flush the names in a folder, where its file system can; some refuse it, and lose nothing else."""
     with suppress(OSError):
         entry = os.open(folder, os.O_RDONLY)

@@ -13,11 +13,11 @@ from boltcutter.config import ConfigError, DictConfig, format_value, plain
 from boltcutter.locate import locate
 
 SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # what a checkpoint holds values of
-FIXED = ("lr", "initial_lr", "max_lr", "min_lr")  # of a parameter group: what a learning rate is made of
+LR_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")  # of a parameter group: what a learning rate is made of
 MISSING = object()
 
 
-class Changes(Callback):
+class SettingChanges(Callback):
     """Gives settings that were changed on resume to what has been restored from the checkpoint, which has the old ones.
 
     The optimizer is first made with the new settings, then restored. What the new settings gave each parameter group
@@ -108,10 +108,10 @@ class Changes(Callback):
         named = any(name == "lr" or name.endswith(("_lr", "rate")) for name in names) or now in values
         if was != now and named:
             _fill(group, "lr", float(group["lr"]) * now / was if was and base != "lr" else now)
-            for name in FIXED[1:]:
+            for name in LR_KEYS[1:]:
                 if name in group and name in new:
                     _fill(group, name, new[name])
-        for name in names & new.keys() - {*FIXED}:
+        for name in names & new.keys() - {*LR_KEYS}:
             group[name] = new[name]
 
 

@@ -17,10 +17,10 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from boltcutter import sharded
 from boltcutter.environment.process import is_rank_zero
-from boltcutter.loading import damage, load
+from boltcutter.loading import find_damage, load
 from boltcutter.storage import CheckpointError as CheckpointError
-from boltcutter.storage import is_url, remedy_for, store_errors, store_of, text_of, write_atomically
-from boltcutter.unpickle import placeholders
+from boltcutter.storage import error_text, is_url, remedy_for, resolve_filesystem, store_errors, write_atomically
+from boltcutter.unpickle import find_placeholders
 
 # Where Lightning keeps constructor arguments; only its own load_from_checkpoint reads them.
 HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams_type", "datamodule_hparams_type")
@@ -58,7 +58,7 @@ class AtomicCheckpointIO(CheckpointIO):
         torch.save(checkpoint, self._snapshot)
         return self._do(partial(self._write_snapshot, path, self._snapshot.tell()))
 
-    def save_parts(self, checkpoint: dict[str, Any], path: str | Path, orders: dict[str, torch.Tensor]) -> None:
+    def save_sharded(self, checkpoint: dict[str, Any], path: str | Path, orders: dict[str, torch.Tensor]) -> None:
         """Write a checkpoint of which each rank has a part, as ``sharded.save`` does; ranks wait for it.
 
         Raises:
@@ -70,28 +70,28 @@ class AtomicCheckpointIO(CheckpointIO):
         except OSError as error:
             raise CheckpointError(_why_not_written(path, error)) from error
         if index:  # on the first rank
-            self._write(path, lambda file: torch.save(index, file), keep=index["parts"]["folder"])
+            self._write(path, lambda file: torch.save(index, file), keep=index["shards"]["folder"])
 
-    def read_parts(self, path: str | Path, index: dict[str, Any], into: dict[str, torch.Tensor]) -> None:
-        """Fill tensors by name with what a peek has found to be in parts; called on all ranks."""
-        sharded.read(Path(path), index, into, alone=False)
+    def load_sharded(self, path: str | Path, index: dict[str, Any], into: dict[str, torch.Tensor]) -> None:
+        """Fill tensors by name with what a lazy has found to be in parts; called on all ranks."""
+        sharded.load_into(Path(path), index, into, alone=False)
 
-    def size_of_parts(self, path: str | Path) -> int:
+    def sharded_size(self, path: str | Path) -> int:
         """Bytes of a checkpoint beside those of the file itself."""
         return sharded.size(Path(path))
 
     def load_checkpoint(
-        self, path: str | Path, map_location: Any = None, weights_only: bool | None = True, *, peek: bool = False
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = True, *, lazy: bool = False
     ) -> dict[str, Any]:
-        """Read a checkpoint of this project, or of Lightning; tensors and plain types alone; or ``peek`` as ``load``.
+        """Read a checkpoint of this project, or of Lightning; tensors and plain types alone; or ``lazy`` as ``load``.
 
         Raises:
             CheckpointError: It is not there, not whole, or more than data.
         """
         self.wait()
-        if peek and (fault := damage(path)):
+        if lazy and (fault := find_damage(path)):
             raise CheckpointError(f"{path}: {fault}; take another checkpoint")
-        found = load(path, map_location, peek=peek)
+        found = load(path, map_location, lazy=lazy)
         if "state_dict" not in found:
             raise CheckpointError(
                 f"{path}: holds weights but no training to go on with; load them with init_from={path}"
@@ -107,12 +107,12 @@ class AtomicCheckpointIO(CheckpointIO):
         def remove() -> None:
             if all(job.exception() is None for job in earlier):
                 with store_errors(path):
-                    store, place = store_of(path)
+                    store, place = resolve_filesystem(path)
                     if store.isfile(place):
                         store.rm_file(place)  # not rm, which would take [, * or ? in it for a pattern
                     elif store.exists(place):
                         store.rm(place, recursive=True)
-                    sharded.sweep(Path(path))
+                    sharded.remove_stale(Path(path))
 
         self._do(remove)
 
@@ -151,7 +151,7 @@ class AtomicCheckpointIO(CheckpointIO):
             if not is_url(path):
                 return self._write(path, lambda file: file.write(content))
             try:
-                store, place = store_of(path)
+                store, place = resolve_filesystem(path)
                 store.pipe_file(place, bytes(content))
             except Exception as error:  # each store has its own
                 raise CheckpointError(_why_not_written(path, error)) from error
@@ -165,16 +165,16 @@ class AtomicCheckpointIO(CheckpointIO):
         except (OSError, RuntimeError) as error:  # torch gives a full disk as RuntimeError
             raise CheckpointError(_why_not_written(path, error)) from error
         self._used.add(folder)
-        sharded.sweep(Path(path), keep)
+        sharded.remove_stale(Path(path), keep)
 
 
 def _leave_out_objects(found: dict[str, Any], path: str | Path) -> None:
     """Drop states of callbacks that hold objects of foreign classes, and report what else is not loaded."""
     states = found.get("callbacks") or {}
-    left = {f"callbacks.{name}": list(placeholders(states[name], f"callbacks.{name}")) for name in states}
+    left = {f"callbacks.{name}": list(find_placeholders(states[name], f"callbacks.{name}")) for name in states}
     found["callbacks"] = {name: state for name, state in states.items() if not left[f"callbacks.{name}"]}
     others = {key: value for key, value in found.items() if key not in HYPERPARAMETERS}
-    lines = [*(line for some in left.values() for line in some[:1]), *placeholders(others)]
+    lines = [*(line for some in left.values() for line in some[:1]), *find_placeholders(others)]
     if lines and is_rank_zero():
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
         print(f"warning: {path}: {lines[0]}{more}, which is not loaded; save plain values there", file=sys.stderr)
@@ -196,7 +196,7 @@ def _find_moved(found: dict[str, Any], path: str | Path) -> None:
             continue
         new = {old: f"{here}/{old.removeprefix(before)}" for old in (*kept, *paths.values())}
         with store_errors(path):
-            if not all(store.exists(at) for store, at in (store_of(new[old]) for old in kept)):
+            if not all(store.exists(at) for store, at in (resolve_filesystem(new[old]) for old in kept)):
                 continue
         moved = {"dirpath": here, "best_k_models": {new[old]: score for old, score in kept.items()}}
         found["callbacks"][name] = {**state, **moved, **{key: new[old] for key, old in paths.items()}}
@@ -204,10 +204,10 @@ def _find_moved(found: dict[str, Any], path: str | Path) -> None:
 
 def _why_not_written(path: str | Path, error: Exception) -> str:
     if is_url(path):
-        return f"{path}: not written ({text_of(error)}); the checkpoint before it is untouched; {remedy_for(path)}"
+        return f"{path}: not written ({error_text(error)}); the checkpoint before it is untouched; {remedy_for(path)}"
     folder = Path(path).parent
     there = next((p for p in folder.resolve().parents if p.is_dir()), Path("/")) if not folder.is_dir() else folder
     free = f"{shutil.disk_usage(there).free / 2**20:,.0f} MiB are free there"
     if isinstance(error, FileNotFoundError) and not folder.is_dir():
         return f"{path}: not written: the folder has vanished, with the checkpoints in it; {free}"
-    return f"{path}: not written ({text_of(error)}); {free}; the checkpoint before it is untouched"
+    return f"{path}: not written ({error_text(error)}); {free}; the checkpoint before it is untouched"

@@ -99,7 +99,7 @@ def main(
     if (root := str(configs.resolve().parent)) not in sys.path:
         sys.path.append(root)  # modules of the project's own may lie beside configs
     try:
-        words = trust.take(words)
+        words = trust.apply_overrides(words)
         flags = [word for word in words if word.startswith("-")]
         if not set(flags) <= own.keys():
             _answer(configs, usage, flags, words, {**FLAGS, **own})
@@ -174,10 +174,10 @@ def _answer(configs: Path, usage: str, flags: list[str], words: list[str], known
 
 def _resolved(configs: Path, words: list[str]) -> str:
     """The configuration as YAML, every reference followed."""
-    from boltcutter.run import read_words, reopen_for, take
+    from boltcutter.run import load_evaluation_config, read_overrides, split_overrides
 
-    special, rest = take(words, "run", "ckpt", "split", "input", "output")
-    cfg = reopen_for(configs, special, rest)[0] if "run" in special else read_words(configs, words)
+    special, rest = split_overrides(words, "run", "ckpt", "split", "input", "output")
+    cfg = load_evaluation_config(configs, special, rest)[0] if "run" in special else read_overrides(configs, words)
     if not cfg.get("folder"):
         # The name is given when the run begins, and the references for it may lead nowhere.
         cfg.folder = "${runs}/${name}/<id>"

@@ -14,7 +14,7 @@ from boltcutter.config import ConfigError, plain
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluate import find_checkpoint
 from boltcutter.loading import load
-from boltcutter.weights import weights
+from boltcutter.weights import extract_weights
 
 NO_RESULT = {"recompiles"}  # which a run that was resumed counts anew
 OWN = ("folder", "checkpoints", "resume", "reproduce", "runs")  # settings that say where, and not what
@@ -28,10 +28,10 @@ def main(configs: Path, words: list[str]) -> None:
         words: ``run=<folder> with=<folder>``, and ``ckpt=last|best|<name>``.
     """
     filter_warnings()
-    special, rest = run.take(words, "run", "with", "ckpt")
+    special, rest = run.split_overrides(words, "run", "with", "ckpt")
     if rest or not special.get("run") or not special.get("with"):
         raise ConfigError(f"{rest[0] if rest else 'run, with'}: say run=<folder> with=<folder>, and ckpt=best if so")
-    cfgs = [run.reopen(configs, Path(special[name]), setting=name, builds=False) for name in ("run", "with")]
+    cfgs = [run.load_run_config(configs, Path(special[name]), setting=name, builds=False) for name in ("run", "with")]
     records = [run.read_record(Path(special[name])) for name in ("run", "with")]
     for line in settings(plain(cfgs[0]), plain(cfgs[1])):
         print(f"setting   {line}")
@@ -40,7 +40,7 @@ def main(configs: Path, words: list[str]) -> None:
     different = list(metrics(*records))
     print(*(f"metric    {line}" for line in different or ["all equal"]), sep="\n")
     checkpoints = [find_checkpoint(cfg.checkpoints, special.get("ckpt", "last")) for cfg in cfgs]
-    line, equal = tensors(*(weights(load(path)) for path in checkpoints))
+    line, equal = tensors(*(extract_weights(load(path)) for path in checkpoints))
     print(f"weights   {line}")
     if different or not equal:
         sys.exit(1)

@@ -187,7 +187,7 @@ def redacted(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: A reference leads nowhere.
     """
-    return redaction.redacted(resolved(cfg), plain(cfg))
+    return redaction.redact(resolved(cfg), plain(cfg))
 
 
 def as_yaml(values: dict[str, Any]) -> str:
@@ -329,7 +329,7 @@ def resolve_reference(cfg: DictConfig, path: str) -> str:
 
 def _refuse_secrets(cfg: DictConfig) -> None:
     """A run's folder and W&B keep the configuration, so a secret may stand there by reference only."""
-    for path, what in redaction.stored_secrets(plain(cfg)):
+    for path, what in redaction.find_secrets(plain(cfg)):
         name = re.sub(r"\W", "_", path.rpartition(".")[2]).upper()
         remedy = f"write '{path}=${{oc.env:{name}}}' and set {name}"
         if what.startswith("the value of "):  # in a line of shell

@@ -50,9 +50,11 @@ def main(configs: Path, words: list[str]) -> None:
         ConfigError: There are mistakes.
     """
     filter_warnings()
-    special, rest = run.take(words, "devices", "memory", "run")
+    special, rest = run.split_overrides(words, "devices", "memory", "run")
     count, memory = _devices(special), _memory(special)
-    cfg = check_config(run.reopen_for(configs, special, rest)[0] if "run" in special else run.read_words(configs, rest))
+    cfg = check_config(
+        run.load_evaluation_config(configs, special, rest)[0] if "run" in special else run.read_overrides(configs, rest)
+    )
     batch = (cfg.data or {}).get("batch_size")
     sample = sample_of(cfg) if batch else None
     _print("this machine", machine())
@@ -199,7 +201,7 @@ def _fault(configs: Path, words: str) -> str | None:
     if words.startswith("launch="):
         return None
     try:
-        cfg = check_config(run.read_words(configs, [words]))
+        cfg = check_config(run.read_overrides(configs, [words]))
         cfg.folder = str(Path(cfg.runs) / "doctor")
         assemble(cfg, logs=False)
     except ConfigError as error:

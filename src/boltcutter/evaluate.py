@@ -18,9 +18,9 @@ from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, hint
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero
 from boltcutter.environment.warnings import filter_warnings
-from boltcutter.loading import damage
+from boltcutter.loading import find_damage
 from boltcutter.outcomes import Outcomes
-from boltcutter.selection import best, names, newest
+from boltcutter.selection import find_best, find_newest, list_names
 from boltcutter.storage import CheckpointError
 
 
@@ -33,8 +33,8 @@ def main(configs: Path, words: list[str]) -> None:
             word changes the run's configuration, as ``data=…`` does.
     """
     filter_warnings()
-    special, rest = run.take(words, "run", "ckpt", "split", "output")
-    cfg, folder = run.reopen_for(configs, special, rest)
+    special, rest = run.split_overrides(words, "run", "ckpt", "split", "output")
+    cfg, folder = run.load_evaluation_config(configs, special, rest)
     split = special.get("split", "test")
     if split not in ("train", "val", "test"):
         raise ConfigError(f"split={split}: expected train, val or test{hint(split, ('train', 'val', 'test'))}")
@@ -55,12 +55,14 @@ def find_checkpoint(place: str, which: str) -> str:
         ConfigError: There is none, or it is damaged.
     """
     try:
-        known = names(place)
+        known = list_names(place)
         if which in ("best", "last"):
-            found = (best if which == "best" else newest)(place, print if is_rank_zero() else lambda told: None)
+            found = (find_best if which == "best" else find_newest)(
+                place, print if is_rank_zero() else lambda told: None
+            )
         else:
             found = f"{place}/{which}" if which in known else which
-        fault = damage(found) if found else "none is there"
+        fault = find_damage(found) if found else "none is there"
     except CheckpointError as error:
         raise ConfigError(f"ckpt={which}: {error}") from error
     if found is None or fault:

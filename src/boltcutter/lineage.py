@@ -15,7 +15,7 @@ from typing import Any
 
 from boltcutter.redaction import PRIVATE_KEY, is_secret_file, without_credentials
 
-SETTINGS = tuple(
+GIT_OPTIONS = tuple(
     word
     for setting in (
         "core.quotePath=false",
@@ -27,12 +27,12 @@ SETTINGS = tuple(
     for word in ("-c", setting)
 )
 # A patch as git apply takes it, whatever external programs, colours or prefixes are configured.
-DIFF = (
+DIFF_COMMAND = (
     *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/"),
     *("--full-index", "--unified=3", "--inter-hunk-context=0", "--ignore-submodules=dirty"),
 )
-MISLEADING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
-UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
+GIT_VARIABLES = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
+MAX_UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
 SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repository that it was copied from
 
 
@@ -129,10 +129,10 @@ def _patch(root: Path, commit: str) -> tuple[bytes | None, list[str]]:
             shutil.copy(own, index)
         env = {"GIT_INDEX_FILE": str(index)}
         new = _names(_git(root, "ls-files", "--others", "--exclude-standard", "-z"))
-        changed = _names(_git(root, *DIFF, "--name-only", "-z", commit, env=env))
+        changed = _names(_git(root, *DIFF_COMMAND, "--name-only", "-z", commit, env=env))
         if new is None or changed is None:
             return None, []
-        new = [n for n in new if (root / n).is_file() and (root / n).stat().st_size <= UNTRACKED_BYTES]
+        new = [n for n in new if (root / n).is_file() and (root / n).stat().st_size <= MAX_UNTRACKED_BYTES]
         secret = sorted(name for name in {*new, *changed} if holds_secret(root / name))
         add = "".join(f"{name}\0" for name in new if name not in secret)
         listed = ("--pathspec-from-file=-", "--pathspec-file-nul")
@@ -141,14 +141,14 @@ def _patch(root: Path, commit: str) -> tuple[bytes | None, list[str]]:
         if add and _git(root, *everywhere, "add", "--intent-to-add", *listed, env=env, given=add) is None:
             return None, secret
         without = [f":(top,exclude,literal){name}" for name in secret]
-        return _git(root, *DIFF, "--binary", commit, "--", ":(top)", *without, env=env), secret
+        return _git(root, *DIFF_COMMAND, "--binary", commit, "--", ":(top)", *without, env=env), secret
 
 
 def holds_secret(file: Path) -> bool:
     """Whether a file of the project holds keys, certificates or passwords, by its name or its contents."""
     if is_secret_file(file.name):
         return True
-    if file.is_symlink() or not file.is_file() or file.stat().st_size > UNTRACKED_BYTES:
+    if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_UNTRACKED_BYTES:
         return False
     # What this user cannot read is not for others either, and git would fail at it.
     return not os.access(file, os.R_OK) or bool(PRIVATE_KEY.search(file.read_bytes()))
@@ -170,10 +170,10 @@ def _text(where: Path, *words: str) -> str | None:
 
 def _git(where: Path, *words: str, env: dict[str, str] | None = None, given: str = "") -> bytes | None:
     """What git prints, whatever the user has configured and a hook has set; None where it fails."""
-    inherited = {name: value for name, value in os.environ.items() if name not in MISLEADING}
+    inherited = {name: value for name, value in os.environ.items() if name not in GIT_VARIABLES}
     try:
         done = subprocess.run(
-            ["git", *SETTINGS, "-C", str(where), *words],
+            ["git", *GIT_OPTIONS, "-C", str(where), *words],
             input=os.fsencode(given),
             capture_output=True,
             env=inherited | (env or {}),

@@ -12,47 +12,53 @@ from typing import IO, Any
 import torch
 
 from boltcutter import sharded, unpickle
-from boltcutter.storage import CheckpointError, is_url, opened, store_errors
+from boltcutter.storage import CheckpointError, is_url, open_file, store_errors
 
-SPOILT = (EOFError, LookupError, TypeError, ValueError, AttributeError)  # what torch's reader makes of a damaged file
+READ_ERRORS = (
+    EOFError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+)  # what torch's reader makes of a damaged file
 
 
-def load(path: str | Path, map_location: Any = "cpu", *, peek: bool = False) -> dict[str, Any]:
+def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> dict[str, Any]:
     """Read a file of tensors and plain types, after checking that it is whole.
 
     Args:
         path: Of the file; a URL as well.
         map_location: Where tensors go, as for ``torch.load``.
-        peek: Known to be whole: tensors of a local file are read when they are used, and those in parts not at all.
+        lazy: Known to be whole: tensors of a local file are read when they are used, and those in parts not at all.
 
     Raises:
         CheckpointError: It is not there, not whole, or more than data.
     """
-    with store_errors(path), opened(path) as file:
-        fault = None if peek and file else _fault(file)
+    with store_errors(path), open_file(path) as file:
+        fault = None if lazy and file else _fault(file)
         if fault or file is None:
             raise CheckpointError(f"{path}: {fault}; take another checkpoint")
-        lazily = peek and not is_url(path)
-        found = _unpickled(path, str(path) if lazily else file, map_location=map_location, mmap=lazily)
-        return found if peek else sharded.whole(Path(path), found)
+        mmap = lazy and not is_url(path)
+        found = _unpickled(path, str(path) if mmap else file, map_location=map_location, mmap=mmap)
+        return found if lazy else sharded.load_full(Path(path), found)
 
 
-def outline(path: str | Path) -> dict[str, Any]:
+def read_metadata(path: str | Path) -> dict[str, Any]:
     """Names, shapes and plain values of a checkpoint; of tensors nothing is read. Raises as ``load`` does."""
-    with store_errors(path), opened(path, whole=False) as file:
+    with store_errors(path), open_file(path, whole=False) as file:
         if file is None:
             raise CheckpointError(f"{path}: no such file; take another checkpoint")
         return _unpickled(path, file, map_location="meta")
 
 
-def damage(path: str | Path) -> str | None:
+def find_damage(path: str | Path) -> str | None:
     """What is wrong with a file, and its parts, by size, form and checksums; None if nothing is."""
-    with store_errors(path), opened(path) as file:
+    with store_errors(path), open_file(path) as file:
         fault = _fault(file)
     if fault or is_url(path):
         return fault
     with suppress(CheckpointError):  # whole, whatever it is
-        fault = sharded.fault(Path(path), outline(path))
+        fault = sharded.find_damage(Path(path), read_metadata(path))
     return fault
 
 
@@ -62,7 +68,7 @@ def _unpickled(path: str | Path, source: Any, **options: Any) -> dict[str, Any]:
             found = torch.load(source, weights_only=True, **options)
         except pickle.UnpicklingError:  # objects of other classes, perhaps, which strictly are refused
             found = _without_objects(source, **options)
-    except (pickle.UnpicklingError, RuntimeError, *SPOILT) as error:
+    except (pickle.UnpicklingError, RuntimeError, *READ_ERRORS) as error:
         why = " ".join(str(error).split("\n")[-1].split()) or type(error).__name__
         raise CheckpointError(f"{path}: would execute code or is damaged, so it is not read ({why})") from None
     if not isinstance(found, dict):
@@ -88,7 +94,7 @@ def _without_objects(source: Any, *, map_location: Any = None, mmap: bool = Fals
     memory = torch.UntypedStorage.from_file(source, False, os.path.getsize(source)) if mmap else None
     with torch.serialization._open_zipfile_reader(source) as archive:
         read: Any = torch.serialization._load
-        return read(archive, map_location, unpickle.MODULE, overall_storage=memory, encoding="utf-8")
+        return read(archive, map_location, unpickle.PICKLE_MODULE, overall_storage=memory, encoding="utf-8")
 
 
 def _fault(file: IO[bytes] | None) -> str | None:

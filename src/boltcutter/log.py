@@ -12,7 +12,7 @@ from typing import TextIO
 
 
 @contextmanager
-def keep_log(folder: Path, rank: int) -> Iterator[None]:
+def capture_output(folder: Path, rank: int) -> Iterator[None]:
     """Also write what this process prints to ``logs/rank-<rank>.log``."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     log = open(folder / "logs" / f"rank-{rank}.log", "a", buffering=1)  # noqa: SIM115 - closing must not fail

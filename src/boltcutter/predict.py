@@ -39,8 +39,8 @@ def main(configs: Path, words: list[str]) -> None:
             configuration.
     """
     filter_warnings()
-    special, rest = run.take(words, "run", "input", "ckpt", "output", *SAMPLING)
-    cfg, folder = run.reopen_for(configs, special, rest)
+    special, rest = run.split_overrides(words, "run", "input", "ckpt", "output", *SAMPLING)
+    cfg, folder = run.load_evaluation_config(configs, special, rest)
     check_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     if not is_native_data(components.data):

@@ -17,10 +17,10 @@ _OTHER = (
     r"secrets?|passwords?|passwds?|pwd|passphrases?|credentials?|authorization|jwt|dsn|conn_str|netrc"
     r"|(connection|database|db)_(string|str|uri|url)|sas_(url|uri)|webhook(_url)?"
 )
-SECRET = re.compile(
+SECRET_KEY = re.compile(
     rf"(^|_)({_OTHER}|({'|'.join(_KEYS.split())})_?keys?|({'|'.join(_SERVICES.split())})_?tokens?)$|^token$", re.I
 )
-FILES = re.compile(
+SECRET_FILE = re.compile(
     r"\.env(\.(?!example$|sample$|template$|dist$).*)?|.*\.env|\.envrc|\.netrc|\.pgpass|\.npmrc|\.pypirc|\.htpasswd"
     r"|\.git-credentials|\.dockercfg|kubeconfig|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|credentials(\.(json|ya?ml|toml|ini|csv))?"
     r"|secrets?\.(json|ya?ml|toml|ini|env|txt)|.*service[-_]?account.*\.json|application_default_credentials\.json"
@@ -28,24 +28,24 @@ FILES = re.compile(
     re.I,
 )
 PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY")
-HIDDEN = "***"
-SHORTEST = 6  # letters of a secret that is also looked for within other values
+MASK = "***"
+MIN_SECRET_LENGTH = 6  # letters of a secret that is also looked for within other values
 VARIABLE = re.compile(r"oc\.env:\s*['\"]?(\w+)")
 URL = re.compile(r"([A-Za-z][\w+.-]*://)([^\s'\"<>,]*@[^\s'\"<>,]*)")
-ASSIGNED = re.compile(r"(?<![\w$])([A-Z][A-Z0-9_]*)=[\"']?(?=[^\s\"'$])")  # in a line of shell: export NAME=value
-QUERY = re.compile(r"[?&]([\w-]+)=[^\s&$]")  # in a URL
-SIGNATURES = ("sig", "x-amz-signature", "x-goog-signature")
+ASSIGNMENT = re.compile(r"(?<![\w$])([A-Z][A-Z0-9_]*)=[\"']?(?=[^\s\"'$])")  # in a line of shell: export NAME=value
+QUERY_PARAMETER = re.compile(r"[?&]([\w-]+)=[^\s&$]")  # in a URL
+SIGNATURE_PARAMETERS = ("sig", "x-amz-signature", "x-goog-signature")
 PASSWORD = re.compile(r"[^/@:\s]*:(?!\d+(/|$))[^\s]*@")  # the beginning of a URL; after a host comes a port
 
 
 def looks_secret(name: str) -> bool:
     """Whether a key, or an environment variable, is one that holds a secret."""
-    return bool(SECRET.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")))
+    return bool(SECRET_KEY.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")))
 
 
 def is_secret_file(name: str) -> bool:
     """Whether a file of this name holds keys, certificates or passwords."""
-    return bool(FILES.fullmatch(name.rpartition("/")[2]))
+    return bool(SECRET_FILE.fullmatch(name.rpartition("/")[2]))
 
 
 def without_credentials(url: str) -> str:
@@ -69,12 +69,12 @@ def hide_passwords(text: str) -> str:
 
     def hidden(found: re.Match[str]) -> str:
         plain = without_credentials(found[0])
-        return found[0] if not PASSWORD.match(found[2]) else f"{found[1]}{HIDDEN}@{plain.partition('://')[2]}"
+        return found[0] if not PASSWORD.match(found[2]) else f"{found[1]}{MASK}@{plain.partition('://')[2]}"
 
     return URL.sub(hidden, text)
 
 
-def stored_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def find_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Where a configuration, its references not followed, has a secret itself: the key's path, and what it is."""
     if isinstance(node, dict | list):
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
@@ -84,26 +84,28 @@ def stored_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
                 yield where, "a secret"
             elif isinstance(value, str) and has_password(value):
                 yield where, "a password in a URL"
-            elif isinstance(value, str) and "://" in value and any(map(_signs, QUERY.findall(value))):
+            elif isinstance(value, str) and "://" in value and any(map(_signs, QUERY_PARAMETER.findall(value))):
                 yield where, "a key in a URL"
-            elif isinstance(value, str) and (names := [*filter(looks_secret, ASSIGNED.findall(value))]):
+            elif isinstance(value, str) and (names := [*filter(looks_secret, ASSIGNMENT.findall(value))]):
                 yield where, f"the value of {names[0]}"
             else:
-                yield from stored_secrets(value, where)
+                yield from find_secrets(value, where)
 
 
 def _signs(name: str) -> bool:
-    return name.lower() in SIGNATURES or looks_secret(name)
+    return name.lower() in SIGNATURE_PARAMETERS or looks_secret(name)
 
 
-def redacted(resolved: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
+def redact(resolved: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
     """A configuration without secrets.
 
     Args:
         resolved: The configuration, every reference followed.
         raw: The same, references as they are written.
     """
-    secrets = sorted({text for text in _secrets(resolved, raw, False) if len(text) >= SHORTEST}, key=len, reverse=True)
+    secrets = sorted(
+        {text for text in _secrets(resolved, raw, False) if len(text) >= MIN_SECRET_LENGTH}, key=len, reverse=True
+    )
     return dict(_hide(resolved, secrets))
 
 
@@ -128,9 +130,9 @@ def _hide(node: Any, secrets: Iterable[str]) -> Any:
         return [_hide(value, secrets) for value in node]
     if isinstance(node, dict):
         hidden = {key for key, value in node.items() if looks_secret(str(key)) and value and value is not True}
-        return {key: HIDDEN if key in hidden else _hide(value, secrets) for key, value in node.items()}
+        return {key: MASK if key in hidden else _hide(value, secrets) for key, value in node.items()}
     if isinstance(node, str):
         for text in secrets:
-            node = node.replace(text, HIDDEN)
+            node = node.replace(text, MASK)
         return hide_passwords(node)
     return node

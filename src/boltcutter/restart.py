@@ -11,8 +11,8 @@ from boltcutter import run
 from boltcutter.config import ConfigError, DictConfig, plain
 from boltcutter.environment import identity
 
-OF_A_START = ("folder", "resume", "resume_exact", "reproduce", "launch", "choices")  # keys in which starts may differ
-SHOWN = 3  # differences that a message lists
+LAUNCH_KEYS = ("folder", "resume", "resume_exact", "reproduce", "launch", "choices")  # keys in which starts may differ
+MAX_SHOWN = 3  # differences that a message lists
 
 
 def check_start(cfg: DictConfig, *, given: bool) -> None:
@@ -42,8 +42,8 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
     if (given or not inside) and not _is_restart(record):
         key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
         raise ConfigError(f"{key}={cfg[key]} holds a run; say resume={its} to go on with it, or choose another")
-    if changed := differences(record.get("config", {}), plain(cfg)):
-        shown = ", ".join(changed[:SHOWN]) + (", …" if len(changed) > SHOWN else "")
+    if changed := changed_settings(record.get("config", {}), plain(cfg)):
+        shown = ", ".join(changed[:MAX_SHOWN]) + (", …" if len(changed) > MAX_SHOWN else "")
         raise ConfigError(
             f"folder={folder} holds a run of another configuration ({shown}); say resume={folder} to go on with that "
             "one, or folder=<another> to begin this one"
@@ -59,9 +59,9 @@ def has_trained(folder: Path) -> bool:
         return False
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Each setting that two configurations do not share, with both values; not those of a start alone."""
-    old, new = (dict(_flat({k: v for k, v in cfg.items() if k not in OF_A_START})) for cfg in (before, now))
+    old, new = (dict(_flat({k: v for k, v in cfg.items() if k not in LAUNCH_KEYS})) for cfg in (before, now))
     return [
         f"{key}={new.get(key, 'not set')}, was {old.get(key, 'not set')}"
         for key in dict.fromkeys([*old, *new])

@@ -27,14 +27,14 @@ from boltcutter.environment import lease
 from boltcutter.environment.process import is_rank_zero
 
 
-def take(words: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
+def split_overrides(words: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
     """Words whose key is one of ``names``, and the rest."""
     taken = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.partition("=")[0] in names}
     return taken, [word for word in words if word.partition("=")[0] not in names]
 
 
 @contextmanager
-def naming(setting: str, *kinds: type[Exception]) -> Iterator[None]:
+def prefix_errors(setting: str, *kinds: type[Exception]) -> Iterator[None]:
     """Have what is refused inside begin with the setting that it came from.
 
     Args:
@@ -53,13 +53,13 @@ def naming(setting: str, *kinds: type[Exception]) -> Iterator[None]:
         raise ConfigError(text if f"{key}=" in text else f"{setting}: {text.removeprefix(f'{value}: ')}") from error
 
 
-def read_words(configs: Path, words: Sequence[str]) -> DictConfig:
+def read_overrides(configs: Path, words: Sequence[str]) -> DictConfig:
     """The configuration that the words mean; ``resume=`` and ``reproduce=`` start from a run's own.
 
     Raises:
         ConfigError: A word is wrong, or there is no such run.
     """
-    special, rest = take(words, "resume", "reproduce")
+    special, rest = split_overrides(words, "resume", "reproduce")
     if len(special) == 2:
         raise ConfigError("resume and reproduce exclude each other; give one of them")
     if not special:
@@ -67,7 +67,7 @@ def read_words(configs: Path, words: Sequence[str]) -> DictConfig:
     ((verb, text),) = special.items()
     if verb == "resume":
         check_resume(Path(text), rest)
-    cfg = reopen(configs, Path(text), rest, verb)
+    cfg = load_run_config(configs, Path(text), rest, verb)
     cfg.resume = text if verb == "resume" else None
     if verb == "reproduce":
         cfg.reproduce = text
@@ -81,7 +81,7 @@ def check_resume(folder: Path, words: Sequence[str]) -> None:
     Raises:
         ConfigError: One is given, with another value than the run has.
     """
-    given, _ = take(words, "folder", "name", "runs", "init_from")
+    given, _ = split_overrides(words, "folder", "name", "runs", "init_from")
     recorded = _recorded(folder, "resume") if given else {}
     for key, text in given.items():
         same = Path(text).absolute() == folder.absolute() if key == "folder" else text == str(recorded.get(key))
@@ -90,7 +90,7 @@ def check_resume(folder: Path, words: Sequence[str]) -> None:
             raise ConfigError(f"{key}={text}: resume={folder} goes on with its own {what}; leave one of them out")
 
 
-def reopen(
+def load_run_config(
     configs: Path, folder: Path, words: Sequence[str] = (), setting: str = "run", *, builds: bool = True
 ) -> DictConfig:
     """The configuration of an earlier run, changed by ``words``.
@@ -106,7 +106,7 @@ def reopen(
         ConfigError: There is no run, or it names what is not trusted.
     """
     recorded = _recorded(folder, setting)
-    if builds and not is_own(folder):
+    if builds and not is_signed_by_user(folder):
         trust.check(recorded, f"{setting}={folder}", folder, configs)
     cfg = compose(configs, words, base=DictConfig(recorded))
     cfg.folder = str(folder)
@@ -114,14 +114,14 @@ def reopen(
 
 
 def _recorded(folder: Path, setting: str) -> dict[str, Any]:
-    with naming(f"{setting}={folder}"):
+    with prefix_errors(f"{setting}={folder}"):
         config = read_record(folder).get("config")
         if not isinstance(config, dict):
             raise ConfigError(f"{folder}/record.json is damaged (it has no config); restore it from a copy")
     return config
 
 
-def reopen_for(configs: Path, special: dict[str, str], words: Sequence[str]) -> tuple[DictConfig, Path]:
+def load_evaluation_config(configs: Path, special: dict[str, str], words: Sequence[str]) -> tuple[DictConfig, Path]:
     """The configuration of ``run=<folder>``, on one device unless ``words`` speak of the trainer; and the folder.
 
     Raises:
@@ -130,7 +130,7 @@ def reopen_for(configs: Path, special: dict[str, str], words: Sequence[str]) -> 
     if not special.get("run"):
         raise ConfigError("run: not set; say run=<folder of a run>, as in run=runs/digits-convnet/…")
     folder = Path(special["run"])
-    cfg = reopen(configs, folder, words)
+    cfg = load_run_config(configs, folder, words)
     if not any(word.lstrip("+~").startswith("trainer") for word in words):
         cfg.trainer = merge(cfg.trainer, DictConfig({"devices": 1, "num_nodes": 1, "strategy": "auto"}))
     return cfg, folder
@@ -153,7 +153,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     return found
 
 
-def is_own(folder: Path) -> bool:
+def is_signed_by_user(folder: Path) -> bool:
     """Whether this user has signed the configuration in a run's record."""
     record = read_record(folder)
     return trust.is_signed(record.get("config"), record.get("signature"))
@@ -177,12 +177,12 @@ def last_checkpoint(place: str) -> str | None:
     Raises:
         ConfigError: There is no such store, it cannot be reached, or there are only folders, which cannot be resumed.
     """
-    from boltcutter.selection import folders, newest  # imports torch, which --print does without
+    from boltcutter.selection import find_newest, list_folders  # imports torch, which --print does without
     from boltcutter.storage import CheckpointError
 
     try:
-        found = newest(place, print if is_rank_zero() else lambda told: None)
-        if found is None and (sharded := folders(place)):
+        found = find_newest(place, print if is_rank_zero() else lambda told: None)
+        if found is None and (sharded := list_folders(place)):
             raise CheckpointError(
                 f"{sharded[0]} is a folder, as DeepSpeed writes it, from which no run continues; give another "
                 "folder=, with init_from=<the file of weights that zero_to_fp32.py in it writes>"
@@ -192,7 +192,7 @@ def last_checkpoint(place: str) -> str | None:
         raise ConfigError(f"checkpoints={error}") from error
 
 
-def freeze(cfg: DictConfig, **facts: Any) -> None:
+def save_config(cfg: DictConfig, **facts: Any) -> None:
     """Make the folder with ``config.yaml``, and what is known before the run begins in ``record.json``."""
     folder = Path(cfg.folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def freeze(cfg: DictConfig, **facts: Any) -> None:
 
 def create(cfg: DictConfig) -> None:
     """Make the folder, if a launcher has not, and record what trains; one process does this."""
-    freeze(cfg)
+    save_config(cfg)
     folder = Path(cfg.folder)
     record = read_record(folder)
     if "git" not in record:
@@ -241,7 +241,7 @@ def record_code(folder: Path, state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None]:
+def record_attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None]:
     """One go at the run, in its record with start, end and the reason why it ended.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 MASK = (1 << 64) - 1
 
 
-def hashed(*numbers: int) -> int:
+def hash64(*numbers: int) -> int:
     """Hash integers to 64 bits.
 
     Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (SplitMix64's finaliser).
@@ -29,7 +29,7 @@ def hashed(*numbers: int) -> int:
 
 def seed_generators(*key: int) -> None:
     """Seed Python, NumPy and torch on the host."""
-    seed = hashed(*key)
+    seed = hash64(*key)
     torch.default_generator.manual_seed(seed >> 1)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -48,7 +48,7 @@ def seeded_generators(*key: int) -> Iterator[None]:
         torch.default_generator.set_state(states[2])
 
 
-def draw(sampler: Any, seed: int, epoch: int) -> list[Any]:
+def draw_indices(sampler: Any, seed: int, epoch: int) -> list[Any]:
     """All that a sampler yields in an epoch, as a function of (seed, epoch) alone.
 
     A generator of its own is seeded by its first seed and the epoch, and left as it was. Otherwise its state would go
@@ -63,7 +63,7 @@ def draw(sampler: Any, seed: int, epoch: int) -> list[Any]:
         if own is None:
             return list(sampler)
         state = own.get_state()
-        own.manual_seed(hashed(own.initial_seed(), epoch) >> 1)
+        own.manual_seed(hash64(own.initial_seed(), epoch) >> 1)
         try:
             return list(sampler)
         finally:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from boltcutter.loading import damage, outline
-from boltcutter.storage import CheckpointError, is_url, store_errors, store_of
+from boltcutter.loading import find_damage, read_metadata
+from boltcutter.storage import CheckpointError, is_url, resolve_filesystem, store_errors
 
 
-def newest(place: str | Path, say: Callable[[str], None] = print) -> str | None:
+def find_newest(place: str | Path, say: Callable[[str], None] = print) -> str | None:
     """The whole checkpoint named ``last…`` that has come furthest; a damaged one is passed over, and told.
 
     Args:
@@ -26,31 +26,31 @@ def newest(place: str | Path, say: Callable[[str], None] = print) -> str | None:
     return _first_whole(_files(place, "last"), lambda found: found.get("global_step", 0), say)
 
 
-def best(place: str | Path, say: Callable[[str], None] = print) -> str | None:
+def find_best(place: str | Path, say: Callable[[str], None] = print) -> str | None:
     """The whole checkpoint named ``best…`` with the best score; without one the newest. As ``newest`` otherwise."""
 
     def score(found: Mapping[str, Any]) -> float:
         known = found.get("best", {"mode": "max", "score": -math.inf})
         return float(known["score"] if known["mode"] == "max" else -known["score"])
 
-    return _first_whole(_files(place, "best"), score, say) or newest(place, say)
+    return _first_whole(_files(place, "best"), score, say) or find_newest(place, say)
 
 
-def names(place: str | Path) -> list[str]:
+def list_names(place: str | Path) -> list[str]:
     """Of all checkpoints there."""
     return sorted(path.rpartition("/")[2] for path in _files(place))
 
 
-def folders(place: str | Path) -> list[str]:
+def list_folders(place: str | Path) -> list[str]:
     """Checkpoints that are folders, as DeepSpeed writes them and FSDP's state_dict_type=sharded."""
     with store_errors(place):
-        return [file for file in _files(place) if (found := store_of(file))[0].isdir(found[1])]
+        return [file for file in _files(place) if (found := resolve_filesystem(file))[0].isdir(found[1])]
 
 
 def _files(place: str | Path, start: str = "") -> list[str]:
     """Paths or URLs of checkpoints whose names start so, the last written first."""
     with store_errors(place):
-        store, folder = store_of(place)
+        store, folder = resolve_filesystem(place)
         try:
             listed = list(map(str, store.ls(folder, detail=False)))  # not glob: a folder's name may hold [, * or ?
         except FileNotFoundError as error:
@@ -68,12 +68,12 @@ def _first_whole(
 ) -> str | None:
     def known(path: str) -> float:
         try:
-            return merit(outline(path))
+            return merit(read_metadata(path))
         except CheckpointError:
             return math.inf
 
     for path in sorted(paths, key=known, reverse=True) if len(paths) > 1 else paths:
-        fault = damage(path)
+        fault = find_damage(path)
         if fault is None:
             return path
         say(f"warning: {path}: {fault}; taking another")

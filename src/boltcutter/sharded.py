@@ -1,7 +1,7 @@
 """Checkpoints of several files: each rank writes its part into a folder, and then a file names the folder.
 
 ``last.ckpt`` is that file: all of the checkpoint but the numbers of weights and optimizer state, of which it has names,
-shapes and types. These are beside it in ``last.ckpt.parts-<name>``, in the form of ``torch.distributed.checkpoint``.
+shapes and types. These are beside it in ``last.ckpt.shards-<name>``, in the form of ``torch.distributed.checkpoint``.
 Parts get a new folder each time and the file comes last, in one step: until then what was there before is whole.
 """
 
@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from boltcutter.atomic import sync_folder
+from boltcutter.atomic import fsync_folder
 from boltcutter.storage import CheckpointError
 
-CUT = ("state_dict", "optimizer_states")  # of a checkpoint, what ranks have parts of
-PLAIN = {  # all that a list of contents is made of
+SHARDED_KEYS = ("state_dict", "optimizer_states")  # of a checkpoint, what ranks have parts of
+ALLOWED_CLASSES = {  # all that a list of contents is made of
     "torch.distributed.checkpoint.metadata": {
         "ChunkStorageMetadata",
         "Metadata",
@@ -60,18 +60,18 @@ def save(checkpoint: dict[str, Any], path: str | Path, orders: Mapping[str, Tens
         CheckpointError: The path is a URL.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save as save_parts
+    from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
     if "://" in str(path):
         raise CheckpointError(f"{path}: parts go to a folder that all ranks see; say checkpoints=<folder>")
     rank = dist.get_rank()
     tensors: dict[str, Tensor] = {}
-    index = {key: _hollow(value, key, tensors) if key in CUT else value for key, value in checkpoint.items()}
+    index = {key: _hollow(value, key, tensors) if key in SHARDED_KEYS else value for key, value in checkpoint.items()}
     name = [secrets.token_hex(4)]
     dist.broadcast_object_list(name)
-    folder = Path(f"{path}.parts-{name[0]}")
+    folder = Path(f"{path}.shards-{name[0]}")
     with _first_failure():
-        save_parts(tensors, storage_writer=FileSystemWriter(folder))
+        save_sharded(tensors, storage_writer=FileSystemWriter(folder))
     mine = [file for file in sorted(folder.iterdir()) if _belongs(file.name, rank)]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, {file.name: [file.stat().st_size, _checksum(file)] for file in mine})
@@ -79,14 +79,14 @@ def save(checkpoint: dict[str, Any], path: str | Path, orders: Mapping[str, Tens
         return None
     _sync(folder)
     files = {name: known for some in everyone for name, known in some.items()}
-    return index | {"parts": {"folder": folder.name, "files": files, "orders": dict(orders)}}
+    return index | {"shards": {"folder": folder.name, "files": files, "orders": dict(orders)}}
 
 
-def fault(path: Path, index: Mapping[str, Any]) -> str | None:
+def find_damage(path: Path, index: Mapping[str, Any]) -> str | None:
     """What is wrong with the parts that the file ``path`` names; None if nothing is, or it names none."""
-    if "parts" not in index:
+    if "shards" not in index:
         return None
-    parts = index["parts"]
+    parts = index["shards"]
     if odd := [name for name in (parts["folder"], *parts["files"]) if not _is_plain_name(name)]:
         return f"its part {odd[0]!r} lies elsewhere"
     for name, (size, checksum) in parts["files"].items():
@@ -98,7 +98,7 @@ def fault(path: Path, index: Mapping[str, Any]) -> str | None:
     return None
 
 
-def read(path: Path, index: dict[str, Any], into: dict[str, Tensor], *, alone: bool) -> None:
+def load_into(path: Path, index: dict[str, Any], into: dict[str, Tensor], *, alone: bool) -> None:
     """Fill tensors by name; of a ``DTensor`` this rank's part. Others get their rows in order.
 
     Args:
@@ -119,25 +119,25 @@ def read(path: Path, index: dict[str, Any], into: dict[str, Tensor], *, alone: b
                 load(into, storage_reader=_reader(path, index), planner=_planner(), no_dist=alone)
         except (OSError, pickle.UnpicklingError) as error:
             raise CheckpointError(f"{path}: its parts are not read ({error}); take another checkpoint") from error
-    for name, order in index["parts"]["orders"].items():
+    for name, order in index["shards"]["orders"].items():
         if name in into:
             into[name].copy_(into[name][order.argsort()])
 
 
-def whole(path: Path, index: dict[str, Any]) -> dict[str, Any]:
+def load_full(path: Path, index: dict[str, Any]) -> dict[str, Any]:
     """The checkpoint with all its tensors, as one process would have written it; as it is if it names no parts.
 
     Raises:
         CheckpointError: A part is missing, damaged, or more than data.
     """
-    if "parts" not in index:
+    if "shards" not in index:
         return index
-    if why := fault(path, index):
+    if why := find_damage(path, index):
         raise CheckpointError(f"{path}: {why}; take another checkpoint")
     tensors: dict[str, Tensor] = {}
-    found = {key: _filled(value, key, tensors) if key in CUT else value for key, value in index.items()}
-    read(path, index, tensors, alone=True)
-    del found["parts"]
+    found = {key: _filled(value, key, tensors) if key in SHARDED_KEYS else value for key, value in index.items()}
+    load_into(path, index, tensors, alone=True)
+    del found["shards"]
     return found
 
 
@@ -146,7 +146,7 @@ def size(path: Path) -> int:
     return sum(file.stat().st_size for folder in _folders(path) for file in folder.iterdir())
 
 
-def sweep(path: Path, keep: str | None = None) -> None:
+def remove_stale(path: Path, keep: str | None = None) -> None:
     """Remove parts that belong to ``path`` no longer: all but the folder ``keep``."""
     for folder in _folders(path):
         if folder.name != keep:
@@ -154,7 +154,7 @@ def sweep(path: Path, keep: str | None = None) -> None:
 
 
 def _folders(path: Path) -> list[Path]:
-    start = f"{path.name}.parts-"
+    start = f"{path.name}.shards-"
     return [f for f in path.parent.iterdir() if f.name.startswith(start)] if path.parent.is_dir() else []
 
 
@@ -198,7 +198,7 @@ def _checksum(file: Path) -> int:
 def _sync(folder: Path) -> None:
     """Have the names on the disk: of the files, and of the folder."""
     for place in (folder, folder.parent):
-        sync_folder(place)
+        fsync_folder(place)
 
 
 @contextmanager
@@ -221,7 +221,7 @@ def _reader(path: Path, index: dict[str, Any]) -> Any:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-    name = index["parts"]["folder"]
+    name = index["shards"]["folder"]
     if not _is_plain_name(name):
         raise pickle.UnpicklingError(f"{name!r} lies elsewhere")
     folder = path.parent / name
@@ -265,6 +265,6 @@ def _is_plain_name(name: Any) -> bool:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         kind = getattr(torch, name, None) if module == "torch" else None
-        if name in PLAIN.get(module, ()) or isinstance(kind, torch.dtype):
+        if name in ALLOWED_CLASSES.get(module, ()) or isinstance(kind, torch.dtype):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is no plain data")

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
-from boltcutter.seeding import draw, seed_generators
+from boltcutter.seeding import draw_indices, seed_generators
 from boltcutter.stream import Stream
 
 
@@ -31,12 +31,14 @@ def shard_loaders(trainer: L.Trainer, seed: int) -> None:
     rank draw weighted samples from its own generator, so that ranks overlap.
     """
     connector, loaders = trainer._accelerator_connector, trainer._data_connector
-    preparation = Preparation(trainer, seed, loaders._prepare_dataloader, enabled=connector.use_distributed_sampler)
+    preparation = LoaderPreparation(
+        trainer, seed, loaders._prepare_dataloader, enabled=connector.use_distributed_sampler
+    )
     connector.use_distributed_sampler = False
     loaders._prepare_dataloader = preparation  # type: ignore[method-assign, assignment]
 
 
-class Preparation:
+class LoaderPreparation:
     """What Lightning calls with each loader that it is about to use.
 
     Args:
@@ -68,7 +70,7 @@ class Preparation:
         if not self.enabled and world_size > 1:
             self._state(f"trainer.use_distributed_sampler=false: {mode.dataloader_prefix}_dataloader is not sharded")
             rank, world_size = 0, 1
-        epoch, done = position(self.trainer) if training else (0, 0)
+        epoch, done = epoch_position(self.trainer) if training else (0, 0)
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             return shard_loader(
                 loader,
@@ -109,7 +111,7 @@ class Preparation:
             print(f"data: {text}")
 
 
-def position(trainer: L.Trainer) -> tuple[int, int]:
+def epoch_position(trainer: L.Trainer) -> tuple[int, int]:
     """The epoch, and how many of its batches were trained on: as restored, or as in the checkpoint to be restored."""
     loop: Any = trainer.fit_loop
     # Lightning asks for the loader before it restores the loops where a scheduler wants the number of steps.
@@ -149,7 +151,7 @@ def shard_loader(
         done: Batches of it that were trained on.
         cycles: Whether these may be more than the loader has, because it began again.
     """
-    if getattr(loader.dataset, "is_sharded", False) or shards_itself(loader):
+    if getattr(loader.dataset, "is_sharded", False) or has_distributed_sampler(loader):
         rank, world_size = 0, 1
     settings: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "training": training}
     copied, batches = copy.copy(loader), loader.batch_sampler
@@ -164,12 +166,12 @@ def shard_loader(
     sampler.epoch = epoch
     if training:
         name = "sampler" if batches is None else "batch_sampler"
-        changed[name] = SeededBatches(changed[name], sampler, done, here=not loader.num_workers, cycles=cycles)
+        changed[name] = SeededBatchSampler(changed[name], sampler, done, here=not loader.num_workers, cycles=cycles)
     vars(copied).update(changed)  # torch refuses plain assignment
     return copied
 
 
-def shards_itself(loader: DataLoader[Any]) -> bool:
+def has_distributed_sampler(loader: DataLoader[Any]) -> bool:
     """Whether sampler or batch sampler know the ranks."""
     samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     return any(
@@ -218,7 +220,7 @@ class RankSampler(Sampler[Any]):
         start, self.start = self.start, 0
         if sized_len(self.source) is None:  # it may have no end
             return islice(iter(self.source), self.rank + start * self.world_size, None, self.world_size)
-        drawn = draw(self.source, self.seed, self.epoch)
+        drawn = draw_indices(self.source, self.seed, self.epoch)
         missing = -len(drawn) % self.world_size if self.training or len(drawn) < self.world_size else 0
         while missing and drawn:  # there may be fewer of them than ranks
             drawn += drawn[:missing]
@@ -226,7 +228,7 @@ class RankSampler(Sampler[Any]):
         return iter(drawn[self.rank :: self.world_size][start:])
 
 
-class SeededBatches(Sampler[list[Any]]):
+class SeededBatchSampler(Sampler[list[Any]]):
     """Batches before each of which all generators are seeded, in the process that reads the samples.
 
     Random changes of samples then depend neither on how training came to this batch nor on the number of workers.

@@ -21,22 +21,22 @@ class CheckpointError(RuntimeError):
     hide_traceback = True  # needs no traceback
 
 
-def check_place(place: str | Path) -> None:
+def check_writable(place: str | Path) -> None:
     """See that checkpoints can be written, before hours are spent on the first.
 
     Raises:
         CheckpointError: They cannot.
     """
-    probe = f"{place}/{atomic.draft_for(Path('probe')).name}"
+    probe = f"{place}/{atomic.temporary_path(Path('probe')).name}"
     try:
-        store, path = store_of(probe)
+        store, path = resolve_filesystem(probe)
         if not is_url(place):
             Path(place).mkdir(parents=True, exist_ok=True)
         store.pipe_file(path, b"can be written")
         store.rm_file(path)
     except Exception as error:  # each store has its own
         raise CheckpointError(
-            f"checkpoints={place}: cannot be written ({text_of(error)}); {remedy_for(place)}"
+            f"checkpoints={place}: cannot be written ({error_text(error)}); {remedy_for(place)}"
         ) from error
 
 
@@ -45,7 +45,7 @@ def is_url(path: str | Path) -> bool:
     return "://" in str(path)
 
 
-def store_of(path: str | Path) -> tuple[Any, str]:
+def resolve_filesystem(path: str | Path) -> tuple[Any, str]:
     """The file system that a path or URL is on, and the path there."""
     store, place = fsspec.url_to_fs(str(path))
     store.invalidate_cache()  # what another process, or another thread, has written
@@ -53,9 +53,9 @@ def store_of(path: str | Path) -> tuple[Any, str]:
 
 
 @contextmanager
-def opened(path: str | Path, *, whole: bool = True) -> Iterator[IO[bytes] | None]:
+def open_file(path: str | Path, *, whole: bool = True) -> Iterator[IO[bytes] | None]:
     """A file to read, or None; what is behind a URL is fetched at once, or only those parts that are asked for."""
-    store, place = store_of(path)
+    store, place = resolve_filesystem(path)
     if not store.isfile(place):
         yield None
     elif is_url(path) and whole:
@@ -88,7 +88,7 @@ def store_errors(path: str | Path) -> Iterator[None]:
     except Exception as error:
         if not is_url(path):
             raise
-        raise CheckpointError(f"{path}: cannot be reached ({text_of(error)}); {remedy_for(path)}") from error
+        raise CheckpointError(f"{path}: cannot be reached ({error_text(error)}); {remedy_for(path)}") from error
 
 
 def write_atomically(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
@@ -99,7 +99,7 @@ def write_atomically(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
     atomic.write(path, dump)
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error in one line; of torch's, the system error behind it."""
     if isinstance(error.__context__, OSError):
         error = error.__context__  # what torch only follows up

@@ -71,7 +71,7 @@ class Stream:
         if self.world_size > 1:
             batches = self._shard(batches)
         batches = islice(batches, start, None)
-        return together(batches, self.group()) if self.training and self.world_size > 1 else batches
+        return until_any_exhausted(batches, self.group()) if self.training and self.world_size > 1 else batches
 
     def _read(self) -> Iterator[Any]:
         """All batches, each read with generators that are the same on all ranks and in a resumed run."""
@@ -90,7 +90,7 @@ class Stream:
         first = list(islice(batches, 1))
         everyone: list[Any] = [None] * dist.get_world_size(self.group())
         declared = any(getattr(o, "is_sharded", False) for o in (self.loader, getattr(self.loader, "dataset", None)))
-        mine = None if declared else digest(first)
+        mine = None if declared else hash_batch(first)
         dist.all_gather_object(everyone, (self.rank, mine), group=self.group())
         found = {other for _, other in everyone}
         batches = chain(first, batches)
@@ -106,7 +106,7 @@ class Stream:
                 yield group[0]
 
 
-def together(batches: Iterator[Any], group: Any) -> Iterator[Any]:
+def until_any_exhausted(batches: Iterator[Any], group: Any) -> Iterator[Any]:
     """Batches for as long as every process of ``group`` has one: the others would wait for it in the next step."""
     nothing = object()
     while True:
@@ -118,7 +118,7 @@ def together(batches: Iterator[Any], group: Any) -> Iterator[Any]:
         yield batch
 
 
-def digest(batch: Any) -> bytes:
+def hash_batch(batch: Any) -> bytes:
     """Hash of what a batch holds.
 
     Raises:

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from boltcutter import lineage, run, summary
 from boltcutter.adapt import is_native_data, is_native_task, prediction_argument, skip_reason
 from boltcutter.assemble import Components, TaskLoaders, as_config_error, assemble, read_config
-from boltcutter.changes import Changes
+from boltcutter.changes import SettingChanges
 from boltcutter.config import ConfigError, DictConfig, redacted
 from boltcutter.data_hooks import run_early
 from boltcutter.ending import Ending
@@ -26,13 +26,13 @@ from boltcutter.environment.identity import job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.failure import explain_errors
-from boltcutter.loading import load, outline
-from boltcutter.log import keep_log
+from boltcutter.loading import load, read_metadata
+from boltcutter.log import capture_output
 from boltcutter.monitors import Monitors
 from boltcutter.restart import check_start
-from boltcutter.selection import best, names
-from boltcutter.storage import CheckpointError, check_place
-from boltcutter.weights import incompatibility, initialize
+from boltcutter.selection import find_best, list_names
+from boltcutter.storage import CheckpointError, check_writable
+from boltcutter.weights import incompatibility, load_weights
 
 NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")  # columns of metrics.csv not of training itself
 
@@ -72,7 +72,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     """
     folder = Path(cfg.folder)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
-    ending, changes = Ending(cfg), Changes(cfg)
+    ending, changes = Ending(cfg), SettingChanges(cfg)
     components = assemble(cfg, [Recorder(cfg), ending, changes])
     if not any(getattr(callback, "listens", False) for callback in components.trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
@@ -95,9 +95,9 @@ def train(cfg: DictConfig) -> dict[str, float]:
     with ExitStack() as stack:
         if first and cfg.report:
             stack.callback(write_report, folder)  # last of all, and also when training failed
-        stack.enter_context(keep_log(folder, components.trainer.global_rank))
+        stack.enter_context(capture_output(folder, components.trainer.global_rank))
         stack.enter_context(closing_loggers(components.trainer))
-        stack.enter_context(run.attempt(folder, writes=first, **facts))
+        stack.enter_context(run.record_attempt(folder, writes=first, **facts))
         stack.enter_context(explain_errors(components.trainer))
         components.trainer.fit(components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True)
         if first:
@@ -125,7 +125,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
 
 
 def begin_from(
-    components: Components, cfg: DictConfig, checkpoint: str | None, ending: Ending, changes: Changes
+    components: Components, cfg: DictConfig, checkpoint: str | None, ending: Ending, changes: SettingChanges
 ) -> None:
     """See that checkpoints can be written and ``checkpoint`` fits before anything starts, or load ``init_from``.
 
@@ -133,14 +133,14 @@ def begin_from(
         ConfigError: They cannot; it does not fit, or cannot be read.
     """
     if components.trainer.is_global_zero and components.trainer.checkpoint_callbacks:
-        with run.naming(f"checkpoints={cfg.checkpoints}", CheckpointError):
-            check_place(cfg.checkpoints)
+        with run.prefix_errors(f"checkpoints={cfg.checkpoints}", CheckpointError):
+            check_writable(cfg.checkpoints)
     if checkpoint:
-        with run.naming(f"resume={cfg.folder}", CheckpointError):
+        with run.prefix_errors(f"resume={cfg.folder}", CheckpointError):
             fault = incompatibility(checkpoint, components.task)
             if fault:
                 raise ConfigError(f"{checkpoint} was made by something else: {fault}")
-            saved = load(checkpoint, peek=True)
+            saved = load(checkpoint, lazy=True)
             done = check_end(components.trainer, saved)
             for callback in components.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, Monitors) and (state := saved.get("callbacks", {}).get(callback.state_key)):
@@ -151,16 +151,16 @@ def begin_from(
         if components.trainer.is_global_zero:
             print(*(f"resume={cfg.folder}: {line}\n" for line in lines), sep="", end="")
     elif cfg.init_from:
-        with run.naming(f"init_from={cfg.init_from}", CheckpointError):
+        with run.prefix_errors(f"init_from={cfg.init_from}", CheckpointError):
             task: Any = components.task
-            left_alone = initialize(task.model if is_native_task(task) else task, cfg.init_from)
+            left_alone = load_weights(task.model if is_native_task(task) else task, cfg.init_from)
         if components.trainer.is_global_zero:
             print(*(f"init_from: {line}\n" for line in left_alone), sep="", end="")
 
 
 def best_kept(trainer: L.Trainer, place: str) -> str | None:
     """The best checkpoint as the first rank finds it, which has written them; None where there is none."""
-    found: str | None = trainer.strategy.broadcast(best(place) if trainer.is_global_zero else None)
+    found: str | None = trainer.strategy.broadcast(find_best(place) if trainer.is_global_zero else None)
     return found
 
 
@@ -257,7 +257,7 @@ def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
 
 def steps_of(checkpoint: str | None) -> int | None:
     """Optimizer steps that the weights of a checkpoint were trained for."""
-    return outline(checkpoint).get("global_step") if checkpoint else None
+    return read_metadata(checkpoint).get("global_step") if checkpoint else None
 
 
 def write_metrics(trainer: L.Trainer) -> None:
@@ -315,7 +315,7 @@ class Recorder(Callback):
 
     def _is_resumable(self) -> bool:
         """Whether a checkpoint to continue from was written before the one that is saved now."""
-        return any(name.startswith("last") for name in names(self.cfg.checkpoints))
+        return any(name.startswith("last") for name in list_names(self.cfg.checkpoints))
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Say which run and which code made the checkpoint; what was logged before it must not be lost after it."""

@@ -25,18 +25,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from boltcutter.atomic import draft_for
+from boltcutter.atomic import temporary_path
 from boltcutter.config import ConfigError
 from boltcutter.redaction import VARIABLE, looks_secret
 
 PROJECT = __name__.partition(".")[0]
-KEY = Path("~/.config/boltcutter/key")  # of this user; whoever has it can sign records
+KEY_FILE = Path("~/.config/boltcutter/key")  # of this user; whoever has it can sign records
 # Of this project, whose classes configurations name. Functions are accepted where a file in configs names them.
-OWN = ("model", "data", "task", "callback", "logger", "strategy", "launch", "checkpoint")
+PROJECT_PACKAGES = ("model", "data", "task", "callback", "logger", "strategy", "launch", "checkpoint")
 # Folders of the project that run commands and change files; no configuration has to name them.
-TOOLS = ("scripts", "tests", "hooks", "minimal")
+TOOL_FOLDERS = ("scripts", "tests", "hooks", "minimal")
 # Packages, and parts of packages, whose classes only compute.
-KNOWN = (
+TRUSTED_PACKAGES = (
     *("torch.nn", "torch.optim", "torch.utils.data", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.amp"),
     *("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric", "torchmetrics"),
     *("torchvision.models", "torchvision.transforms", "torchvision.datasets", "torchvision.ops", "torchaudio"),
@@ -47,12 +47,12 @@ KNOWN = (
     *("segmentation_models_pytorch", "pytorch_forecasting", "torchrl.modules", "torchrl.objectives"),
 )
 # Parts of these whose classes import by name, start processes or unpickle files.
-EXCEPT = (
+UNTRUSTED_MODULES = (
     *("lightning.pytorch.cli", "pytorch_lightning.cli", "torchvision.datasets.lsun", "kornia.core.external"),
     *("transformers.data", "transformers.utils", "transformers.commands", "accelerate.commands"),
 )
 # Of these, public functions as well; of others a function may read any file or run any command.
-FUNCTIONS = (
+TRUSTED_FUNCTIONS = (
     *("torch.nn.functional", "torch.nn.init", "torch.nn.utils.parametrizations", "torchmetrics.functional"),
     *("torchvision.models", "torchvision.transforms", "torchvision.ops"),
 )
@@ -63,7 +63,7 @@ PLAIN_REFERENCE = re.compile(
 _granted = False
 
 
-def take(words: list[str]) -> list[str]:
+def apply_overrides(words: list[str]) -> list[str]:
     """Words without ``trust=…``, which counts from now on.
 
     Raises:
@@ -78,7 +78,7 @@ def take(words: list[str]) -> list[str]:
     return [word for word in words if not word.startswith("trust=")]
 
 
-def granted() -> bool:
+def is_granted() -> bool:
     """Whether everything is accepted."""
     return _granted
 
@@ -104,7 +104,7 @@ def check(
     remedy = "say trust=true if you know who made the folder"
     if text := next(_odd_references(node), None):
         raise ConfigError(f"{where}: its record.json has {text}, which computes a value or reads a secret; {remedy}")
-    for target in targets(node):
+    for target in iter_targets(node):
         if not ((configs and target in _configured(configs)) or _is_own(target, folder) or _is_known(target)):
             raise ConfigError(
                 f"{where}: its record.json names {target}, which is neither this project's nor of a known package, and "
@@ -119,10 +119,10 @@ def check(
 def sign(node: Any) -> str | None:
     """A signature of plain values that only this user can make; None where no key can be stored."""
     with suppress(OSError, RuntimeError):  # a folder that cannot be written, or no home
-        path = KEY.expanduser()
+        path = KEY_FILE.expanduser()
         if not path.is_file():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft = draft_for(path)
+            draft = temporary_path(path)
             os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             try:
                 draft.write_text(secrets.token_hex(32))
@@ -148,20 +148,20 @@ def signed_content(node: Any) -> bytes:
 
 def _signature(node: Any) -> str | None:
     try:
-        key = KEY.expanduser().read_bytes()
+        key = KEY_FILE.expanduser().read_bytes()
     except (OSError, RuntimeError):
         return None
     return hmac.new(key, signed_content(node), hashlib.sha256).hexdigest() if len(key) >= 64 else None
 
 
-def targets(node: Any) -> Iterator[str]:
+def iter_targets(node: Any) -> Iterator[str]:
     """All that a configuration calls."""
     if isinstance(node, dict):
         if "_target_" in node:
             yield str(node["_target_"])
         node = list(node.values())
     for inner in node if isinstance(node, list) else ():
-        yield from targets(inner)
+        yield from iter_targets(inner)
 
 
 def _odd_references(node: Any) -> Iterator[str]:
@@ -178,20 +178,20 @@ def _odd_references(node: Any) -> Iterator[str]:
 
 
 def _is_known(target: str) -> bool:
-    accepted = (*KNOWN, *(f"{PROJECT}.{room}" for room in OWN))
-    if not _within(target, accepted) or _within(target, EXCEPT):
+    accepted = (*TRUSTED_PACKAGES, *(f"{PROJECT}.{room}" for room in PROJECT_PACKAGES))
+    if not _within(target, accepted) or _within(target, UNTRUSTED_MODULES):
         return False
     found = _located(target)
     if found is None:  # not installed here, so that nothing is executed here
         return True
     # What a module has imported is reached by its name as well: torch.nn.functional.torch.hub.load.
     home = str(getattr(found, "__module__", None))
-    if not _within(home, accepted) or _within(home, EXCEPT):
+    if not _within(home, accepted) or _within(home, UNTRUSTED_MODULES):
         return False
     if inspect.isclass(found):
         return True
     public = inspect.isfunction(found) and found.__qualname__.isidentifier() and not found.__name__.startswith("_")
-    return public and _within(target, FUNCTIONS) and _within(home, FUNCTIONS)
+    return public and _within(target, TRUSTED_FUNCTIONS) and _within(home, TRUSTED_FUNCTIONS)
 
 
 def _within(path: str, parts: tuple[str, ...]) -> bool:
@@ -225,7 +225,7 @@ def _is_users(path: str, folder: Path) -> bool:
     if any({"site-packages", "dist-packages"} & set(place.parts) for place in places):
         return False
     root, strange = Path(__file__).resolve().parents[2], folder.resolve()
-    if any(place.is_relative_to(root / tool) for place in places for tool in TOOLS):
+    if any(place.is_relative_to(root / tool) for place in places for tool in TOOL_FOLDERS):
         return False
     reached = [place.joinpath(*names[:depth]) for place in places for depth in range(len(names) + 1)]
     if root.is_relative_to(strange):  # this is the copy of the code that a launcher has put there

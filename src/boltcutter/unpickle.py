@@ -29,7 +29,7 @@ from torch import _weights_only_unpickler as torchs
 
 BLOCKED = ("os", "posix", "nt", "sys")  # not even named, as for torch
 # A call to any other function or class of the standard library is not skipped but refused: it is an attack.
-HARMLESS = {
+SKIPPABLE_CALLS = {
     *("argparse", "array", "collections", "dataclasses", "datetime", "decimal", "enum", "fractions", "inspect"),
     *("ipaddress", "numbers", "pathlib", "pathlib._local", "random", "string", "typing", "uuid", "zoneinfo"),
     *("builtins.getattr", "builtins.object", "builtins.type", "copyreg._reconstructor", "functools.partial"),
@@ -95,7 +95,7 @@ class Unpickler(pickle._Unpickler):  # the one written in Python: each instructi
             raise pickle.UnpicklingError(f"it names {path}")
         if path in _accepted():
             return _accepted()[path]
-        return PLAIN.get(path) or TYPES.get(path) or Placeholder(path)
+        return CONSTRUCTORS.get(path) or TYPES.get(path) or Placeholder(path)
 
     def persistent_load(self, pid: Any) -> Any:
         """Replaced by torch, which reads the bytes of a tensor."""
@@ -196,7 +196,7 @@ Unpickler.dispatch = {
 }
 
 
-def refuse(file: IO[bytes], **options: Any) -> Any:
+def reject_legacy_format(file: IO[bytes], **options: Any) -> Any:
     """In place of ``pickle.load``, which only formats older than torch 1.6 need.
 
     Raises:
@@ -205,10 +205,12 @@ def refuse(file: IO[bytes], **options: Any) -> Any:
     raise pickle.UnpicklingError("it is of an old format")
 
 
-MODULE = SimpleNamespace(Unpickler=Unpickler, load=refuse, __name__="boltcutter.unpickle")  # as torch asks for one
+PICKLE_MODULE = SimpleNamespace(
+    Unpickler=Unpickler, load=reject_legacy_format, __name__="boltcutter.unpickle"
+)  # as torch asks for one
 
 
-def placeholders(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[str]:
+def find_placeholders(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[str]:
     """A line for each placeholder in a checkpoint: where it is, and what it stands for."""
     seen = set() if seen is None else seen
     if isinstance(value, Placeholder):
@@ -218,7 +220,7 @@ def placeholders(value: Any, path: str = "", seen: set[int] | None = None) -> It
             return
         seen.add(id(value))
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from placeholders(inner, f"{path}.{key}" if path else str(key), seen)
+            yield from find_placeholders(inner, f"{path}.{key}" if path else str(key), seen)
 
 
 def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
@@ -230,7 +232,7 @@ def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
     if isinstance(function, Placeholder):
         module = function.name.rpartition(".")[0]
         known = module.partition(".")[0] in sys.stdlib_module_names
-        if function.built or (known and function.name not in HARMLESS and module not in HARMLESS):
+        if function.built or (known and function.name not in SKIPPABLE_CALLS and module not in SKIPPABLE_CALLS):
             raise pickle.UnpicklingError(f"it calls {function.name}")
         if function.name == "builtins.getattr" and not isinstance(arguments[0], Placeholder):  # an enum or a method
             raise pickle.UnpicklingError("it calls builtins.getattr")
@@ -265,7 +267,7 @@ def _accepted() -> dict[str, Any]:
 @cache
 def _callable() -> frozenset[int]:
     """Identities of all that may be called."""
-    return frozenset(id(value) for value in (*_accepted().values(), *PLAIN.values()) if callable(value))
+    return frozenset(id(value) for value in (*_accepted().values(), *CONSTRUCTORS.values()) if callable(value))
 
 
 def _no_bytes() -> bytes:
@@ -318,7 +320,7 @@ def _array(state: Any) -> Any:
     return np.ndarray(shape, value, bytearray(raw), order="F" if fortran else "C")
 
 
-PLAIN: dict[str, Callable[..., Any]] = {
+CONSTRUCTORS: dict[str, Callable[..., Any]] = {
     "builtins.bytes": _no_bytes,
     "builtins.frozenset": frozenset,
     "builtins.range": range,

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from boltcutter.adapt import is_native_task
-from boltcutter.loading import load, outline
+from boltcutter.loading import load, read_metadata
 from boltcutter.storage import CheckpointError
-from boltcutter.unpickle import placeholders
+from boltcutter.unpickle import find_placeholders
 
-LATE = ("setup", "configure_model", "on_load_checkpoint")  # hooks that may change what a foreign module loads
-RESTORED = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # without which training cannot go on
+LATE_HOOKS = ("setup", "configure_model", "on_load_checkpoint")  # hooks that may change what a foreign module loads
+TRAINING_STATE = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # without which training cannot go on
 # What torch.compile, FSDP and activation checkpointing put into names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
@@ -33,7 +33,7 @@ class ReadsKerasFiles(Protocol):
         """Take over what fits, and return the names of what the file does not have."""
 
 
-def weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
+def extract_weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
     """The model's own weights in any file that training programs write.
 
     Understood are Lightning's checkpoints, bare state dicts, ``{"model": …}`` and ``{"state_dict": …}``, with the
@@ -59,7 +59,7 @@ def _named(found: Mapping[str, Any]) -> dict[str, Tensor]:
     return plain
 
 
-def initialize(model: nn.Module, path: str | Path) -> list[str]:
+def load_weights(model: nn.Module, path: str | Path) -> list[str]:
     """Give ``model`` the weights of a file, where names and shapes fit.
 
     Args:
@@ -75,7 +75,7 @@ def initialize(model: nn.Module, path: str | Path) -> list[str]:
     if str(path).endswith(KERAS_FILES):
         return _initialize_from_keras(model, path)
     found, own = load(path), model.state_dict()
-    stripped = weights(found)
+    stripped = extract_weights(found)
     readings = [stripped, _named(found), {f"model.{key}": value for key, value in stripped.items()}]
     given = max(readings, key=lambda names: len(names.keys() & own.keys()))
     fitting = {key: value for key, value in given.items() if key in own and _shape(own[key]) == list(value.shape)}
@@ -112,7 +112,7 @@ def incompatibility(path: str | Path, task: nn.Module) -> str | None:
     Compared are names and shapes of the weights, unless the task gets them later or loads them in its own way, and the
     settings that the optimizer keeps for each group. All of the training's state must be plain values.
     """
-    found = outline(path)
+    found = read_metadata(path)
     given, own = ({}, {}) if _loads_its_own_way(task) else (found.get("state_dict", {}), task.state_dict())
     kinds = {
         "weights are missing": [key for key in own if key not in given],
@@ -121,8 +121,8 @@ def incompatibility(path: str | Path, task: nn.Module) -> str | None:
             k for k in own if k in given and not is_lazy(own[k]) and _shape(given[k]) != _shape(own[k])
         ],
     }
-    restored = {key: found[key] for key in RESTORED if key in found}
-    kinds["values are objects, which are not loaded"] = list(placeholders(restored))
+    restored = {key: found[key] for key in TRAINING_STATE if key in found}
+    kinds["values are objects, which are not loaded"] = list(find_placeholders(restored))
     make: Any = None if _is_foreign(task) else getattr(task, "optimizer", None)
     if make is not None and found.get("optimizer_states"):
         then = found["optimizer_states"][0]["param_groups"][0].keys()  # with what schedulers have added
@@ -134,7 +134,7 @@ def incompatibility(path: str | Path, task: nn.Module) -> str | None:
 def _loads_its_own_way(task: nn.Module) -> bool:
     """Whether the weights of a foreign module may be other ones by the time that a checkpoint is loaded."""
     lenient = not getattr(task, "strict_loading", True)
-    return _is_foreign(task) and (lenient or any(is_overridden(hook, task) for hook in LATE))
+    return _is_foreign(task) and (lenient or any(is_overridden(hook, task) for hook in LATE_HOOKS))
 
 
 def _is_foreign(task: nn.Module) -> bool:

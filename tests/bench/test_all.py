@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.bench import all as everything
-from boltcutter.bench.harness import Failed
+from boltcutter.bench.harness import BenchmarkError
 
 
 @pytest.mark.slow
@@ -14,5 +14,5 @@ def test_all_ratios_come_together(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [r["what"] for r in together] == [f"loader: {r['what']}" for r in single]
     met = sum(ratio["met"] for ratio in single)
     assert f"\n{met} of {len(single)} within their targets\n" in capsys.readouterr().out
-    with pytest.raises(Failed, match="parts=loder: no such measurement"):
+    with pytest.raises(BenchmarkError, match="parts=loder: no such measurement"):
         everything.main(Path(), ["parts=loder"])

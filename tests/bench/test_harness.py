@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.bench import harness
-from boltcutter.bench.harness import Failed, Process, ratio, ratio_of_turns
+from boltcutter.bench.harness import BenchmarkError, Process, ratio, ratio_of_turns
 
 
 def test_a_ratio_is_of_medians_and_its_spread_of_rounds() -> None:
@@ -23,9 +23,9 @@ def test_turns_are_compared_with_those_beside_them() -> None:
 
 def test_a_process_that_fails_is_told_by_its_last_line() -> None:
     for terminal in (False, True):
-        with pytest.raises(Failed, match=r"ended with 3: so it is$"):
+        with pytest.raises(BenchmarkError, match=r"ended with 3: so it is$"):
             Process(["-c", "print('first'); print('so it is'); exit(3)"], harness.cores(1), terminal=terminal).wait()
-    with pytest.raises(Failed, match="did not end in 0 s"):
+    with pytest.raises(BenchmarkError, match="did not end in 0 s"):
         Process(["-c", "import time; time.sleep(60)"], harness.cores(1)).wait(0.3)
 
 
@@ -37,14 +37,14 @@ def test_a_process_has_its_cores_its_threads_and_a_terminal(tmp_path: Path) -> N
 
 
 def test_mistakes_are_told_on_one_line() -> None:
-    with pytest.raises(Failed, match=r"^wrong: no such setting here; there are: rounds$"):
-        harness.options(["wrong=1"], {"rounds": "1"})
+    with pytest.raises(BenchmarkError, match=r"^wrong: no such setting here; there are: rounds$"):
+        harness.parse_options(["wrong=1"], {"rounds": "1"})
     for word in ("rounds=", "rounds=few", "rounds=0", "rounds=-1", "threads=1,x"):
-        with pytest.raises(Failed, match=rf"^{word}: not a whole number above 0; try 2$"):
-            harness.options([word], {"rounds": "2", "threads": ""})
-    with pytest.raises(Failed, match=r"^threads=\d+, but there are \d+ cores"):
+        with pytest.raises(BenchmarkError, match=rf"^{word}: not a whole number above 0; try 2$"):
+            harness.parse_options([word], {"rounds": "2", "threads": ""})
+    with pytest.raises(BenchmarkError, match=r"^threads=\d+, but there are \d+ cores"):
         harness.cores(1 + (os.cpu_count() or 1))
-    with pytest.raises(Failed, match=r"^mode: no such key"):
+    with pytest.raises(BenchmarkError, match=r"^mode: no such key"):
         harness.resolved(["mode=mlp"])
 
 

@@ -26,7 +26,7 @@ def test_keras_computes_what_the_loop_by_hand_computes(monkeypatch: pytest.Monke
         def end_step(self, loss: float) -> None:
             losses.append(loss)
 
-    monkeypatch.setattr(reference, "Turns", Turns)
+    monkeypatch.setattr(reference, "StepTimer", Turns)
     keras.utils.set_random_seed(0)
     kept = {
         "inputs": torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8),

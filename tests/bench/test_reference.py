@@ -36,7 +36,7 @@ def losses(folder: Path, loop: str, **changed: Any) -> list[float]:
     } | changed
     Noted.losses = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(reference, "Turns", Noted)
+        patched.setattr(reference, "StepTimer", Noted)
         with pytest.raises(SystemExit):
             reference.main([json.dumps(spec)])
     return Noted.losses

@@ -5,7 +5,7 @@ import pytest
 from conftest import Script
 
 from boltcutter.bench import scaling
-from boltcutter.bench.harness import Failed
+from boltcutter.bench.harness import BenchmarkError
 
 
 @pytest.mark.slow
@@ -25,5 +25,5 @@ def test_two_processes_are_measured_against_two_runs(script: Script, tmp_path: P
 
 
 def test_a_mistake_is_told() -> None:
-    with pytest.raises(Failed, match=r"^round: no such setting here"):
+    with pytest.raises(BenchmarkError, match=r"^round: no such setting here"):
         scaling.main(Path(), ["round=1"])

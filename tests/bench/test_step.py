@@ -7,7 +7,7 @@ import torch
 from conftest import Script
 
 from boltcutter.bench import harness, step
-from boltcutter.bench.harness import Failed
+from boltcutter.bench.harness import BenchmarkError
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def test_a_step_is_measured_against_loops_that_compute_the_same(script: Script, 
 
 def test_loops_that_differ_are_not_compared() -> None:
     step.agree([1.0, 2.0], [1.0, 2.001], "a and b")
-    with pytest.raises(Failed, match="a and b do not compute the same"):
+    with pytest.raises(BenchmarkError, match="a and b do not compute the same"):
         step.agree([1.0, 2.0], [1.0, 2.1], "a and b")
 
 
@@ -50,15 +50,15 @@ def test_the_fastest_loop_by_hand_is_what_counts() -> None:
 
 
 def test_an_unknown_work_is_told() -> None:
-    with pytest.raises(Failed, match="work=mpl: no such work; there are: mlp, convnet, resnet, gpt"):
+    with pytest.raises(BenchmarkError, match="work=mpl: no such work; there are: mlp, convnet, resnet, gpt"):
         step.main(Path(), ["work=mpl"])
-    with pytest.raises(Failed, match="device=gpu: not measured; there are: cpu, cuda"):
+    with pytest.raises(BenchmarkError, match="device=gpu: not measured; there are: cpu, cuda"):
         step.main(Path(), ["device=gpu"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_gpu_that_is_not_there_is_told() -> None:
-    with pytest.raises(Failed, match="device=cuda: torch finds no GPU here; take device=cpu"):
+    with pytest.raises(BenchmarkError, match="device=cuda: torch finds no GPU here; take device=cpu"):
         step.main(Path(), ["device=cuda"])
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.bench.harness import Failed
+from boltcutter.bench.harness import BenchmarkError
 from boltcutter.bench.strategy import ROWS, installed, main
 
 
@@ -26,7 +26,7 @@ def test_rows_that_need_what_is_not_installed_are_left_out(monkeypatch: pytest.M
 
 
 def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="rounds: no such setting here"):
+    with pytest.raises(BenchmarkError, match="rounds: no such setting here"):
         main(tmp_path, ["rounds=2"])
-    with pytest.raises(Failed, match=r"^rows=three: none begins so; there are: one process; dp, 2 copies; "):
+    with pytest.raises(BenchmarkError, match=r"^rows=three: none begins so; there are: one process; dp, 2 copies; "):
         main(tmp_path, ["rows=three"])

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.bench.harness import Failed, Process, cores
-from boltcutter.bench.turns import Table
+from boltcutter.bench.harness import BenchmarkError, Process, cores
+from boltcutter.bench.turns import Coordinator
 
 GUEST = """
 import sys
@@ -33,18 +33,18 @@ sys.exit(1)
 """
 
 
-def guest(table: Table, name: str, turns: int = 1000, code: int = 1) -> Process:
+def guest(table: Coordinator, name: str, turns: int = 1000, code: int = 1) -> Process:
     """A process that takes so many turns, and then ends."""
     return Process(["-c", GUEST, table.address, name, str(turns), str(code)], cores(1))
 
 
 def test_processes_take_turns_and_end_when_the_table_is_left(tmp_path: Path) -> None:
-    with Table(tmp_path) as table:
+    with Coordinator(tmp_path) as table:
         both, alone = (guest(table, "a"), guest(table, "b")), guest(table, "c")
-        heard: list[object] = [*table.seat("all", *both, alone, ranks=3)]
+        heard: list[object] = [*table.register("all", *both, alone, ranks=3)]
         assert sorted(map(str, heard)) == ["('a', 0)", "('b', 0)", "('c', 0)"]
         other = guest(table, "d")
-        assert table.seat("other", other) == [("d", 0)]
+        assert table.register("other", other) == [("d", 0)]
         for turn in (1, 2):
             assert {str(found) for found in table.turn("all")} == {f"('{name}', {turn})" for name in "abc"}
             assert table.turn("other") == [("d", turn)]
@@ -64,14 +64,14 @@ def test_a_process_that_ends_before_its_turn_is_told(tmp_path: Path, turns: int,
     others: list[Process] = []
 
     def measure() -> None:
-        with Table(tmp_path) as table:
+        with Coordinator(tmp_path) as table:
             others.append(guest(table, "other"))
-            table.seat("other", *others)
-            table.seat("early", guest(table, "early", turns, code))
+            table.register("other", *others)
+            table.register("early", guest(table, "early", turns, code))
             table.turn("early")
             table.turn("early")
 
-    with pytest.raises(Failed, match=told):
+    with pytest.raises(BenchmarkError, match=told):
         measure()
     assert not others[0].running
 

@@ -3,15 +3,15 @@ from pathlib import Path
 import torch
 
 from boltcutter.bench.harness import TRAIN, Process, cores
-from boltcutter.bench.turns import Table
+from boltcutter.bench.turns import Coordinator
 
 
 def test_a_training_keeps_what_it_starts_from_and_takes_turns(tmp_path: Path) -> None:
-    with Table(tmp_path) as table:
+    with Coordinator(tmp_path) as table:
         told = f"address: {table.address}, warm: 3, lead: 1, steps: 2, keep: {tmp_path}/kept.pt, batches: 4"
-        window = f"+callback.window={{_target_: boltcutter.bench.window.Window, {told}}}"
+        window = f"+callback.window={{_target_: boltcutter.bench.window.TimingWindow, {told}}}"
         words = ["model=mlp", "data.batch_size=50", "logger=null", "trainer.accelerator=cpu", f"runs={tmp_path}"]
-        (ready,) = table.seat("training", Process([str(TRAIN), *words, window], cores(1)))
+        (ready,) = table.register("training", Process([str(TRAIN), *words, window], cores(1)))
         assert len(ready["losses"]) == 3
         (found,) = table.turn("training")
         assert len(found["each"]) == 2

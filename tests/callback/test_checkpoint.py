@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.callback.checkpoint import Best, Last, NoRoom
 from boltcutter.checkpoint import AtomicCheckpointIO
-from boltcutter.selection import best
+from boltcutter.selection import find_best
 
 SCORES = [5.0, 2.0, 3.0, 1.0, 4.0]  # of an epoch each
 
@@ -78,7 +78,7 @@ def test_the_best_are_kept_and_the_best_of_them_is_found(
     tmp_path: Path, options: dict[str, Any], names: list[str], of_all: str, asynchronous: bool
 ) -> None:
     assert kept(tmp_path, Best(str(tmp_path), monitor="score", **options), asynchronous) == names
-    assert best(tmp_path) == str(tmp_path / of_all)
+    assert find_best(tmp_path) == str(tmp_path / of_all)
 
 
 def test_a_training_that_ends_before_the_first_validation_says_so(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Script, apart
+from conftest import ROOT, Script, max_difference
 from torch.utils.data import IterableDataset, get_worker_info
 
 from boltcutter.data.iterable import IterableLoader
@@ -87,4 +87,4 @@ def test_two_ranks_end_together_and_equal_one(script: Script, tmp_path: Path) ->
         done = script("train", *more, *words, f"folder={tmp_path / name}", ranks=ranks, env=env)
         assert done.returncode == 0, done.stderr
         assert "train a stream" in done.stdout
-    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6
+    assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6

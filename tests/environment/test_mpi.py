@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import MPIRUN, QUICK, Script, apart, require, run_command
+from conftest import MPIRUN, QUICK, Script, max_difference, require, run_command
 
 from boltcutter.environment.mpi import ProcessLayoutError, export_torchrun_env
 
@@ -31,7 +31,7 @@ def test_two_processes_of_mpirun_train_one_run_as_one_process(script: Script, tm
     assert done.returncode == 0, done.stderr
     (both,) = (tmp_path / "two" / "mpi").iterdir()  # they agreed on one folder
     assert {log.name for log in (both / "logs").iterdir()} == {"rank-0.log", "rank-1.log"}
-    assert apart(tmp_path / "one", both) < 1e-6
+    assert max_difference(tmp_path / "one", both) < 1e-6
 
 
 def test_ranks_of_several_machines_are_told_as_torchrun_would() -> None:

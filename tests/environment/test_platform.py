@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, environment, state
+from conftest import QUICK, environment, saved_weights
 from forkserver import Forked, ForkServer, communicate
 
 from boltcutter.environment.platform import PLATFORM, PlatformError, export_torchrun_env, job_run_id, launched_layout
@@ -323,7 +323,7 @@ def test_four_processes_of_azure_are_one_run_as_of_one_process(
     run = two_by_two(forks, tmp_path, [azureml(rank, port=port) for rank in range(4)])
     done = script("train", *WORDS, f"folder={tmp_path}/one")
     assert done.returncode == 0, done.stderr
-    four, one = state(run), state(tmp_path / "one")
+    four, one = saved_weights(run), saved_weights(tmp_path / "one")
     assert max(float((four[name] - one[name]).abs().max()) for name in one) < 1e-5
 
 

@@ -119,8 +119,8 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     settings = {"_target_": slurm, "time": "9:00:00", "partition": "big", "memory": "64G"}
     settings |= {"array": "seed=1,2", "max_parallel": 1}
     facts = {"launch": {"settings": settings, "id": "7", "submitted": "", "signature": trust.sign(settings)}}
-    training = run.read_words(ROOT / "configs", [])
-    run.freeze(DictConfig({**training, "folder": str(folder)}), **facts)
+    training = run.read_overrides(ROOT / "configs", [])
+    run.save_config(DictConfig({**training, "folder": str(folder)}), **facts)
     for words in (["launch=slurm"], []):
         text = launch(*words, f"resume={folder}", "launch.memory=9G", "--dry-run")
         assert {"--time=9:00:00", "--partition=big", "--mem=9G"} <= set(re.findall("^#SBATCH (.*)", text, re.M))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Script, assert_same, require, run_command, run_forked, state
+from conftest import Script, assert_same, require, run_command, run_forked, saved_weights
 from forkserver import ForkServer
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ if sys.version_info < (3, 11):
 require(install="pip install -c constraints.txt -e '.[keras]'", package="keras")
 
 from boltcutter.model.keras import KerasModel, Unsupported, keras  # noqa: E402
-from boltcutter.weights import initialize  # noqa: E402
+from boltcutter.weights import load_weights  # noqa: E402
 
 layers = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of Keras's own files, with NumPy 2
@@ -174,7 +174,7 @@ def test_files_of_keras_are_written_and_read(tmp_path: Path, name: str) -> None:
     model(x)
     model.save(tmp_path / name)
     assert [file.name for file in tmp_path.iterdir()] == [name]
-    assert initialize(other, tmp_path / name) == []
+    assert load_weights(other, tmp_path / name) == []
     assert torch.equal(model.eval()(x), other.eval()(x))
     if name.endswith(".keras"):
         torch.testing.assert_close(keras.models.load_model(tmp_path / name)(x), model(x))
@@ -182,7 +182,7 @@ def test_files_of_keras_are_written_and_read(tmp_path: Path, name: str) -> None:
 
 def test_what_a_file_lacks_is_reported(tmp_path: Path) -> None:
     KerasModel(noisy()).save(tmp_path / "model.keras")
-    assert initialize(KerasModel(noisy(9)), tmp_path / "model.keras") == [
+    assert load_weights(KerasModel(noisy(9)), tmp_path / "model.keras") == [
         "2 missing: sequential/dense_1/kernel, sequential/dense_1/bias"
     ]
 
@@ -264,11 +264,11 @@ def trained(script: Script, foreign: dict[str, str], tmp_path_factory: pytest.Te
 
 def test_a_function_that_returns_a_keras_model_trains(trained: Path) -> None:
     assert json.loads((trained / "record.json").read_text())["test"]["test/accuracy"] > 0.2  # by chance 0.1
-    assert "model.sequential/dense/kernel" in state(trained)
+    assert "model.sequential/dense/kernel" in saved_weights(trained)
 
 
 def test_the_best_model_lies_beside_its_checkpoint(trained: Path) -> None:
-    best = state(trained, "best")
+    best = saved_weights(trained, "best")
     folder = trained / "checkpoints"
     model = keras.models.load_model(folder / "best.keras")
     assert torch.equal(model.layers[-1].kernel.value, best["model.sequential/dense_1/kernel"])
@@ -285,7 +285,7 @@ def test_a_run_is_evaluated_and_reproduced(
     assert json.loads((tmp_path / "test" / "metrics.json").read_text()) == record["test"]
     done = script("train", f"reproduce={trained}", f"folder={tmp_path}/again", env=foreign)
     assert done.returncode == 0, done.stderr
-    again, then = state(tmp_path / "again"), state(trained)
+    again, then = saved_weights(tmp_path / "again"), load_weights(trained)
     assert all(torch.equal(again[name], then[name]) for name in then)
 
 
@@ -296,7 +296,7 @@ def test_a_run_that_is_stopped_in_an_epoch_ends_with_the_same_weights(
     assert run_forked(forks, argv, env=foreign).returncode == 128 + 15
     done = script("train", f"resume={tmp_path}/run", env=foreign)
     assert done.returncode == 0, done.stderr
-    resumed, whole = state(tmp_path / "run"), state(trained)
+    resumed, whole = saved_weights(tmp_path / "run"), load_weights(trained)
     assert resumed.keys() == whole.keys()
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
@@ -317,7 +317,7 @@ def test_training_starts_from_a_file_of_keras(
     done = script("train", *words, env=foreign)
     assert done.returncode == 0, done.stderr
     name = "model.sequential/dense/kernel"
-    assert torch.equal(state(tmp_path / "run")[name], state(trained, "best")[name])
+    assert torch.equal(saved_weights(tmp_path / "run")[name], load_weights(trained, "best")[name])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, Script, require, state
+from conftest import QUICK, Script, require, saved_weights
 
 DP = ["trainer=dp", "trainer.accelerator=cpu"]
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
@@ -31,7 +31,7 @@ def spread(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_three_copies_train_as_one_device(alone: Path, spread: Path) -> None:
-    ours, theirs = state(spread), state(alone)
+    ours, theirs = saved_weights(spread), saved_weights(alone)
     assert ours.keys() == theirs.keys()  # no prefix
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
@@ -57,7 +57,7 @@ def test_a_run_on_copies_goes_on_exactly_with_dropout(script: Script, tmp_path: 
         assert done.returncode == 0, done.stderr
     done = script("train", f"resume={tmp_path}/parted", "trainer.max_epochs=2")
     assert done.returncode == 0, done.stderr
-    whole, parted = state(tmp_path / "whole"), state(tmp_path / "parted")
+    whole, parted = saved_weights(tmp_path / "whole"), saved_weights(tmp_path / "parted")
     assert all(torch.equal(whole[name], parted[name]) for name in whole)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, ROOT, Script, apart, environment, state
+from conftest import QUICK, ROOT, Script, environment, max_difference, saved_weights
 from forkserver import Forked, ForkServer
 from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
@@ -29,7 +29,7 @@ WORDS = [*QUICK, "model=mlp", "test=false", "optimizer=sgd"]
 def test_a_static_graph_trains_as_one_process(script: Script, alone: Path, tmp_path: Path) -> None:
     done = script("train", *WORDS, *TWO, "+trainer.strategy.static_graph=true", f"folder={tmp_path}", ranks=2)
     assert done.returncode == 0, done.stderr
-    assert apart(alone, tmp_path) < 1e-6
+    assert max_difference(alone, tmp_path) < 1e-6
 
 
 def test_only_buffers_that_a_step_may_read_go_around() -> None:
@@ -50,7 +50,7 @@ def test_accumulated_batches_are_sent_once_and_train_as_one_process(script: Scri
     for name, more in (("one", []), ("two", TWO)):
         done = script("train", *words, *more, f"folder={tmp_path}/{name}", ranks=2 if more else 0)
         assert done.returncode == 0, done.stderr
-    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6
+    assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6
 
 
 def test_a_static_graph_with_accumulated_batches_is_refused(script: Script, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_static_graph_with_accumulated_batches_is_refused(script: Script, tmp_
 def test_gradients_sent_in_two_bytes_differ_by_their_rounding(script: Script, alone: Path, tmp_path: Path) -> None:
     done = script("train", *WORDS, *TWO, "trainer.strategy.compress=bf16", f"folder={tmp_path}", ranks=2)
     assert done.returncode == 0, done.stderr
-    assert 1e-5 < apart(alone, tmp_path) < 1e-2
+    assert 1e-5 < max_difference(alone, tmp_path) < 1e-2
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -72,7 +72,7 @@ def test_copies_of_the_process_train_as_one(script: Script, alone: Path, tmp_pat
     words = [*WORDS, *TWO, f"trainer.strategy.start_method={method}", "test=true"]
     done = script("train", *words, f"folder={tmp_path}/run", fresh=method == "spawn", env={"TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
-    assert apart(alone, tmp_path / "run") < 1e-6
+    assert max_difference(alone, tmp_path / "run") < 1e-6
     known = json.loads((tmp_path / "run" / "record.json").read_text())
     assert known["attempts"][0]["reason"] == "completed"
     assert known["metrics"]["val/accuracy"] > 0.5
@@ -93,7 +93,7 @@ def test_a_signal_to_the_parent_reaches_the_copies(forks: ForkServer, tmp_path: 
             assert run.wait(60) == 143, (tmp_path / "log").read_text()
     known = json.loads((tmp_path / "run" / "record.json").read_text())
     assert known["attempts"][0]["reason"].startswith("preempted by SIGTERM, saved")
-    assert state(tmp_path / "run", "last-preempted")
+    assert saved_weights(tmp_path / "run", "last-preempted")
 
 
 @pytest.mark.slow  # as the server of forks ends all that a killed one has started
@@ -119,7 +119,7 @@ def test_copies_of_a_process_that_is_killed_save_and_end(tmp_path: Path, method:
                 os.killpg(run.pid, signal.SIGKILL)
             run.wait()
     assert len(copies) >= 2
-    assert state(tmp_path / "run", "last-preempted"), (tmp_path / "log").read_text()
+    assert saved_weights(tmp_path / "run", "last-preempted"), (tmp_path / "log").read_text()
 
 
 @pytest.mark.slow

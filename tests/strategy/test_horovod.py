@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, Script, apart, assert_same, environment, run_command
+from conftest import QUICK, ROOT, Script, assert_same, environment, max_difference, run_command
 
 from boltcutter.strategy.horovod import HorovodStrategy
 
@@ -89,7 +89,7 @@ def test_two_ranks_train_and_test_as_one_process(alone: Path, tmp_path: Path) ->
 @built
 def test_gradients_sent_in_two_bytes_differ_by_their_rounding(alone: Path, tmp_path: Path) -> None:
     train("trainer.strategy.compress=fp16", "test=false", f"folder={tmp_path}/run")
-    assert 1e-6 < apart(alone, tmp_path / "run") < 1e-2
+    assert 1e-6 < max_difference(alone, tmp_path / "run") < 1e-2
 
 
 @built
@@ -97,7 +97,7 @@ def test_accumulated_batches_are_sent_once_in_one_piece(script: Script, tmp_path
     words = ["trainer.accumulate_grad_batches=3", "test=false"]
     train(*words, f"folder={tmp_path}/two", env={"HOROVOD_TIMELINE": str(tmp_path / "timeline.json")})
     assert script("train", *WORDS, *words, f"folder={tmp_path}/one").returncode == 0
-    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6
+    assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6
     sent = (tmp_path / "timeline.json").read_text().count('"GLOO_ALLREDUCE"')
     assert sent == 2 * 9  # of each epoch's 26 batches, by three, the last two alone
 
@@ -116,7 +116,7 @@ def test_other_precisions_train_as_ddp(more: list[str], script: Script, tmp_path
     assert script("train", *WORDS, *more, *ddp, ranks=2).returncode == 0
     ours, theirs = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("horovod", "ddp"))
     assert ours["test"] == pytest.approx(theirs["test"], abs=1e-2)
-    assert apart(tmp_path / "horovod", tmp_path / "ddp") < 1e-2
+    assert max_difference(tmp_path / "horovod", tmp_path / "ddp") < 1e-2
 
 
 @built
@@ -131,7 +131,7 @@ def test_a_signal_is_heeded_and_the_run_goes_on_to_the_same_end(number: signal.S
     assert json.loads((folder / "record.json").read_text())["attempts"][0]["reason"].startswith("preempted by SIG")
     done = run_command([*HOROVODRUN, "scripts/train.py", f"resume={folder}"])
     assert done.returncode == 0, done.stderr
-    assert apart(tmp_path / "whole", folder) == 0
+    assert max_difference(tmp_path / "whole", folder) == 0
 
 
 @built
@@ -149,7 +149,7 @@ def test_ranks_that_others_started_find_one_another(launcher: str, script: Scrip
     words = [*WORDS, *HOROVOD, "trainer.devices=2", "test=false", f"folder={tmp_path}/run"]
     done = script("train", *words, ranks=2 if launcher == "torchrun" else 0)
     assert done.returncode == 0, done.stderr
-    assert apart(alone, tmp_path / "run") < 1e-6
+    assert max_difference(alone, tmp_path / "run") < 1e-6
 
 
 @built

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, Script, apart, state
+from conftest import QUICK, Script, max_difference, saved_weights
 
 from boltcutter.loading import load
 
@@ -32,7 +32,7 @@ def test_ranks_that_share_a_model_train_as_one_process(
     words = [*WORDS, *FSDP2, f"trainer.devices={ranks}", f"trainer.strategy.tensor_parallel_size={each}"]
     done = script("train", *words, f"folder={tmp_path}", ranks=ranks)
     assert done.returncode == 0, done.stderr
-    assert apart(alone, tmp_path) < 1e-6
+    assert max_difference(alone, tmp_path) < 1e-6
     tables = []
     for folder in (alone, tmp_path):
         with open(folder / "evaluation" / "test" / "predictions.csv", newline="") as file:
@@ -71,7 +71,7 @@ def test_a_language_model_that_is_cut_trains_as_one_process(
     for name, more in (("one", []), ("cut", cut)):
         done = script("train", *WORDS, *text, *model, *more, f"folder={tmp_path}/{name}", ranks=ranks if more else 0)
         assert done.returncode == 0, done.stderr
-    assert apart(tmp_path / "one", tmp_path / "cut") < 1e-6
+    assert max_difference(tmp_path / "one", tmp_path / "cut") < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_matrices_of_several_in_one_are_cut_otherwise_on_resume(
         words = [f"resume={tmp_path}/{name}", "trainer.max_steps=4", *more]
         done = script("train", *words, ranks=ranks if more else 0)
         assert done.returncode == 0, done.stderr
-    ours, theirs = load(tmp_path / "cut" / "checkpoints" / "last.ckpt"), state(tmp_path / "one")
+    ours, theirs = load(tmp_path / "cut" / "checkpoints" / "last.ckpt"), saved_weights(tmp_path / "one")
     torch.testing.assert_close(dict(ours["state_dict"]), theirs, rtol=0, atol=1e-6)
 
 
@@ -108,7 +108,7 @@ def parts(script: Script, half: Path, tmp_path_factory: pytest.TempPathFactory) 
     words = [f"resume={folder}", "trainer.max_epochs=2", "trainer.devices=4"]
     done = script("train", *words, "trainer.strategy.save_distributed_checkpoint=true", ranks=4)
     assert done.returncode == 0, done.stderr
-    assert len(list((folder / "checkpoints").glob("last.ckpt.parts-*/__?_0.distcp"))) == 4
+    assert len(list((folder / "checkpoints").glob("last.ckpt.shards-*/__?_0.distcp"))) == 4
     return folder
 
 

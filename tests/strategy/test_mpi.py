@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import MPIRUN, QUICK, ROOT, Script, apart, assert_same, environment, require, run_command
+from conftest import MPIRUN, QUICK, ROOT, Script, assert_same, environment, max_difference, require, run_command
 from PIL import Image
 
 from boltcutter.build import build
@@ -157,9 +157,9 @@ def test_gradients_are_compressed_and_accumulated(script: Script, alone: Path, t
     for name, some in more.items():
         done = run_command([*MPIRUN, "scripts/train.py", *words, *MPI, *some, f"folder={tmp_path}/{name}"])
         assert done.returncode == 0, done.stderr
-    assert 1e-5 < apart(alone, tmp_path / "bf16") < 1e-2
+    assert 1e-5 < max_difference(alone, tmp_path / "bf16") < 1e-2
     assert script("train", *words, *more["parts"], f"folder={tmp_path}/one").returncode == 0
-    assert apart(tmp_path / "one", tmp_path / "parts") < 1e-6
+    assert max_difference(tmp_path / "one", tmp_path / "parts") < 1e-6
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_a_signal_is_heeded_and_the_run_goes_on_to_the_same_end(tmp_path: Path) 
     assert json.loads((folder / "record.json").read_text())["attempts"][0]["reason"].startswith("preempted by SIGUSR1")
     done = run_command([*MPIRUN, "scripts/train.py", f"resume={folder}"])
     assert done.returncode == 0, done.stderr
-    assert apart(tmp_path / "whole", folder) == 0
+    assert max_difference(tmp_path / "whole", folder) == 0
 
 
 @pytest.mark.slow

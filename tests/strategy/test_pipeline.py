@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, Script, apart
+from conftest import QUICK, Script, max_difference
 from torch import nn
 
 from boltcutter.callback.ema import EMA
@@ -35,7 +35,7 @@ def staged(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_stages_train_as_one_process(alone: Path, staged: Path) -> None:
-    assert apart(alone, staged) < 1e-6
+    assert max_difference(alone, staged) < 1e-6
 
 
 def test_what_is_logged_is_that_of_one_process(alone: Path, staged: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_run_goes_on_with_other_stages(
     assert done.returncode == 0, done.stderr
     done = script("train", f"resume={tmp_path}", *then, "trainer.max_epochs=2", ranks=ranks(then))
     assert done.returncode == 0, done.stderr
-    assert apart(alone, tmp_path) < 1e-6
+    assert max_difference(alone, tmp_path) < 1e-6
 
 
 def test_an_epoch_that_goes_on_in_one_process_counts_each_sample_once(
@@ -101,7 +101,7 @@ def test_a_language_model_whose_ends_share_weights_trains_as_one_process(script:
     for name, more in (("one", []), ("two", [*PIPELINE, "trainer.devices=2", "model.recompute=true"])):
         done = script("train", *WORDS, *text, *more, f"folder={tmp_path}/{name}", ranks=2 if more else 0)
         assert done.returncode == 0, done.stderr
-    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6
+    assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6
 
 
 def test_a_gradient_that_is_not_finite_stops_all_ranks_in_one_line(script: Script, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_stage_whose_weights_are_all_frozen_trains_with_the_others(
         env = {"PYTHONPATH": str(tmp_path)}
         done = script("train", *words, *more, f"folder={tmp_path}/{name}", ranks=2 if more else 0, env=env)
         assert done.returncode == 0, done.stderr
-    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6
+    assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6
 
 
 def task(model: nn.Module | None = None, **options: Any) -> Classification:
@@ -203,4 +203,4 @@ def test_stages_compute_in_other_precisions(script: Script, alone: Path, tmp_pat
         words = [*WORDS, *more, f"trainer.precision={precision}", "trainer.max_steps=5", "test=false"]
         done = script("train", *words, f"folder={tmp_path}/{name}", ranks=2 if more else 0)
         assert done.returncode == 0, done.stderr
-    assert apart(tmp_path / "one", tmp_path / "two") < (1e-9 if precision == "64-true" else 5e-3)
+    assert max_difference(tmp_path / "one", tmp_path / "two") < (1e-9 if precision == "64-true" else 5e-3)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, Script, apart
+from conftest import QUICK, Script, max_difference
 
 from boltcutter.strategy import shared_memory
 from boltcutter.strategy.shared_memory import CHUNK, PLACE
@@ -146,4 +146,4 @@ def test_training_through_it_is_that_of_the_process_group(script: Script, tmp_pa
     for name in ("true", "false"):
         done = script("train", *words, f"trainer.strategy.shared_memory={name}", f"folder={tmp_path}/{name}", ranks=2)
         assert done.returncode == 0, done.stderr
-    assert apart(tmp_path / "true", tmp_path / "false") == 0
+    assert max_difference(tmp_path / "true", tmp_path / "false") == 0

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, Script, apart, require, state
+from conftest import QUICK, Script, max_difference, require, saved_weights
 from torch import Tensor, nn
 
 from boltcutter.task.compiler import Inductor
@@ -62,11 +62,11 @@ def test_what_is_compiled_trains_alike_and_goes_on_uncompiled(
     run = tmp_path / "run"
     done = script("train", *WORDS, *words, "task.compile=true", f"folder={run}", fresh=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    assert apart(alone, run) < 1e-6  # of the same names
+    assert max_difference(alone, run) < 1e-6  # of the same names
     assert "recompiles" in (run / "metrics.csv").read_text().splitlines()[0].split(",")
     assert "recompiles  " in done.stdout
     done = script("train", f"resume={run}", "task.compile=false", "trainer.max_epochs=3", fresh=True, timeout=400)
     assert done.returncode == 0, done.stderr
     done = script("train", f"resume={run}", "task.compile=true", "trainer.max_epochs=4", fresh=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    assert state(run).keys() == state(alone).keys()
+    assert saved_weights(run).keys() == saved_weights(alone).keys()

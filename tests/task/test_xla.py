@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, Script, apart, state
+from conftest import QUICK, Script, max_difference, saved_weights
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 
@@ -144,13 +144,13 @@ def test_a_run_is_that_of_torch_and_goes_on_to_the_bit(script: Script, tmp_path:
     }.items():
         done = script("train", *WORDS, *steps, *words, f"folder={tmp_path}/{name}")
         assert done.returncode == 0, done.stderr
-    assert apart(tmp_path / "eager", tmp_path / "alike") < 1e-5
+    assert max_difference(tmp_path / "eager", tmp_path / "alike") < 1e-5
     assert "recompiles" in (tmp_path / "alike" / "metrics.csv").read_text().splitlines()[0]
     assert "recompiles" not in (tmp_path / "eager" / "metrics.csv").read_text().splitlines()[0]
     done = script("train", f"resume={tmp_path}/parts", "trainer.max_epochs=2")
     assert done.returncode == 0, done.stderr
-    assert apart(tmp_path / "whole", tmp_path / "parts") == 0
-    assert list(state(tmp_path / "alike")) == list(state(tmp_path / "eager"))
+    assert max_difference(tmp_path / "whole", tmp_path / "parts") == 0
+    assert list(saved_weights(tmp_path / "alike")) == list(saved_weights(tmp_path / "eager"))
 
 
 def test_mixed_precision_is_refused(script: Script, tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ def main(configs: Path, words: list[str]) -> None:
     """Measure all; ``folder=runs/bench`` says where results go, and ``parts=step,loader`` what is measured.
 
     Raises:
-        Failed: A process failed.
+        BenchmarkError: A process failed.
     """
-    chosen = harness.options(words, {"folder": "runs/bench", "parts": ",".join(PARTS)})
+    chosen = harness.parse_options(words, {"folder": "runs/bench", "parts": ",".join(PARTS)})
     folder = Path(chosen["folder"])
     ratios: list[Ratio] = []
     for part in chosen["parts"].split(","):
         if part not in PARTS:
-            raise harness.Failed(f"parts={part}: no such measurement; there are: {', '.join(PARTS)}")
+            raise harness.BenchmarkError(f"parts={part}: no such measurement; there are: {', '.join(PARTS)}")
         more = [f"rounds={ROUNDS[part]}"] if part in ROUNDS else []
         import_module(f"boltcutter.bench.{part}").main(configs, [f"folder={folder}", *more])
         for found in json.loads((folder / f"{part}.json").read_text())["ratios"]:

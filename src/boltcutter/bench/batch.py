@@ -21,7 +21,7 @@ TOO_FEW = re.compile(r"samples are too few|no batch")
 CLOSE = 1.1  # so near the next larger one that fails that the search ends
 
 
-class TrialFailed(RuntimeError):
+class TrialError(RuntimeError):
     """A trial failed for another reason than memory."""
 
     hide_traceback = True
@@ -42,11 +42,11 @@ def main(configs: Path, words: list[str]) -> None:
     except ValueError:
         limit = 0.0
     if limit <= 0:
-        raise TrialFailed(f"limit_gib={limits[-1]} is not a number of GiB; try 4")
+        raise TrialError(f"limit_gib={limits[-1]} is not a number of GiB; try 4")
     script = configs.parent / "scripts" / "train.py"
     printed = _run([sys.executable, str(script), "--print", *words])
     if printed.returncode:
-        raise TrialFailed(printed.stderr.strip().removeprefix("error: "))
+        raise TrialError(printed.stderr.strip().removeprefix("error: "))
     cfg = yaml.safe_load(printed.stdout)
     start, ranks = cfg["data"]["batch_size"], [cfg["trainer"].get(key, 1) for key in ("devices", "num_nodes")]
     unit = math.prod(number for number in ranks if isinstance(number, int) and number > 0)
@@ -54,7 +54,7 @@ def main(configs: Path, words: list[str]) -> None:
         fits = partial(trial, script, words, limit, Path(scratch))
         best = search(start, unit, fits)
     if best is None:
-        raise TrialFailed(f"data.batch_size={unit} does not fit; take a smaller model, or trainer.precision=bf16-mixed")
+        raise TrialError(f"data.batch_size={unit} does not fit; take a smaller model, or trainer.precision=bf16-mixed")
     print(f"data.batch_size={best}")
 
 
@@ -84,7 +84,7 @@ def trial(script: Path, words: list[str], limit: float, scratch: Path, size: int
     """Whether three steps with batches of ``size`` go through.
 
     Raises:
-        TrialFailed: They fail for another reason than memory.
+        TrialError: They fail for another reason than memory.
     """
     folder = scratch / str(size)
     command = [sys.executable, str(script), *words, *TRIAL, f"folder={folder}", f"data.batch_size={size}"]
@@ -95,7 +95,7 @@ def trial(script: Path, words: list[str], limit: float, scratch: Path, size: int
         return False
     if TOO_FEW.search(done.stderr):
         return None
-    raise TrialFailed(f"data.batch_size={size}: {done.stderr.strip().splitlines()[-1].removeprefix('error: ')}")
+    raise TrialError(f"data.batch_size={size}: {done.stderr.strip().splitlines()[-1].removeprefix('error: ')}")
 
 
 def free_gib() -> float:

@@ -28,7 +28,7 @@ COUNTED = ("rounds", "turns", "steps", "batches", "epochs")
 SECONDS = 900  # that a process may take to start, or for a turn
 
 
-class Failed(RuntimeError):
+class BenchmarkError(RuntimeError):
     """A measured process failed, or did not do what it was compared with."""
 
     hide_traceback = True
@@ -123,7 +123,7 @@ class Process:
         """Until it has ended.
 
         Raises:
-            Failed: It did not end well, or not in time.
+            BenchmarkError: It did not end well, or not in time.
         """
         try:
             code = self._process.wait(seconds)
@@ -132,11 +132,11 @@ class Process:
             self._process.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-            raise Failed(f"a measured process did not end in {seconds:.0f} s") from None
+            raise BenchmarkError(f"a measured process did not end in {seconds:.0f} s") from None
         self._drain.join(5)
         if code:
             told = self.output.decode(errors="replace").strip().splitlines()
-            raise Failed(f"a measured process ended with {code}: {told[-1] if told else 'it said nothing'}")
+            raise BenchmarkError(f"a measured process ended with {code}: {told[-1] if told else 'it said nothing'}")
 
     def _keep(self) -> None:
         with suppress(OSError):  # how a terminal ends
@@ -149,28 +149,28 @@ def resolved(words: Sequence[str]) -> dict[str, Any]:
     """The configuration that the words of ``train.py`` mean.
 
     Raises:
-        Failed: They mean none.
+        BenchmarkError: They mean none.
     """
     done = subprocess.run([sys.executable, str(TRAIN), "--print", *words], capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
-        raise Failed(done.stderr.strip().removeprefix("error: "))
+        raise BenchmarkError(done.stderr.strip().removeprefix("error: "))
     found: dict[str, Any] = yaml.safe_load(done.stdout)
     return found
 
 
-def options(words: Sequence[str], known: dict[str, str]) -> dict[str, str]:
+def parse_options(words: Sequence[str], known: dict[str, str]) -> dict[str, str]:
     """``key=value`` words over what holds without them.
 
     Raises:
-        Failed: A word is none of them, or its value is not what can be counted.
+        BenchmarkError: A word is none of them, or its value is not what can be counted.
     """
     given = {name: value for name, _, value in (word.partition("=") for word in words)}
     for name, value in given.items():
         if name not in known:
-            raise Failed(f"{name}: no such setting here; there are: {', '.join(known)}")
+            raise BenchmarkError(f"{name}: no such setting here; there are: {', '.join(known)}")
         counts = value.split(",") if name == "threads" else [value] * (name in COUNTED)
         if not all(count.isdecimal() and int(count) for count in counts):
-            raise Failed(f"{name}={value}: not a whole number above 0; try {known[name] or 2}")
+            raise BenchmarkError(f"{name}={value}: not a whole number above 0; try {known[name] or 2}")
     return known | given
 
 
@@ -178,11 +178,11 @@ def cores(count: int | None = None) -> list[int]:
     """The first cores that this process may use, or all.
 
     Raises:
-        Failed: There are not as many.
+        BenchmarkError: There are not as many.
     """
     have = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     if count is not None and count > len(have):
-        raise Failed(f"threads={count}, but there are {len(have)} cores; give fewer")
+        raise BenchmarkError(f"threads={count}, but there are {len(have)} cores; give fewer")
     return have[:count]
 
 

@@ -117,9 +117,9 @@ def main(configs: Path, words: list[str]) -> None:
     """Measure in one process; ``rounds=5 turns=10 batches=300 folder=runs/bench`` choose how.
 
     Raises:
-        Failed: A setting is unknown.
+        BenchmarkError: A setting is unknown.
     """
-    chosen = harness.options(words, {"rounds": "5", "turns": "10", "batches": "300", "folder": "runs/bench"})
+    chosen = harness.parse_options(words, {"rounds": "5", "turns": "10", "batches": "300", "folder": "runs/bench"})
     rounds, turns, batches = (int(chosen[name]) for name in ("rounds", "turns", "batches"))
     ratios, details = [], {}
     for name, make in WORKS.items():

@@ -17,10 +17,10 @@ def main(configs: Path, words: list[str]) -> None:
     """Measure; ``work=resnet threads=2 rounds=1 folder=runs/bench`` choose what.
 
     Raises:
-        Failed: A process failed.
+        BenchmarkError: A process failed.
     """
     known = {"work": "resnet", "threads": "2", "rounds": "1", "folder": "runs/bench"}
-    chosen = harness.options(words, known)
+    chosen = harness.parse_options(words, known)
     ratios: list[Ratio] = []
     details: dict[str, Any] = {}
     for name in chosen["work"].split(","):

@@ -10,7 +10,7 @@ from pathlib import Path
 from boltcutter.bench import harness
 from boltcutter.bench.harness import Process
 from boltcutter.bench.step import AS_SHIPPED, PLAIN, WORKS, adapted, by_hand, train, turns
-from boltcutter.bench.turns import Table
+from boltcutter.bench.turns import Coordinator
 
 PARTS = {
     "all of it": [],
@@ -46,13 +46,15 @@ def main(configs: Path, words: list[str]) -> None:
     Beside it stands what parts cost in Lightning as its guides have it.
 
     Raises:
-        Failed: A process failed.
+        BenchmarkError: A process failed.
     """
-    chosen = harness.options(words, {"work": "mlp", "rounds": "", "turns": "", "steps": "", "folder": "runs/bench"})
+    chosen = harness.parse_options(
+        words, {"work": "mlp", "rounds": "", "turns": "", "steps": "", "folder": "runs/bench"}
+    )
     work = adapted(WORKS[chosen["work"]], chosen)
     measured: dict[str, list[float]] = {f"{part}{of}": [] for part, _, of in _all()}
     for _ in range(work.rounds):
-        with tempfile.TemporaryDirectory() as scratch, Table(Path(scratch)) as table:
+        with tempfile.TemporaryDirectory() as scratch, Coordinator(Path(scratch)) as table:
             keep = Path(scratch) / "kept.pt"
             seeds: list[int] = []
             for part, without, of in _all():
@@ -61,7 +63,7 @@ def main(configs: Path, words: list[str]) -> None:
                     command = by_hand(by, PLAIN, turns(work, table), keep, seeds, without)
                 else:
                     command = train(work, table, Path(scratch), without, None if seeds else keep)
-                (ready,) = table.seat(part + of, Process(command, harness.cores(1), terminal=True))
+                (ready,) = table.register(part + of, Process(command, harness.cores(1), terminal=True))
                 seeds = seeds or ready["seeds"]
             for _ in range(work.turns):
                 for part, found in measured.items():

@@ -18,9 +18,9 @@ def main(configs: Path, words: list[str]) -> None:
     """Train each; ``epochs=5 folder=runs/bench`` choose how long, and where the result goes.
 
     Raises:
-        Failed: A run did.
+        BenchmarkError: A run did.
     """
-    chosen = harness.options(words, {"epochs": "5", "folder": "runs/bench"})
+    chosen = harness.parse_options(words, {"epochs": "5", "folder": "runs/bench"})
     cuda = torch.cuda.is_available()
     eight = cuda and torch.cuda.get_device_capability() >= (8, 9) and find_spec("torchao") is not None
     compare("precision", rows(cuda=cuda, eight=eight), WORK, int(chosen["epochs"]), Path(chosen["folder"]))

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Accuracy, MeanMetric
 
 from boltcutter.bench import keras_fit
-from boltcutter.bench.turns import Turns
+from boltcutter.bench.turns import StepTimer
 
 
 def guide(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
@@ -206,7 +206,7 @@ class Clock:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.seeds, self.done = spec["seeds"], 0
-        self.turns = Turns(**spec["turns"])
+        self.turns = StepTimer(**spec["turns"])
 
     def begin_step(self) -> None:
         """Before a step."""

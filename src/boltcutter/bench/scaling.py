@@ -10,7 +10,7 @@ from typing import Any
 from boltcutter.bench import harness
 from boltcutter.bench.harness import Process, ratio_of_turns
 from boltcutter.bench.step import AS_SHIPPED, BEST, CPU, Work, adapted, by_hand, train, turns
-from boltcutter.bench.turns import Table
+from boltcutter.bench.turns import Coordinator
 
 BATCH = 64  # samples of each process
 WORK = Work(
@@ -32,9 +32,9 @@ def main(configs: Path, words: list[str]) -> None:
     do better.
 
     Raises:
-        Failed: A process failed.
+        BenchmarkError: A process failed.
     """
-    chosen = harness.options(words, {"rounds": "", "turns": "", "steps": "", "folder": "runs/bench"})
+    chosen = harness.parse_options(words, {"rounds": "", "turns": "", "steps": "", "folder": "runs/bench"})
     work = adapted(WORK, chosen)
     rates: dict[str, list[list[float]]] = {name: [] for name in (*GROUPS, "waiting")}
     for _ in range(work.rounds):
@@ -58,20 +58,20 @@ def measure(work: Work) -> dict[str, list[list[dict[str, Any]]]]:
     """What each rank of each group says of each of its turns, in fresh processes."""
     cores = harness.cores(2)
     measured: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in GROUPS}
-    with tempfile.TemporaryDirectory() as folder, Table(Path(folder)) as table:
+    with tempfile.TemporaryDirectory() as folder, Coordinator(Path(folder)) as table:
         keep = Path(folder) / "kept.pt"
 
         def run(name: str, on: list[int], *more: str) -> Process:
             command = train(work, table, Path(folder) / name, more, keep if name == "together" else None)
             return Process(command, on, terminal=True, threads=1)
 
-        first, _ = table.seat("together", run("together", cores, *TOGETHER), ranks=2)
-        table.seat("gloo", run("gloo", cores, *TOGETHER, GLOO), ranks=2)
+        first, _ = table.register("together", run("together", cores, *TOGETHER), ranks=2)
+        table.register("gloo", run("gloo", cores, *TOGETHER, GLOO), ranks=2)
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         loop = by_hand([*work.words, *AS_SHIPPED, ALONE], BEST, turns(work, table), keep, first["seeds"])
-        table.seat("by hand", Process([*launcher, *loop], cores, threads=1), ranks=2)
+        table.register("by hand", Process([*launcher, *loop], cores, threads=1), ranks=2)
         apart = [run(f"apart-{core}", [core], ALONE) for core in cores]
-        table.seat("apart", *apart, ranks=2)
+        table.register("apart", *apart, ranks=2)
         for _ in range(work.turns):
             for name in GROUPS:
                 measured[name].append(table.turn(name))

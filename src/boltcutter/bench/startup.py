@@ -29,7 +29,7 @@ class FirstStep(Callback):
 
 def main(configs: Path, words: list[str]) -> None:
     """Measure in fresh processes, in turn, and print medians as ratios; ``rounds=5 folder=runs/bench`` choose how."""
-    chosen = harness.options(words, {"rounds": "5", "folder": "runs/bench"})
+    chosen = harness.parse_options(words, {"rounds": "5", "folder": "runs/bench"})
     rounds = int(chosen["rounds"])
     with tempfile.TemporaryDirectory() as scratch:
         script = str(configs.parent / "scripts" / "train.py")

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from boltcutter.bench import harness
-from boltcutter.bench.harness import Failed, Process, Ratio, ratio_of_turns
-from boltcutter.bench.turns import Table
+from boltcutter.bench.harness import BenchmarkError, Process, Ratio, ratio_of_turns
+from boltcutter.bench.turns import Coordinator
 
 # Without W&B, which works in a process of its own; what comes after training is not timed anyway.
 AS_SHIPPED = ["logger=csv", "report=false", "test=false"]
@@ -104,7 +104,7 @@ def main(configs: Path, words: list[str]) -> None:
     ``device=cuda`` measures other works on a GPU, with all processors.
 
     Raises:
-        Failed: A process failed, or two loops did not compute the same.
+        BenchmarkError: A process failed, or two loops did not compute the same.
     """
     known = {
         "device": "cpu",
@@ -116,19 +116,19 @@ def main(configs: Path, words: list[str]) -> None:
         "clock": "wall",
         "folder": "runs/bench",
     }
-    chosen = harness.options(words, known)
+    chosen = harness.parse_options(words, known)
     for key, values in (("device", ("cpu", "cuda")), ("clock", ("wall", "cpu"))):
         if chosen[key] not in values:
-            raise Failed(f"{key}={chosen[key]}: not measured; there are: {', '.join(values)}")
+            raise BenchmarkError(f"{key}={chosen[key]}: not measured; there are: {', '.join(values)}")
     if chosen["device"] == "cuda" and not torch.cuda.is_available():
-        raise Failed("device=cuda: torch finds no GPU here; take device=cpu")
+        raise BenchmarkError("device=cuda: torch finds no GPU here; take device=cpu")
     works, usual = (ON_CUDA, str(len(harness.cores()))) if chosen["device"] == "cuda" else (WORKS, "1,2")
     ratios: list[Ratio] = []
     details: dict[str, Any] = {}
     usable = [name for name in works if name != "keras" or find_spec("keras")]
     for name in (chosen["work"] or ",".join(usable)).split(","):
         if name not in works:
-            raise Failed(f"work={name}: no such work; there are: {', '.join(works)}")
+            raise BenchmarkError(f"work={name}: no such work; there are: {', '.join(works)}")
         work = adapted(works[name], chosen)
         for threads in map(int, (chosen["threads"] or usual).split(",")):
             measured = measure(work, threads)
@@ -146,12 +146,12 @@ def measure(work: Work, threads: int) -> Measured:
     """All loops of ``work`` in turn, in fresh processes for each round.
 
     Raises:
-        Failed: Losses of the first steps differ.
+        BenchmarkError: Losses of the first steps differ.
     """
     cores = harness.cores(threads)
     measured: Measured = {loop: [] for loop in work.loops}
     for _ in range(work.rounds):
-        with tempfile.TemporaryDirectory() as scratch, Table(Path(scratch)) as table:
+        with tempfile.TemporaryDirectory() as scratch, Coordinator(Path(scratch)) as table:
             keep = Path(scratch) / "kept.pt"
             seeds: list[int] = []
             for loop in work.loops:
@@ -161,7 +161,7 @@ def measure(work: Work, threads: int) -> Measured:
                 else:
                     command = by_hand([*work.words, *AS_SHIPPED], loop, turns(work, table), keep, seeds)
                 process = Process(command, cores, terminal=loop in (OURS, COMPILED, PLAIN, KERAS))
-                (found,) = table.seat(loop, process)
+                (found,) = table.register(loop, process)
                 seeds = seeds or found["seeds"]
                 measured[loop].append([])
             for _ in range(work.turns):
@@ -185,16 +185,16 @@ def batches(work: Work) -> int:
     return work.warm + work.turns * (work.lead + work.steps)
 
 
-def turns(work: Work, table: Table) -> dict[str, Any]:
+def turns(work: Work, table: Coordinator) -> dict[str, Any]:
     """What a process must know to take turns."""
     return {"address": table.address, "warm": work.warm, "lead": work.lead, "steps": work.steps}
 
 
-def train(work: Work, table: Table, scratch: Path, more: Sequence[str], keep: Path | None = None) -> list[str]:
+def train(work: Work, table: Coordinator, scratch: Path, more: Sequence[str], keep: Path | None = None) -> list[str]:
     """The command that lets ``train.py`` take turns, and keeps what others start from."""
     window = {**turns(work, table), **({"keep": keep, "batches": batches(work)} if keep else {})}
     told = ", ".join(f"{name}: {value}" for name, value in window.items())
-    window_word = f"+callback.window={{_target_: boltcutter.bench.window.Window, {told}}}"
+    window_word = f"+callback.window={{_target_: boltcutter.bench.window.TimingWindow, {told}}}"
     return [str(harness.TRAIN), *work.words, *AS_SHIPPED, *more, window_word, f"runs={scratch}"]
 
 
@@ -224,11 +224,11 @@ def agree(ours: list[float], theirs: list[float], who: str) -> None:
     """See that two loops compute the same.
 
     Raises:
-        Failed: They do not.
+        BenchmarkError: They do not.
     """
     same = [math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(ours, theirs, strict=True)]
     if not all(same):
-        raise Failed(f"{who} do not compute the same: their first losses are {ours} and {theirs}")
+        raise BenchmarkError(f"{who} do not compute the same: their first losses are {ours} and {theirs}")
 
 
 def compare(work: Work, measured: Measured, what: str, clock: str = "wall") -> list[Ratio]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from boltcutter.bench import harness
-from boltcutter.bench.harness import ROOT, TRAIN, Failed, Process
+from boltcutter.bench.harness import ROOT, TRAIN, BenchmarkError, Process
 
 MPIRUN = ["--allow-run-as-root", "--oversubscribe", "-np", "2"]
 # Plain descent: Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
@@ -63,13 +63,13 @@ def main(configs: Path, words: list[str]) -> None:
     Rows are those whose names begin so; the first is what the others are compared with.
 
     Raises:
-        Failed: A run did, or no row is called so.
+        BenchmarkError: A run did, or no row is called so.
     """
-    chosen = harness.options(words, {"epochs": "3", "rows": "", "model": "mlp", "folder": "runs/bench"})
+    chosen = harness.parse_options(words, {"epochs": "3", "rows": "", "model": "mlp", "folder": "runs/bench"})
     starts = tuple(chosen["rows"].split(","))
     rows = {name: more for name, more in ROWS.items() if name.startswith(starts) and installed(more)}
     if not rows:
-        raise Failed(f"rows={chosen['rows']}: none begins so; there are: {'; '.join(ROWS)}")
+        raise BenchmarkError(f"rows={chosen['rows']}: none begins so; there are: {'; '.join(ROWS)}")
     work = [f"model={chosen['model']}", *WORK]
     compare("strategy", rows, work, int(chosen["epochs"]), Path(chosen["folder"]))
 
@@ -108,7 +108,7 @@ def trained(words: list[str]) -> Outcome:
     """Train in fresh processes.
 
     Raises:
-        Failed: They did.
+        BenchmarkError: They did.
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
@@ -120,7 +120,7 @@ def trained(words: list[str]) -> Outcome:
         state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
         record = json.loads((folder / "record.json").read_text())
         if "test" not in record:
-            raise Failed(f"{' '.join(words)}: the run left no test")
+            raise BenchmarkError(f"{' '.join(words)}: the run left no test")
         with open(folder / "metrics.csv", newline="") as file:
             rates = [row.get("throughput/samples_per_second_epoch") for row in csv.DictReader(file)]
         rate = float([rate for rate in rates if rate][-1] or 0)

@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from boltcutter.bench.harness import SECONDS, Failed, Process
+from boltcutter.bench.harness import SECONDS, BenchmarkError, Process
 
 CHECKED = 5  # first steps, whose losses are compared
 
 
-class Table:
+class Coordinator:
     """Where processes take turns: while one group of them works, the others wait.
 
     What slows a machine down for seconds slows down all of them then, and not their ratio.
@@ -36,7 +36,7 @@ class Table:
         self._socket.settimeout(0.2)
         self._groups: dict[str, tuple[list[Process], list[Connection]]] = {}
 
-    def __enter__(self) -> Table:
+    def __enter__(self) -> Coordinator:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -45,14 +45,14 @@ class Table:
         for connection in (connection for _, connections in self._groups.values() for connection in connections):
             connection.close()
         for process in (process for processes, _ in self._groups.values() for process in processes):
-            with suppress(Failed) if kind else nullcontext():
+            with suppress(BenchmarkError) if kind else nullcontext():
                 process.wait(60)
 
-    def seat(self, name: str, *processes: Process, ranks: int = 1) -> list[dict[str, Any]]:
+    def register(self, name: str, *processes: Process, ranks: int = 1) -> list[dict[str, Any]]:
         """Wait until each rank of a group has done its first steps, and give what it says.
 
         Raises:
-            Failed: A process has ended.
+            BenchmarkError: A process has ended.
         """
         connections: list[Connection] = []
         self._groups[name] = (list(processes), connections)
@@ -68,7 +68,7 @@ class Table:
         """Let a group work, and give what each of its ranks has measured.
 
         Raises:
-            Failed: A process has ended.
+            BenchmarkError: A process has ended.
         """
         with suppress(ConnectionError):  # which is told below
             for connection in self._groups[name][1]:
@@ -89,10 +89,10 @@ class Table:
     def _lost(self, name: str) -> NoReturn:
         for process in self._groups[name][0]:
             process.wait(10)
-        raise Failed("steps: training was over before all of them were done; give fewer")
+        raise BenchmarkError("steps: training was over before all of them were done; give fewer")
 
 
-class Turns:
+class StepTimer:
     """This process's part in a measurement: it waits until it may go on, and tells how long its steps took.
 
     Args:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from boltcutter.bench.turns import Turns
+from boltcutter.bench.turns import StepTimer
 
 
-class Window(Callback):
+class TimingWindow(Callback):
     """Takes turns with other processes, within an epoch.
 
     Args:
@@ -32,7 +32,7 @@ class Window(Callback):
     ) -> None:
         self.keep, self.batches = keep, batches
         self._meter: Any = None  # knows how long a sample takes at least
-        self._turns = Turns(address, warm=warm, lead=lead, steps=steps)
+        self._turns = StepTimer(address, warm=warm, lead=lead, steps=steps)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep what training starts from."""

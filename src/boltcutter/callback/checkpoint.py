@@ -147,7 +147,7 @@ class Best(ModelCheckpoint):
         if trainer.is_global_zero:
             writer = trainer.strategy.checkpoint_io
             getattr(writer, "wait", int)()
-            parts = getattr(writer, "size_of_parts", lambda path: 0)
+            parts = getattr(writer, "sharded_size", lambda path: 0)
             store = get_filesystem(self.dirpath or "")
             store.invalidate_cache()
             sizes = {path: parts(path) + (store.size(path) if store.exists(path) else 0) for path in self.best_k_models}

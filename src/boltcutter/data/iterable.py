@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from torch.utils.data._utils import worker as torch_worker
 
 from boltcutter.seeding import seed_generators
-from boltcutter.stream import together
+from boltcutter.stream import until_any_exhausted
 
 KEPT = 8  # states of a data set that are kept, for batches that were given out and not yet trained on
 
@@ -109,7 +109,7 @@ class IterableLoader:
         found: Iterator[Any] = iter(DataLoader(batches, batch_size=None, collate_fn=_as_it_is, **options))
         if self.drop_last and self.world_size > 1 and batches.is_divided(self.num_workers):
             self._group = self._group or dist.new_group(backend="gloo")
-            found = together(found, self._group)
+            found = until_any_exhausted(found, self._group)
         while True:
             began = perf_counter()
             batch, state = next(found, (None, None))

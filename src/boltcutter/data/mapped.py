@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_colla
 
 from boltcutter.data.sampler import Batch
 from boltcutter.seeding import seed_generators, seeded_generators
-from boltcutter.stream import digest
+from boltcutter.stream import hash_batch
 
 LOOKED_AT = 16  # samples of a data set that its fingerprint is made of
 
@@ -67,7 +67,7 @@ def fingerprint(dataset: Any) -> bytes:
     name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     parts = [f"{name} {len(dataset) if isinstance(dataset, Sized) else None}".encode()]
     if type(dataset) is TensorDataset:
-        parts.append(digest(dataset.tensors))
+        parts.append(hash_batch(dataset.tensors))
     elif type(dataset) is Subset:
         parts += [np.asarray(dataset.indices, np.int64).tobytes(), fingerprint(dataset.dataset)]
     elif type(dataset) is ConcatDataset:
@@ -77,7 +77,7 @@ def fingerprint(dataset: Any) -> bytes:
             with seeded_generators(index):
                 sample = cast(Any, dataset)[index]
             try:
-                parts.append(digest(sample))
+                parts.append(hash_batch(sample))
             except ValueError:  # it cannot be pickled
                 parts.append(type(sample).__qualname__.encode())
     return hashlib.sha256(b"".join(parts)).digest()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from boltcutter.seeding import draw
+from boltcutter.seeding import draw_indices
 
 MANY = 1 << 22  # samples, above which their order is computed as it is needed, and not kept
 TOGETHER = 16  # blocks of samples that are mixed
@@ -101,7 +101,7 @@ class BatchSampler(Sampler[Batch]):
         last = self.length if last is None else min(last, self.length)
         if self.source is not None:
             if self._drawn is None or self._drawn[0] != epoch:
-                self._drawn = epoch, np.asarray(draw(self.source, self.seed, epoch), np.int64)
+                self._drawn = epoch, np.asarray(draw_indices(self.source, self.seed, epoch), np.int64)
             return self._drawn[1][first:last]
         if not self.shuffle:
             return np.arange(first, last)

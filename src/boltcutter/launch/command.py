@@ -59,12 +59,12 @@ def main(configs: Path, words: list[str]) -> None:
         if "--describe" in flags:
             describe(configs, words)
         elif words and words[0] == "list":
-            special, rest = run.take(words[1:], "runs")
+            special, rest = run.split_overrides(words[1:], "runs")
             if rest:
                 raise ConfigError(f"list: {rest[0]}: takes nothing but runs=<folder>; leave it out")
-            list_runs(Path(special.get("runs") or run.read_words(configs, []).runs))
+            list_runs(Path(special.get("runs") or run.read_overrides(configs, []).runs))
         elif words and words[0] in VERBS:
-            special, rest = run.take(words[1:], "run")
+            special, rest = run.split_overrides(words[1:], "run")
             if rest or not special.get("run"):
                 raise ConfigError(f"{words[0]}: say {words[0]} run=<folder of a run or of an array>, and nothing else")
             ask(words[0], Path(special["run"]), follow="--wait" in flags)
@@ -83,7 +83,7 @@ def refusals() -> Iterator[None]:
 
 def launch(configs: Path, words: list[str], flags: Sequence[str]) -> None:
     """Do all up to submission, as far as the flags go."""
-    resumed, _ = run.take(words, "resume")
+    resumed, _ = run.split_overrides(words, "resume")
     settings, launcher = read_launcher(configs, words, recorded(resumed))
     rest = [word for word in words if not is_launch(word)]
     tasks = combinations(launcher.array) if launcher.array else [[]]
@@ -168,7 +168,7 @@ def read_launcher(
         words: Of the command line.
         earlier: Settings with which the run was launched before; they stay, but for what the words change.
     """
-    special, _ = run.take(words, "launch")
+    special, _ = run.split_overrides(words, "launch")
     rest = [word for word in words if is_launch(word) and not word.startswith("launch=")]
     picked = parse("launch", special.get("launch") or "null")
     options = [picked] if isinstance(picked, str) else list(picked or [])
@@ -189,7 +189,7 @@ def read_launcher(
 
 def read_training(configs: Path, words: Sequence[str]) -> DictConfig:
     """The configuration of the training, which does not know how it is launched."""
-    cfg = run.read_words(configs, words)
+    cfg = run.read_overrides(configs, words)
     cfg.pop("launch", None)
     return cfg
 
@@ -277,7 +277,7 @@ def describe_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies:
                 progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else "metrics.csv",
                 root=root,
                 code=code,
-                trusted=trust.granted() or not cfg.get("resume") or run.is_own(Path(cfg.resume)),
+                trusted=trust.is_granted() or not cfg.get("resume") or run.is_signed_by_user(Path(cfg.resume)),
             )
         )
     if any(job != jobs[0] for job in jobs):
@@ -297,7 +297,7 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
     try:
         with variables_of_the_job(cfgs, launcher.environment):
             for cfg in cfgs:
-                run.freeze(cfg)
+                run.save_config(cfg)
         if job.root and job.code:
             state = lineage.git_state(job.root)
             snapshot.copy_code(job.root, job.code, state)

@@ -52,13 +52,13 @@ def _is_code(file: Path, run: Path) -> bool:
     """Whether a new file belongs to the code, by the rule for code.patch, and not to the run itself."""
     if not file.is_file() or file.is_relative_to(run) or lineage.holds_secret(file):
         return False
-    return file.stat().st_size <= lineage.UNTRACKED_BYTES
+    return file.stat().st_size <= lineage.MAX_UNTRACKED_BYTES
 
 
 def _files(root: Path, *options: str) -> list[str]:
     """What git lists; nothing where there is no repository, or no git."""
     command = ["git", "-C", str(root), "ls-files", "-z", *options]
-    env = {name: value for name, value in os.environ.items() if name not in lineage.MISLEADING}
+    env = {name: value for name, value in os.environ.items() if name not in lineage.GIT_VARIABLES}
     try:
         done = subprocess.run(command, capture_output=True, check=True, env=env)
     except (OSError, subprocess.CalledProcessError):

@@ -100,7 +100,7 @@ class FSDPStrategy(strategies.FSDPStrategy):
                 "it to full, or take trainer=fsdp2"
             )
         writer: Any = self.checkpoint_io
-        options = {"peek": True} if hasattr(writer, "read_parts") else {"weights_only": True}
+        options = {"lazy": True} if hasattr(writer, "load_sharded") else {"weights_only": True}
         with mock.patch(
             f"{strategies.FSDPStrategy.__module__}._lazy_load", lambda place: writer.load_checkpoint(place, **options)
         ):

@@ -137,14 +137,14 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
                 for number, order in self._orders_of(optimizer).items():
                     names = [n for n, v in saved["state"].get(number, {}).items() if isinstance(v, DTensor)]
                     orders |= {f"optimizer_states.{place}.state.{number}.{name}": order for name in names}
-            writer.save_parts(checkpoint, path, orders)  # type: ignore[attr-defined]
+            writer.save_sharded(checkpoint, path, orders)  # type: ignore[attr-defined]
         elif self.is_global_zero:
             writer.save_checkpoint(checkpoint, path, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Open it; each rank reads its part of the tensors once it is asked to."""
         self._path = self.broadcast(str(checkpoint_path))
-        lazily = {"peek": True} if hasattr(self.checkpoint_io, "read_parts") else {}
+        lazily = {"lazy": True} if hasattr(self.checkpoint_io, "load_sharded") else {}
         return self.checkpoint_io.load_checkpoint(self._path, weights_only=weights_only, **lazily)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -208,19 +208,19 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
     ) -> dict[str, Tensor]:
         """This rank's parts of tensors of a checkpoint, cut and ordered as those of the same name and shape are."""
         found = dict(given)
-        if "parts" in checkpoint:
+        if "shards" in checkpoint:
             for name, tensor in given.items():
                 model, order = like.get(name, (tensor, None))
-                ordered = order is not None or f"{key}.{name}" in checkpoint["parts"]["orders"]
+                ordered = order is not None or f"{key}.{name}" in checkpoint["shards"]["orders"]
                 direct = isinstance(model, DTensor) and model.shape == tensor.shape and not ordered
                 found[name] = torch.empty_like(model) if direct else torch.empty(tensor.shape, dtype=tensor.dtype)
             reader: Any = self.checkpoint_io
-            reader.read_parts(self._path, checkpoint, {f"{key}.{name}": part for name, part in found.items()})
+            reader.load_sharded(self._path, checkpoint, {f"{key}.{name}": part for name, part in found.items()})
         return {name: cut(tensor, *like.get(name, (tensor, None))) for name, tensor in found.items()}
 
     def _check_writer(self) -> None:
         setting, writer = "trainer.strategy.save_distributed_checkpoint=true", self.checkpoint_io
-        if not hasattr(writer, "save_parts"):
+        if not hasattr(writer, "save_sharded"):
             raise ShardingError(f"{setting}: {type(writer).__name__} writes no parts; leave checkpoint_io as it was")
         if getattr(writer, "asynchronous", False):
             raise ShardingError(f"{setting}: ranks write their parts together; set checkpoint_io.asynchronous=false")
