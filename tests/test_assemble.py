@@ -27,7 +27,7 @@ def test_parts_are_what_the_words_say(tmp_path: Path) -> None:
     components = made(tmp_path, "model=mlp", "trainer.max_epochs=3")
     assert type(components.task.model).__name__ == "MLP"
     assert components.trainer.max_epochs == 3
-    assert [type(logger).__name__ for logger in components.trainer.loggers] == ["CSV"]  # whatever was chosen
+    assert [type(logger).__name__ for logger in components.trainer.loggers] == ["CSVLogger"]  # whatever was chosen
     assert components.trainer.default_root_dir == str(tmp_path)
 
 
@@ -50,7 +50,7 @@ def test_a_task_may_have_its_own_loaders(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("words", ["callback.best=null", "~callback.best"])
 def test_a_run_may_keep_no_best_checkpoint(tmp_path: Path, words: str) -> None:
     callbacks: list[Any] = made(tmp_path, words).trainer.callbacks  # type: ignore[attr-defined]
-    assert {"Progress", "Last"} <= {type(callback).__name__ for callback in callbacks}
+    assert {"Progress", "LastCheckpoint"} <= {type(callback).__name__ for callback in callbacks}
 
 
 def test_making_the_parts_writes_nothing(tmp_path: Path) -> None:

@@ -127,7 +127,10 @@ def test_describe(said: Read) -> None:
             "model=mlp --describe task.model",
             r"model\.hidden +\[256,128\] +Sequence\[int\] +Width of each hidden layer\.",
         ),
-        ("--describe callback", r"callback\.best +\w+\.callback\.checkpoint\.Best\(…\) +Best +Keeps.*"),
+        (
+            "--describe callback",
+            r"callback\.best +\w+\.callback\.checkpoint\.BestCheckpoint\(…\) +BestCheckpoint +Keeps.*",
+        ),
         ("--describe", r"seed +0 +int +Of weights, split, order and augmentation\."),
         ("--describe data.batch_size", r"data\.batch_size +64 +int +Samples in one step over all devices\."),
     ],

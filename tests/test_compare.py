@@ -58,7 +58,7 @@ def test_mistakes_are_one_line(script: Script, words: list[str], message: str) -
     ],
 )
 def test_weights_are_compared_by_their_bits(second: dict[str, torch.Tensor], equal: bool, told: str) -> None:
-    line, same = compare.tensors({"a": torch.tensor([1.0, float("nan")])}, second)
+    line, same = compare.weight_difference({"a": torch.tensor([1.0, float("nan")])}, second)
     assert same is equal
     assert line.startswith(told)
 
@@ -66,12 +66,18 @@ def test_weights_are_compared_by_their_bits(second: dict[str, torch.Tensor], equ
 def test_settings_are_compared_one_by_one() -> None:
     first = {"folder": "a", "seed": 0, "model": {"width": 3, "depth": 1}}
     second = {"folder": "b", "seed": 0, "model": {"width": 4}, "name": "x"}
-    assert list(compare.settings(first, second)) == ["model.width=3 or 4", "model.depth=1 or None", "name=None or x"]
+    assert list(compare.setting_differences(first, second)) == [
+        "model.width=3 or 4",
+        "model.depth=1 or None",
+        "name=None or x",
+    ]
 
 
 def test_equal_metrics_are_reproduced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = {"val/loss": 0.1}
-    compare.reproduced(folder_with(tmp_path, "a", metrics=metrics), folder_with(tmp_path, "b", metrics=metrics))
+    compare.report_reproduction(
+        folder_with(tmp_path, "a", metrics=metrics), folder_with(tmp_path, "b", metrics=metrics)
+    )
     assert capsys.readouterr().out == f"reproduced: all 1 metrics equal those of {tmp_path / 'a'}\n"
 
 
@@ -89,5 +95,5 @@ def test_differences_are_told_to_the_bit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], here: dict[str, object], told: str
 ) -> None:
     before = folder_with(tmp_path, "a", metrics={"val/loss": 0.1}, data="a")
-    compare.reproduced(before, folder_with(tmp_path, "b", **({"data": "a"} | here)))
+    compare.report_reproduction(before, folder_with(tmp_path, "b", **({"data": "a"} | here)))
     assert told in capsys.readouterr().out

@@ -13,14 +13,14 @@ from forkserver import ForkServer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from omegaconf import DictConfig
 
-from boltcutter.callback.checkpoint import Best
-from boltcutter.callback.lean import Lean
+from boltcutter.callback.checkpoint import BestCheckpoint
 from boltcutter.callback.preemption import Preemption
 from boltcutter.callback.reseed import Reseed
+from boltcutter.callback.skip_no_op_hooks import SkipNoOpHooks
 from boltcutter.data.digits import Digits
 from boltcutter.ending import Ending
 from boltcutter.environment import signals
-from boltcutter.logger.csv import CSV
+from boltcutter.logger.csv import CSVLogger
 from boltcutter.model.linear import Linear
 from boltcutter.task.classification import Classification
 
@@ -49,10 +49,10 @@ def fit(folder: Path, *callbacks: L.Callback, resume: bool = False, **limits: An
     L.seed_everything(0, verbose=False)
     ending = Ending(DictConfig({"trainer": limits}))
     last = ModelCheckpoint(folder, "last", save_on_train_epoch_end=True, enable_version_counter=False)
-    ends = [Lean(), Preemption(str(folder)), Reseed(0), Best(str(folder)), last, ending]
+    ends = [SkipNoOpHooks(), Preemption(str(folder)), Reseed(0), BestCheckpoint(str(folder)), last, ending]
     trainer = L.Trainer(
         accelerator="cpu",
-        logger=CSV(folder / "metrics.csv"),
+        logger=CSVLogger(folder / "metrics.csv"),
         callbacks=[*callbacks, *ends],
         enable_progress_bar=False,
         enable_model_summary=False,

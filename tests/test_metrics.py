@@ -1,6 +1,6 @@
 import pytest
 
-from boltcutter.metrics import direction, split
+from boltcutter.metrics import infer_mode, parse_name
 
 
 @pytest.mark.parametrize(
@@ -16,9 +16,9 @@ from boltcutter.metrics import direction, split
     ],
 )
 def test_the_parts_of_a_name(name: str, expected: tuple[str, str, bool]) -> None:
-    assert split(name) == expected
+    assert parse_name(name) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), [("val_acc", "max"), ("val/rmse", "min"), ("dice", "max"), ("lr", None)])
 def test_which_way_a_metric_is_to_go(name: str, expected: str | None) -> None:
-    assert direction(name) == expected
+    assert infer_mode(name) == expected

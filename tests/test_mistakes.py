@@ -32,13 +32,13 @@ MISTAKES = [
     ("task.optimizer.lrr=1", "optimizer.lrr: AdamW takes no such argument; did you mean lr?"),
     ("optimizer.beta=1", "optimizer.beta: AdamW takes no such argument; did you mean betas?"),
     ("scheduler.warmupp=1", "scheduler.warmupp: warmup_cosine takes no such argument; did you mean warmup?"),
-    ("callback.best.save_top=1", "callback.best.save_top: Best takes no such argument; did you mean"),
+    ("callback.best.save_top=1", "callback.best.save_top: BestCheckpoint takes no such argument; did you mean"),
     ("callback.bst.monitor=x", "callback.bst.monitor: no such key; did you mean callback.best.monitor?"),
     ("task.metrics.f1.averag=macro", "task.metrics.f1: Unexpected keyword arguments: `averag`"),
     # Keywords that a class would hand on without a look.
     (f"{DDP} trainer.strategy.find_unused_parametrs=true", "DDPStrategy takes no such argument; did you mean find_un"),
     ("logger=tensorboard logger.tensorboard.flush_sec=3", "TensorBoardLogger takes no such argument; did you mean fl"),
-    ("logger.wandb.entitty=me", "logger.wandb.entitty: WandB takes no such argument; did you mean entity?"),
+    ("logger.wandb.entitty=me", "logger.wandb.entitty: WandbLogger takes no such argument; did you mean entity?"),
     ("logger.wandb._target_=lightning.pytorch.loggers.WandbLogger logger.wandb.entitty=me", "did you mean entity?"),
     # Types.
     ("seed=a", "seed=a: expected int"),

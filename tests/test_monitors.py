@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from boltcutter.callback.checkpoint import Best
+from boltcutter.callback.checkpoint import BestCheckpoint
 from boltcutter.config import ConfigError
-from boltcutter.monitors import Monitors, choose
+from boltcutter.monitors import MonitorCheck, choose_monitor
 
 
 class Module(L.LightningModule):
@@ -54,7 +54,7 @@ def fit(folder: Path, module: Module, checkpoint: Path | None = None, **callback
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[Monitors(callbacks), *callbacks.values()],
+        callbacks=[MonitorCheck(callbacks), *callbacks.values()],
     )
     trainer.fit(module, data, data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     return trainer
@@ -73,11 +73,11 @@ def fit(folder: Path, module: Module, checkpoint: Path | None = None, **callback
     ],
 )
 def test_only_what_is_clear_is_chosen(names: set[str], expected: tuple[str, str] | None) -> None:
-    assert choose(names) == expected
+    assert choose_monitor(names) == expected
 
 
 def test_the_default_is_replaced_by_the_loss_of_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    best, stopping = Best(str(tmp_path)), EarlyStopping("val/loss")
+    best, stopping = BestCheckpoint(str(tmp_path)), EarlyStopping("val/loss")
     fit(tmp_path, Module(val=["val_loss", "val_acc"]), best=best, early_stopping=stopping)
     assert float(best.best_model_score) == pytest.approx(float(stopping.best_score))
     said = capsys.readouterr().out.splitlines()
@@ -85,7 +85,7 @@ def test_the_default_is_replaced_by_the_loss_of_validation(tmp_path: Path, capsy
 
 
 def test_an_accuracy_is_maximized(tmp_path: Path) -> None:
-    best = Best(str(tmp_path))
+    best = BestCheckpoint(str(tmp_path))
     fit(tmp_path, Module(val=["val_acc"]), best=best)
     assert torch.load(tmp_path / "best.ckpt", weights_only=True)["best"]["mode"] == "max"
 
@@ -95,18 +95,18 @@ def test_without_a_clear_choice_only_the_last_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: type[Module]
 ) -> None:
     last = ModelCheckpoint(tmp_path, "last", every_n_epochs=1, save_on_train_epoch_end=True)
-    fit(tmp_path, kind(val=["val/f1", "val/auroc"]), best=Best(str(tmp_path)), last=last)
+    fit(tmp_path, kind(val=["val/f1", "val/auroc"]), best=BestCheckpoint(str(tmp_path)), last=last)
     assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt"}
     assert "val/auroc, val/f1" in capsys.readouterr().out
 
 
 def test_a_resumed_run_goes_on_with_the_choice(tmp_path: Path) -> None:
     module = Module(val=["val_loss"])
-    fit(tmp_path, module, best=Best(str(tmp_path)), early_stopping=EarlyStopping("val/loss"))
+    fit(tmp_path, module, best=BestCheckpoint(str(tmp_path)), early_stopping=EarlyStopping("val/loss"))
     kept = (tmp_path / "best.ckpt").rename(tmp_path.with_suffix(".ckpt"))
-    best, stopping = Best(str(tmp_path)), EarlyStopping("val/loss")
+    best, stopping = BestCheckpoint(str(tmp_path)), EarlyStopping("val/loss")
     saved = torch.load(kept, weights_only=True)
-    Monitors({"best": best, "early_stopping": stopping}).load_state_dict(saved["callbacks"]["Monitors"])
+    MonitorCheck({"best": best, "early_stopping": stopping}).load_state_dict(saved["callbacks"]["MonitorCheck"])
     fit(tmp_path, module, kept, best=best, early_stopping=stopping)  # warnings are errors
     assert best.monitor == stopping.monitor == "val_loss"
 
@@ -114,17 +114,21 @@ def test_a_resumed_run_goes_on_with_the_choice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "callback", "setting"),
     [
-        (Module(val=["val_loss"]), Best(monitor="val_los"), "callback.one.monitor=val_los"),
+        (Module(val=["val_loss"]), BestCheckpoint(monitor="val_los"), "callback.one.monitor=val_los"),
         (Module(val=["val_loss"]), EarlyStopping("val/acc"), "callback.one.monitor=val/acc"),
         (Module(val=["val_acc"]), EarlyStopping("val/loss"), "callback.one.monitor=val/loss"),  # falls where it rises
-        (Module(val=["val_loss"], train=["train_loss"]), Best(monitor="train_los"), "callback.one.monitor=train_los"),
-        (Module(val=["val_loss"], plateau="valid_loss"), Best(monitor="val_loss"), "scheduler=valid_loss"),
+        (
+            Module(val=["val_loss"], train=["train_loss"]),
+            BestCheckpoint(monitor="train_los"),
+            "callback.one.monitor=train_los",
+        ),
+        (Module(val=["val_loss"], plateau="valid_loss"), BestCheckpoint(monitor="val_loss"), "scheduler=valid_loss"),
     ],
 )
 def test_a_metric_that_is_not_logged_ends_a_run_before_its_second_batch(
     tmp_path: Path, module: Module, callback: Callback, setting: str
 ) -> None:
-    if isinstance(callback, Best):
+    if isinstance(callback, BestCheckpoint):
         callback.dirpath = str(tmp_path)
     with pytest.raises(ConfigError, match=setting) as told:
         fit(tmp_path, module, one=callback)
@@ -137,12 +141,12 @@ def test_a_metric_of_validation_may_be_logged_when_the_epoch_ends(tmp_path: Path
         def on_train_epoch_end(self) -> None:
             self.log("val_late", 1.0)
 
-    best, stopping = Best(str(tmp_path), monitor="val_late"), EarlyStopping("val_late")
+    best, stopping = BestCheckpoint(str(tmp_path), monitor="val_late"), EarlyStopping("val_late")
     fit(tmp_path, Late(val=["val_loss"], plateau="val_late"), best=best, stopping=stopping)
     assert float(best.best_model_score or 0) == float(stopping.best_score) == 1
 
 
 def test_a_metric_of_training_is_known_before_its_epoch_ends(tmp_path: Path) -> None:
-    best = Best(str(tmp_path), monitor="train_loss", save_on_train_epoch_end=True)
+    best = BestCheckpoint(str(tmp_path), monitor="train_loss", save_on_train_epoch_end=True)
     fit(tmp_path, Module(val=["val_loss"], train=["train_loss"]), best=best)
     assert best.best_model_score is not None

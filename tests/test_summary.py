@@ -17,7 +17,7 @@ def folder_with(tmp_path: Path, name: str, **record: object) -> Path:
 
 def test_the_end_tells_metrics_time_and_what_is_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_with(tmp_path, "run", test={"test/accuracy": 0.98765}, best="checkpoints/best.ckpt")
-    summary.end(folder)
+    summary.print_end(folder)
     shown = capsys.readouterr().out
     for part in ("test/accuracy  0.9877", "1:02:03", "best.ckpt", f"evaluate.py run={folder}", f"resume={folder}"):
         assert part in shown
@@ -32,14 +32,14 @@ def test_what_is_next_suits_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], predicts: str, steps: int, limit: str
 ) -> None:
     folder = folder_with(tmp_path, "run", config={"trainer": {"max_steps": steps}}, best="checkpoints/last.ckpt")
-    summary.end(folder, predicts=predicts)
+    summary.print_end(folder, predicts=predicts)
     shown = capsys.readouterr().out
     assert f"predict.py run={folder} {predicts}" in shown
     assert f"trainer.max_{limit}=<more>" in shown
 
 
 def test_what_a_module_cannot_do_is_not_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    summary.end(folder_with(tmp_path, "run", best="checkpoints/last.ckpt"), evaluates=False, predicts=None)
+    summary.print_end(folder_with(tmp_path, "run", best="checkpoints/last.ckpt"), evaluates=False, predicts=None)
     shown = capsys.readouterr().out
     assert "resume=" in shown
     assert "evaluate.py" not in shown
@@ -47,14 +47,14 @@ def test_what_a_module_cannot_do_is_not_offered(tmp_path: Path, capsys: pytest.C
 
 
 def test_what_looks_like_markup_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    summary.end(folder_with(tmp_path, "[bold]run [red]", test={"test/[blue]": 0.5}, best="best.ckpt"))
+    summary.print_end(folder_with(tmp_path, "[bold]run [red]", test={"test/[blue]": 0.5}, best="best.ckpt"))
     shown = capsys.readouterr().out
     assert shown.count("[bold]run [red]") == 3
     assert "test/[blue]" in shown
 
 
 def test_without_a_checkpoint_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    summary.end(folder_with(tmp_path, "run", metrics={"val/loss": 12345.678}))
+    summary.print_end(folder_with(tmp_path, "run", metrics={"val/loss": 12345.678}))
     shown = capsys.readouterr().out
     assert "best.ckpt" not in shown
     assert "12345.7" in shown
@@ -62,7 +62,7 @@ def test_without_a_checkpoint_none_is_named(tmp_path: Path, capsys: pytest.Captu
 
 def test_evaluation_shows_all_then_each_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "classes.csv").write_text("class,precision,recall,f1,samples\ncat,0.5,1.0,0.66667,3\n")
-    summary.evaluation(tmp_path, {"test/accuracy": 0.5})
+    summary.print_evaluation(tmp_path, {"test/accuracy": 0.5})
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first.split() == ["test/accuracy", "0.5000"]
     assert last.split() == ["cat", "0.5000", "1.0000", "0.6667", "3"]

@@ -29,7 +29,7 @@ def refused(target: str, folder: Path = Path("/nowhere")) -> bool:
         "lightning.pytorch.callbacks.EarlyStopping",
         "torchmetrics.classification.MulticlassAUROC",
         "boltcutter.model.mlp.MLP",
-        "boltcutter.callback.checkpoint.Best",
+        "boltcutter.callback.checkpoint.BestCheckpoint",
         "torchvision.models.resnet18",
     ],
 )

@@ -88,7 +88,7 @@ ROOMS = {
             "docs/strategies.md",
         ),
     ),
-    "notice": Room("clouds' notices of preemption", ("src/boltcutter/callback/notice.py",)),
+    "spot_interruption": Room("clouds' notices of preemption", ("src/boltcutter/callback/spot_interruption.py",)),
     "notebook": Room("the notebook", ("docs/notebook.ipynb", "tests/test_notebook.py"), ("notebook",)),
     "faults": Room(
         "tests that kill runs, and the soak",

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.config import ConfigError
 from boltcutter.environment.process import is_rank_zero
-from boltcutter.monitors import Monitors
+from boltcutter.monitors import MonitorCheck
 
 # What data modules of this project have beside the hooks of Lightning's.
 PROJECT_DATA = ("empty_splits", "sizes", "fingerprint", "loader", "read")
@@ -39,7 +39,7 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
         ConfigError: A setting has no meaning for the module.
     """
     if callbacks and not is_native_task(task):
-        trainer.callbacks.insert(0, Monitors(callbacks))  # type: ignore[attr-defined]
+        trainer.callbacks.insert(0, MonitorCheck(callbacks))  # type: ignore[attr-defined]
     if task.automatic_optimization:
         return
     name = type(task).__name__

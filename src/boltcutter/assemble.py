@@ -40,7 +40,7 @@ from boltcutter.precision import FLOAT8, check_precision, device_type, placehold
 from boltcutter.sharding import shard_loaders
 
 SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}  # arguments of the trainer
-METRICS_FILE = "boltcutter.logger.csv.CSV"
+METRICS_FILE = "boltcutter.logger.csv.CSVLogger"
 
 
 @dataclass

@@ -33,25 +33,29 @@ def main(configs: Path, words: list[str]) -> None:
         raise ConfigError(f"{rest[0] if rest else 'run, with'}: say run=<folder> with=<folder>, and ckpt=best if so")
     cfgs = [run.load_run_config(configs, Path(special[name]), setting=name, builds=False) for name in ("run", "with")]
     records = [run.read_record(Path(special[name])) for name in ("run", "with")]
-    for line in settings(plain(cfgs[0]), plain(cfgs[1])):
+    for line in setting_differences(plain(cfgs[0]), plain(cfgs[1])):
         print(f"setting   {line}")
     if records[0].get("data") != records[1].get("data"):
         print(f"data      {records[0].get('data')} or {records[1].get('data')}")
-    different = list(metrics(*records))
+    different = list(metric_differences(*records))
     print(*(f"metric    {line}" for line in different or ["all equal"]), sep="\n")
     checkpoints = [find_checkpoint(cfg.checkpoints, special.get("ckpt", "last")) for cfg in cfgs]
+<<<<<<< HEAD
     line, equal = tensors(*(extract_weights(load(path)) for path in checkpoints))
+=======
+    line, equal = weight_difference(*(weights(load(path)) for path in checkpoints))
+>>>>>>> e89e0da (Name callbacks, loggers and their settings as Lightning and torch do)
     print(f"weights   {line}")
     if different or not equal:
         sys.exit(1)
 
 
-def reproduced(original: Path, again: Path) -> None:
+def report_reproduction(original: Path, again: Path) -> None:
     """Say whether a run that was made again has the data and the metrics of the first, to the bit."""
     before, after = run.read_record(original), run.read_record(again)
     if before.get("data") != after.get("data"):
         print(f"warning: the data differs: fingerprint {after.get('data')}, was {before.get('data')}")
-    different = list(metrics(after, before))
+    different = list(metric_differences(after, before))
     if not different:
         count = len({**before.get("metrics", {}), **before.get("test", {})}.keys() - NO_RESULT)
         print(f"reproduced: all {count} metrics equal those of {original}")
@@ -59,17 +63,17 @@ def reproduced(original: Path, again: Path) -> None:
         print(f"not reproduced: {line}")
 
 
-def settings(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def setting_differences(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """A line for each setting that differs; where the run's files lie is none."""
     for key in dict.fromkeys([*first, *second]):
         here, there, path = first.get(key), second.get(key), f"{prefix}{key}"
         if isinstance(here, Mapping) and isinstance(there, Mapping):
-            yield from settings(here, there, f"{path}.")
+            yield from setting_differences(here, there, f"{path}.")
         elif here != there and path not in OWN:
             yield f"{path}={here} or {there}"
 
 
-def metrics(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
+def metric_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
     """A line for each metric of two records that is not the same number."""
     here, there = ({**record.get("metrics", {}), **record.get("test", {})} for record in (first, second))
     for name in sorted((here.keys() | there.keys()) - NO_RESULT):
@@ -77,21 +81,21 @@ def metrics(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str
             yield f"{name} is {here.get(name)}, was {there.get(name)}"
 
 
-def tensors(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> tuple[str, bool]:
+def weight_difference(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> tuple[str, bool]:
     """In one line, how far two sets of weights are apart; and whether they are the same bits."""
     odd = list(first.keys() ^ second.keys())
     odd += [name for name in first.keys() & second.keys() if first[name].shape != second[name].shape]
     if odd:
         return f"of two models: {len(odd)} have no counterpart ({', '.join(sorted(odd)[:3])} …)", False
     count = sum(tensor.numel() for tensor in first.values())
-    unequal = [name for name in first if not same_bits(first[name], second[name])]
+    unequal = [name for name in first if not bitwise_equal(first[name], second[name])]
     if not unequal:
         return f"{len(first)} tensors, {count:,} numbers, the same to the bit", True
     far = max(float((first[name].double() - second[name].double()).abs().max()) for name in unequal)
     return f"{len(unequal)} of {len(first)} tensors differ, by {far:.3g} at most ({', '.join(unequal[:3])} …)", False
 
 
-def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+def bitwise_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors have the same type and bytes, NaN among them."""
     if first.dtype != second.dtype:
         return False

@@ -18,9 +18,15 @@ from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, hint
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero
 from boltcutter.environment.warnings import filter_warnings
+<<<<<<< HEAD
 from boltcutter.loading import find_damage
 from boltcutter.outcomes import Outcomes
 from boltcutter.selection import find_best, find_newest, list_names
+=======
+from boltcutter.loading import damage
+from boltcutter.outcomes import PredictionWriter
+from boltcutter.selection import best, names, newest
+>>>>>>> e89e0da (Name callbacks, loggers and their settings as Lightning and torch do)
 from boltcutter.storage import CheckpointError
 
 
@@ -45,7 +51,7 @@ def main(configs: Path, words: list[str]) -> None:
     with distributed_shutdown():
         scores = score(components, find_checkpoint(cfg.checkpoints, special.get("ckpt", "best")), output, split)
         if components.trainer.is_global_zero:
-            summary.evaluation(output, scores)
+            summary.print_evaluation(output, scores)
 
 
 def find_checkpoint(place: str, which: str) -> str:
@@ -91,7 +97,7 @@ def score(components: Components, checkpoint: str | None, output: Path, split: s
             components.data.setup("fit")
     if lack := skip_reason(components.data, components.task, split):
         raise ConfigError(f"split={split}: {lack}; give it one, or choose another split")
-    outcomes = Outcomes(output)
+    outcomes = PredictionWriter(output)
     callbacks: list[Callback] = components.trainer.callbacks  # type: ignore[attr-defined]
     callbacks.append(outcomes)
     owner: Any = loader_owner(components.data, components.task, split)

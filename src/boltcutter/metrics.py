@@ -21,14 +21,14 @@ class Name(NamedTuple):
     of_epoch: bool  # whether it is the mean of an epoch
 
 
-def split(name: str) -> Name:
+def parse_name(name: str) -> Name:
     """The parts of a name."""
     found = NAME.fullmatch(name)
     stage, group, ending = found.groups() if found else (None, name, None)
     return Name(group or name, STAGES.get(stage or "", ""), ending == "_epoch")
 
 
-def direction(name: str) -> Mode | None:
+def infer_mode(name: str) -> Mode | None:
     """Whether the metric is to fall or to rise; None where its name does not tell."""
     if LARGER_IS_BETTER.search(name):
         return "max"

@@ -10,7 +10,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.config import ConfigError, hint
-from boltcutter.metrics import Mode, direction
+from boltcutter.metrics import Mode, infer_mode
 
 DEFAULT = "val/loss"  # what ``configs/callback`` monitors: the name that tasks of this project give their loss
 VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|eval|dev)([^a-z]|$)", re.I)
@@ -25,7 +25,7 @@ class ReplacesMonitor(Protocol):
         """Monitor another metric; None for none."""
 
 
-class Monitors(Callback):
+class MonitorCheck(Callback):
     """Checks that each monitored metric is logged, for modules that do not list what they log.
 
     Validation metrics are known after the sanity validation, those of training after the first batch. ``val/loss``, the
@@ -101,7 +101,7 @@ class Monitors(Callback):
         callback: Any = self.callbacks[name]
         monitor: str | None
         mode: Mode
-        monitor, mode = choose(validated) or (None, "min")
+        monitor, mode = choose_monitor(validated) or (None, "min")
         replaces = isinstance(callback, ReplacesMonitor)
         if not replaces and (monitor is None or callback.mode != mode):
             return False
@@ -122,7 +122,7 @@ class Monitors(Callback):
         self.replaced[name] = (monitor, mode)
 
 
-def choose(names: set[str]) -> tuple[str, Mode] | None:
+def choose_monitor(names: set[str]) -> tuple[str, Mode] | None:
     """The metric to monitor: the only loss of validation, else its only metric; None where it is not clear."""
     bases = {re.sub(r"_(step|epoch)$", "", name) for name in names}
     found = sorted(name for name in names if name in bases or not {re.sub(r"_(step|epoch)$", "", name)} & names)
@@ -131,7 +131,7 @@ def choose(names: set[str]) -> tuple[str, Mode] | None:
     if len(candidates) != 1:
         return None
     (name,) = candidates
-    better = direction(name)
+    better = infer_mode(name)
     return (name, better) if better else None
 
 

@@ -37,7 +37,7 @@ class Part(NamedTuple):
     columns: Columns
 
 
-class Outcomes(Callback):
+class PredictionWriter(Callback):
     """Gathers what ``test_step`` returns for each sample, over all ranks, and writes it.
 
     ``predictions.csv`` has a line for each sample, with a column for whatever ``test_step`` returns of one number for

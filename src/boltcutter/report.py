@@ -22,7 +22,7 @@ import yaml
 from PIL import Image
 
 from boltcutter.atomic import write_text
-from boltcutter.metrics import Mode, direction, split
+from boltcutter.metrics import Mode, infer_mode, parse_name
 from boltcutter.redaction import hide_passwords, looks_secret
 
 POINTS = 1000  # of a curve
@@ -158,13 +158,13 @@ def _place(column: str) -> tuple[str, str, str, bool]:
     """Group, name, stage of a column, and whether it holds the means of epochs."""
     if column.startswith("lr-"):
         return "learning rate", column.removeprefix("lr-"), "", False
-    group, stage, of_epoch = split(column)
+    group, stage, of_epoch = parse_name(column)
     return group, stage or ("epoch mean" if of_epoch else ""), stage, of_epoch
 
 
 def _goals(config: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Mode]:
     """Whether a metric is to fall or to rise: as callbacks say that monitor it, otherwise as its name tells."""
-    goals: dict[str, Mode] = {group: better for group in groups if (better := direction(group))}
+    goals: dict[str, Mode] = {group: better for group in groups if (better := infer_mode(group))}
     for callback in (config.get("callback") or {}).values():
         if isinstance(callback, dict) and callback.get("monitor") and callback.get("mode") in ("min", "max"):
             goals[_place(str(callback["monitor"]))[0]] = callback["mode"]
@@ -217,7 +217,7 @@ def _finals(
     recorded: Mapping[str, float],
 ) -> list[dict[str, Any]]:
     """A row for each metric: where train and val ended, the best of val, and the test; the loss comes last."""
-    tests = {split(name).group: value for name, value in scores.items()}
+    tests = {parse_name(name).group: value for name, value in scores.items()}
     rows: dict[str, dict[str, Any]] = {group: {"test": value} for group, value in tests.items()}
     for name, value in recorded.items():
         group, _, stage, _ = _place(name)

@@ -19,7 +19,7 @@ from boltcutter.adapt import is_native_data
 from boltcutter.run import read_record
 
 
-def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
+def print_start(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
     """What is about to happen: where, what, on what, with what."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     splits = getattr(data, "splits", None)
@@ -42,7 +42,7 @@ def begin(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
     _show(rows)
 
 
-def end(folder: Path, *, evaluates: bool = True, predicts: str | None = "input=<files>") -> None:
+def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "input=<files>") -> None:
     """How it went, and what to do next.
 
     Args:
@@ -75,7 +75,7 @@ def end(folder: Path, *, evaluates: bool = True, predicts: str | None = "input=<
     _show(rows)
 
 
-def evaluation(folder: Path, scores: Mapping[str, float]) -> None:
+def print_evaluation(folder: Path, scores: Mapping[str, float]) -> None:
     """Metrics over all samples, then for each class."""
     _show({**{name: _number(value) for name, value in scores.items()}, "written": str(folder)})
     if (folder / "classes.csv").is_file():
@@ -106,7 +106,9 @@ def _sizes(splits: Any) -> str:
 
 def _wandb(trainer: L.Trainer) -> str | None:
     # The logger of fast_dev_run has any attribute.
-    return next((where for logger in trainer.loggers if isinstance(where := getattr(logger, "where", None), str)), None)
+    return next(
+        (where for logger in trainer.loggers if isinstance(where := getattr(logger, "location", None), str)), None
+    )
 
 
 def _number(value: float) -> str:

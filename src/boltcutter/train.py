@@ -26,9 +26,15 @@ from boltcutter.environment.identity import job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.failure import explain_errors
+<<<<<<< HEAD
 from boltcutter.loading import load, read_metadata
 from boltcutter.log import capture_output
 from boltcutter.monitors import Monitors
+=======
+from boltcutter.loading import load, outline
+from boltcutter.log import keep_log
+from boltcutter.monitors import MonitorCheck
+>>>>>>> e89e0da (Name callbacks, loggers and their settings as Lightning and torch do)
 from boltcutter.restart import check_start
 from boltcutter.selection import find_best, list_names
 from boltcutter.storage import CheckpointError, check_writable
@@ -74,7 +80,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     checkpoint = run.last_checkpoint(cfg.checkpoints)
     ending, changes = Ending(cfg), SettingChanges(cfg)
     components = assemble(cfg, [Recorder(cfg), ending, changes])
-    if not any(getattr(callback, "listens", False) for callback in components.trainer.callbacks):  # type: ignore[attr-defined]
+    if not any(getattr(callback, "handles_signals", False) for callback in components.trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
         signals.restore_handlers()  # nobody would look at the flag
     load_early(components)
@@ -116,11 +122,11 @@ def train(cfg: DictConfig) -> dict[str, float]:
         if first:
             run.update_record(folder, best=kept, best_after=steps_of(kept), test=scores)
     if first:
-        summary.end(folder, evaluates=not lack, predicts=prediction_argument(components.data, components.task))
+        summary.print_end(folder, evaluates=not lack, predicts=prediction_argument(components.data, components.task))
         if cfg.reproduce:
-            from boltcutter.compare import reproduced  # its libraries would hold up the first step
+            from boltcutter.compare import report_reproduction  # its libraries would hold up the first step
 
-            reproduced(Path(cfg.reproduce), folder)
+            report_reproduction(Path(cfg.reproduce), folder)
     return scores
 
 
@@ -143,7 +149,7 @@ def begin_from(
             saved = load(checkpoint, lazy=True)
             done = check_end(components.trainer, saved)
             for callback in components.trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, Monitors) and (state := saved.get("callbacks", {}).get(callback.state_key)):
+                if isinstance(callback, MonitorCheck) and (state := saved.get("callbacks", {}).get(callback.state_key)):
                     callback.load_state_dict(state)
             go_on_with(components.data, cfg, saved)
             told = ending.resume(saved)
@@ -308,10 +314,10 @@ class Recorder(Callback):
         hyperparameters = redacted(self.cfg)
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
-            where = getattr(logger, "where", None)
-            if isinstance(where, str):  # the logger of fast_dev_run has any attribute
-                run.update_record(folder, wandb={"id": logger.version, "where": where})
-        summary.begin(folder, trainer, pl_module)
+            location = getattr(logger, "location", None)
+            if isinstance(location, str):  # the logger of fast_dev_run has any attribute
+                run.update_record(folder, wandb={"id": logger.version, "location": location})
+        summary.print_start(folder, trainer, pl_module)
 
     def _is_resumable(self) -> bool:
         """Whether a checkpoint to continue from was written before the one that is saved now."""

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from boltcutter.callback.checkpoint import Best, Last, NoRoom
+from boltcutter.callback.checkpoint import BestCheckpoint, CheckpointSizeError, LastCheckpoint
 from boltcutter.checkpoint import AtomicCheckpointIO
 from boltcutter.selection import find_best
 
@@ -77,8 +77,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "
 def test_the_best_are_kept_and_the_best_of_them_is_found(
     tmp_path: Path, options: dict[str, Any], names: list[str], of_all: str, asynchronous: bool
 ) -> None:
+<<<<<<< HEAD
     assert kept(tmp_path, Best(str(tmp_path), monitor="score", **options), asynchronous) == names
     assert find_best(tmp_path) == str(tmp_path / of_all)
+=======
+    assert kept(tmp_path, BestCheckpoint(str(tmp_path), monitor="score", **options), asynchronous) == names
+    assert best(tmp_path) == str(tmp_path / of_all)
+>>>>>>> e89e0da (Name callbacks, loggers and their settings as Lightning and torch do)
 
 
 def test_a_training_that_ends_before_the_first_validation_says_so(
@@ -92,7 +97,7 @@ def test_a_training_that_ends_before_the_first_validation_says_so(
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-        callbacks=[Best(str(tmp_path), monitor="score")],
+        callbacks=[BestCheckpoint(str(tmp_path), monitor="score")],
     )
     trainer.fit(Scored(), data, data)
     (told,) = capsys.readouterr().err.splitlines()
@@ -104,15 +109,15 @@ def test_a_training_that_ends_before_the_first_validation_says_so(
 
 def test_no_room_for_the_weights_is_told_before_training(tmp_path: Path) -> None:
     with pytest.raises(
-        NoRoom, match=r"^callback\.best\.max_gib=0\.0002: one checkpoint takes 0\.000245 GiB or more; try"
+        CheckpointSizeError, match=r"^callback\.best\.max_gib=0\.0002: one checkpoint takes 0\.000245 GiB or more; try"
     ):
-        kept(tmp_path, Best(str(tmp_path), monitor="score", max_gib=0.0002))
+        kept(tmp_path, BestCheckpoint(str(tmp_path), monitor="score", max_gib=0.0002))
     assert not list(tmp_path.iterdir())
 
 
 def test_no_room_for_all_of_a_checkpoint_is_told_at_the_first(tmp_path: Path) -> None:
-    with pytest.raises(NoRoom, match=r"^callback\.best\.max_gib=0\.000246: one checkpoint takes"):
-        kept(tmp_path, Best(str(tmp_path), monitor="score", max_gib=0.000246))
+    with pytest.raises(CheckpointSizeError, match=r"^callback\.best\.max_gib=0\.000246: one checkpoint takes"):
+        kept(tmp_path, BestCheckpoint(str(tmp_path), monitor="score", max_gib=0.000246))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +130,10 @@ def test_no_room_for_all_of_a_checkpoint_is_told_at_the_first(tmp_path: Path) ->
 )
 def test_values_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Best(**options)
+        BestCheckpoint(**options)
 
 
 def test_the_last_checkpoint_stays_beside_those_of_the_module_itself(tmp_path: Path) -> None:
-    last = Last(tmp_path, filename="last", enable_version_counter=False)
+    last = LastCheckpoint(tmp_path, filename="last", enable_version_counter=False)
     assert kept(tmp_path, last, module=Checkpointed) == ["last.ckpt"]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["own.ckpt"]

@@ -27,7 +27,12 @@ def test_what_is_validated_kept_and_tested_is_the_average(script: Script, tmp_pa
 
 
 def test_averaging_may_begin_later(script: Script, tmp_path: Path) -> None:
-    words = ["callback=[default,ema]", "callback.ema.start=1000", "model=mlp", f"folder={tmp_path}/run"]
+    words = [
+        "callback=[default,ema]",
+        "callback.ema.update_starting_at_step=1000",
+        "model=mlp",
+        f"folder={tmp_path}/run",
+    ]
     assert script("train", *QUICK, *words).returncode == 0
 
 

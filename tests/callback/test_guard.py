@@ -8,7 +8,7 @@ from conftest import Script
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from boltcutter.callback.guard import Guard, NonFinite
+from boltcutter.callback.guard import Guard, NonFiniteGradientError
 
 
 class Spoilt(L.LightningModule):
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_training_stops_with_the_weights_of_the_step_before(tmp_path: Path, kind: type[Guard], value: float) -> None:
     module = Spoilt({3}, value)
-    with pytest.raises(NonFinite) as error:
+    with pytest.raises(NonFiniteGradientError) as error:
         fit(module, kind(tmp_path))
     assert torch.equal(module.layer.weight, module.steps[3])
     for part in ("layer.weight, layer.bias", "epoch 0, batch 3", "those of step 3", "nonfinite-rank-0.pt"):
@@ -69,7 +69,7 @@ def test_training_stops_with_the_weights_of_the_step_before(tmp_path: Path, kind
 def test_some_steps_are_passed_over(tmp_path: Path, kind: type[Guard]) -> None:
     module = Spoilt({1, 2, 4})
     with pytest.warns(UserWarning, match="passing over step"):
-        fit(module, kind(tmp_path, skip=2))
+        fit(module, kind(tmp_path, max_skipped_steps=2))
     assert torch.equal(module.steps[1], module.steps[2])
     assert torch.equal(module.steps[2], module.steps[3])
     assert not torch.equal(module.steps[3], module.steps[4])
@@ -78,13 +78,13 @@ def test_some_steps_are_passed_over(tmp_path: Path, kind: type[Guard]) -> None:
 
 @pytest.mark.parametrize("kind", [Guard, Later])
 def test_but_not_more_in_a_row_than_allowed(tmp_path: Path, kind: type[Guard]) -> None:
-    with pytest.warns(UserWarning, match="in a row"), pytest.raises(NonFinite, match="batch 3"):
-        fit(Spoilt({1, 2, 3}), kind(tmp_path, skip=2, keep_batch=False))
+    with pytest.warns(UserWarning, match="in a row"), pytest.raises(NonFiniteGradientError, match="batch 3"):
+        fit(Spoilt({1, 2, 3}), kind(tmp_path, max_skipped_steps=2, save_batch=False))
     assert not list(tmp_path.iterdir())
 
 
 def test_the_last_step_is_looked_at_too(tmp_path: Path) -> None:
-    with pytest.raises(NonFinite, match="batch 5"):
+    with pytest.raises(NonFiniteGradientError, match="batch 5"):
         fit(Spoilt({5}), Later(tmp_path))
 
 
@@ -109,7 +109,7 @@ def test_a_run_stops_on_all_ranks_with_one_line_and_a_finite_checkpoint(
 
 RANKS = """
 import os, lightning as L, torch
-from boltcutter.callback.guard import Guard, Uneven
+from boltcutter.callback.guard import Guard, UnevenBatchesError
 
 class Task(L.LightningModule):
     def __init__(self):
@@ -126,7 +126,7 @@ trainer = L.Trainer(
 )
 try:
     trainer.fit(Task(), torch.utils.data.DataLoader(torch.zeros(3 + int(os.environ["RANK"]), 1), 1))
-except Uneven as error:
+except UnevenBatchesError as error:
     print(error)
 """
 
@@ -154,5 +154,5 @@ def test_sparse_gradients_are_watched_and_not_clipped(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"gradient_clip_val has no effect.*set it to null"):
         fit(module := Sparse(set()), Guard(tmp_path), gradient_clip_val=1.0)
     assert not torch.equal(module.layer.weight[:2], module.steps[0][:2])
-    with pytest.raises(NonFinite, match=r"layer\.weight"):
+    with pytest.raises(NonFiniteGradientError, match=r"layer\.weight"):
         fit(Sparse({3}), Guard(tmp_path))

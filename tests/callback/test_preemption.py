@@ -18,7 +18,7 @@ from boltcutter.callback.preemption import Preemption
 from boltcutter.callback.reseed import Reseed
 from boltcutter.data.digits import Digits
 from boltcutter.environment import signals
-from boltcutter.logger.csv import CSV
+from boltcutter.logger.csv import CSVLogger
 from boltcutter.model.linear import Linear
 from boltcutter.task.classification import Classification
 
@@ -182,7 +182,7 @@ def fit(folder: Path, interval: float, place: Place | None = None, checkpoint: P
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=3,
-        logger=CSV(folder / "metrics.csv"),
+        logger=CSVLogger(folder / "metrics.csv"),
         callbacks=[*([SignalAt(*place)] if place else []), Preemption(str(folder)), Reseed(0)],
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -30,5 +30,5 @@ def test_a_training_that_is_over_too_soon_is_told_and_one_within_is_written(scri
 
 
 def test_mistakes_are_one_line() -> None:
-    with pytest.raises(ValueError, match=r"callback.profile.steps=0 is not a number of batches; try 5"):
-        Profile(Path(), steps=0)
+    with pytest.raises(ValueError, match=r"callback.profile.active=0 is not a number of batches; try 5"):
+        Profile(Path(), active=0)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.callback import progress
-from boltcutter.callback.progress import Progress, clock, number, speeds
-from boltcutter.callback.throughput import Throughput
+from boltcutter.callback.progress import Progress, format_duration, format_number, speed_fields
+from boltcutter.callback.throughput import ThroughputMonitor
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{text}")
@@ -127,7 +127,7 @@ def test_a_drawing_fits_the_terminal(tmp_path: Path, ticking: Clock, width: int)
 
 
 def test_it_draws_no_more_often_than_it_may(tmp_path: Path, ticking: Clock) -> None:
-    bar, file = at_a_terminal(refresh=4)
+    bar, file = at_a_terminal(refresh_per_second=4)
     fit(tmp_path, Timed(ticking, train=0.01, validate=0.02), bar, max_epochs=20, num_sanity_val_steps=0)
     seconds = ticking.now - 1000
     assert seconds == pytest.approx(20 * 0.3)
@@ -214,8 +214,8 @@ def test_a_silent_rank_shows_nothing(tmp_path: Path, ticking: Clock, capsys: pyt
 
 
 def test_a_rate_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^callback\.progress\.refresh=0 is no rate; give 5, or .*$"):
-        Progress(refresh=0)
+    with pytest.raises(ValueError, match=r"^callback\.progress\.refresh_per_second=0 "):
+        Progress(refresh_per_second=0)
 
 
 @pytest.mark.parametrize(
@@ -223,12 +223,12 @@ def test_a_rate_of_nothing_is_refused() -> None:
     [(0.0, "0.0000"), (0.34412, "0.3441"), (-12.5, "-12.5000"), (1e-7, "1.00e-07"), (123456.0, "1.23e+05")],
 )
 def test_numbers_have_a_steady_width(value: float, text: str) -> None:
-    assert number(torch.tensor(value)) == text
-    assert number(float("nan")) == "nan"
+    assert format_number(torch.tensor(value)) == text
+    assert format_number(float("nan")) == "nan"
 
 
 def test_times_are_read_at_a_glance() -> None:
-    assert [clock(seconds) for seconds in (0, 9.6, 65, 3600, 100_000)] == [
+    assert [format_duration(seconds) for seconds in (0, 9.6, 65, 3600, 100_000)] == [
         "0:00",
         "0:10",
         "1:05",
@@ -260,7 +260,7 @@ ranks = {"devices": 2, "strategy": "ddp"} if sys.argv[1] == "ranks" else {"devic
 loader = torch.utils.data.DataLoader(torch.zeros(16, 1), 2)
 L.Trainer(
     accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_model_summary=False,
-    callbacks=[Progress(seconds_between_lines=0, refresh=1e9)], **ranks,
+    callbacks=[Progress(seconds_between_lines=0, refresh_per_second=1e9)], **ranks,
 ).fit(Task(), loader, loader)
 print("after")
 """
@@ -302,14 +302,14 @@ def test_of_two_real_ranks_one_speaks(two_ranks: Script) -> None:
 
 
 def test_what_is_measured_besides_is_shown() -> None:
-    meter = Throughput()
-    assert [field.text for field in speeds(1234.5, None)] == ["1,234 samples/s"]
+    meter = ThroughputMonitor()
+    assert [field.text for field in speed_fields(1234.5, None)] == ["1,234 samples/s"]
     meter.tokens, meter.rates = 100, {"mfu": 0.416, "data_wait": 0.3, "memory_gib": 1.25}
-    assert [field.text for field in speeds(1234.5, meter)] == [
+    assert [field.text for field in speed_fields(1234.5, meter)] == [
         "123,450 tokens/s",
         "MFU 42%",
         "waiting for data 30%",
         "1.2 GiB",
     ]
     meter.rates["data_wait"] = 0.01
-    assert not any("waiting" in field.text for field in speeds(1.0, meter))
+    assert not any("waiting" in field.text for field in speed_fields(1.0, meter))

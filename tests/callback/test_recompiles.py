@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from boltcutter.callback.recompiles import Recompiles
+from boltcutter.callback.recompiles import RecompileMonitor
 
 
 class Task:
@@ -25,7 +25,7 @@ class Task:
 
 
 def test_recompiles_are_logged_and_many_are_told_once_with_the_reason() -> None:
-    callback, task = Recompiles(patience=2), Task()
+    callback, task = RecompileMonitor(warn_after=2), Task()
     trainer: Any = SimpleNamespace(log_every_n_steps=10, global_step=10)
     callback.on_train_start(trainer, task)  # type: ignore[arg-type]
     callback.on_train_batch_end(trainer, task, None, None, 0)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def test_recompiles_are_logged_and_many_are_told_once_with_the_reason() -> None:
 
 
 def test_steps_of_a_task_that_is_not_compiled_are_left_alone() -> None:
-    callback, task = Recompiles(), Task()
+    callback, task = RecompileMonitor(), Task()
     task.compile_model = False
     callback.on_train_start(None, task)  # type: ignore[arg-type]
     assert callback.on_train_batch_end is None  # which Lightning passes over
@@ -55,5 +55,5 @@ def test_steps_of_a_task_that_is_not_compiled_are_left_alone() -> None:
 
 
 def test_a_negative_patience_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^callback.recompiles.patience=-1 is not a number of times; try 3$"):
-        Recompiles(patience=-1)
+    with pytest.raises(ValueError, match=r"^callback.recompiles.warn_after=-1 is not a number of times; try 3$"):
+        RecompileMonitor(warn_after=-1)

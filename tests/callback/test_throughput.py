@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.callback import throughput
-from boltcutter.callback.throughput import Throughput
+from boltcutter.callback.throughput import ThroughputMonitor
 from boltcutter.strategy.data_parallel import DataParallelStrategy
 
 pytestmark = [
@@ -84,7 +84,7 @@ def fit(folder: Path, clock: Clock, **options: Any) -> tuple[dict[int, float], d
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[Throughput()],
+        callbacks=[ThroughputMonitor()],
         **options,
     ).fit(Timed(clock), loader, loader)
     return log.values("throughput/samples_per_second"), log.values("throughput/samples_per_second_epoch")
@@ -104,7 +104,7 @@ def test_an_epoch_that_goes_on_in_its_middle_is_timed_from_there(tmp_path: Path,
     for steps, begin in ((2, None), (4, tmp_path / "middle.ckpt")):
         clock.now, logger = 1e6, Recorded()
         trainer = L.Trainer(
-            max_steps=steps, logger=logger, callbacks=[Throughput()], default_root_dir=tmp_path, **plain
+            max_steps=steps, logger=logger, callbacks=[ThroughputMonitor()], default_root_dir=tmp_path, **plain
         )
         trainer.fit(Timed(clock), data, ckpt_path=begin)
         trainer.save_checkpoint(tmp_path / "middle.ckpt")
@@ -162,7 +162,7 @@ def slow(folder: Path, clock: Clock, devices: int = 1, **settings: Any) -> Recor
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
         accelerator="cpu", devices=devices, strategy=DataParallelStrategy() if devices > 1 else "auto",
-        logger=log, default_root_dir=folder, callbacks=[Throughput(**settings)],
+        logger=log, default_root_dir=folder, callbacks=[ThroughputMonitor(**settings)],
         max_epochs=1, log_every_n_steps=5, **quiet,  # type: ignore[arg-type]
     )  # fmt: skip
     trainer.fit(Language(clock), Slow(clock))
@@ -176,28 +176,28 @@ def test_waiting_for_data_is_told_once_with_its_remedy(tmp_path: Path, clock: Cl
         log = slow(tmp_path, clock)
     assert sum("waits for data" in str(warning.message) for warning in told) == 1
     assert list(log.values("throughput/data_wait").values())[1:] == [pytest.approx(1 / 3)] * 7
-    slow(tmp_path, clock, patience=0.5)  # warnings are errors
+    slow(tmp_path, clock, max_data_wait=0.5)  # warnings are errors
 
 
 def test_tokens_utilization_and_memory_are_logged(tmp_path: Path, clock: Clock) -> None:
-    log = slow(tmp_path, clock, peak=1e-9, patience=1.0)  # a thousand operations a second
+    log = slow(tmp_path, clock, peak_tflops=1e-9, max_data_wait=1.0)  # a thousand operations a second
     assert log.values("throughput/samples_per_second")[9] == pytest.approx(4 / 1.5)
     assert log.values("throughput/tokens_per_second")[9] == pytest.approx(7 * 4 / 1.5)
     assert log.values("throughput/mfu")[9] == pytest.approx(4 / 1.5 * 3 * 2 * 7 * 5 / 1000)
     assert 0.05 < log.values("throughput/memory_gib")[9] < 100
-    shared = slow(tmp_path, clock, devices=2, peak=1e-9, patience=1.0)  # of one process
+    shared = slow(tmp_path, clock, devices=2, peak_tflops=1e-9, max_data_wait=1.0)  # of one process
     assert shared.values("throughput/mfu")[9] == pytest.approx(log.values("throughput/mfu")[9] / 2)
 
 
 def test_without_a_known_peak_there_is_no_utilization(tmp_path: Path, clock: Clock) -> None:
-    assert not slow(tmp_path, clock, patience=1.0).values("throughput/mfu")
+    assert not slow(tmp_path, clock, max_data_wait=1.0).values("throughput/mfu")
 
 
 def test_mistakes_are_one_line() -> None:
-    with pytest.raises(ValueError, match=r"callback.throughput.peak=0.0 is no speed; give null"):
-        Throughput(peak=0.0)
-    with pytest.raises(ValueError, match=r"callback.throughput.patience=2.0 is not a share in \(0, 1\]; try 0.2"):
-        Throughput(patience=2.0)
+    with pytest.raises(ValueError, match=r"callback.throughput.peak_tflops=0.0 is no speed; give null"):
+        ThroughputMonitor(peak_tflops=0.0)
+    with pytest.raises(ValueError, match=r"callback.throughput.max_data_wait=2.0 is not a share in \(0, 1\]; try 0.2"):
+        ThroughputMonitor(max_data_wait=2.0)
 
 
 def test_ranks_that_share_the_data_count_and_others_do_not() -> None:
@@ -209,7 +209,7 @@ def test_ranks_that_share_the_data_count_and_others_do_not() -> None:
 
 RANKS = """
 import lightning as L, time, torch
-from boltcutter.callback.throughput import Throughput
+from boltcutter.callback.throughput import ThroughputMonitor
 from boltcutter.strategy.data_parallel import DataParallelStrategy
 
 class Task(L.LightningModule):
@@ -224,7 +224,7 @@ class Task(L.LightningModule):
 
 trainer = L.Trainer(
     accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False, callbacks=[Throughput()], log_every_n_steps=4,
+    enable_progress_bar=False, enable_model_summary=False, callbacks=[ThroughputMonitor()], log_every_n_steps=4,
 )
 trainer.fit(Task(), torch.utils.data.DataLoader(torch.zeros(160, 1), 10))
 for name in ("throughput/samples_per_second", "throughput/samples_per_second_epoch"):

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
-from boltcutter.logger.csv import CSV
+from boltcutter.logger.csv import CSVLogger
 
 
 @pytest.fixture
@@ -24,12 +24,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "metrics.csv"
 
 
-def logger(path: Path) -> CSV:
+def logger(path: Path) -> CSVLogger:
     """One that writes only when it is told to."""
-    return CSV(path, seconds_between_writes=3600)
+    return CSVLogger(path, seconds_between_writes=3600)
 
 
-def log(path: Path, *rows: tuple[int, dict[str, float]], into: CSV | None = None) -> CSV:
+def log(path: Path, *rows: tuple[int, dict[str, float]], into: CSVLogger | None = None) -> CSVLogger:
     into = into or logger(path)
     for step, metrics in rows:
         into.log_metrics(metrics, step)
@@ -129,7 +129,7 @@ def test_other_ranks_write_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_it_writes_by_itself_and_at_most_so_often(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = CSV(path, seconds_between_writes=0.2)
+    made = CSVLogger(path, seconds_between_writes=0.2)
     written: list[int] = []
     write = made._write
     monkeypatch.setattr(made, "_write", lambda: (written.append(1), write()))
@@ -186,9 +186,9 @@ def test_the_file_is_whole_at_every_moment(path: Path) -> None:
 
 KILLED = """
 import sys, time
-from boltcutter.logger.csv import CSV
+from boltcutter.logger.csv import CSVLogger
 
-logger = CSV(sys.argv[1])
+logger = CSVLogger(sys.argv[1])
 for step in range(100_000):
     logger.log_metrics({"loss": 1 / (step + 1)} | ({"val/loss": 0.5} if step % 10 == 9 else {}), step)
     logger.save()
@@ -219,7 +219,7 @@ def test_a_killed_process_loses_about_a_second(path: Path) -> None:
 
 def test_what_cannot_be_written_is_told_once_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").write_text("in the way")
-    made = CSV(tmp_path / "run" / "metrics.csv", seconds_between_writes=0.01)
+    made = CSVLogger(tmp_path / "run" / "metrics.csv", seconds_between_writes=0.01)
     for step in range(3):
         made.log_metrics({"loss": 1.0}, step)
         made.save()
@@ -279,7 +279,7 @@ def test_a_real_training_test_and_resumption(path: Path) -> None:
         trainer = L.Trainer(
             accelerator="cpu",
             max_epochs=epochs,
-            logger=CSV(path),
+            logger=CSVLogger(path),
             log_every_n_steps=2,
             enable_checkpointing=False,
             enable_progress_bar=False,

@@ -23,8 +23,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from wandb.proto import wandb_internal_pb2
 from wandb_server import GRAPHQL
 
-from boltcutter.logger import wandb as room
-from boltcutter.logger.wandb import OWN, WandB, answers, base_url, choose, logged_in
+from boltcutter.logger import wandb as wandb_module
+from boltcutter.logger.wandb import WANDB_HOSTS, WandbLogger, base_url, is_reachable, logged_in, resolve_mode
 
 KEY = "5ec7e7" * 6 + "abcd"
 PLANTED = "planted-in-the-environment"
@@ -91,8 +91,8 @@ RUNS = """
 import atexit, contextlib, json, os, sys, time, traceback, urllib.request, warnings
 from pathlib import Path
 import psutil
-from boltcutter.logger import wandb as room
-from boltcutter.logger.wandb import WandB
+from boltcutter.logger import wandb as wandb_module
+from boltcutter.logger.wandb import WandbLogger
 
 
 def main(name, how, folder, env):
@@ -103,15 +103,15 @@ def main(name, how, folder, env):
     Path("pid").write_text(str(os.getpid()))
     told = []
     warnings.showwarning = lambda message, *rest: told.append(str(message))
-    logger = WandB(folder=Path(folder), project="p", best={"val/loss": "min", "val/accuracy": "max"})
+    logger = WandbLogger(folder=Path(folder), project="p", best={"val/loss": "min", "val/accuracy": "max"})
     began = time.monotonic()
     run = logger.experiment
     seconds = time.monotonic() - began
-    where, offline, disabled = logger.where, run.offline, run.disabled
+    where, offline, disabled = logger.location, run.offline, run.disabled
     logger.log_hyperparams({"lr": 0.1, "api_key": "***"})
-    more = {f"m{i}": 1.0 for i in range(200)} if how == "full" else {}  # than the last page of a file has room for
+    more = {f"m{i}": 1.0 for i in range(200)} if how == "full" else {}  # than the last page of a file has space for
     if how == "full":
-        room.SECONDS = 2.0
+        wandb_module.SECONDS = 2.0
     for step in range(10_000 if how == "killed" else 10):
         logger.log_metrics({"val/loss": abs(step - 5), "val/accuracy": step / 10, "train/loss": 1.0} | more, step)
         if how == "full" and 4 <= step < 9:
@@ -139,10 +139,10 @@ def main(name, how, folder, env):
     logger.close(3)
     closing = time.monotonic() - began
     if how == "resumed":
-        logger = WandB(folder=Path(folder), project="p")
+        logger = WandbLogger(folder=Path(folder), project="p")
         logger.log_metrics({"train/loss": 0.5}, 10)
         logger.close(0)
-    modes = {"where": where, "offline": offline, "disabled": disabled}
+    modes = {"location": where, "offline": offline, "disabled": disabled}
     return {"seconds": seconds, "closing": closing, "told": told} | modes
 
 
@@ -302,7 +302,7 @@ def test_where_nobody_is_logged_in_a_run_is_offline(runs: Runs) -> None:
     result, folder = runs.result("nobody"), runs.folder("nobody")
     assert result["offline"]
     assert not result["told"]
-    assert re.fullmatch(rf"offline; python scripts/sync.py run={folder}", result["where"])
+    assert re.fullmatch(rf"offline; python scripts/sync.py run={folder}", result["location"])
     assert [row["trainer/global_step"] for row in history(folder)] == list(range(10))
     assert [row["val/loss"] for row in history(folder)] == [abs(step - 5) for step in range(10)]
     (run,) = (record.run for record in records(folder) if record.WhichOneof("record_type") == "run")
@@ -339,7 +339,7 @@ def test_a_server_that_fails_neither_stops_nor_holds_up_a_run(runs: Runs, name: 
 def test_where_somebody_is_logged_in_a_run_is_online(runs: Runs, servers: dict[str, Server]) -> None:
     result = runs.result("wandb")
     assert not result["offline"]
-    assert result["where"] == f"{servers['wandb'].url}/me/p/runs/first"
+    assert result["location"] == f"{servers['wandb'].url}/me/p/runs/first"
     assert any(request.endswith("/first/file_stream") for request in servers["wandb"].seen)
     assert not result["told"]
 
@@ -369,7 +369,7 @@ def test_a_server_that_falls_silent_does_not_hold_up_the_end(runs: Runs) -> None
 def test_the_environment_chooses_the_mode(runs: Runs, servers: dict[str, Server], mode: str) -> None:
     result = runs.result(mode)
     assert result[mode]
-    assert result["where"].startswith(mode)
+    assert result["location"].startswith(mode)
     assert bool(list(runs.folder(mode).rglob("*.wandb"))) == (mode == "offline")
     assert not servers["unwanted"].seen
 
@@ -412,9 +412,9 @@ def test_a_process_of_wandb_that_dies_again_and_again_is_given_up(runs: Runs) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
 def test_a_full_disk_is_told_once_and_outlived(runs: Runs) -> None:
     result, folder = runs.result("full"), runs.folder("full")
-    full, room = result["told"]
+    full, recovered = result["told"]
     assert re.fullmatch(r"W&B: .*/run-first\.wandb does not grow; is its disk full\? What is logged .*", full)
-    assert room == "W&B: there is room on its disk; going on offline"
+    assert recovered == "W&B: there is room on its disk; going on offline"
     steps = [row["trainer/global_step"] for row in history(folder)]
     assert steps[:5] == [0, 1, 2, 3, 4]
     assert steps[-1] == 9
@@ -450,7 +450,7 @@ def test_somebody_is_logged_in_by_environment_or_netrc(home: Path, monkeypatch: 
     assert not logged_in()
     netrc(home / ".netrc", "elsewhere.org")
     assert not logged_in()
-    for server in OWN:
+    for server in WANDB_HOSTS:
         netrc(home / ".netrc", server)
         assert logged_in()
     (home / ".netrc").write_text("machine\n\n\\ nonsense")
@@ -466,7 +466,7 @@ def test_somebody_is_logged_in_by_environment_or_netrc(home: Path, monkeypatch: 
 
 
 def test_the_server_is_that_of_the_environment_or_of_the_login(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert urlparse(base_url()).netloc in OWN
+    assert urlparse(base_url()).netloc in WANDB_HOSTS
     settings = home / ".config" / "wandb" / "settings"
     settings.parent.mkdir(parents=True)
     settings.write_text("[default]\nbase_url = http://own.server:8080\n")
@@ -474,7 +474,7 @@ def test_the_server_is_that_of_the_environment_or_of_the_login(home: Path, monke
     netrc(home / ".netrc", "own.server:8080")
     assert logged_in()
     settings.write_text("[default\nnonsense")
-    assert urlparse(base_url()).netloc in OWN
+    assert urlparse(base_url()).netloc in WANDB_HOSTS
     monkeypatch.setenv("WANDB_BASE_URL", "http://third.server")
     assert base_url() == "http://third.server"
 
@@ -482,21 +482,21 @@ def test_the_server_is_that_of_the_environment_or_of_the_login(home: Path, monke
 def test_the_mode_is_chosen_by_login_and_server(
     home: Path, monkeypatch: pytest.MonkeyPatch, servers: dict[str, Server], refused: str
 ) -> None:
-    assert choose("auto") == "offline"
-    assert choose("disabled") == "disabled"
+    assert resolve_mode("auto") == "offline"
+    assert resolve_mode("disabled") == "disabled"
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", servers["wandb"].url)
-    assert choose("auto") == choose("online") == "online"
-    assert choose("offline") == "offline"
+    assert resolve_mode("auto") == resolve_mode("online") == "online"
+    assert resolve_mode("offline") == "offline"
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert (choose("auto"), choose("online"), choose("disabled")) == ("offline", "online", "disabled")
+    assert (resolve_mode("auto"), resolve_mode("online"), resolve_mode("disabled")) == ("offline", "online", "disabled")
     monkeypatch.setenv("WANDB_MODE", "")
-    assert choose("auto") == "online"
+    assert resolve_mode("auto") == "online"
     monkeypatch.setenv("WANDB_BASE_URL", refused)
     with pytest.warns(
         UserWarning, match=rf"^W&B: {refused} does not answer; going on offline, `scripts/sync.py` later$"
     ):
-        assert choose("online") == "offline"
+        assert resolve_mode("online") == "offline"
 
 
 def timed(call: Callable[[], bool]) -> tuple[bool, float]:
@@ -506,26 +506,26 @@ def timed(call: Callable[[], bool]) -> tuple[bool, float]:
 
 def test_any_answer_is_an_answer(servers: dict[str, Server], refused: str) -> None:
     for name in ("broken", "forbids", "wandb"):
-        assert answers(servers[name].url)
-    assert not answers("nonsense")
-    found, seconds = timed(lambda: answers(refused))
+        assert is_reachable(servers[name].url)
+    assert not is_reachable("nonsense")
+    found, seconds = timed(lambda: is_reachable(refused))
     assert not found
     assert seconds < 2
 
 
 def test_silence_has_a_limit(black_hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "SECONDS", 0.3)
-    found, seconds = timed(lambda: answers(black_hole))
+    monkeypatch.setattr(wandb_module, "SECONDS", 0.3)
+    found, seconds = timed(lambda: is_reachable(black_hole))
     assert not found
     assert seconds < 2
 
 
 def test_a_certificate_that_only_wandb_knows_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*args: Any, **kwargs: Any) -> None:
-        raise room.urllib.error.URLError(ssl.SSLCertVerificationError("unknown authority"))
+        raise wandb_module.urllib.error.URLError(ssl.SSLCertVerificationError("unknown authority"))
 
-    monkeypatch.setattr(room.urllib.request, "urlopen", unknown)
-    assert answers("https://own.server")
+    monkeypatch.setattr(wandb_module.urllib.request, "urlopen", unknown)
+    assert is_reachable("https://own.server")
 
 
 def test_online_needs_somebody_who_is_logged_in(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,18 +533,18 @@ def test_online_needs_somebody_who_is_logged_in(home: Path, monkeypatch: pytest.
     with pytest.raises(
         ValueError, match=r"^mode=online, but nobody is logged in; run `wandb login`, or choose auto or"
     ):
-        WandB(mode="online", **options)
+        WandbLogger(mode="online", **options)
     monkeypatch.setenv("WANDB_MODE", "online")
     with pytest.raises(ValueError, match=r"^WANDB_MODE=online, but nobody is logged in; run `wandb login`, or choose"):
-        WandB(**options)
-    WandB(mode="offline", **options)
+        WandbLogger(**options)
+    WandbLogger(mode="offline", **options)
     monkeypatch.setattr(rank_zero_only, "rank", 1)
-    WandB(**options)  # rank 0 may be on another machine
+    WandbLogger(**options)  # rank 0 may be on another machine
     assert not (home / "runs").exists()
 
 
 def test_a_run_that_a_signal_ended_is_marked_preempted(tmp_path: Path) -> None:
-    logger = WandB(folder=tmp_path / "run", project="p", mode="offline")
+    logger = WandbLogger(folder=tmp_path / "run", project="p", mode="offline")
     logger.log_metrics({"a": 1.0}, step=0)
     logger.close(143)
     end = time.monotonic() + 20  # W&B's own process writes
@@ -554,7 +554,7 @@ def test_a_run_that_a_signal_ended_is_marked_preempted(tmp_path: Path) -> None:
 
 
 def test_a_copy_for_another_process_begins_the_run_there(tmp_path: Path) -> None:
-    logger = WandB(folder=tmp_path / "run", project="p", mode="offline")
+    logger = WandbLogger(folder=tmp_path / "run", project="p", mode="offline")
     copy = pickle.loads(pickle.dumps(logger))
     assert not (tmp_path / "run").exists()
     copy.log_metrics({"a": 1.0}, step=0)

@@ -52,7 +52,7 @@ import lightning as L
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from boltcutter.callback.guard import Guard, NonFinite
+from boltcutter.callback.guard import Guard, NonFiniteGradientError
 from boltcutter.strategy.fsdp import FSDPStrategy
 
 torch.distributed.init_process_group("gloo")
@@ -81,8 +81,8 @@ trainer = SimpleNamespace(strategy=strategy, precision_plugin=None, current_epoc
 if rank == 1:  # the other sees finite shards alone
     shards[-1].grad.fill_(float("nan"))
 try:
-    Guard(sys.argv[1], keep_batch=False).on_before_optimizer_step(trainer, task, optimizers[1])
-except NonFinite as error:
+    Guard(sys.argv[1], save_batch=False).on_before_optimizer_step(trainer, task, optimizers[1])
+except NonFiniteGradientError as error:
     print(rank, error, flush=True)
 torch.distributed.barrier()
 """

@@ -15,7 +15,7 @@ from boltcutter.bench.turns import Coordinator
 PARTS = {
     "all of it": [],
     "all of it, again": [],  # tells what chance does
-    "hooks that nobody wrote (Lean)": ["~callback.lean"],
+    "hooks that nobody wrote (SkipNoOpHooks)": ["~callback.skip_no_op_hooks"],
     "fused optimizer": ["optimizer.fused=false"],
     "metrics": ["task.metrics=null"],
     "guard": ["~callback.guard"],

@@ -13,19 +13,19 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 GIB = 2**30
 
 
-class MonitorNotLogged(RuntimeError):
+class MonitorNotLoggedError(RuntimeError):
     """There is no value of the metric that the best checkpoint is chosen by."""
 
     hide_traceback = True  # needs no traceback
 
 
-class NoRoom(RuntimeError):
+class CheckpointSizeError(RuntimeError):
     """Not even one checkpoint fits into what checkpoints may take."""
 
     hide_traceback = True  # needs no traceback
 
 
-class Last(ModelCheckpoint):
+class LastCheckpoint(ModelCheckpoint):
     """Keeps the last checkpoint.
 
     A class of its own, because a ModelCheckpoint that a module's ``configure_callbacks`` returns replaces all callbacks
@@ -33,7 +33,7 @@ class Last(ModelCheckpoint):
     """
 
 
-class Best(ModelCheckpoint):
+class BestCheckpoint(ModelCheckpoint):
     """Keeps the best checkpoints; each carries its score.
 
     The one that is kept is ``best.ckpt``; of several each has its step in its name.
@@ -90,7 +90,7 @@ class Best(ModelCheckpoint):
         """See that at least the weights have room.
 
         Raises:
-            NoRoom: They have not.
+            CheckpointSizeError: They have not.
         """
         if self.max_gib is not None:
             weights = sum(t.nbytes for t in pl_module.state_dict().values() if isinstance(t, torch.Tensor))
@@ -113,7 +113,7 @@ class Best(ModelCheckpoint):
             super()._save_topk_checkpoint(trainer, monitor_candidates)
         elif trainer.fit_loop.epoch_loop.val_loop._has_run:
             listed = ", ".join(sorted(monitor_candidates.keys() - {"epoch", "step"})) or "none"
-            raise MonitorNotLogged(
+            raise MonitorNotLoggedError(
                 f"callback.best.monitor={self.monitor} is not logged (there are: {listed}); set callback.best.monitor "
                 "and callback.best.mode, or callback.best=null"
             )
@@ -155,7 +155,7 @@ class Best(ModelCheckpoint):
 
     def _fit(self, size: int) -> None:
         if self.max_gib is not None and size > self.max_gib * GIB:
-            raise NoRoom(
+            raise CheckpointSizeError(
                 f"callback.best.max_gib={self.max_gib}: one checkpoint takes {size / GIB:.3g} GiB or more; "
                 f"try {10 * size / GIB:.2g}"
             )

@@ -16,7 +16,7 @@ class EMA(EMAWeightAveraging):
 
     Args:
         decay: Share of the average that is kept at each step.
-        start: Optimizer step at which averaging begins.
+        update_starting_at_step: Optimizer step at which averaging begins.
 
     Raises:
         ValueError: ``decay`` is not a share.
@@ -25,10 +25,10 @@ class EMA(EMAWeightAveraging):
     ``EMAWeightAveraging``.
     """
 
-    def __init__(self, decay: float = 0.999, *, start: int = 0) -> None:
+    def __init__(self, decay: float = 0.999, *, update_starting_at_step: int = 0) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"callback.ema.decay={decay} is not a share in [0, 1); try 0.999")
-        super().__init__(decay=decay, update_starting_at_step=start or None, use_buffers=False)
+        super().__init__(decay=decay, update_starting_at_step=update_starting_at_step or None, use_buffers=False)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Go on with the weights themselves only where training goes on."""

@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-class NonFinite(RuntimeError):
+class NonFiniteGradientError(RuntimeError):
     """A gradient is infinite or not a number; the weights are still those of the step before."""
 
     hide_traceback = True  # needs no traceback
 
 
-class Uneven(RuntimeError):
+class UnevenBatchesError(RuntimeError):
     """Ranks have different numbers of batches; one would wait for the others for ever."""
 
     hide_traceback = True
 
 
-class Look(NamedTuple):
+class GradientCheck(NamedTuple):
     """What was measured before a step, and where."""
 
     norms: Tensor  # of each gradient
@@ -47,31 +47,33 @@ class Guard(Callback):
 
     Args:
         folder: Where the batch that did it is kept, as ``nonfinite-rank-<n>.pt``.
-        skip: Steps in a row that are passed over before training stops.
-        keep_batch: Whether to keep the batch.
+        max_skipped_steps: Steps in a row that are passed over before training stops.
+        save_batch: Whether to keep the batch.
     """
 
-    def __init__(self, folder: Path, *, skip: int = 0, keep_batch: bool = True) -> None:
-        if skip < 0:
-            raise ValueError(f"callback.guard.skip={skip} is not a number of steps; try 0")
-        self.folder, self.skip, self.keep_batch = Path(folder), skip, keep_batch
+    def __init__(self, folder: Path, *, max_skipped_steps: int = 0, save_batch: bool = True) -> None:
+        if max_skipped_steps < 0:
+            raise ValueError(f"callback.guard.max_skipped_steps={max_skipped_steps} is not a number of steps; try 0")
+        self.folder, self.max_skipped_steps, self.save_batch = Path(folder), max_skipped_steps, save_batch
         self.skipped = 0
         self._batch: Any = None
         self._batch_idx = 0
-        self._look: Look | None = None  # that is not yet judged
+        self._look: GradientCheck | None = None  # that is not yet judged
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """See that all ranks will make the same steps.
 
         Raises:
-            Uneven: They will not.
+            UnevenBatchesError: They will not.
         """
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             counts: list[float] = [0.0] * trainer.world_size
             torch.distributed.all_gather_object(counts, float(trainer.num_training_batches))
             if len(set(counts)) > 1:
                 told = ", ".join(f"rank {rank} has {count:.0f}" for rank, count in enumerate(counts))
-                raise Uneven(f"data: training batches are shared out unevenly ({told}); give each rank as many")
+                raise UnevenBatchesError(
+                    f"data: training batches are shared out unevenly ({told}); give each rank as many"
+                )
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -83,7 +85,7 @@ class Guard(Callback):
         """Stop here, where the weights are still whole.
 
         Raises:
-            NonFinite: The gradient is not finite, and not for the first few times.
+            NonFiniteGradientError: The gradient is not finite, and not for the first few times.
         """
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
@@ -128,14 +130,16 @@ class Guard(Callback):
         """Whether the device can pass over the step itself."""
         return norm.is_cuda and all(group.get("fused") for group in optimizer.param_groups)
 
-    def _measured(self, norms: Tensor, late: bool, trainer: L.Trainer, optimizer: Optimizer) -> Look:
+    def _measured(self, norms: Tensor, late: bool, trainer: L.Trainer, optimizer: Optimizer) -> GradientCheck:
         parameters = _weights(optimizer)
         ready = None
         if late and norms.is_cuda:
             norms = norms.to("cpu", non_blocking=True)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-        return Look(norms, parameters, ready, self._batch, trainer.current_epoch, self._batch_idx, trainer.global_step)
+        return GradientCheck(
+            norms, parameters, ready, self._batch, trainer.current_epoch, self._batch_idx, trainer.global_step
+        )
 
     def _judge(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop, or count the step as passed over, if what was measured last is not finite."""
@@ -153,14 +157,16 @@ class Guard(Callback):
         names = of_all_ranks(names) if of_all_ranks else names
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         what = f"the gradient of {some} is not finite at epoch {look.epoch}, batch {look.batch_idx}"
-        if self.skipped < self.skip:
+        if self.skipped < self.max_skipped_steps:
             self.skipped += 1
-            rank_zero_warn(f"{what}; passing over step {look.step} ({self.skipped} of {self.skip} in a row)")
+            rank_zero_warn(
+                f"{what}; passing over step {look.step} ({self.skipped} of {self.max_skipped_steps} in a row)"
+            )
             return
-        kept = f"; the batch is in {self._keep(look.batch, trainer.global_rank)}" if self.keep_batch else ""
-        raise NonFinite(
+        kept = f"; the batch is in {self._keep(look.batch, trainer.global_rank)}" if self.save_batch else ""
+        raise NonFiniteGradientError(
             f"{what}{kept}; the weights are those of step {look.step}: lower optimizer.lr, "
-            "set trainer.gradient_clip_val, or pass over such steps with callback.guard.skip=5"
+            "set trainer.gradient_clip_val, or pass over such steps with callback.guard.max_skipped_steps=5"
         )
 
     def _keep(self, batch: Any, rank: int) -> Path:

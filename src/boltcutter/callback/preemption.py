@@ -26,7 +26,7 @@ class Preemption(Callback):
         folder: Where ``last-preempted.ckpt`` goes; a path or a URL.
     """
 
-    listens = True  # so that nobody else has to
+    handles_signals = True  # so that nobody else has to
 
     def __init__(self, folder: str) -> None:
         self.folder = str(folder)

@@ -23,19 +23,23 @@ class Profile(Callback):
     Args:
         folder: Where they go.
         wait: Batches before anything is watched: compilation, caches, workers that start.
-        steps: Batches that are watched.
-        memory: Also what each operation takes of memory.
-        stacks: Also from which line of Python each operation came; slower still.
+        active: Batches that are watched.
+        profile_memory: Also what each operation takes of memory.
+        with_stack: Also from which line of Python each operation came; slower still.
     """
 
     def __init__(
-        self, folder: Path, *, wait: int = 5, steps: int = 5, memory: bool = False, stacks: bool = False
+        self, folder: Path, *, wait: int = 5, active: int = 5, profile_memory: bool = False, with_stack: bool = False
     ) -> None:
-        for name, value, least in (("wait", wait, 0), ("steps", steps, 1)):
+        for name, value, least in (("wait", wait, 0), ("active", active, 1)):
             if value < least:
                 raise ValueError(f"callback.profile.{name}={value} is not a number of batches; try {max(5, least)}")
-        self.folder, self.wait, self.steps = Path(folder), wait, steps
-        self.options: dict[str, Any] = {"profile_memory": memory, "record_shapes": memory, "with_stack": stacks}
+        self.folder, self.wait, self.active = Path(folder), wait, active
+        self.options: dict[str, Any] = {
+            "profile_memory": profile_memory,
+            "record_shapes": profile_memory,
+            "with_stack": with_stack,
+        }
         self._profiler: Any = None
         self._seen = 0
 
@@ -46,11 +50,11 @@ class Profile(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Begin after ``wait`` batches, and write after ``steps`` more."""
+        """Begin after ``wait`` batches, and write after ``active`` more."""
         self._seen += 1
         if self._profiler is not None:
             self._profiler.step()  # names the steps in the trace
-            if self._seen == self.wait + self.steps:
+            if self._seen == self.wait + self.active:
                 self._write(trainer, pl_module)
         if self._seen == max(1, self.wait) and self._profiler is None:
             self._profiler = torch.profiler.profile(**self.options)

@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from rich.console import Console
 
 from boltcutter.batches import count_samples
-from boltcutter.callback.screen import Field, Screen
-from boltcutter.callback.throughput import Throughput, ranks
+from boltcutter.callback.status_line import Field, StatusLine
+from boltcutter.callback.throughput import ThroughputMonitor, data_parallel_size
 
 SMOOTHING = 3.0  # seconds over which speed is averaged
 
@@ -21,13 +21,13 @@ SMOOTHING = 3.0  # seconds over which speed is averaged
 class Progress(ProgressBar):
     """A bar over the whole training with loss, metric, samples a second and time left.
 
-    It draws at most ``refresh`` times a second, and reads the loss from the device only then; what others print
+    It is drawn, and the loss read from the device, at most ``refresh_per_second`` times a second; what others print
     stands above it. Where standard output is not a terminal it prints one line for an epoch, no more often than
     ``seconds_between_lines``, and always the last.
 
     Args:
         monitor: The metric shown, as it is logged; None takes the one that the best checkpoint is chosen by.
-        refresh: Drawings a second at most.
+        refresh_per_second: Drawings a second at most.
         seconds_between_lines: Where there is no terminal.
 
     Attributes:
@@ -35,18 +35,19 @@ class Progress(ProgressBar):
     """
 
     def __init__(
-        self, monitor: str | None = None, *, refresh: float = 5.0, seconds_between_lines: float = 10.0
+        self, monitor: str | None = None, *, refresh_per_second: float = 5.0, seconds_between_lines: float = 10.0
     ) -> None:
         super().__init__()
-        if refresh <= 0:
+        if refresh_per_second <= 0:
             raise ValueError(
-                f"callback.progress.refresh={refresh} is no rate; give 5, or callback.progress=null for no bar"
+                f"callback.progress.refresh_per_second={refresh_per_second} is not positive; "
+                "try 5, or callback.progress=null to disable the progress bar"
             )
         self.monitor = monitor
-        self.interval, self.seconds_between_lines = 1 / refresh, seconds_between_lines
+        self.interval, self.seconds_between_lines = 1 / refresh_per_second, seconds_between_lines
         self.enabled = True
         self.console: Console | None = None
-        self._screen: Screen | None = None
+        self._screen: StatusLine | None = None
         self._total: int | None = None  # optimizer steps; none if training has no end
         self._began, self._began_at = 0.0, 0  # time and step
         self._next = self._next_line = 0.0
@@ -78,7 +79,7 @@ class Progress(ProgressBar):
         out = sys.__stdout__ or sys.stdout
         console = self.console or Console(file=out, force_terminal=out.isatty())
         if self.enabled and console.is_terminal and not console.is_dumb_terminal:
-            self._screen = Screen(console)
+            self._screen = StatusLine(console)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -158,7 +159,7 @@ class Progress(ProgressBar):
 
     def _look(self, trainer: L.Trainer) -> None:
         # Not at the end of an epoch: there Lightning would reduce over ranks, and the others do not ask.
-        self._metric = trainer.callback_metrics.get(monitored(self, trainer), self._metric)
+        self._metric = trainer.callback_metrics.get(monitored_metric(self, trainer), self._metric)
 
     def _draw(self, trainer: L.Trainer, *, ended: bool = False) -> None:
         if self._screen:
@@ -188,29 +189,29 @@ class Progress(ProgressBar):
             found.append(Field("", f"{math.floor(100 * step / total):3d} %", 1))
         if self._loss is not None:
             # Lightning has divided it, so that accumulated gradients add up to a mean.
-            found.append(Field("loss", number(self._loss * trainer.accumulate_grad_batches), 6))
+            found.append(Field("loss", format_number(self._loss * trainer.accumulate_grad_batches), 6))
         if self._metric is not None:
-            found.append(Field(monitored(self, trainer), number(self._metric), 5))
+            found.append(Field(monitored_metric(self, trainer), format_number(self._metric), 5))
         if self._validated is not None:
             found.append(Field("validating", self._validated, 4))
         elif self._speed is not None:
-            meters = (c for c in trainer.callbacks if isinstance(c, Throughput))  # type: ignore[attr-defined]
-            found += speeds(self._speed * ranks(trainer), next(meters, None), self._unit)
+            meters = (c for c in trainer.callbacks if isinstance(c, ThroughputMonitor))  # type: ignore[attr-defined]
+            found += speed_fields(self._speed * data_parallel_size(trainer), next(meters, None), self._unit)
         found.append(Field("step", f"{step:,}/{total:,}" if total else f"{step:,}", 0 if total else 2))
         if ended or total == step:
-            found.append(Field("in", clock(spent), 4))
+            found.append(Field("in", format_duration(spent), 4))
         elif total and done:
-            found.append(Field("", f"{clock(spent / done * (total - step))} left", 4))
+            found.append(Field("", f"{format_duration(spent / done * (total - step))} left", 4))
         return found
 
 
-def monitored(bar: Progress, trainer: L.Trainer) -> str:
+def monitored_metric(bar: Progress, trainer: L.Trainer) -> str:
     """The metric that is shown."""
     kept = (c.monitor for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.save_top_k)
     return bar.monitor or next(filter(None, kept), "val/loss")
 
 
-def speeds(samples: float, meter: Throughput | None, unit: str = "samples") -> list[Field]:
+def speed_fields(samples: float, meter: ThroughputMonitor | None, unit: str = "samples") -> list[Field]:
     """Samples or tokens a second, and what else is measured."""
     tokens, rates = (meter.tokens, meter.rates) if meter else (0, dict[str, float]())
     found = [Field("", f"{samples * tokens:,.0f} tokens/s" if tokens else f"{samples:,.0f} {unit}/s", 3)]
@@ -223,13 +224,13 @@ def speeds(samples: float, meter: Throughput | None, unit: str = "samples") -> l
     return found
 
 
-def number(value: Any) -> str:
+def format_number(value: Any) -> str:
     """Four digits that tell, in a width that rarely changes."""
     number = float(value)
     return f"{number:.4f}" if number == 0 or 1e-3 <= abs(number) < 1e4 else f"{number:.2e}"
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """As m:ss, or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

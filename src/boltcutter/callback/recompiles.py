@@ -11,23 +11,23 @@ from lightning.pytorch.utilities import rank_zero_warn
 HOOK = "on_train_batch_end"
 
 
-class Recompiles(Callback):
+class RecompileMonitor(Callback):
     """Log ``recompiles``, how often a compiled model was compiled anew since training began, and warn once of many.
 
     Each takes as long as the first time. A smaller last batch is a good reason for one; new shapes at each step are
     not. A task that is not compiled is left alone.
 
     Args:
-        patience: How many are no reason to warn.
+        warn_after: How many are no reason to warn.
 
     Raises:
-        ValueError: ``patience`` is negative.
+        ValueError: ``warn_after`` is negative.
     """
 
-    def __init__(self, *, patience: int = 3) -> None:
-        if patience < 0:
-            raise ValueError(f"callback.recompiles.patience={patience} is not a number of times; try 3")
-        self.patience = patience
+    def __init__(self, *, warn_after: int = 3) -> None:
+        if warn_after < 0:
+            raise ValueError(f"callback.recompiles.warn_after={warn_after} is not a number of times; try 3")
+        self.warn_after = warn_after
         self._told = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -52,7 +52,7 @@ class Recompiles(Callback):
     def _count(self, task: Any) -> None:
         reasons = task.recompiled()
         task.log("recompiles", float(len(reasons)))
-        if len(reasons) > self.patience and not self._told:
+        if len(reasons) > self.warn_after and not self._told:
             self._told = True
             rank_zero_warn(
                 f"task.compile={str(task.compile_model).lower()}: compiled {len(reasons)} times more, each as long as "

@@ -13,12 +13,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from boltcutter.batches import count_samples, first_tensor
-from boltcutter.callback.peak import count_flops, peak
+from boltcutter.callback.flops import count_flops, peak_flops
 
 SECONDS = 10.0  # of training over which waiting for data is judged
 
 
-class Throughput(Callback):
+class ThroughputMonitor(Callback):
     """Log speed over all devices at each logging step, samples a second also for the whole epoch.
 
     Names begin with ``throughput/``: ``samples_per_second``, or ``batches_per_second`` where a batch does not say how
@@ -31,18 +31,20 @@ class Throughput(Callback):
     logging interval is right, and no step is held up. Time spent in validation does not count.
 
     Args:
-        peak: Operations a second that a device can do at best, in 10¹²; none takes it from a table of GPUs.
-        patience: Largest share of time that training may wait for data before it is told, once.
+        peak_tflops: Operations a second that a device can do at best, in 10¹²; none takes it from a table of GPUs.
+        max_data_wait: Largest share of time that training may wait for data before it is told, once.
 
     Source: Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022 (model FLOPs utilization).
     """
 
-    def __init__(self, *, peak: float | None = None, patience: float = 0.2) -> None:
-        if peak is not None and peak <= 0:
-            raise ValueError(f"callback.throughput.peak={peak} is no speed; give null to take it from the table")
-        if not 0 < patience <= 1:
-            raise ValueError(f"callback.throughput.patience={patience} is not a share in (0, 1]; try 0.2")
-        self.peak, self.patience = peak, patience
+    def __init__(self, *, peak_tflops: float | None = None, max_data_wait: float = 0.2) -> None:
+        if peak_tflops is not None and peak_tflops <= 0:
+            raise ValueError(
+                f"callback.throughput.peak_tflops={peak_tflops} is no speed; give null to take it from the table"
+            )
+        if not 0 < max_data_wait <= 1:
+            raise ValueError(f"callback.throughput.max_data_wait={max_data_wait} is not a share in (0, 1]; try 0.2")
+        self.peak_tflops, self.max_data_wait = peak_tflops, max_data_wait
         self.rates: dict[str, float] = {}  # of the newest interval
         self.tokens = 0  # of a sample
         self.unit = "samples"  # what is counted
@@ -97,7 +99,7 @@ class Throughput(Callback):
         """Tell the epoch's mean."""
         self._close(trainer)
         if self._epoch_seconds:
-            rate = self._epoch_samples * ranks(trainer) / self._epoch_seconds
+            rate = self._epoch_samples * data_parallel_size(trainer) / self._epoch_seconds
             pl_module.log(f"throughput/{self.unit}_per_second_epoch", rate, batch_size=1)
 
     def _look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
@@ -108,7 +110,7 @@ class Throughput(Callback):
             return  # another's module may want more than the first tensor
         if kind == "language_modeling":
             self.tokens = inputs.numel() // len(inputs)
-        best = self.peak * 1e12 if self.peak else best_of(pl_module.device, str(trainer.precision))
+        best = self.peak_tflops * 1e12 if self.peak_tflops else best_of(pl_module.device, str(trainer.precision))
         few = inputs[:2]  # dp keeps so few on one device; what its threads do is not counted
         model = getattr(pl_module, "model", None)  # which may be anything in a foreign module
         flops = count_flops(model if isinstance(model, nn.Module) else pl_module, few) if best else None
@@ -123,7 +125,7 @@ class Throughput(Callback):
         now = time.perf_counter()
         if self._samples:
             seconds = now - self._began
-            rate = self._samples * ranks(trainer) / seconds
+            rate = self._samples * data_parallel_size(trainer) / seconds
             self.rates[f"{self.unit}_per_second"] = rate
             if self.tokens:
                 self.rates["tokens_per_second"] = rate * self.tokens
@@ -149,7 +151,7 @@ class Throughput(Callback):
         if whole < SECONDS:
             return
         self._judged = (0.0, 0.0)
-        if waiting / whole > self.patience:
+        if waiting / whole > self.max_data_wait:
             self._told = True
             workers = getattr(trainer.datamodule, "num_workers", 0)  # type: ignore[attr-defined]
             rank_zero_warn(
@@ -158,7 +160,7 @@ class Throughput(Callback):
             )
 
 
-def ranks(trainer: L.Trainer) -> int:
+def data_parallel_size(trainer: L.Trainer) -> int:
     """Ranks that share the data; those that share a model's layers see the same samples."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
     return int(kwargs.get("num_replicas", 1))
@@ -172,7 +174,7 @@ def waited(trainer: L.Trainer) -> float | None:
 
 def best_of(device: torch.device, precision: str) -> float | None:
     """Operations a second that a device can do, where they are known."""
-    return peak(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
+    return peak_flops(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
 
 def memory(device: torch.device) -> int:

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_only
 Row = dict[str, str]
 
 
-class CSV(Logger):
+class CSVLogger(Logger):
     """One file for the whole run, over all of its attempts.
 
     All that is logged at one step stands in one line. A resumed run overwrites the steps that it does again, and a
@@ -46,8 +46,8 @@ class CSV(Logger):
         self._newest: tuple[int, Row] = (-1, {})  # the file's last row, which may yet grow
         self._newest_at = self._end = 0  # where in the file it begins and ends
 
-    def __reduce__(self) -> tuple[Callable[[], CSV], tuple[()]]:
-        return partial(CSV, self.path, seconds_between_writes=self.seconds_between_writes), ()
+    def __reduce__(self) -> tuple[Callable[[], CSVLogger], tuple[()]]:
+        return partial(CSVLogger, self.path, seconds_between_writes=self.seconds_between_writes), ()
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import wandb
 import yaml
 
-from boltcutter.logger.wandb import answers, base_url, logged_in
+from boltcutter.logger.wandb import base_url, is_reachable, logged_in
 
 
 class SyncError(ValueError):
@@ -43,7 +43,7 @@ def main(configs: Path, words: list[str]) -> None:
             raise SyncError(f"run={folder}: no run there (record.json is missing); give the folder of a run")
     if not logged_in():
         raise SyncError(f"{base_url()}: nobody is logged in; run `wandb login` first")
-    if not answers(base_url()):
+    if not is_reachable(base_url()):
         raise SyncError(f"{base_url()} does not answer; try again when it does")
     for folder in folders:
         print(f"{folder}: {sync(folder)}")

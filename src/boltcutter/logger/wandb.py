@@ -21,19 +21,19 @@ from urllib.parse import urlparse
 
 import wandb
 from lightning.fabric.loggers.logger import rank_zero_experiment
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import WandbLogger as LightningWandbLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from wandb.sdk.mailbox import HandleAbandonedError
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 SECONDS = 5.0  # to wait for the server to answer at all
-OWN = {"api.wandb.ai", "api.forge.coreweave.com"}  # names of W&B's own server; a login to one is to both
+WANDB_HOSTS = {"api.wandb.ai", "api.forge.coreweave.com"}  # names of W&B's own server; a login to one is to both
 GIVE_UP = 2.0  # seconds for the end of a run whose server does not answer any more
 RESTARTS = 3  # of W&B's own process, before a run goes on without it
 ROOM = 2**23  # bytes that are enough to begin again
 
 
-class WandB(WandbLogger):
+class WandbLogger(LightningWandbLogger):
     """One W&B run for the whole run, over all of its attempts.
 
     Where the server cannot be reached it goes on offline, after twenty seconds at most;
@@ -83,7 +83,7 @@ class WandB(WandbLogger):
         """The W&B run; begun when first asked for."""
         if self._experiment is None:
             Path(self.save_dir or ".").mkdir(parents=True, exist_ok=True)
-            self._begin(choose(self.mode))
+            self._begin(resolve_mode(self.mode))
         return self._experiment
 
     @rank_zero_only
@@ -146,7 +146,7 @@ class WandB(WandbLogger):
             silent=True,  # the tables before and after training tell where the run is
         )
         try:
-            WandbLogger.experiment.fget(self)  # type: ignore[attr-defined]
+            LightningWandbLogger.experiment.fget(self)  # type: ignore[attr-defined]
         except (wandb.errors.Error, OSError) as error:  # ConnectionError and TimeoutError are OSErrors
             if mode == "disabled":
                 raise
@@ -161,7 +161,7 @@ class WandB(WandbLogger):
             begun.define_metric(metric, summary=summary, step_metric="trainer/global_step")
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """Where a person finds the run."""
         run = self.experiment
         if run.disabled:
@@ -174,7 +174,7 @@ class WandB(WandbLogger):
         if self._experiment is None:
             return
         run = self._experiment
-        silent = not run.offline and not run.disabled and not answers(base_url())
+        silent = not run.offline and not run.disabled and not is_reachable(base_url())
         giving_up = threading.Timer(GIVE_UP, _end_service, [run])
         giving_up.daemon = True
         if silent:
@@ -198,12 +198,12 @@ def _end_service(run: Any) -> None:
         run._wl.assert_service()._proc._process.kill()
 
 
-def choose(mode: Mode) -> str:
+def resolve_mode(mode: Mode) -> str:
     """The mode to begin in: online only where somebody is logged in and the server answers."""
     wanted = os.environ.get("WANDB_MODE") or "auto" if mode == "auto" else mode
     if wanted == "auto":
         wanted = "online" if logged_in() else "offline"
-    if wanted == "online" and not answers(base_url()):
+    if wanted == "online" and not is_reachable(base_url()):
         rank_zero_warn(f"W&B: {base_url()} does not answer; going on offline, `scripts/sync.py` later")
         return "offline"
     return wanted
@@ -228,11 +228,11 @@ def logged_in() -> bool:
     for file in files:
         with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
             known = netrc.netrc(os.path.expanduser(file))
-            return any(known.authenticators(host) for host in (OWN if server in OWN else {server}))
+            return any(known.authenticators(host) for host in (WANDB_HOSTS if server in WANDB_HOSTS else {server}))
     return False
 
 
-def answers(url: str) -> bool:
+def is_reachable(url: str) -> bool:
     """Whether a server answers at all within ``SECONDS``; in a thread, as looking up its name has no limit."""
     found: list[bool] = []
     known = threading.Event()

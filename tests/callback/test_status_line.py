@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from boltcutter.callback.screen import Field, Screen, layout
+from boltcutter.callback.status_line import Field, StatusLine, layout
 
 FIELDS = [
     Field("epoch", "3/20", 9),
@@ -36,10 +36,10 @@ def terminal() -> Terminal:
 
 
 @contextmanager
-def screen_on(terminal: Terminal, width: int = 80) -> Iterator[Screen]:
+def screen_on(terminal: Terminal, width: int = 80) -> Iterator[StatusLine]:
     before = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = terminal
-    screen = Screen(Console(file=terminal, force_terminal=True, color_system=None, width=width))
+    screen = StatusLine(Console(file=terminal, force_terminal=True, color_system=None, width=width))
     try:
         yield screen
     finally:
@@ -134,7 +134,7 @@ def test_a_file_is_not_touched(terminal: Terminal) -> None:
     with screen_on(terminal) as screen:
         screen.close()
         sys.stderr = file = io.StringIO()
-        screen = Screen(screen.console)
+        screen = StatusLine(screen.console)
         screen.show(FIELDS, 0.5)
         print("to a file", file=sys.stderr)
         screen.close()
@@ -151,7 +151,7 @@ def test_a_line_keeps_within_a_narrow_terminal(terminal: Terminal) -> None:
 def test_a_terminal_without_lines_gets_letters() -> None:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding="ascii")
-    screen = Screen(Console(file=file, force_terminal=True, color_system=None, width=80))
+    screen = StatusLine(Console(file=file, force_terminal=True, color_system=None, width=80))
     screen.show(FIELDS, 0.5)
     screen.close()
     assert b"####" in raw.getvalue()

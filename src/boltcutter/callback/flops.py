@@ -37,7 +37,7 @@ PEAKS: dict[str, tuple[float, float, float]] = {
 WITHOUT_BF16 = ("V100", "T4")  # their matrix units have no bfloat16
 
 
-def peak(device: str, precision: str) -> float | None:
+def peak_flops(device: str, precision: str) -> float | None:
     """Operations a second of matrix products at best, or None where it is not known.
 
     Args:

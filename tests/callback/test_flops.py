@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boltcutter.callback.peak import count_flops, peak
+from boltcutter.callback.flops import count_flops, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ from boltcutter.callback.peak import count_flops, peak
     ],
 )
 def test_peaks_are_those_of_the_device(device: str, precision: str, wanted: float | None) -> None:
-    assert peak(device, precision) == wanted
+    assert peak_flops(device, precision) == wanted
 
 
 def test_tf32_counts_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert peak("NVIDIA A100-SXM4-80GB", "32-true") == 156e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "32-true") == 156e12
 
 
 class Attention(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import QUICK, Script
 
-from boltcutter.callback.notice import Cloud, Notice, announced
+from boltcutter.callback.spot_interruption import Cloud, SpotInterruption, announced
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
@@ -74,8 +74,12 @@ def test_a_notice_saves_and_leaves_as_a_signal_does(script: Script, server: str,
         Metadata.taken = True
 
     threading.Thread(target=take_away, daemon=True).start()
-    words = ["callback=[default,notice]", "callback.notice.cloud=gce", f"callback.notice.server={server}"]
-    words += ["callback.notice.every=0.05", f"folder={tmp_path}/run"]
+    words = [
+        "callback=[default,spot_interruption]",
+        "callback.spot_interruption.cloud=gce",
+        f"callback.spot_interruption.metadata_url={server}",
+    ]
+    words += ["callback.spot_interruption.poll_interval=0.05", f"folder={tmp_path}/run"]
     done = script("train", *QUICK[:2], "trainer.max_epochs=300", *words, timeout=60)
     assert done.returncode == 128 + signal.SIGTERM
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last-preempted.ckpt", weights_only=True)
@@ -85,12 +89,16 @@ def test_a_notice_saves_and_leaves_as_a_signal_does(script: Script, server: str,
 
 
 def test_a_machine_of_another_kind_is_told_once_and_trains_on(script: Script, tmp_path: Path) -> None:
-    words = ["callback=[default,notice]", "callback.notice.server=http://127.0.0.1:9", "callback.notice.every=0.01"]
+    words = [
+        "callback=[default,spot_interruption]",
+        "callback.spot_interruption.metadata_url=http://127.0.0.1:9",
+        "callback.spot_interruption.poll_interval=0.01",
+    ]
     done = script("train", *QUICK, *words, f"folder={tmp_path}/run", timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("does not answer as ec2 does") == 1
 
 
 def test_a_time_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"callback.notice.every=0"):
-        Notice("ec2", every=0)
+    with pytest.raises(ValueError, match=r"callback.spot_interruption.poll_interval=0"):
+        SpotInterruption("ec2", poll_interval=0)

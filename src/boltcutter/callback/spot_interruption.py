@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from boltcutter.environment import signals
 
 Cloud = Literal["ec2", "gce", "azure"]
-SERVERS = {
+METADATA_URLS = {
     "ec2": "http://169.254.169.254",
     "gce": "http://metadata.google.internal",
     "azure": "http://169.254.169.254",
@@ -26,7 +26,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no prox
 TAKES = {"Preempt", "Terminate", "Redeploy"}  # of Azure's events
 
 
-class Notice(Callback):
+class SpotInterruption(Callback):
     """Ask the machine's metadata server, on each node and beside the training, whether the machine will be taken away.
 
     If so, it is as if SIGTERM had come: ranks agree, save, and leave. EC2 tells two minutes before, GCE and Azure half
@@ -34,20 +34,23 @@ class Notice(Callback):
 
     Args:
         cloud: Whose machine this is.
-        every: Seconds between two questions.
-        server: Other than the cloud's own address.
+        poll_interval: Seconds between two questions.
+        metadata_url: Other than the cloud's own address.
 
     Raises:
-        ValueError: ``every`` is not positive.
+        ValueError: ``poll_interval`` is not positive.
 
     Source: Amazon EC2, Spot Instance interruption notices; Google Compute Engine, Detect preemption; Microsoft Azure,
     Scheduled Events for Linux VMs.
     """
 
-    def __init__(self, cloud: Cloud, *, every: float = 5.0, server: str | None = None) -> None:
-        if every <= 0:
-            raise ValueError(f"callback.notice.every={every} is not a number of seconds; try 5")
-        self.cloud, self.every, self.server = cloud, every, server or SERVERS[cloud]
+    def __init__(self, cloud: Cloud, *, poll_interval: float = 5.0, metadata_url: str | None = None) -> None:
+        if poll_interval <= 0:
+            raise ValueError(
+                f"callback.spot_interruption.poll_interval={poll_interval} is not a number of seconds; try 5"
+            )
+        self.cloud, self.poll_interval = cloud, poll_interval
+        self.metadata_url = metadata_url or METADATA_URLS[cloud]
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -71,14 +74,16 @@ class Notice(Callback):
         told = False
         while True:
             try:
-                if announced(self.cloud, self.server):
+                if announced(self.cloud, self.metadata_url):
                     signals.handle_signal(signal.SIGTERM)
                     return
             except (OSError, ValueError, KeyError) as error:
                 if not told:
                     told = True
-                    rank_zero_warn(f"callback.notice: {self.server} does not answer as {self.cloud} does ({error})")
-            if self._over.wait(self.every):
+                    rank_zero_warn(
+                        f"callback.spot_interruption: {self.metadata_url} does not answer as {self.cloud} does ({error})"
+                    )
+            if self._over.wait(self.poll_interval):
                 return
 
 

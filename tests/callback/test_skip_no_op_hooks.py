@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from boltcutter.callback.lean import HOOKS, Lean, NoProfiler, written
+from boltcutter.callback.skip_no_op_hooks import HOOKS, NoProfiler, SkipNoOpHooks, overrides_hook
 from boltcutter.data.digits import Digits
 from boltcutter.model.linear import Linear
 from boltcutter.task.classification import Classification
@@ -87,7 +87,7 @@ def fit(
 
 def test_what_is_written_is_called_and_nothing_else(tmp_path: Path) -> None:
     called, silent, data = Called(), Silent(), Moved()
-    trainer, module = fit(tmp_path, Lean(), called, silent, data=data)
+    trainer, module = fit(tmp_path, SkipNoOpHooks(), called, silent, data=data)
     steps = trainer.global_step
     assert steps == 19
     assert {k: v for k, v in called.count.items() if v} == dict.fromkeys(
@@ -102,7 +102,7 @@ def test_what_is_written_is_called_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_training_is_the_same_and_all_is_as_before_when_it_is_over(tmp_path: Path, accumulate: int) -> None:
     silent = Silent()
-    trainer, lean = fit(tmp_path, Lean(), silent, accumulate_grad_batches=accumulate)
+    trainer, lean = fit(tmp_path, SkipNoOpHooks(), silent, accumulate_grad_batches=accumulate)
     other, plain = fit(tmp_path / "plain", accumulate_grad_batches=accumulate)
     assert all(torch.equal(a, b) for a, b in zip(lean.parameters(), plain.parameters(), strict=True))
     assert trainer.fit_loop.state_dict() == other.fit_loop.state_dict()  # with all that Lightning counts
@@ -118,13 +118,16 @@ def test_a_step_that_takes_the_batch_alone_gets_it_alone(tmp_path: Path) -> None
         def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
             return super().training_step(batch, 0)
 
-    trainer, _ = fit(tmp_path, Lean(), module=Alone)
+    trainer, _ = fit(tmp_path, SkipNoOpHooks(), module=Alone)
     assert trainer.global_step == 19
 
 
 def test_what_was_asked_for_stays(tmp_path: Path) -> None:
     trainer, _ = fit(
-        tmp_path, Lean(), ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=10), profiler="simple"
+        tmp_path,
+        SkipNoOpHooks(),
+        ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=10),
+        profiler="simple",
     )
     assert (tmp_path / "step=10.ckpt").is_file()
     assert "run_training_batch" in trainer.profiler.recorded_durations  # type: ignore[attr-defined]
@@ -137,6 +140,6 @@ def test_an_error_puts_all_back(tmp_path: Path) -> None:
 
     silent = Silent()
     with pytest.raises(ArithmeticError):
-        fit(tmp_path, Lean(), silent, Fails())
-    assert not written("on_before_backward", silent)
+        fit(tmp_path, SkipNoOpHooks(), silent, Fails())
+    assert not overrides_hook("on_before_backward", silent)
     assert callable(silent.on_before_backward)

@@ -29,7 +29,7 @@ class Field(NamedTuple):
         return f"{self.name} {self.value}" if self.name else self.value
 
 
-class Screen:
+class StatusLine:
     """A line at the bottom of a terminal; the text that others print stays above it.
 
     Args:
@@ -42,7 +42,7 @@ class Screen:
         self.busy = False  # somebody has printed the beginning of a line
         self.line = Text()
         self.before: tuple[TextIO, TextIO] = sys.stdout, sys.stderr
-        self.above = tuple(Above(f, self.make_way) if f.isatty() else f for f in self.before)
+        self.above = tuple(StreamRedirect(f, self.make_way) if f.isatty() else f for f in self.before)
         sys.stdout, sys.stderr = self.above
 
     def show(self, fields: Sequence[Field], share: float | None) -> None:
@@ -78,7 +78,7 @@ class Screen:
         self.console.print(self.line, end="", no_wrap=True, overflow="crop", crop=True)
 
 
-class Above:
+class StreamRedirect:
     """A stream that asks for room before it writes."""
 
     def __init__(self, stream: TextIO, make_way: Callable[[str], None]) -> None:

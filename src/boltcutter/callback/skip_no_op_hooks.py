@@ -29,7 +29,7 @@ HOOKS = (
 AROUND_TRANSFER = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
-class Lean(Callback):
+class SkipNoOpHooks(Callback):
     """Take out of each step what does nothing: hooks that nobody has written, and profiling where nobody asked for it.
 
     Lightning passes over a hook that cannot be called. Otherwise it calls all of them, of each callback and of the
@@ -47,20 +47,22 @@ class Lean(Callback):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for owner in (*callbacks, pl_module):
             for hook in HOOKS:
-                if not written(hook, owner) or _saves_at_no_step(owner, hook):
+                if not overrides_hook(hook, owner) or _saves_at_no_step(owner, hook):
                     self._put(owner, hook, None)
         data = trainer.datamodule  # type: ignore[attr-defined]
         owners = [owner for owner in (pl_module, data) if owner is not None]
         # Lightning looks at each batch who has written these.
-        if not any(written(hook, owner) for hook in AROUND_TRANSFER for owner in owners):
-            mover = owners[-1] if written("transfer_batch_to_device", owners[-1]) else pl_module
+        if not any(overrides_hook(hook, owner) for hook in AROUND_TRANSFER for owner in owners):
+            mover = owners[-1] if overrides_hook("transfer_batch_to_device", owners[-1]) else pl_module
             self._put(pl_module, "_on_before_batch_transfer", _as_it_is)
             self._put(pl_module, "_apply_batch_transfer_handler", partial(_move, mover))
         # Ranks agree on signals already; Lightning would ask again at each step, and wait for the device.
-        if any(getattr(callback, "listens", False) for callback in callbacks):
+        if any(getattr(callback, "handles_signals", False) for callback in callbacks):
             self._put(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", _nothing)
         self._shorten(
-            trainer, pl_module, {hook for hook in HOOKS if any(written(hook, o) for o in (*callbacks, pl_module))}
+            trainer,
+            pl_module,
+            {hook for hook in HOOKS if any(overrides_hook(hook, o) for o in (*callbacks, pl_module))},
         )
 
     def _shorten(self, trainer: L.Trainer, pl_module: L.LightningModule, wanted: set[str]) -> None:
@@ -94,7 +96,7 @@ class Lean(Callback):
             delattr(*self._emptied.pop())
 
 
-def written(hook: str, owner: Any) -> bool:
+def overrides_hook(hook: str, owner: Any) -> bool:
     """Whether a hook is anybody's own, and not Lightning's empty one."""
     base = next(base for base in (Callback, L.LightningModule, L.LightningDataModule) if isinstance(owner, base))
     return hook in vars(owner) or getattr(type(owner), hook) is not getattr(base, hook)
