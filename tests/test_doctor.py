@@ -21,10 +21,8 @@ def test_what_works_here_and_what_the_rest_needs(monkeypatch: pytest.MonkeyPatch
     assert {f"trainer={option}" for option in groups(CONFIGS)["trainer"]} < told.keys()
     assert told["trainer=default"] == told["trainer=ddp"] == told["trainer.precision=bf16-mixed"] == "yes"
     assert told["trainer=mpi"] == "no: mpirun is not here; apt-get install openmpi-bin"
-    # >>> launch
     assert told["launch=slurm"].startswith("no: sbatch is not here")
     assert told["launch=local"] == "yes"
-    # <<< launch
     assert told["trainer.precision=16-true"].startswith("no: trainer.precision=16-true: optimizer.eps")
     assert all("\n" not in text for text in told.values())
 

@@ -24,11 +24,9 @@ WORKS = {
     "mlp": ["model=mlp", "model.hidden=[512,512]"],
     "convnet": ["model=convnet"],
     "mlp, bf16-mixed": ["model=mlp", "model.hidden=[512,512]", "trainer.precision=bf16-mixed"],
-    # >>> language
     "gpt": GPT,
     "gpt, bf16-mixed": [*GPT, "trainer.precision=bf16-mixed"],
     "gpt, bf16-true": [*GPT, "trainer.precision=bf16-true", "optimizer.fused=false"],
-    # <<< language
 }
 SLOW = ("mlp, bf16-mixed", "gpt", "gpt, bf16-true")
 
@@ -117,7 +115,6 @@ def test_a_sample_is_looked_at_in_the_data(tmp_path: Path) -> None:
         sample_spec(data)  # type: ignore[arg-type]
 
 
-# >>> language
 REAL = """
 import gc
 import sys
@@ -170,6 +167,3 @@ def test_the_estimate_of_a_cut_model_is_what_two_real_ranks_take(ranks: tuple[in
     most = int(two_ranks(REAL, ",".join(map(str, ranks)), *GPT).stdout)
     found = estimate_step(config(*GPT), TOKENS, 8 // ranks[0], data_ranks=ranks[0], tensor_ranks=ranks[1])
     assert found.peak == pytest.approx(most, rel=0.15)  # gloo holds the tensors of its last exchanges
-
-
-# <<< language

@@ -98,10 +98,7 @@ def recommend(found: Sequence[StrategyEstimate], memory: int) -> str:
     known = [(words, kept) for words, kept in own if isinstance(kept, Memory)]
     spread = [(words, kept) for words, kept in known if "trainer.devices=1" not in words.split()] or known
     if not spread:
-        # >>> bench
         return "cannot be told for this model; python scripts/bench.py batch tries it out"
-        # ||| return "cannot be told for this model"
-        # <<< bench
     fitting = next((words for words, kept in spread if fits_in_memory(kept, memory)), None)
     if fitting:
         return fitting

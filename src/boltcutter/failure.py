@@ -102,10 +102,7 @@ def out_of_memory_message(trainer: L.Trainer) -> str:
     share = f" ({size // ranks} on each of {ranks} ranks)" if ranks > 1 else ""
     return (
         f"{device} is out of memory with data.batch_size={size}{share}: try {half}, which makes the same step of "
-        # >>> bench
         "smaller parts, or `python scripts/bench.py batch` with your words for the largest batch that fits"
-        # ||| "smaller parts"
-        # <<< bench
     )
 
 

@@ -34,7 +34,7 @@ KEY_FILE = Path("~/.config/boltcutter/key")  # of this user; whoever has it can 
 # Of this project, whose classes configurations name. Functions are accepted where a file in configs names them.
 PROJECT_PACKAGES = ("model", "data", "task", "callback", "logger", "strategy", "launch", "checkpoint")
 # Folders of the project that run commands and change files; no configuration has to name them.
-TOOL_FOLDERS = ("scripts", "tests", "hooks", "minimal")
+TOOL_FOLDERS = ("scripts", "tests", "hooks")
 # Packages, and parts of packages, whose classes only compute.
 TRUSTED_PACKAGES = (
     *("torch.nn", "torch.optim", "torch.utils.data", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.amp"),

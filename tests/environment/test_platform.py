@@ -356,9 +356,7 @@ def test_a_node_that_waits_for_one_that_never_comes_says_where(forks: ForkServer
             [],
             "trainer.devices=1, trainer.num_nodes=2: kubeflow has started 2 nodes for 2 processes each; say trainer.d",
         ),
-        # >>> strategies
         (["trainer=dp", "trainer.devices=2"], "trainer.strategy=DataParallelStrategy trains on one node, but kubeflow"),
-        # <<< strategies
     ],
 )
 def test_words_that_contradict_the_platform(words: list[str], message: str, script: Script, tmp_path: Path) -> None:

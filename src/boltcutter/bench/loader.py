@@ -37,7 +37,6 @@ def in_memory(folder: Path, **settings: Any) -> Work:
     return data, None, lambda at: (inputs[at], targets[at])
 
 
-# >>> language
 def tokens(folder: Path, *, files: int, count: int, context: int, batch_size: int) -> Work:
     """Windows of mapped files, as of GPT-2's vocabulary."""
     for number, part in enumerate(np.array_split(_random(count, np.uint16, 50_000), files)):
@@ -55,8 +54,6 @@ def tokens(folder: Path, *, files: int, count: int, context: int, batch_size: in
     return data, None, lambda at: (inputs(at), targets(at))
 
 
-# <<< language
-# >>> shards
 def arrays(folder: Path, *, files: int, count: int, shape: tuple[int, ...], batch_size: int) -> Work:
     """``.npy`` files of bytes."""
     for number in range(files):
@@ -87,7 +84,6 @@ def archive(folder: Path, *, count: int, shape: tuple[int, ...], batch_size: int
     return data, _places(train), lambda at: (bodies[shard.offsets[at]], shard.targets[at])
 
 
-# <<< shards
 LARGE = {"context": 1024, "batch_size": 16}
 SMALL = {"context": 128, "batch_size": 8}
 WORKS: dict[str, Callable[[Path, int], Work]] = {
@@ -98,18 +94,14 @@ WORKS: dict[str, Callable[[Path, int], Work]] = {
     "memory, 3 x 64 x 64 floats, batch 64": lambda f, n: in_memory(
         f, shape=(3, 64, 64), num_samples=64 * n, batch_size=64, dtype="float32"
     ),
-    # >>> language
     "tokens, 16 x 1024": lambda f, n: tokens(f, files=1, count=16 * 1100 * n, **LARGE),
     "tokens, 8 x 128": lambda f, n: tokens(f, files=1, count=8 * 140 * n, **SMALL),
     "tokens, 4 files, 16 x 1024": lambda f, n: tokens(f, files=4, count=16 * 1100 * n, **LARGE),
-    # <<< language
-    # >>> shards
     "npy, 28 x 28 bytes, batch 64": lambda f, n: arrays(f, files=1, count=72 * n, shape=(1, 28, 28), batch_size=64),
     "npy, 4 files, 3 x 32 x 32 bytes, batch 128": lambda f, n: arrays(
         f, files=4, count=144 * n, shape=(3, 32, 32), batch_size=128
     ),
     "tar, 3 x 32 x 32 bytes, batch 64": lambda f, n: archive(f, count=72 * n, shape=(3, 32, 32), batch_size=64),
-    # <<< shards
 }
 
 
@@ -192,14 +184,12 @@ def _random(size: Any, dtype: Any, below: int) -> Array:
     return found
 
 
-# >>> language
 def _first_window(windows: Any) -> int:
     """Where the first epoch's windows begin."""
     begin: Callable[[int, int, int], int] = cast(Any, locate("boltcutter.data.tokens._begin"))
     return begin(windows.room, 0, 0)
 
 
-# <<< language
 def _places(samples: Any) -> Array:
     """Where a split's samples are among all."""
     found: Array = samples._places(np.arange(len(samples)))

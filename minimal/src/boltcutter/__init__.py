@@ -1,1 +1,0 @@
-"""Training with Lightning: every run is checked, traced and resumed."""
