@@ -40,11 +40,7 @@ def main(configs: Path, words: list[str]) -> None:
     different = list(metric_differences(*records))
     print(*(f"metric    {line}" for line in different or ["all equal"]), sep="\n")
     checkpoints = [find_checkpoint(cfg.checkpoints, special.get("ckpt", "last")) for cfg in cfgs]
-<<<<<<< HEAD
-    line, equal = tensors(*(extract_weights(load(path)) for path in checkpoints))
-=======
-    line, equal = weight_difference(*(weights(load(path)) for path in checkpoints))
->>>>>>> e89e0da (Name callbacks, loggers and their settings as Lightning and torch do)
+    line, equal = weight_difference(*(extract_weights(load(path)) for path in checkpoints))
     print(f"weights   {line}")
     if different or not equal:
         sys.exit(1)

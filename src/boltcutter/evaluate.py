@@ -18,15 +18,9 @@ from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, hint
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero
 from boltcutter.environment.warnings import filter_warnings
-<<<<<<< HEAD
 from boltcutter.loading import find_damage
-from boltcutter.outcomes import Outcomes
-from boltcutter.selection import find_best, find_newest, list_names
-=======
-from boltcutter.loading import damage
 from boltcutter.outcomes import PredictionWriter
-from boltcutter.selection import best, names, newest
->>>>>>> e89e0da (Name callbacks, loggers and their settings as Lightning and torch do)
+from boltcutter.selection import find_best, find_newest, list_names
 from boltcutter.storage import CheckpointError
 
 

@@ -26,15 +26,9 @@ from boltcutter.environment.identity import job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.failure import explain_errors
-<<<<<<< HEAD
 from boltcutter.loading import load, read_metadata
 from boltcutter.log import capture_output
-from boltcutter.monitors import Monitors
-=======
-from boltcutter.loading import load, outline
-from boltcutter.log import keep_log
 from boltcutter.monitors import MonitorCheck
->>>>>>> e89e0da (Name callbacks, loggers and their settings as Lightning and torch do)
 from boltcutter.restart import check_start
 from boltcutter.selection import find_best, list_names
 from boltcutter.storage import CheckpointError, check_writable

@@ -77,13 +77,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "
 def test_the_best_are_kept_and_the_best_of_them_is_found(
     tmp_path: Path, options: dict[str, Any], names: list[str], of_all: str, asynchronous: bool
 ) -> None:
-<<<<<<< HEAD
-    assert kept(tmp_path, Best(str(tmp_path), monitor="score", **options), asynchronous) == names
-    assert find_best(tmp_path) == str(tmp_path / of_all)
-=======
     assert kept(tmp_path, BestCheckpoint(str(tmp_path), monitor="score", **options), asynchronous) == names
-    assert best(tmp_path) == str(tmp_path / of_all)
->>>>>>> e89e0da (Name callbacks, loggers and their settings as Lightning and torch do)
+    assert find_best(tmp_path) == str(tmp_path / of_all)
 
 
 def test_a_training_that_ends_before_the_first_validation_says_so(
