@@ -83,7 +83,7 @@ def test_the_model_depends_on_the_seed_alone(tmp_path: Path) -> None:
 def test_sizes_are_found_in_the_data() -> None:
     cfg = read_config(CONFIGS, ["experiment=diabetes"])
     assert cfg.data.shape == [10]
-    assert cfg.model.inputs == [10]
+    assert cfg.model.input_shape == [10]
     assert cfg.data.num_classes == 1
 
 

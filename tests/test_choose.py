@@ -18,7 +18,7 @@ def config(*words: str) -> DictConfig:
 def test_strategies_take_what_they_promise() -> None:
     found = {
         row.words: row.memory
-        for row in estimate_strategies(config("model=mlp", f"model.hidden={[256] * 8}"), DIGITS, 4)
+        for row in estimate_strategies(config("model=mlp", f"model.hidden_sizes={[256] * 8}"), DIGITS, 4)
     }
     one, ddp = found["trainer=default trainer.devices=1"], found["trainer=ddp trainer.devices=4"]
     fsdp = found["trainer=fsdp2 trainer.devices=4"]

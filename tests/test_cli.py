@@ -70,8 +70,8 @@ def test_help() -> None:
 
 def test_print() -> None:
     found = yaml.safe_load(light("--print", "model=mlp", "seed=3", "trainer=ddp"))
-    assert found["model"]["inputs"] == [1, 8, 8]
-    assert found["task"]["model"]["hidden"] == [256, 128]
+    assert found["model"]["input_shape"] == [1, 8, 8]
+    assert found["task"]["model"]["hidden_sizes"] == [256, 128]
     assert found["data"]["seed"] == 3
     assert found["trainer"]["strategy"]["_target_"].endswith("DDPStrategy")
     assert found["choices"]["trainer"] == "ddp"
@@ -97,7 +97,7 @@ def test_print_an_earlier_run(word: str, said: Read, tmp_path: Path) -> None:
     config = OmegaConf.to_container(compose(CONFIGS, ["model=mlp", "seed=5"]))
     (tmp_path / "record.json").write_text(json.dumps({"config": config}))
     found = yaml.safe_load("\n".join(said("--print", f"{word}={tmp_path}", "data.batch_size=32")))
-    assert (found["model"]["hidden"], found["seed"], found["data"]["batch_size"]) == ([256, 128], 5, 32)
+    assert (found["model"]["hidden_sizes"], found["seed"], found["data"]["batch_size"]) == ([256, 128], 5, 32)
 
 
 def test_describe(said: Read) -> None:
@@ -197,7 +197,7 @@ def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
         ("callback.be", "callback.best."),
         ("callback.best.mon", "callback.best.monitor="),
         ("model.hid", ""),
-        ("model.hid model=mlp", "model.hidden="),
+        ("model.hid model=mlp", "model.hidden_sizes="),
         ("model.drop model=nonsense", "model.dropout="),
         ("~sche", "~scheduler= ~scheduler."),
         ("res", "resume= resume_exact="),
@@ -288,7 +288,7 @@ def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
             f"{sys.executable} {train} model=ml": f"{sys.executable} {train} model=mlp ",
             f"torchrun --nproc-per-node 2 {train} model=ml": f"torchrun --nproc-per-node 2 {train} model=mlp ",
             f"python {train} trainer.max_": f"python {train} trainer.max_epochs=",
-            f"python {train} model=mlp model.hid": f"python {train} model=mlp model.hidden=",
+            f"python {train} model=mlp model.hid": f"python {train} model=mlp model.hidden_sizes=",
             f"python {train} callback.be": f"python {train} callback.best.",
             f"python {train} callback=[default,em": f"python {train} callback=[default,ema",
             f"python {train} 'callback=[default,em": f"python {train} 'callback=[default,ema",

@@ -17,13 +17,13 @@ from boltcutter.estimate import EstimationError, SampleSpec, estimate_step, samp
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
-GPT = ["model=gpt", "data=text", "task=language", "model.layers=2", "data.batch_size=8"]
+GPT = ["model=gpt", "data=text", "task=language", "model.num_layers=2", "data.batch_size=8"]
 DIGITS = SampleSpec([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch.int64])
 TOKENS = SampleSpec([torch.Size([256])] * 2, [torch.int64] * 2)
 WORKS = {
-    "mlp": ["model=mlp", "model.hidden=[512,512]"],
+    "mlp": ["model=mlp", "model.hidden_sizes=[512,512]"],
     "convnet": ["model=convnet"],
-    "mlp, bf16-mixed": ["model=mlp", "model.hidden=[512,512]", "trainer.precision=bf16-mixed"],
+    "mlp, bf16-mixed": ["model=mlp", "model.hidden_sizes=[512,512]", "trainer.precision=bf16-mixed"],
     "gpt": GPT,
     "gpt, bf16-mixed": [*GPT, "trainer.precision=bf16-mixed"],
     "gpt, bf16-true": [*GPT, "trainer.precision=bf16-true", "optimizer.fused=false"],

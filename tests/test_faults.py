@@ -24,8 +24,8 @@ from boltcutter.data.shards import Shards
 from boltcutter.data.tokens import Tokens
 
 # Dropout, a moving average, accumulated gradients, a schedule over the whole training, every step in metrics.csv.
-WORDS = ["logger=null", "report=false", "test=false", "model=mlp", "model.hidden=[32]", "model.dropout=0.2"]
-WORDS += ["model.norm=batch", "callback=[default,ema]", "scheduler=onecycle", "trainer.max_epochs=2"]
+WORDS = ["logger=null", "report=false", "test=false", "model=mlp", "model.hidden_sizes=[32]", "model.dropout=0.2"]
+WORDS += ["model.norm=batchnorm", "callback=[default,ema]", "scheduler=onecycle", "trainer.max_epochs=2"]
 WORDS += ["trainer.accumulate_grad_batches=2", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu"]
 WORDS += ["trainer.val_check_interval=0.5"]
 LIMIT = 40.0  # for a run that takes two seconds on a quiet machine
@@ -199,8 +199,15 @@ class Spy(Callback):
             file.write(json.dumps([trainer.current_epoch, batch_idx, inputs]) + "\\n")
 """
 PER_BATCH, COUNT = 8, 240
-TOKENS = ["data=tokens", "data.shape=[16]", "data.vocab_size=5000", "model=gpt", "model.layers=1", "model.width=16"]
-TOKENS += ["model.heads=1", "model.dropout=0.1", "task=language", "data.split=[0.8,0.1,0.1]"]
+TOKENS = [
+    "data=tokens",
+    "data.shape=[16]",
+    "data.vocab_size=5000",
+    "model=gpt",
+    "model.num_layers=1",
+    "model.hidden_size=16",
+]
+TOKENS += ["model.num_heads=1", "model.dropout=0.1", "task=language", "data.split=[0.8,0.1,0.1]"]
 SHARDS = ["data=shards", "data.shape=[1,2,3]", "data.num_classes=4", "data.split=[0.8,0.1,0.1]", "model=mlp"]
 ON_DISK = {"tokens": TOKENS, "npy": SHARDS, "tar": SHARDS}
 

@@ -18,7 +18,14 @@ from conftest import environment
 from forkserver import Forked, ForkServer, rank_variables
 from test_faults import LIMIT, lines, record, weights
 
-WORDS = ["logger=null", "report=false", "model=mlp", "model.hidden=[32]", "model.dropout=0.2", "model.norm=batch"]
+WORDS = [
+    "logger=null",
+    "report=false",
+    "model=mlp",
+    "model.hidden_sizes=[32]",
+    "model.dropout=0.2",
+    "model.norm=batchnorm",
+]
 WORDS += ["trainer.max_epochs=3", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu"]
 HALVING = ["scheduler=constant", "scheduler._target_=torch.optim.lr_scheduler.ExponentialLR"]
 HALVING += ["+scheduler.gamma=0.5", "task.interval=epoch"]

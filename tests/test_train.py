@@ -187,7 +187,7 @@ def test_a_run_starts_from_given_weights(script: Script, alone: Path, tmp_path: 
 
 
 def test_a_failure_in_training_ends_with_status_1_and_its_reason(script: Script, tmp_path: Path) -> None:
-    done = script("train", *QUICK, f"folder={tmp_path}/run", "model.inputs=[3,8,8]")
+    done = script("train", *QUICK, f"folder={tmp_path}/run", "model.input_shape=[3,8,8]")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "Traceback" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()

@@ -9,7 +9,7 @@ from boltcutter.callback.ema import EMA
 
 
 def test_what_is_validated_kept_and_tested_is_the_average(script: Script, tmp_path: Path) -> None:
-    words = ["callback=[default,ema]", "callback.ema.decay=0.95", "model=mlp", "model.norm=batch"]
+    words = ["callback=[default,ema]", "callback.ema.decay=0.95", "model=mlp", "model.norm=batchnorm"]
     done = script("train", *QUICK, *words, f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run" / "record.json").read_text())

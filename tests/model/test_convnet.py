@@ -10,10 +10,10 @@ from boltcutter.model.convnet import ConvNet, SameConv2d
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (2, 5, 9), (1, 1, 1)]
 
 
-@pytest.mark.parametrize("inputs", SHAPES)
-def test_shape_in_and_out(inputs: tuple[int, ...]) -> None:
-    model, (_, height, width) = ConvNet(inputs, 7), inputs
-    x = torch.rand(5, *inputs)
+@pytest.mark.parametrize("input_shape", SHAPES)
+def test_shape_in_and_out(input_shape: tuple[int, ...]) -> None:
+    model, (_, height, width) = ConvNet(input_shape, 7), input_shape
+    x = torch.rand(5, *input_shape)
     assert model(x).shape == (5, 7)
     assert model.features(x).shape == (5, 32, math.ceil(height / 4), math.ceil(width / 4))
 
@@ -91,9 +91,9 @@ def test_bfloat16() -> None:
     assert ConvNet((1, 8, 8), 10).bfloat16()(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("inputs", SHAPES[:3])
-def test_export_with_any_batch_size(inputs: tuple[int, ...]) -> None:
-    model, x = ConvNet(inputs, 10).eval(), torch.ones(3, *inputs, dtype=torch.uint8)
+@pytest.mark.parametrize("input_shape", SHAPES[:3])
+def test_export_with_any_batch_size(input_shape: tuple[int, ...]) -> None:
+    model, x = ConvNet(input_shape, 10).eval(), torch.ones(3, *input_shape, dtype=torch.uint8)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     torch.testing.assert_close(program.module()(torch.cat([x, x])), model(torch.cat([x, x])))
 
@@ -113,7 +113,7 @@ def test_it_learns_a_small_batch_and_every_learned_parameter_has_a_gradient() ->
 
 def test_a_table_is_no_image() -> None:
     with pytest.raises(
-        ValueError, match=r"^model\.inputs=\(10,\): ConvNet needs \(channels, height, width\); try model=mlp$"
+        ValueError, match=r"^model\.input_shape=\(10,\): ConvNet needs \(channels, height, width\); try model=mlp$"
     ):
         ConvNet((10,), 2)
 
@@ -124,6 +124,6 @@ def test_dropout_out_of_range(dropout: float) -> None:
         ConvNet((1, 8, 8), 2, dropout=dropout)
 
 
-def test_no_outputs() -> None:
-    with pytest.raises(ValueError, match=r"^model\.outputs=0 must be positive"):
+def test_no_classes() -> None:
+    with pytest.raises(ValueError, match=r"^model\.num_classes=0 must be positive"):
         ConvNet((1, 8, 8), 0)

@@ -97,12 +97,12 @@ def test_names_do_not_depend_on_what_was_built_before() -> None:
 
 def test_layers_of_another_model_have_stable_names() -> None:
     taken = [keras.Sequential([*noisy().layers[:-1], layers.Dense(3)]) for _ in range(2)]
-    first, second = (KerasModel(model, inputs=(4,)).state_dict() for model in taken)
+    first, second = (KerasModel(model, input_shape=(4,)).state_dict() for model in taken)
     assert list(first) == list(second)
 
 
 def test_names_that_an_author_chose_stay() -> None:
-    first, second = (KerasModel(Attention(), inputs=(5, 4)) for _ in range(2))
+    first, second = (KerasModel(Attention(), input_shape=(5, 4)) for _ in range(2))
     assert list(first.state_dict()) == list(second.state_dict())
     assert {"attention/mine_4/kernel", "attention/multi_head_attention/query/kernel"} <= first.state_dict().keys()
     assert first(torch.rand(3, 5, 4)).shape == (3, 5, 2)
@@ -324,7 +324,7 @@ def test_training_starts_from_a_file_of_keras(
     ("words", "message"),
     [
         (["+model._target_=foreign_keras.last"], r"expects samples of \(8, 8, 1\).*channels_first"),
-        (["+model._target_=foreign_keras.unbuilt"], r"no weights.*model.inputs"),
+        (["+model._target_=foreign_keras.unbuilt"], r"no weights.*model.input_shape"),
         (["+model._target_=torch.nn.Flatten", "callback=[default,keras_file]"], r"callback.keras_file.*model=Flatten"),
     ],
     ids=["channels", "unbuilt", "callback"],
@@ -339,7 +339,7 @@ def test_mistakes_are_reported_in_one_line(
 
 
 def test_the_wrapper_builds_a_model_and_moves_channels(script: Script, foreign: dict[str, str]) -> None:
-    inner = ["+model._target_=boltcutter.model.keras.KerasModel", "+model.inputs=${data.shape}"]
+    inner = ["+model._target_=boltcutter.model.keras.KerasModel", "+model.input_shape=${data.shape}"]
     inner += ["+model.channels_first=true", "+model.model._target_=foreign_keras.unbuilt"]
     done = script("train", "--check", "~model", *inner, env=foreign)
     assert done.returncode == 0, done.stderr

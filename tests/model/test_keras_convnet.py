@@ -13,10 +13,10 @@ from boltcutter.model.convnet import ConvNet  # noqa: E402
 from boltcutter.model.keras_convnet import KerasConvNet  # noqa: E402
 
 
-@pytest.mark.parametrize("inputs", [(1, 8, 8), (3, 28, 20)])
-def test_it_has_the_outputs_and_the_size_of_the_convnet_in_torch(inputs: tuple[int, int, int]) -> None:
-    model, other = KerasConvNet(inputs, 7), ConvNet(inputs, 7)
-    assert model(torch.rand(5, *inputs)).shape == (5, 7)
+@pytest.mark.parametrize("input_shape", [(1, 8, 8), (3, 28, 20)])
+def test_it_has_the_outputs_and_the_size_of_the_convnet_in_torch(input_shape: tuple[int, int, int]) -> None:
+    model, other = KerasConvNet(input_shape, 7), ConvNet(input_shape, 7)
+    assert model(torch.rand(5, *input_shape)).shape == (5, 7)
     ours, theirs = (sum(p.numel() for p in m.parameters() if p.requires_grad) for m in (model, other))
     assert ours == theirs
 
@@ -63,11 +63,11 @@ def test_under_autocast_products_are_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"inputs": (10,)}, r"model\.inputs=\(10,\): KerasConvNet needs .*; try model=mlp"),
-        ({"outputs": 0}, r"model\.outputs=0 must be positive.*"),
+        ({"input_shape": (10,)}, r"model\.input_shape=\(10,\): KerasConvNet needs .*; try model=mlp"),
+        ({"num_classes": 0}, r"model\.num_classes=0 must be positive.*"),
         ({"dropout": 1.0}, r"model\.dropout=1\.0 is not in \[0, 1\); try 0\.5"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^{message}$"):
-        KerasConvNet(**{"inputs": (1, 8, 8), "outputs": 2} | arguments)  # type: ignore[arg-type]
+        KerasConvNet(**{"input_shape": (1, 8, 8), "num_classes": 2} | arguments)  # type: ignore[arg-type]

@@ -5,9 +5,9 @@ from torch.nn import functional as F
 from boltcutter.model.linear import Linear
 
 
-@pytest.mark.parametrize("inputs", [(10,), (1, 8, 8), (3, 32, 32)])
-def test_shape_in_and_out(inputs: tuple[int, ...]) -> None:
-    assert Linear(inputs, 7)(torch.rand(5, *inputs)).shape == (5, 7)
+@pytest.mark.parametrize("input_shape", [(10,), (1, 8, 8), (3, 32, 32)])
+def test_shape_in_and_out(input_shape: tuple[int, ...]) -> None:
+    assert Linear(input_shape, 7)(torch.rand(5, *input_shape)).shape == (5, 7)
 
 
 def test_parameters_are_one_matrix_and_one_bias() -> None:
@@ -48,7 +48,7 @@ def test_it_learns_a_small_batch() -> None:
     assert F.cross_entropy(model(x), y) < 0.1
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [((), 10), ((0,), 10), ((4,), 0)])
-def test_sizes_that_cannot_be(inputs: tuple[int, ...], outputs: int) -> None:
-    with pytest.raises(ValueError, match=r"^model\.(inputs|outputs)=.* must be positive"):
-        Linear(inputs, outputs)
+@pytest.mark.parametrize(("input_shape", "num_classes"), [((), 10), ((0,), 10), ((4,), 0)])
+def test_sizes_must_be_positive(input_shape: tuple[int, ...], num_classes: int) -> None:
+    with pytest.raises(ValueError, match=r"^model\.(input_shape|num_classes)=.* must be positive"):
+        Linear(input_shape, num_classes)

@@ -8,33 +8,33 @@ from torch.nn import functional as F
 from boltcutter.model.mlp import ACTIVATIONS, MLP, NORMS
 
 
-@pytest.mark.parametrize("inputs", [(10,), (1, 8, 8), (3, 32, 32)])
-def test_shape_in_and_out(inputs: tuple[int, ...]) -> None:
-    assert MLP(inputs, 7)(torch.rand(5, *inputs)).shape == (5, 7)
+@pytest.mark.parametrize("input_shape", [(10,), (1, 8, 8), (3, 32, 32)])
+def test_shape_in_and_out(input_shape: tuple[int, ...]) -> None:
+    assert MLP(input_shape, 7)(torch.rand(5, *input_shape)).shape == (5, 7)
 
 
 @pytest.mark.parametrize(
     ("norm", "count"),
     [
         ("none", 64 * 20 + 20 + 20 * 30 + 30 + 30 * 10 + 10),
-        ("batch", 64 * 20 + 2 * 20 + 20 * 30 + 2 * 30 + 30 * 10 + 10),  # no bias before a batch norm
-        ("layer", 64 * 20 + 20 + 2 * 20 + 20 * 30 + 30 + 2 * 30 + 30 * 10 + 10),
+        ("batchnorm", 64 * 20 + 2 * 20 + 20 * 30 + 2 * 30 + 30 * 10 + 10),  # no bias before a batch norm
+        ("layernorm", 64 * 20 + 20 + 2 * 20 + 20 * 30 + 30 + 2 * 30 + 30 * 10 + 10),
     ],
 )
 def test_parameter_count(norm: Any, count: int) -> None:
-    model = MLP((1, 8, 8), 10, hidden=[20, 30], norm=norm)
+    model = MLP((1, 8, 8), 10, hidden_sizes=[20, 30], norm=norm)
     assert sum(p.numel() for p in model.parameters()) == count
 
 
 def test_order_of_a_hidden_layer() -> None:
-    model = MLP((4,), 2, hidden=[3], activation="silu", norm="batch", dropout=0.25)
+    model = MLP((4,), 2, hidden_sizes=[3], activation="silu", norm="batchnorm", dropout=0.25)
     assert [type(layer) for layer in model.hidden] == [nn.Linear, nn.BatchNorm1d, nn.SiLU, nn.Dropout]
     assert model.hidden[-1].p == 0.25
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activation_is_the_one_asked_for(activation: Any) -> None:
-    model, x = MLP((4,), 2, hidden=[3], activation=activation), torch.randn(5, 4)
+    model, x = MLP((4,), 2, hidden_sizes=[3], activation=activation), torch.randn(5, 4)
     function = torch.tanh if activation == "tanh" else getattr(F, activation)
     torch.testing.assert_close(model(x), model.head(function(model.hidden[0](x))))
 
@@ -81,16 +81,16 @@ def test_it_learns_a_small_batch_and_every_parameter_has_a_gradient(norm: Any) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"hidden": []}, r"model\.hidden=\[\] leaves no hidden layer; try model=linear"),
-        ({"hidden": [8, 0]}, r"model\.hidden=\[8, 0\] must be positive widths; try \[256, 128\]"),
+        ({"hidden_sizes": []}, r"model\.hidden_sizes=\[\] has no hidden layer; try model=linear"),
+        ({"hidden_sizes": [8, 0]}, r"model\.hidden_sizes=\[8, 0\] must be positive; try \[256, 128\]"),
         ({"dropout": 1.0}, r"model\.dropout=1\.0 is not in \[0, 1\); try 0\.1"),
         ({"dropout": -0.1}, r"model\.dropout=-0\.1 is not in \[0, 1\); try 0\.1"),
         ({"dropout": float("nan")}, r"model\.dropout=nan is not in \[0, 1\); try 0\.1"),
         ({"activation": "rely"}, r"model\.activation=rely is unknown; try one of relu, gelu, silu, tanh"),
-        ({"norm": "group"}, r"model\.norm=group is unknown; try one of none, batch, layer"),
-        ({"outputs": 0}, r"model\.outputs=0 must be positive; .*"),
+        ({"norm": "group"}, r"model\.norm=group is unknown; try one of none, batchnorm, layernorm"),
+        ({"num_classes": 0}, r"model\.num_classes=0 must be positive; .*"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^{message}$"):
-        MLP(**{"inputs": (4,), "outputs": 2} | arguments)
+        MLP(**{"input_shape": (4,), "num_classes": 2} | arguments)

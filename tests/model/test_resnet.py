@@ -66,7 +66,7 @@ def test_zero_init_makes_each_branch_start_at_nothing() -> None:
     block = ResNet((1, 8, 8), 10).layer1[0]
     assert isinstance(block, BasicBlock)
     torch.testing.assert_close(block(x), x)
-    plain = ResNet((1, 8, 8), 10, zero_init=False)
+    plain = ResNet((1, 8, 8), 10, zero_init_residual=False)
     assert not torch.allclose(plain.layer1[0](x), x)
     assert all((m.weight == 1).all() for m in plain.modules() if isinstance(m, nn.BatchNorm2d))
 
@@ -120,14 +120,17 @@ def test_it_learns_a_small_batch_and_every_parameter_has_a_gradient() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"inputs": (10,)}, r"model\.inputs=\(10,\): ResNet needs \(channels, height, width\); try model=mlp"),
-        ({"inputs": (0, 8, 8)}, r"model\.inputs=\(0, 8, 8\) must be positive sizes; .*"),
-        ({"outputs": 0}, r"model\.outputs=0 must be positive; .*"),
+        (
+            {"input_shape": (10,)},
+            r"model\.input_shape=\(10,\): ResNet needs \(channels, height, width\); try model=mlp",
+        ),
+        ({"input_shape": (0, 8, 8)}, r"model\.input_shape=\(0, 8, 8\) must be positive sizes; .*"),
+        ({"num_classes": 0}, r"model\.num_classes=0 must be positive; .*"),
         ({"depth": 20}, r"model\.depth=20 is unknown; try one of 18, 34, 50"),
         ({"stem": "tiny"}, r"model\.stem=tiny is unknown; try small or large"),
-        ({"mean": [0.5], "std": [0.5]}, r"model\.mean=\[0\.5\] is not of 3 channels; give one for each channel"),
+        ({"mean": [0.5], "std": [0.5]}, r"model\.mean=\[0\.5\] does not match 3 channels; give one value per channel"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^{message}$"):
-        ResNet(**{"inputs": (3, 8, 8), "outputs": 2} | arguments)
+        ResNet(**{"input_shape": (3, 8, 8), "num_classes": 2} | arguments)

@@ -1,12 +1,12 @@
 import pytest
 from conftest import Script
 
-from boltcutter.model.sharding import order_of_shares
+from boltcutter.model.sharding import section_permutation
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_equal_pieces_have_a_share_of_each_section(ranks: int) -> None:
-    order = order_of_shares([8, 4, 4], ranks)
+    order = section_permutation([8, 4, 4], ranks)
     assert sorted(order.tolist()) == list(range(16))
     for rank, piece in enumerate(order.chunk(ranks)):
         for first, rows in ((0, 8), (8, 4), (12, 4)):
@@ -19,7 +19,7 @@ def test_ranks_compute_the_same_and_find_the_same_gradient(two_ranks: Script) ->
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from boltcutter.model.sharding import replicate, share
+from boltcutter.model.sharding import replicate, fully_shard_modules
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
 torch.manual_seed(0)
@@ -27,7 +27,7 @@ norms = [nn.LayerNorm(4), nn.LayerNorm(4)]
 for norm in norms:
     nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
 replicate(norms[0], mesh["tensor"])
-share(mesh["data"], [norms[0]], offload=False)
+fully_shard_modules(mesh["data"], [norms[0]], offload=False)
 x = torch.randn(3, 4)
 for norm in norms:
     norm(x).square().sum().backward()

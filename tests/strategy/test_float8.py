@@ -11,7 +11,7 @@ from boltcutter.strategy.float8 import Float8Error, Float8Precision
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # within torchao
 def test_linear_layers_round_to_eight_bits_and_keep_their_names() -> None:
     torch.manual_seed(0)
-    model = MLP((1, 8, 8), 10, hidden=[64, 32])  # the last layer has ten rows, which the hardware does not take
+    model = MLP((1, 8, 8), 10, hidden_sizes=[64, 32])  # the last layer has ten rows, which the hardware does not take
     names, inputs, targets = list(model.state_dict()), torch.rand(48, 1, 8, 8), torch.randint(10, (48,))
     plugin, exact = Float8Precision("cpu", emulate=True), model(inputs).detach()
     converted: Any = plugin.convert_module(plugin.convert_module(model))

@@ -109,7 +109,9 @@ def test_a_gradient_that_a_rank_lacks_counts_as_nothing(two_ranks: Script) -> No
 
 @built
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["trainer.precision=16-mixed"], ["trainer.precision=bf16-true", "model.norm=batch"]])
+@pytest.mark.parametrize(
+    "more", [["trainer.precision=16-mixed"], ["trainer.precision=bf16-true", "model.norm=batchnorm"]]
+)
 def test_other_precisions_train_as_ddp(more: list[str], script: Script, tmp_path: Path) -> None:
     train(*more, f"folder={tmp_path}/horovod")
     ddp = ["trainer=ddp", "trainer.devices=2", f"folder={tmp_path}/ddp"]

@@ -12,7 +12,7 @@ from boltcutter.loading import load
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
 WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "scheduler=constant", "trainer.accelerator=cpu"]
 FSDP2 = ["trainer=fsdp2", "trainer.accelerator=cpu"]
-TEXT = ["data=text", "model=gpt", "task=language", "data.shape=[16]", "model.width=32", "trainer.max_steps=4"]
+TEXT = ["data=text", "model=gpt", "task=language", "data.shape=[16]", "model.hidden_size=32", "trainer.max_steps=4"]
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +50,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*TEXT, f"data.path={folder}/files", f"data.cache={folder}/cache", "test=false"]
 
 
-ODD = ["model.kv_heads=2", "model.bias=true", "model.norm=layer", "model.position=learned"]
-GELU = ["model.mlp=gelu", "model.tied=false"]
+ODD = ["model.num_kv_heads=2", "model.bias=true", "model.norm=layernorm", "model.position=learned"]
+GELU = ["model.mlp=gelu", "model.tie_embeddings=false"]
 
 
 @pytest.mark.parametrize(
     ("model", "ranks", "each"),
     [
         ([], 2, 1),
-        ([*ODD, "model.recompute=true"], 2, 2),
+        ([*ODD, "model.activation_checkpointing=true"], 2, 2),
         pytest.param([], 4, 2, marks=pytest.mark.slow),
         pytest.param(GELU, 2, 2, marks=pytest.mark.slow),
         pytest.param(ODD, 4, 2, marks=pytest.mark.slow),
@@ -182,7 +182,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_in_one_line(script: Scrip
         (["trainer=fsdp"], "trainer.strategy=fsdp, trainer.accelerator=cpu: "),
         (["trainer=deepspeed"], "trainer"),
         (["model=convnet"], "ConvNet does not say how it is cut"),
-        (["model.norm=batch", "trainer.strategy.tensor_parallel_size=2"], "with BatchNorm1d cannot be cut within"),
+        (["model.norm=batchnorm", "trainer.strategy.tensor_parallel_size=2"], "does not support BatchNorm1d"),
         (
             ["trainer.strategy.data_parallel_size=3", "data.batch_size=66"],
             "their product is not 2, the number of ranks",

@@ -18,7 +18,7 @@ from boltcutter.task.classification import Classification
 # Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
 WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "scheduler=constant", "trainer.accelerator=cpu"]
 PIPELINE = ["trainer=pipeline", "trainer.accelerator=cpu"]
-TEXT = ["data=text", "model=gpt", "task=language", "data.shape=[16]", "model.width=32", "trainer.max_steps=4"]
+TEXT = ["data=text", "model=gpt", "task=language", "data.shape=[16]", "model.hidden_size=32", "trainer.max_steps=4"]
 
 
 def table(file: Path) -> list[dict[str, str]]:
@@ -98,7 +98,7 @@ def test_a_language_model_whose_ends_share_weights_trains_as_one_process(script:
         (tmp_path / "text" / f"{name}.txt").write_text("".join(f"{name}{n} is {n * n}\n" for n in range(200)))
     text = [*TEXT, f"data.path={tmp_path}/text", f"data.cache={tmp_path}/cache", "test=false"]
     text += ["trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.1"]
-    for name, more in (("one", []), ("two", [*PIPELINE, "trainer.devices=2", "model.recompute=true"])):
+    for name, more in (("one", []), ("two", [*PIPELINE, "trainer.devices=2", "model.activation_checkpointing=true"])):
         done = script("train", *WORDS, *text, *more, f"folder={tmp_path}/{name}", ranks=2 if more else 0)
         assert done.returncode == 0, done.stderr
     assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6
@@ -117,7 +117,7 @@ from boltcutter.model.mlp import MLP
 
 class Frozen(MLP):
     def __init__(self, stage: int) -> None:
-        super().__init__((1, 8, 8), 10, hidden=[32])
+        super().__init__((1, 8, 8), 10, hidden_sizes=[32])
         self.stages(2)[stage].requires_grad_(False)
 """
 
@@ -137,14 +137,18 @@ def test_a_stage_whose_weights_are_all_frozen_trains_with_the_others(
 
 
 def task(model: nn.Module | None = None, **options: Any) -> Classification:
-    return Classification(model or MLP((6,), 3, hidden=[5]), optimizer=torch.optim.SGD, **options)
+    return Classification(model or MLP((6,), 3, hidden_sizes=[5]), optimizer=torch.optim.SGD, **options)
 
 
 @pytest.mark.parametrize(
     ("given", "trainer", "text"),
     [
         (task(l1=0.1), {}, "task.l1, task.l2: each rank has some of the weights alone; set optimizer.weight_decay"),
-        (task(MLP((6,), 3, hidden=[5], norm="batch")), {}, "model.norm=batch: parts of a batch would be measured"),
+        (
+            task(MLP((6,), 3, hidden_sizes=[5], norm="batchnorm")),
+            {},
+            "model.norm=batchnorm: parts of a batch would be measured",
+        ),
         (task(ConvNet((1, 8, 8), 3)), {}, "ConvNet does not say how it is cut into stages; give it a method stages"),
         (task(), {"callbacks": [EMA()]}, "callback.ema: each rank has some of the weights alone; leave it out"),
         (

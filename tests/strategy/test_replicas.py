@@ -36,7 +36,7 @@ class Watched(nn.Module):
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 @pytest.mark.parametrize("count", [1, 2, 7, 8])
 def test_copies_give_the_outputs_and_gradients_of_one(devices: int, count: int) -> None:
-    model = MLP((6,), 3, hidden=[8])
+    model = MLP((6,), 3, hidden_sizes=[8])
     inputs, weight = torch.randn(count, 6), torch.randn(count, 3)
     found = []
     for call in (model, spread(model, devices)):
@@ -62,7 +62,7 @@ def test_no_part_has_a_single_sample_unless_the_batch_has() -> None:
 
 
 def test_batch_norm_trains_on_a_last_batch_that_would_leave_one_sample() -> None:
-    model = MLP((6,), 3, hidden=[8], norm="batch")
+    model = MLP((6,), 3, hidden_sizes=[8], norm="batchnorm")
     norm = model.hidden[1]
     spread(model, 2)(torch.randn(3, 6))
     assert isinstance(norm, nn.BatchNorm1d)
@@ -88,7 +88,7 @@ def test_copies_make_no_graph_where_none_is_wanted() -> None:
 
 def test_tied_weights_stay_tied() -> None:
     torch.manual_seed(0)
-    model, tokens = GPT((8,), 11, layers=1, width=16, heads=2), torch.randint(11, (5, 8))
+    model, tokens = GPT((8,), 11, num_layers=1, hidden_size=16, num_heads=2), torch.randint(11, (5, 8))
     found = []
     for call in (model, spread(model, 2)):
         call(tokens).square().sum().backward()
@@ -98,7 +98,7 @@ def test_tied_weights_stay_tied() -> None:
 
 
 def test_dropout_draws_the_same_from_the_same_seed() -> None:
-    call, inputs = spread(MLP((6,), 3, hidden=[64], dropout=0.5), 4), torch.randn(64, 6)
+    call, inputs = spread(MLP((6,), 3, hidden_sizes=[64], dropout=0.5), 4), torch.randn(64, 6)
     drawn = []
     for _ in range(5):
         torch.manual_seed(1)

@@ -10,10 +10,13 @@ from boltcutter.strategy.stage import LocalStage, PipelineError
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("name", ["mlp", "gpt", "untied"])
 def test_stages_one_after_another_are_the_model(name: str, count: int) -> None:
-    model: nn.Module = MLP((1, 2, 3), 4, hidden=[5, 6])
+    model: nn.Module = MLP((1, 2, 3), 4, hidden_sizes=[5, 6])
     x = torch.randint(4, (7, 1, 2, 3), dtype=torch.uint8)
     if name != "mlp":
-        model, x = GPT((8,), 11, layers=3, width=16, heads=2, tied=name == "gpt", position="learned"), x.flatten(1)
+        model, x = (
+            GPT((8,), 11, num_layers=3, hidden_size=16, num_heads=2, tie_embeddings=name == "gpt", position="learned"),
+            x.flatten(1),
+        )
     stages: list[nn.Module] = model.stages(count)  # type: ignore[operator]
     y = x
     for stage in stages:
@@ -23,7 +26,7 @@ def test_stages_one_after_another_are_the_model(name: str, count: int) -> None:
 
 
 def test_a_rank_lets_go_of_what_others_have_but_not_of_its_place() -> None:
-    models = [MLP((6,), 3, hidden=[5, 5, 5]) for _ in range(2)]
+    models = [MLP((6,), 3, hidden_sizes=[5, 5, 5]) for _ in range(2)]
     first, last = (LocalStage(model, rank, 2) for rank, model in enumerate(models))
     names = [name for name, _ in models[0].named_parameters()]
     kept = [{name for name, p in model.named_parameters() if not p.is_meta} for model in models]
@@ -54,7 +57,7 @@ class Forgetful(nn.Module):
 def test_what_cannot_be_cut_is_refused() -> None:
     with pytest.raises(PipelineError, match=r"no stage of Forgetful has left\.weight; give it to one"):
         LocalStage(Forgetful(), 0, 1)
-    with pytest.raises(PipelineError, match=r"trainer\.devices=3: model=mlp has 2 layers, .* try trainer.devices=2"):
-        LocalStage(MLP((6,), 3, hidden=[5]), 0, 3)
-    with pytest.raises(PipelineError, match=r"trainer\.devices=3: model\.layers=2, .* try trainer.devices=2"):
-        LocalStage(GPT((8,), 11, layers=2, width=16, heads=2), 0, 3)
+    with pytest.raises(PipelineError, match=r"trainer\.devices=3 exceeds .*model=mlp.* try trainer.devices=2"):
+        LocalStage(MLP((6,), 3, hidden_sizes=[5]), 0, 3)
+    with pytest.raises(PipelineError, match=r"trainer\.devices=3 exceeds model\.num_layers=2, .* try trainer.devices=2"):
+        LocalStage(GPT((8,), 11, num_layers=2, hidden_size=16, num_heads=2), 0, 3)

@@ -283,7 +283,7 @@ def test_the_learning_rate_stays_without_a_schedule(tmp_path: Path) -> None:
 
 
 def test_a_schedule_ends_with_the_training(tmp_path: Path) -> None:
-    seen = rates(tmp_path, partial(warmup_cosine, warmup=0.25))
+    seen = rates(tmp_path, partial(warmup_cosine, warmup_ratio=0.25))
     assert len(seen) == 20
     assert seen[4] == seen[5] == 0.1 == max(seen)
     assert seen[-1] == pytest.approx(0.05 * (1 + math.cos(math.pi * 14 / 15)))
@@ -293,7 +293,7 @@ def test_a_schedule_ends_with_the_training(tmp_path: Path) -> None:
 
 
 def test_a_schedule_counts_optimizer_steps(tmp_path: Path) -> None:
-    seen = rates(tmp_path, partial(warmup_cosine, warmup=0.0), accumulate_grad_batches=2)
+    seen = rates(tmp_path, partial(warmup_cosine, warmup_ratio=0.0), accumulate_grad_batches=2)
     assert len(seen[::2]) == 6  # 3 steps of 5 batches, in each of 4 epochs
     assert seen[-1] == pytest.approx(0.05 * (1 + math.cos(math.pi * 11 / 12)))
     assert (
@@ -305,14 +305,14 @@ def test_a_schedule_counts_optimizer_steps(tmp_path: Path) -> None:
 def test_a_schedule_may_count_epochs(tmp_path: Path) -> None:
     expected = [0.05 * (1 + math.cos(math.pi * epoch / 4)) for epoch in range(4) for _ in range(5)]
     options = {"interval": "epoch"}
-    assert rates(tmp_path, partial(warmup_cosine, warmup=0.0), options) == pytest.approx(expected)
-    assert rates(tmp_path, partial(warmup_cosine, warmup=0.0), options, max_epochs=-1, max_steps=20) == pytest.approx(
-        expected
-    )
+    assert rates(tmp_path, partial(warmup_cosine, warmup_ratio=0.0), options) == pytest.approx(expected)
+    assert rates(
+        tmp_path, partial(warmup_cosine, warmup_ratio=0.0), options, max_epochs=-1, max_steps=20
+    ) == pytest.approx(expected)
 
 
 def test_a_given_length_of_the_schedule_is_kept(tmp_path: Path) -> None:
-    assert rates(tmp_path, partial(warmup_cosine, warmup=0.0, total_steps=10))[10:] == [0.0] * 10
+    assert rates(tmp_path, partial(warmup_cosine, warmup_ratio=0.0, total_steps=10))[10:] == [0.0] * 10
 
 
 def test_a_schedule_may_watch_a_metric(tmp_path: Path) -> None:

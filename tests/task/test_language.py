@@ -130,11 +130,19 @@ def test_a_metric_that_is_told_nothing_stays_silent() -> None:
     assert bits.bytes == 0
 
 
-CORPUS = ["data=text", "model=gpt", "task=language", "logger=null", "report=false", "data.shape=[32]", "model.width=32"]
+CORPUS = [
+    "data=text",
+    "model=gpt",
+    "task=language",
+    "logger=null",
+    "report=false",
+    "data.shape=[32]",
+    "model.hidden_size=32",
+]
 CORPUS += [
     "data.batch_size=4",
     "trainer.max_epochs=3",
-    "model.layers=1",
+    "model.num_layers=1",
     "trainer.val_check_interval=0.5",
     "seed=3",
 ]
@@ -221,7 +229,13 @@ def test_a_text_is_gone_on_with(script: Script, whole: Path) -> None:
 
 
 def test_gpt_124m_takes_a_step_at_a_smaller_size(script: Script, tmp_path: Path) -> None:
-    small = ["model.layers=1", "model.width=48", "data.shape=[16]", "data.vocab_size=300", "data.batch_size=2"]
+    small = [
+        "model.num_layers=1",
+        "model.hidden_size=48",
+        "data.shape=[16]",
+        "data.vocab_size=300",
+        "data.batch_size=2",
+    ]
     short = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=1", "task.compile=false", "trainer.devices=1"]
     mine = [word for word in words(tmp_path) if word.startswith(("data.path", "data.cache", "logger", "~"))]
     done = script("train", "experiment=gpt_124m", *mine, *small, *short, "report=false", f"folder={tmp_path}/run")

@@ -39,8 +39,8 @@ class Numbers(L.LightningDataModule):
 
 def task(**options: Any) -> Regression:
     torch.manual_seed(0)
-    options = {"outputs": 2, "metrics": {"mae": MeanAbsoluteError(), "r2": R2Score()}} | options
-    return Regression(nn.Linear(4, options["outputs"]), optimizer=partial(Adam, lr=0.1), **options)
+    options = {"num_outputs": 2, "metrics": {"mae": MeanAbsoluteError(), "r2": R2Score()}} | options
+    return Regression(nn.Linear(4, options["num_outputs"]), optimizer=partial(Adam, lr=0.1), **options)
 
 
 def trainer(folder: Path, max_epochs: int = 1) -> L.Trainer:
@@ -115,8 +115,8 @@ def test_targets_that_are_all_alike_are_not_scaled(tmp_path: Path) -> None:
 
 
 def test_another_number_of_targets_is_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^task\.outputs=1, but a target has 2 numbers; set task\.outputs=2$"):
-        trainer(tmp_path).fit(task(outputs=1), Numbers())
+    with pytest.raises(ValueError, match=r"^task\.num_outputs=1 .* 2 .*; set task\.num_outputs=2$"):
+        trainer(tmp_path).fit(task(num_outputs=1), Numbers())
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])

@@ -20,7 +20,7 @@ def curve(total_steps: int, **options: float) -> list[float]:
 
 
 def test_it_rises_in_equal_steps_then_falls_to_the_end() -> None:
-    seen = curve(100, warmup=0.1, final=0.0)
+    seen = curve(100, warmup_ratio=0.1, min_lr_ratio=0.0)
     assert seen[:10] == pytest.approx([0.2 * step for step in range(1, 11)])
     assert seen[10] == 2.0
     assert seen[55] == pytest.approx(1.0)  # half way down
@@ -30,14 +30,14 @@ def test_it_rises_in_equal_steps_then_falls_to_the_end() -> None:
 
 
 def test_a_share_is_left_at_the_end() -> None:
-    seen = curve(20, warmup=0.0, final=0.25)
+    seen = curve(20, warmup_ratio=0.0, min_lr_ratio=0.25)
     assert (seen[0], seen[10], seen[20]) == pytest.approx((2.0, 1.25, 0.5))
-    assert curve(5, final=1.0)[1:] == [2.0] * 5
+    assert curve(5, min_lr_ratio=1.0)[1:] == [2.0] * 5
 
 
 def test_it_stays_down_after_the_end() -> None:
     optimizer = SGD([torch.zeros(1)], lr=2.0)
-    schedule = warmup_cosine(optimizer, total_steps=2, final=0.5)
+    schedule = warmup_cosine(optimizer, total_steps=2, min_lr_ratio=0.5)
     for _ in range(5):
         optimizer.step()
         schedule.step()
@@ -45,20 +45,20 @@ def test_it_stays_down_after_the_end() -> None:
 
 
 @pytest.mark.parametrize("total_steps", [1, 2, 3])
-@pytest.mark.parametrize("warmup", [0.0, 0.05, 0.5, 0.99])
-def test_the_shortest_training_begins_above_nothing(total_steps: int, warmup: float) -> None:
-    seen = curve(total_steps, warmup=warmup)
+@pytest.mark.parametrize("ratio", [0.0, 0.05, 0.5, 0.99])
+def test_the_shortest_training_starts_above_zero(total_steps: int, ratio: float) -> None:
+    seen = curve(total_steps, warmup_ratio=ratio)
     assert 0 < seen[0] <= 2
     assert all(0 <= rate <= 2 for rate in seen)
 
 
-@pytest.mark.parametrize("warmup", [-0.1, 1.0, 1.5, float("nan")])
-def test_warm_up_is_a_share(warmup: float) -> None:
-    with pytest.raises(ValueError, match=rf"^scheduler\.warmup={warmup} is not a share in \[0, 1\); try 0\.05$"):
-        curve(10, warmup=warmup)
+@pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5, float("nan")])
+def test_warmup_ratio_out_of_range(ratio: float) -> None:
+    with pytest.raises(ValueError, match=rf"^scheduler\.warmup_ratio={ratio} is not in \[0, 1\); try 0\.05$"):
+        curve(10, warmup_ratio=ratio)
 
 
-@pytest.mark.parametrize("final", [-0.1, 1.1])
-def test_what_is_left_is_a_share(final: float) -> None:
-    with pytest.raises(ValueError, match=rf"^scheduler\.final={final} is not a share in \[0, 1\]; try 0$"):
-        curve(10, final=final)
+@pytest.mark.parametrize("ratio", [-0.1, 1.1])
+def test_min_lr_ratio_out_of_range(ratio: float) -> None:
+    with pytest.raises(ValueError, match=rf"^scheduler\.min_lr_ratio={ratio} is not in \[0, 1\]; try 0$"):
+        curve(10, min_lr_ratio=ratio)

@@ -22,7 +22,7 @@ WORDS = [*QUICK, "model=mlp", "test=false", "task.compile=xla"]
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "mlp": (lambda: MLP((1, 8, 8), 10, norm="layer"), lambda: torch.randint(256, (12, 1, 8, 8), dtype=torch.uint8)),
     "convnet": (lambda: ConvNet((1, 8, 8), 10, dropout=0.0), lambda: torch.rand(12, 1, 8, 8)),
-    "gpt": (lambda: GPT((16,), 31, layers=1, width=16, heads=2), lambda: torch.randint(31, (4, 16))),
+    "gpt": (lambda: GPT((16,), 31, num_layers=1, hidden_size=16, num_heads=2), lambda: torch.randint(31, (4, 16))),
 }
 
 
@@ -134,7 +134,7 @@ def test_what_is_missing_or_does_not_go_together_is_told(monkeypatch: pytest.Mon
 
 
 def test_a_run_is_that_of_torch_and_goes_on_to_the_bit(script: Script, tmp_path: Path) -> None:
-    steps = ["trainer.accumulate_grad_batches=2", "optimizer=sgd", "scheduler=constant", "model.norm=batch"]
+    steps = ["trainer.accumulate_grad_batches=2", "optimizer=sgd", "scheduler=constant", "model.norm=batchnorm"]
     dropped = ["model.dropout=0.1", "optimizer=adamw"]  # of other numbers than torch's own
     for name, words in {
         "eager": ["task.compile=false"],

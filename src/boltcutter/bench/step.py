@@ -57,7 +57,7 @@ CPU, CUDA = "trainer.accelerator=cpu", "trainer.accelerator=cuda"
 NOISE = ("data=synthetic", "data.in_memory=true")
 WORKS = {
     "mlp": Work(
-        (CPU, *NOISE, "data.num_samples=60000", "model=mlp", "model.hidden=[64,128,64]"),
+        (CPU, *NOISE, "data.num_samples=60000", "model=mlp", "model.hidden_sizes=[64,128,64]"),
         50, 10, 60, 12, 3, (OURS, GUIDE, BEST, BEST_COMPILED, PLAIN), {(OURS, GUIDE): 1.0, (OURS, FASTEST): 1.35},
     ),
     "convnet": Work(

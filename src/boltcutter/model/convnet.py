@@ -1,4 +1,4 @@
-"""A small convolutional network, for images that an MLP finds hard and a ResNet finds easy."""
+"""A small convolutional network for images."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from boltcutter.model.rescaling import Rescaling, check_image, check_sizes
 
 
 class ConvNet(nn.Module):
-    """Three convolutions, global average pooling, a dense layer of 256 with dropout, and the output layer.
+    """Three convolutions, global average pooling, a dense layer of 256 units with dropout, and the output layer.
 
-    As in the guide, but that every convolution pads as ``same``, which leaves an 8 x 8 image 2 x 2 rather than 1 x 1
-    positions, and none has a bias, which batch norm would subtract again.
+    The network of the guide, except that all convolutions use ``same`` padding, so that an 8 x 8 image has 2 x 2 rather
+    than 1 x 1 positions after them, and no bias, which batch normalization would cancel.
 
     Args:
-        inputs: (channels, height, width) of one sample.
-        outputs: Number of classes or of targets.
-        dropout: Share of the dense layer dropped while training.
+        input_shape: (channels, height, width) of one sample.
+        num_classes: Number of classes; of target columns for regression.
+        dropout: Dropout probability of the dense layer.
 
     Raises:
-        ValueError: A sample is not an image, a size is not positive, or ``dropout`` is outside [0, 1).
+        ValueError: ``input_shape`` is not that of an image, a size is not positive, or ``dropout`` is outside [0, 1).
 
     Source: Chollet, "Multi-GPU distributed training with PyTorch", keras.io, 2023.
     """
 
-    def __init__(self, inputs: tuple[int, ...], outputs: int, *, dropout: float = 0.5) -> None:
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, dropout: float = 0.5) -> None:
         super().__init__()
-        check_image("ConvNet", inputs)
-        check_sizes(inputs, outputs)
+        check_image("ConvNet", input_shape)
+        check_sizes(input_shape, num_classes)
         if not 0 <= dropout < 1:
             raise ValueError(f"model.dropout={dropout} is not in [0, 1); try 0.5")
         self.rescaling = Rescaling()
         self.features = nn.Sequential(
-            *_block(inputs[0], 12, kernel=3, stride=1),
-            *_block(12, 24, kernel=6, stride=2),
-            *_block(24, 32, kernel=6, stride=2),
+            *_conv_block(input_shape[0], 12, kernel=3, stride=1),
+            *_conv_block(12, 24, kernel=6, stride=2),
+            *_conv_block(24, 32, kernel=6, stride=2),
         )
         self.dense = nn.Linear(32, 256)
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(256, outputs)
+        self.head = nn.Linear(256, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, O)."""
+        """Map (B, C, H, W) to (B, num_classes)."""
         maps = self.features(self.rescaling(x))  # (B, 32, ceil(H / 4), ceil(W / 4))
         hidden = self.dense(maps.mean(dim=(2, 3))).relu()  # (B, 256)
         outputs: Tensor = self.head(self.dropout(hidden))
@@ -52,10 +52,10 @@ class ConvNet(nn.Module):
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution whose output has ceil(size / stride) positions, for any size.
+    """A convolution with ``same`` padding for any stride: its output has ceil(size / stride) positions.
 
-    torch has ``padding="same"`` for a stride of one only. Where the padding is odd, the extra zero stands right and
-    below, as TensorFlow puts it.
+    PyTorch supports ``padding="same"`` only for a stride of 1. An odd amount of padding has its extra zero on the right
+    and at the bottom, as in TensorFlow.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,10 +68,10 @@ class SameConv2d(nn.Conv2d):
         return super().forward(F.pad(x, padding))
 
 
-def _block(channels: int, filters: int, *, kernel: int, stride: int) -> tuple[nn.Module, ...]:
-    # Keras' momentum of 0.99 averages over hundreds of steps, which a small data set does not have in its first epochs:
-    # evaluation would run on statistics that are still those of the start. torch's 0.1 (0.9 to Keras) is used.
+def _conv_block(channels: int, filters: int, *, kernel: int, stride: int) -> tuple[nn.Module, ...]:
+    # PyTorch's momentum, as that of Keras, 0.99 (0.01 in PyTorch), averages over hundreds of steps: in the first epochs
+    # on a small data set the running statistics would still be close to their initial values.
     norm = nn.BatchNorm2d(filters, eps=1e-3)
-    # The layer behind can scale as well, so only the shift is learned.
+    # The next layer can learn the scale, so only the shift is learned here.
     norm.weight.requires_grad_(False)
     return SameConv2d(channels, filters, kernel, stride=stride, bias=False), norm, nn.ReLU()

@@ -41,7 +41,7 @@ class KerasModel(nn.Module):
 
     Args:
         model: On the torch backend. Copies of this module share it: it holds the structure, and they their own state.
-        inputs: Shape of one sample of the data; needed where the model has no weights before it is first called.
+        input_shape: Shape of one sample of the data; needed where the model has no weights before it is first called.
         channels_first: The data has its channels first, (N, C, …), but the model expects them last. Outputs with more
             than two dimensions are returned with their channels first.
 
@@ -50,13 +50,13 @@ class KerasModel(nn.Module):
     """
 
     def __init__(
-        self, model: keras.Model, *, inputs: Sequence[int] | None = None, channels_first: bool = False
+        self, model: keras.Model, *, input_shape: Sequence[int] | None = None, channels_first: bool = False
     ) -> None:
         super().__init__()
         check_backend()
         self.channels_first = channels_first
-        if inputs is not None and not (model.built and model.variables):
-            sample = torch.zeros(1, *inputs)
+        if input_shape is not None and not (model.built and model.variables):
+            sample = torch.zeros(1, *input_shape)
             with torch.no_grad():
                 model(sample.movedim(1, -1) if channels_first else sample, training=False)
         check_model(model)
@@ -221,7 +221,7 @@ def check_model(model: keras.Model) -> None:
     if not model.built or not model.variables:
         raise ValueError(
             f"{type(model).__name__} has no weights before it is first called; begin it with keras.Input(…), or "
-            "take boltcutter.model.keras.KerasModel with model.inputs=${data.shape}"
+            "take boltcutter.model.keras.KerasModel with model.input_shape=${data.shape}"
         )
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.TorchModuleWrapper):

@@ -1,4 +1,4 @@
-"""The baseline to beat: one linear layer."""
+"""A linear baseline."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from boltcutter.model.rescaling import Rescaling, check_sizes
 
 
 class Linear(nn.Module):
-    """Logistic regression where the task is classification, linear regression where it is regression.
+    """A single linear layer: logistic regression for classification, linear regression for regression.
 
     Args:
-        inputs: Shape of one sample, without the batch.
-        outputs: Number of classes or of targets.
+        input_shape: Shape of one sample, without the batch dimension.
+        num_classes: Number of classes; of target columns for regression.
 
     Raises:
         ValueError: A size is not positive.
     """
 
-    def __init__(self, inputs: tuple[int, ...], outputs: int) -> None:
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        check_sizes(inputs, outputs)
+        check_sizes(input_shape, num_classes)
         self.rescaling = Rescaling()
-        self.head = nn.Linear(math.prod(inputs), outputs)
+        self.head = nn.Linear(math.prod(input_shape), num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, *inputs) to (B, O)."""
+        """Map (B, *input_shape) to (B, num_classes)."""
         features = self.rescaling(x).flatten(1)  # (B, F)
         outputs: Tensor = self.head(features)
         return outputs

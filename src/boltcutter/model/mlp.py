@@ -1,4 +1,4 @@
-"""A multilayer perceptron, for tables and small images."""
+"""A multilayer perceptron for tabular data and small images."""
 
 from __future__ import annotations
 
@@ -11,43 +11,48 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from boltcutter.model.rescaling import Rescaling, check_sizes
-from boltcutter.model.sharding import share
+from boltcutter.model.sharding import fully_shard_modules
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
-NORMS: dict[str, type[nn.Module] | None] = {"none": None, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+NORMS: dict[str, type[nn.Module] | None] = {
+    "none": None,
+    "batchnorm": nn.BatchNorm1d,
+    "layernorm": nn.LayerNorm,
+}
 
 
 class MLP(nn.Module):
-    """Hidden layers of linear, norm, activation and dropout, then one linear layer.
+    """A multilayer perceptron, each of whose hidden layers is linear, norm, activation and dropout.
 
     Args:
-        inputs: Shape of one sample, without the batch.
-        outputs: Number of classes or of targets.
-        hidden: Width of each hidden layer.
-        activation: After each hidden layer.
-        dropout: Share of each hidden layer dropped while training.
-        norm: Before each activation.
+        input_shape: Shape of one sample, without the batch dimension.
+        num_classes: Number of classes; of target columns for regression.
+        hidden_sizes: Number of units of each hidden layer.
+        activation: Activation function of the hidden layers.
+        dropout: Dropout probability of the hidden layers.
+        norm: Normalization before each activation.
 
     Raises:
-        ValueError: A size is not positive, ``hidden`` is empty, ``dropout`` is outside [0, 1), or a name is unknown.
+        ValueError: A size is not positive, ``hidden_sizes`` is empty, ``dropout`` is outside [0, 1), or a name is
+            unknown.
     """
 
     def __init__(
         self,
-        inputs: tuple[int, ...],
-        outputs: int,
+        input_shape: tuple[int, ...],
+        num_classes: int,
         *,
-        hidden: Sequence[int] = (256, 128),
+        hidden_sizes: Sequence[int] = (256, 128),
         activation: Literal["relu", "gelu", "silu", "tanh"] = "relu",
         dropout: float = 0.0,
-        norm: Literal["none", "batch", "layer"] = "none",
+        norm: Literal["none", "batchnorm", "layernorm"] = "none",
     ) -> None:
         super().__init__()
-        check_sizes(inputs, outputs)
-        if not hidden:
-            raise ValueError("model.hidden=[] leaves no hidden layer; try model=linear")
-        if min(hidden) < 1:
-            raise ValueError(f"model.hidden={list(hidden)} must be positive widths; try [256, 128]")
+        check_sizes(input_shape, num_classes)
+        if not hidden_sizes:
+            raise ValueError("model.hidden_sizes=[] has no hidden layer; try model=linear")
+        if min(hidden_sizes) < 1:
+            raise ValueError(f"model.hidden_sizes={list(hidden_sizes)} must be positive; try [256, 128]")
         if not 0 <= dropout < 1:
             raise ValueError(f"model.dropout={dropout} is not in [0, 1); try 0.1")
         if activation not in ACTIVATIONS:
@@ -56,36 +61,37 @@ class MLP(nn.Module):
             raise ValueError(f"model.norm={norm} is unknown; try one of {', '.join(NORMS)}")
         self.rescaling = Rescaling()
         layers: list[nn.Module] = []
-        for width, wider in pairwise((math.prod(inputs), *hidden)):
-            # Batch norm subtracts the mean, and any bias with it.
-            layers.append(nn.Linear(width, wider, bias=norm != "batch"))
+        for in_features, out_features in pairwise((math.prod(input_shape), *hidden_sizes)):
+            # Batch normalization subtracts the mean, which would cancel a bias.
+            layers.append(nn.Linear(in_features, out_features, bias=norm != "batchnorm"))
             if (make_norm := NORMS[norm]) is not None:
-                layers.append(make_norm(wider))
+                layers.append(make_norm(out_features))
             layers.append(ACTIVATIONS[activation]())
             if dropout:
                 layers.append(nn.Dropout(dropout))
         self.hidden = nn.Sequential(*layers)
-        self.head = nn.Linear(hidden[-1], outputs)
+        self.head = nn.Linear(hidden_sizes[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, *inputs) to (B, O)."""
+        """Map (B, *input_shape) to (B, num_classes)."""
         features = self.hidden(self.rescaling(x).flatten(1))  # (B, F)
         outputs: Tensor = self.head(features)
         return outputs
 
     def shard(self, mesh: DeviceMesh, *, offload: bool = False) -> None:
-        """Cut each layer over the ranks of ``mesh``.
+        """Shard the parameters of each layer over the ranks of ``mesh``.
 
-        Over ``tensor_parallel`` layers are cut by columns and by rows in turn, so that two of them need one exchange.
+        Over ``tensor_parallel``, layers alternate between column-wise and row-wise sharding, so that each pair of
+        layers needs one all-reduce.
 
         Args:
-            mesh: With the dimensions ``data_parallel`` and ``tensor_parallel``.
-            offload: Whether weights stay in the machine's memory while they are not used.
+            mesh: Device mesh with the dimensions ``data_parallel`` and ``tensor_parallel``.
+            offload: Whether to keep parameters in CPU memory while they are not used.
 
         Raises:
-            ValueError: A norm or dropout would see a part of a layer alone.
+            ValueError: The model has normalization or dropout, which would see only a shard of the activations.
 
-        Source: Shoeybi et al., Megatron-LM, 2019 (columns and rows); Zhao et al., PyTorch FSDP, 2023.
+        Source: Shoeybi et al., Megatron-LM, 2019 (tensor parallelism); Zhao et al., PyTorch FSDP, 2023.
         """
         from torch.distributed.tensor import Replicate
         from torch.distributed.tensor.parallel import (
@@ -96,34 +102,35 @@ class MLP(nn.Module):
         )
 
         layers = {name: part for name, part in self.named_modules() if isinstance(part, nn.Linear)}
-        if mesh["tensor_parallel"].size() > 1:
-            known: tuple[type[nn.Module], ...] = (nn.Linear, *ACTIVATIONS.values())
-            other = next((type(part).__name__ for part in self.hidden if not isinstance(part, known)), None)
+        ranks = mesh["tensor_parallel"].size()
+        if ranks > 1:
+            supported: tuple[type[nn.Module], ...] = (nn.Linear, *ACTIVATIONS.values())
+            other = next((type(part).__name__ for part in self.hidden if not isinstance(part, supported)), None)
             if other:
                 raise ValueError(
-                    f"trainer.strategy.tensor_parallel_size: model=mlp with {other} cannot be cut within a layer; "
-                    "set model.norm=none model.dropout=0, or tensor_parallel_size=1"
+                    f"trainer.strategy.tensor_parallel_size={ranks} does not support {other} in "
+                    "model=mlp; set model.norm=none model.dropout=0, or tensor_parallel_size=1"
                 )
             styles = (ColwiseParallel, RowwiseParallel)
-            plan: dict[str, ParallelStyle] = {name: styles[place % 2]() for place, name in enumerate(layers)}
+            plan: dict[str, ParallelStyle] = {name: styles[index % 2]() for index, name in enumerate(layers)}
             if len(layers) % 2:
                 plan["head"] = ColwiseParallel(output_layouts=Replicate())
             parallelize_module(self, mesh["tensor_parallel"], plan)
-        share(mesh["data_parallel"], [*layers.values(), self], offload=offload)
+        fully_shard_modules(mesh["data_parallel"], [*layers.values(), self], offload=offload)
 
     def stages(self, count: int) -> list[nn.Module]:
-        """Modules that are to be called one after another, with about as many layers each.
+        """Split the model into ``count`` pipeline stages with about the same number of layers.
 
         Raises:
-            ValueError: There are fewer layers.
+            ValueError: There are fewer linear layers than stages.
         """
         layers = [*self.hidden, self.head]
-        starts = [place for place, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
+        starts = [index for index, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
         if count > len(starts):
             raise ValueError(
-                f"trainer.devices={count}: model=mlp has {len(starts)} layers, and a stage needs one; "
-                f"try trainer.devices={len(starts)}"
+                f"trainer.devices={count} exceeds the {len(starts)} layers of model=mlp, and each pipeline stage needs "
+                f"one; try trainer.devices={len(starts)}"
             )
         ends = [starts[len(starts) * stage // count] for stage in range(count)] + [len(layers)]
-        parts = [nn.Sequential(*layers[first:last]) for first, last in pairwise(ends)]
-        return [nn.Sequential(self.rescaling, nn.Flatten(), *parts[0]), *parts[1:]]
+        stages = [nn.Sequential(*layers[first:last]) for first, last in pairwise(ends)]
+        return [nn.Sequential(self.rescaling, nn.Flatten(), *stages[0]), *stages[1:]]

@@ -1,4 +1,4 @@
-"""Residual networks of 18, 34 and 50 layers."""
+"""ResNet-18, ResNet-34 and ResNet-50."""
 
 from __future__ import annotations
 
@@ -11,49 +11,51 @@ from boltcutter.model.rescaling import Rescaling, check_image, check_sizes
 
 
 class ResNet(nn.Module):
-    """A residual network; its parameters bear torchvision's names, so that public weights load.
+    """A residual network with the parameter names of torchvision, so that pretrained torchvision weights load.
 
     Args:
-        inputs: (channels, height, width) of one sample.
-        outputs: Number of classes or of targets.
-        depth: Layers with weights.
-        stem: ``small`` keeps the size of images of about 32 pixels; ``large``, the paper's, quarters it.
-        zero_init: Let each residual branch start at nothing, so that training starts from a shallow network.
-        mean: One for each channel, in units of [0, 1]; with ``std``, what public weights were trained with.
-        std: One for each channel.
+        input_shape: (channels, height, width) of one sample.
+        num_classes: Number of classes; of target columns for regression.
+        depth: Number of layers with weights.
+        stem: ``small`` keeps the resolution, for images of about 32 pixels; ``large``, the paper's, reduces it by 4.
+        zero_init_residual: Initialize each residual branch to zero, so that blocks start as identities.
+        mean: Mean of each channel, in units of [0, 1], to normalize inputs as in pretraining.
+        std: Standard deviation of each channel.
 
     Raises:
-        ValueError: A sample is not an image, a size is not positive, ``depth`` or ``stem`` is unknown, or ``mean`` and
-            ``std`` do not fit.
+        ValueError: ``input_shape`` is not that of an image, a size is not positive, ``depth`` or ``stem`` is unknown,
+            or ``mean`` and ``std`` do not match the channels.
 
-    Source: He et al., 2015, arXiv:1512.03385; a bottleneck strides in its 3 x 3 convolution as torchvision has it;
-    ``zero_init`` is of Goyal et al., 2017, arXiv:1706.02677.
+    Source: He et al., 2015, arXiv:1512.03385, with the stride in the 3 x 3 convolution of a bottleneck as in
+    torchvision; Goyal et al., 2017, arXiv:1706.02677 (``zero_init_residual``).
     """
 
     def __init__(
         self,
-        inputs: tuple[int, ...],
-        outputs: int,
+        input_shape: tuple[int, ...],
+        num_classes: int,
         *,
         depth: Literal[18, 34, 50] = 18,
         stem: Literal["small", "large"] = "small",
-        zero_init: bool = True,
+        zero_init_residual: bool = True,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        check_image("ResNet", inputs)
-        check_sizes(inputs, outputs)
+        check_image("ResNet", input_shape)
+        check_sizes(input_shape, num_classes)
         if depth not in DEPTHS:
             raise ValueError(f"model.depth={depth} is unknown; try one of {', '.join(map(str, DEPTHS))}")
         if stem not in ("small", "large"):
             raise ValueError(f"model.stem={stem} is unknown; try small or large")
-        if mean is not None and len(mean) != inputs[0]:
-            raise ValueError(f"model.mean={list(mean)} is not of {inputs[0]} channels; give one for each channel")
+        if mean is not None and len(mean) != input_shape[0]:
+            raise ValueError(
+                f"model.mean={list(mean)} does not match {input_shape[0]} channels; give one value per channel"
+            )
         block, counts = DEPTHS[depth]
         self.rescaling = Rescaling(mean, std)
         large = stem == "large"
-        self.conv1 = nn.Conv2d(inputs[0], 64, 7, 2, 3, bias=False) if large else _conv3(inputs[0], 64)
+        self.conv1 = nn.Conv2d(input_shape[0], 64, 7, 2, 3, bias=False) if large else _conv3(input_shape[0], 64)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if large else nn.Identity()
@@ -61,28 +63,28 @@ class ResNet(nn.Module):
         self.layer2 = _stage(block, counts[1], 64 * block.expansion, 128, stride=2)
         self.layer3 = _stage(block, counts[2], 128 * block.expansion, 256, stride=2)
         self.layer4 = _stage(block, counts[3], 256 * block.expansion, 512, stride=2)
-        self.fc = nn.Linear(512 * block.expansion, outputs)
-        self._initialise(zero_init)
+        self.fc = nn.Linear(512 * block.expansion, num_classes)
+        self._init_weights(zero_init_residual)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, O)."""
+        """Map (B, C, H, W) to (B, num_classes)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(self.rescaling(x)))))  # (B, 64, H, W), or H / 4 and W / 4
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))  # (B, F, H / 8, W / 8), or H / 32 and W / 32
         outputs: Tensor = self.fc(x.mean(dim=(2, 3)))
         return outputs
 
-    def _initialise(self, zero_init: bool) -> None:
+    def _init_weights(self, zero_init_residual: bool) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_init and isinstance(module, BasicBlock):
+            elif zero_init_residual and isinstance(module, BasicBlock):
                 nn.init.zeros_(module.bn2.weight)
-            elif zero_init and isinstance(module, Bottleneck):
+            elif zero_init_residual and isinstance(module, Bottleneck):
                 nn.init.zeros_(module.bn3.weight)
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut."""
+    """Two 3 x 3 convolutions with a residual connection."""
 
     expansion = 1
 
@@ -104,7 +106,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3 x 3 convolution between two 1 x 1 convolutions that narrow and widen, beside a shortcut."""
+    """A 3 x 3 convolution between two 1 x 1 convolutions, with a residual connection."""
 
     expansion = 4
 
@@ -128,7 +130,7 @@ class Bottleneck(nn.Module):
         return outputs
 
 
-# Which block, and how many of them in each of the four stages.
+# Type of block, and number of blocks in each of the four stages.
 DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
     18: (BasicBlock, (2, 2, 2, 2)),
     34: (BasicBlock, (3, 4, 6, 3)),

@@ -1,4 +1,4 @@
-"""What models use to say how they are cut over ranks."""
+"""Helpers of models that are sharded over ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 
-def share(mesh: DeviceMesh, modules: Sequence[nn.Module], *, offload: bool) -> None:
-    """Cut weights, gradients and optimizer state of ``modules``, the innermost first, over ranks (FSDP2).
+def fully_shard_modules(mesh: DeviceMesh, modules: Sequence[nn.Module], *, offload: bool) -> None:
+    """Shard parameters, gradients and optimizer state of ``modules`` over ranks by FSDP2.
+
+    Args:
+        mesh: One-dimensional device mesh.
+        modules: In order of application, submodules before the modules that contain them.
+        offload: Whether to keep parameters in CPU memory while they are not used.
 
     Source: Zhao et al., PyTorch FSDP, 2023.
     """
@@ -22,23 +27,30 @@ def share(mesh: DeviceMesh, modules: Sequence[nn.Module], *, offload: bool) -> N
         fully_shard(module, mesh=mesh, **options)
 
 
-def order_of_shares(sections: Sequence[int], ranks: int) -> Tensor:
-    """The rows of a matrix, made of ``sections`` of so many rows, in the order in which ranks have them.
+def section_permutation(sections: Sequence[int], ranks: int) -> Tensor:
+    """Return a permutation of rows such that an even split gives each rank an equal part of each section.
 
-    Cut into equal pieces, each rank's then has its share of each section.
+    Args:
+        sections: Number of rows of each section of a fused matrix, such as queries, keys and values.
+        ranks: Number of ranks, a divisor of each section.
     """
-    pieces = [part.chunk(ranks) for part in torch.split(torch.arange(sum(sections)), list(sections))]
-    return torch.cat([section[rank] for rank in range(ranks) for section in pieces])
+    chunks = [rows.chunk(ranks) for rows in torch.split(torch.arange(sum(sections)), list(sections))]
+    return torch.cat([section[rank] for rank in range(ranks) for section in chunks])
 
 
 def replicate(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Have each rank of ``mesh`` compute the same with ``module``, whose weights go with those that are cut."""
+    """Turn the parameters of ``module`` into replicated DTensors, so that they mix with sharded ones.
+
+    Args:
+        module: Takes and returns plain tensors, also afterwards.
+        mesh: One-dimensional device mesh.
+    """
     from torch.distributed.tensor import DTensor, Replicate, distribute_module
 
-    def enter(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+    def to_replicated(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
         return tuple(DTensor.from_local(x, mesh, [Replicate()]) for x in inputs)
 
-    def leave(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+    def to_local(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
         return output.to_local()
 
-    distribute_module(module, mesh, None, enter, leave)
+    distribute_module(module, mesh, None, to_replicated, to_local)

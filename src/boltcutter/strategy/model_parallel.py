@@ -178,7 +178,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
     def _orders(self) -> dict[str, Tensor]:
         """Of the rows of weights, as ranks have them, where the model has changed it."""
         model: Any = getattr(self.lightning_module, self.module)
-        return {f"{self.module}.{name}": order for name, order in getattr(model, "orders", {}).items()}
+        return {f"{self.module}.{name}": order for name, order in getattr(model, "row_permutations", {}).items()}
 
     def _orders_of(self, optimizer: Optimizer) -> dict[int, Tensor]:
         """The same by the number that the optimizer has for a weight."""

@@ -312,7 +312,7 @@ def _refused(trainer: L.Trainer, task: Any, model: Any) -> dict[str, bool]:
         "trainer.precision=16-mixed: no gradients are scaled where ranks have other layers; try bf16-mixed": (
             getattr(trainer.precision_plugin, "scaler", None) is not None
         ),
-        "model.norm=batch: parts of a batch would be measured; take another norm": any(
+        "model.norm=batchnorm: parts of a batch would be measured; take another norm": any(
             isinstance(part, _BatchNorm) for part in task.modules()
         ),
     }

@@ -23,11 +23,11 @@ class Regression(Task):
     Args:
         model: Gives (N, T), on the scale of mean 0 and deviation 1.
         loss: Squared error, absolute error, or Huber's between the two; of scaled targets, averaged over T.
-        outputs: T.
+        num_outputs: T.
         task: ``optimizer``, ``scheduler``, ``interval``, ``monitor``, ``metrics``, ``l1`` and ``l2``, as for ``Task``.
 
     Raises:
-        ValueError: The data has another number of targets than ``outputs``.
+        ValueError: The data has another number of targets than ``num_outputs``.
 
     Source: Huber, Robust Estimation of a Location Parameter, 1964.
     """
@@ -37,12 +37,12 @@ class Regression(Task):
     std: Tensor
 
     def __init__(
-        self, model: nn.Module, *, outputs: int = 1, loss: Literal["mse", "l1", "huber"] = "mse", **task: Any
+        self, model: nn.Module, *, num_outputs: int = 1, loss: Literal["mse", "l1", "huber"] = "mse", **task: Any
     ) -> None:
         super().__init__(model, **task)
         self.loss: Callable[..., Tensor] = LOSSES[loss]
-        self.register_buffer("mean", torch.zeros(outputs))
-        self.register_buffer("std", torch.ones(outputs))
+        self.register_buffer("mean", torch.zeros(num_outputs))
+        self.register_buffer("std", torch.ones(num_outputs))
 
     def setup(self, stage: str) -> None:
         """Take the targets' scale from the training data."""
@@ -52,7 +52,8 @@ class Regression(Task):
             mean, std = torch.tensor(statistics["target_mean"]), torch.tensor(statistics["target_std"])
             if mean.shape != self.mean.shape:
                 raise ValueError(
-                    f"task.outputs={len(self.mean)}, but a target has {len(mean)} numbers; set task.outputs={len(mean)}"
+                    f"task.num_outputs={len(self.mean)} does not match the {len(mean)} target columns of the data; "
+                    f"set task.num_outputs={len(mean)}"
                 )
             self.mean.copy_(mean)
             self.std.copy_(torch.where(std > 0, std, 1))  # all targets alike: nothing to scale by

@@ -1,4 +1,4 @@
-"""Learning rates over time."""
+"""Learning rate schedules."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 
-def warmup_cosine(optimizer: Optimizer, *, total_steps: int, warmup: float = 0.05, final: float = 0.0) -> LambdaLR:
-    """Rise linearly, then fall along half a cosine.
+def warmup_cosine(
+    optimizer: Optimizer, *, total_steps: int, warmup_ratio: float = 0.05, min_lr_ratio: float = 0.0
+) -> LambdaLR:
+    """Increase the learning rate linearly, then decay it along half a cosine.
 
     Args:
-        optimizer: Whose learning rate is the height reached.
-        total_steps: Optimizer steps in the whole training.
-        warmup: Share of the steps spent rising, in [0, 1).
-        final: Share of the learning rate that is left at the end.
+        optimizer: Its learning rate is the peak.
+        total_steps: Number of optimizer steps in the whole training.
+        warmup_ratio: Fraction of the steps with linear warmup, in [0, 1).
+        min_lr_ratio: Final learning rate, as a fraction of the peak, in [0, 1].
 
     Raises:
-        ValueError: A share is none.
+        ValueError: A fraction is outside its range.
 
-    Source: Loshchilov and Hutter, SGDR, 2016; Goyal et al., Accurate, Large Minibatch SGD, 2017 (warm-up).
+    Source: Loshchilov and Hutter, SGDR, 2016; Goyal et al., Accurate, Large Minibatch SGD, 2017 (warmup).
     """
-    if not 0 <= warmup < 1:
-        raise ValueError(f"scheduler.warmup={warmup} is not a share in [0, 1); try 0.05")
-    if not 0 <= final <= 1:
-        raise ValueError(f"scheduler.final={final} is not a share in [0, 1]; try 0")
-    rising = round(warmup * total_steps)
+    if not 0 <= warmup_ratio < 1:
+        raise ValueError(f"scheduler.warmup_ratio={warmup_ratio} is not in [0, 1); try 0.05")
+    if not 0 <= min_lr_ratio <= 1:
+        raise ValueError(f"scheduler.min_lr_ratio={min_lr_ratio} is not in [0, 1]; try 0")
+    warmup_steps = round(warmup_ratio * total_steps)
 
     def factor(step: int) -> float:
-        if step < rising:
-            return (step + 1) / rising
-        done = min(1.0, (step - rising) / max(1, total_steps - rising))
-        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+        return min_lr_ratio + (1 - min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
     return LambdaLR(optimizer, factor)
