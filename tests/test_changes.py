@@ -28,17 +28,17 @@ def begun(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def continued(script: Script, begun: Path, folder: Path, *words: str) -> Any:
-    """The output of a copy of the run that goes on for an epoch."""
+def continued(script: Script, begun: Path, folder: Path, *overrides: str) -> Any:
+    """Resume a copy of the run for another epoch."""
     shutil.copytree(begun, folder)
-    return script("train", f"resume={folder}", "trainer.max_epochs=3", *words)
+    return script("train", f"resume={folder}", "trainer.max_epochs=3", *overrides)
 
 
-def test_a_learning_rate_keeps_its_place_in_the_schedule(script: Script, begun: Path, tmp_path: Path) -> None:
-    words = ["optimizer.lr=0.1", "optimizer.weight_decay=0.5"]
-    done = continued(script, begun, tmp_path / "changed", *words)
+def test_a_learning_rate_keeps_its_position_in_the_schedule(script: Script, begun: Path, tmp_path: Path) -> None:
+    overrides = ["optimizer.lr=0.1", "optimizer.weight_decay=0.5"]
+    done = continued(script, begun, tmp_path / "changed", *overrides)
     assert done.returncode == 0, done.stderr
-    assert f"resume={tmp_path}/changed: optimizer.lr=0.1 from here on, was 0.002" in done.stdout
+    assert f"resume={tmp_path}/changed: optimizer.lr=0.1 from now on, was 0.002" in done.stdout
     assert continued(script, begun, tmp_path / "same").returncode == 0
     rates = [pd.read_csv(tmp_path / name / "metrics.csv")["lr-AdamW"].dropna() for name in ("changed", "same")]
     third = slice(len(pd.read_csv(begun / "metrics.csv")["lr-AdamW"].dropna()), None)
@@ -52,20 +52,20 @@ def test_a_learning_rate_keeps_its_place_in_the_schedule(script: Script, begun: 
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("overrides", "text"),
     [
-        (["trainer.max_epochs=2", "optimizer.lr=0.1"], "optimizer.lr=0.1: resume={} has nothing left to train"),
-        (["scheduler=constant"], "scheduler._target_=torch.optim.lr_scheduler.ConstantLR: resume={} goes on with"),
-        (["name=other"], "name=other: resume={} goes on with its own folder; leave one of them out"),
-        (["init_from=x.ckpt"], "init_from=x.ckpt: resume={} goes on with its own weights; leave one of them out"),
-        (["folder=elsewhere"], "folder=elsewhere: resume={} goes on with its own folder; leave one of them out"),
+        (["trainer.max_epochs=2", "optimizer.lr=0.1"], "optimizer.lr=0.1: resume={} is already trained"),
+        (["scheduler=constant"], "scheduler._target_=torch.optim.lr_scheduler.ConstantLR: resume={} restores"),
+        (["name=other"], "name=other: resume={} continues with its own folder; remove one of the two"),
+        (["init_from=x.ckpt"], "init_from=x.ckpt: resume={} continues with its own weights; remove one of the two"),
+        (["folder=elsewhere"], "folder=elsewhere: resume={} continues with its own folder; remove one of the two"),
     ],
 )
-def test_what_would_have_no_effect_is_refused(
-    words: list[str], text: str, script: Script, begun: Path, tmp_path: Path
+def test_a_change_without_effect_is_refused(
+    overrides: list[str], text: str, script: Script, begun: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    done = continued(script, begun, folder, *words)
+    done = continued(script, begun, folder, *overrides)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {text.format(folder)}")
     assert done.stderr.count("\n") == 1
@@ -73,7 +73,7 @@ def test_what_would_have_no_effect_is_refused(
 
 
 class Module(L.LightningModule):
-    """As someone else writes it: optimizer and schedule of its own."""
+    """A user's module, with its own optimizer and schedule."""
 
     def __init__(self, learning_rate: float = 0.1, schedule: str = "", step_size: int = 1) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Module(L.LightningModule):
 
 
 def trained(tmp_path: Path, task: dict[str, Any], patience: int = 3, resume: bool = False) -> L.Trainer:
-    """A training of one epoch, or of a second one."""
+    """Train one epoch, or resume for a second one."""
     stopping = {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": "loss", "patience": patience}
     changes = SettingChanges(DictConfig({"task": task, "callback": {"stop": stopping}}))
     kept = ModelCheckpoint(tmp_path, "last", enable_version_counter=False)
@@ -137,7 +137,7 @@ def test_an_argument_of_a_scheduler(tmp_path: Path) -> None:
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01)  # of the first epoch; not lowered again
 
 
-def test_nothing_changes_of_itself() -> None:
+def test_equal_settings_are_not_changes() -> None:
     cfg = DictConfig({"optimizer": {"_target_": "torch.optim.SGD", "lr": float("nan")}, "seed": 1})
     changes = SettingChanges(cfg)
     assert (
@@ -145,5 +145,5 @@ def test_nothing_changes_of_itself() -> None:
         == []
     )
     assert changes.resume({}, ends=True) == []  # of an earlier version
-    with pytest.raises(ConfigError, match=r"^optimizer\.lr=\.nan: resume=None has nothing left to train"):
+    with pytest.raises(ConfigError, match=r"^optimizer\.lr=\.nan: resume=None is already trained"):
         changes.resume({"settings": {"optimizer": {"_target_": "torch.optim.SGD", "lr": 1.0}}}, ends=True)

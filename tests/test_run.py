@@ -120,7 +120,7 @@ def test_an_attempt_says_how_it_ended(tmp_path: Path, end: BaseException | None,
 
 def test_a_killed_attempt_is_closed_by_the_next(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    code = f"import os; from boltcutter import run; c = run.attempt(run.Path({str(folder)!r}), writes=True)"
+    code = f"import os; from boltcutter import run; c = run.record_attempt(run.Path({str(folder)!r}), writes=True)"
     subprocess.run([sys.executable, "-c", f"{code}\nwith c: os.kill(os.getpid(), 9)"], timeout=60, check=False)
     with run.record_attempt(folder, writes=True):
         pass

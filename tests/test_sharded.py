@@ -89,7 +89,7 @@ def test_a_damaged_or_missing_part_is_found_and_passed_over(path: Path) -> None:
     assert find_damage(path) == f"damaged at its part {folder(path).name}/__1_0.distcp"
     told: list[str] = []
     assert find_newest(path.parent, told.append) == str(path.with_name("last-before.ckpt"))
-    assert told == [f"warning: {path}: {find_damage(path)}; taking another"]
+    assert len(told) == 1 and told[0].startswith(f"warning: {path}: {find_damage(path)}; ")
     part.unlink()
     with pytest.raises(
         CheckpointError, match=re.escape(f"{path}: its part {folder(path).name}/__1_0.distcp is missing")

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, also after a power cut."""
+"""Atomic writes: a file is either complete or absent, even after a power failure."""
 
 from __future__ import annotations
 
@@ -11,32 +11,37 @@ from typing import IO
 
 
 def temporary_path(path: Path) -> Path:
-    """A name beside ``path`` that no other process chooses; numbers of processes repeat in other containers."""
+    """Return a unique path in the folder of ``path``; the process id alone may repeat in another container."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text, as ``write`` does."""
+    """Write text atomically."""
     write(path, lambda file: file.write(text.encode()))
 
 
 def write(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
-    """Write beside the file, flush it to the disk, and then give it its name."""
-    # In the same folder: a rename from another disk would be a copy, which a kill can cut short.
-    draft = temporary_path(path)
+    """Write a file atomically: to a temporary file, which is flushed to disk and then renamed.
+
+    Args:
+        path: Path of the file.
+        dump: Writes the contents to an open file.
+    """
+    # In the same folder: moving a file between file systems copies it, which is not atomic.
+    temporary = temporary_path(path)
     try:
-        with open(draft, "wb") as file:
+        with open(temporary, "wb") as file:
             dump(file)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        temporary.replace(path)
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     fsync_folder(path.parent)
 
 
 def fsync_folder(folder: Path) -> None:
-    """Flush the names in a folder, where its file system can; some refuse it, and lose nothing else."""
+    """Flush a folder's entries to disk; ignored by file systems that do not support it."""
     with suppress(OSError):
         entry = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Settings that a resumed run is given anew: what of them takes effect, and what is refused."""
+"""Apply settings that were changed when a run is resumed."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from torch import Tensor
 from boltcutter.config import ConfigError, DictConfig, format_value, plain
 from boltcutter.locate import locate
 
-SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # what a checkpoint holds values of
-LR_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")  # of a parameter group: what a learning rate is made of
+SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # sections whose settings are stored in checkpoints
+LR_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")  # entries of a parameter group that hold learning rates
 MISSING = object()
 
 
 class SettingChanges(Callback):
-    """Gives settings that were changed on resume to what has been restored from the checkpoint, which has the old ones.
+    """Applies changed settings to optimizers, schedulers and callbacks after their state is restored on resume.
 
-    The optimizer is first made with the new settings, then restored. What the new settings gave each parameter group
-    is kept in between: a learning rate is moved in proportion, at its place in the schedule; other values are set as
-    they are. Schedulers and callbacks that restore such a value are given the new one.
+    Restoring a checkpoint overwrites the new settings with the old ones. The values that the new settings gave to each
+    parameter group are therefore saved before. Learning rates are then scaled in proportion, so that they keep their
+    position in the schedule; other values are set directly, as are those of schedulers and callbacks.
 
     Args:
-        cfg: The run's configuration.
+        cfg: Configuration of the run.
 
     Attributes:
-        changed: By key, the value in the checkpoint and the new one.
+        changed: Old and new value by key.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
         self.settings = {name: value for name, value in plain(cfg).items() if name in SECTIONS}
         self.folder = cfg.get("folder")
         self.changed: dict[str, tuple[Any, Any]] = {}
-        self._groups: list[list[dict[str, Any]]] = []  # of each optimizer, as the new settings make them
+        self._groups: list[list[dict[str, Any]]] = []  # by optimizer, with the new settings
         self._schedulers: list[dict[str, Any]] = []
 
     def resume(self, saved: Mapping[str, Any], *, ends: bool) -> list[str]:
-        """Learn which settings the checkpoint was made with.
+        """Compare the settings in a checkpoint with the current ones.
 
         Args:
             saved: The checkpoint.
-            ends: Whether nothing is left to train.
+            ends: Whether training is already finished.
 
         Returns:
-            A line for each that has changed.
+            One line for each changed setting.
 
         Raises:
-            ConfigError: One cannot take effect.
+            ConfigError: A changed setting cannot take effect.
         """
         before = saved.get("settings")
         if before is None:
@@ -58,25 +58,25 @@ class SettingChanges(Callback):
         pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in (*old, *new)}
         self.changed = {key: (was, now) for key, (was, now) in pairs.items() if repr(was) != repr(now)}
         for key in self.changed:
-            said = f"{key}={_shown(new.get(key, MISSING))}: resume={self.folder}"
+            prefix = f"{key}={_shown(new.get(key, MISSING))}: resume={self.folder}"
             if key in ("optimizer", "optimizer._target_", "scheduler", "scheduler._target_"):
-                remedy = "leave it out, or begin a new run from its weights with init_from=<checkpoint>"
-                raise ConfigError(f"{said} goes on with the state of {_shown(old.get(key, MISSING))}; {remedy}")
+                remedy = "remove the override, or start a new run from its weights with init_from=<checkpoint>"
+                raise ConfigError(f"{prefix} restores the state of {_shown(old.get(key, MISSING))}; {remedy}")
             if ends:
                 raise ConfigError(
-                    f"{said} has nothing left to train, so it would have no effect; also raise trainer.max_epochs"
+                    f"{prefix} is already trained to the end, so it would have no effect; also raise trainer.max_epochs"
                 )
-        return [f"{key}={_shown(now)} from here on, was {_shown(was)}" for key, (was, now) in self.changed.items()]
+        return [f"{key}={_shown(now)} from now on, was {_shown(was)}" for key, (was, now) in self.changed.items()]
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keep what the new settings make, before the checkpoint is restored."""
+        """Save the values that the new settings give, before the checkpoint is restored."""
         if self.changed:
             groups = (optimizer.param_groups for optimizer in trainer.optimizers)
             self._groups = [[{k: v for k, v in g.items() if k != "params"} for g in each] for each in groups]
             self._schedulers = [dict(vars(config.scheduler)) for config in trainer.lr_scheduler_configs]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Put the new settings in place of what was restored."""
+        """Replace restored values by those of the new settings."""
         if not self.changed:
             return
         names = {key.rpartition(".")[2] for key in self.changed if not key.startswith(("model.", "callback."))}
@@ -97,14 +97,14 @@ class SettingChanges(Callback):
                         setattr(callback, argument, now)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep the settings that the checkpoint is made with."""
+        """Store the current settings in the checkpoint."""
         checkpoint["settings"] = self.settings
 
     def _set_group(self, group: dict[str, Any], new: dict[str, Any], names: set[str]) -> None:
         values = [now for _, now in self.changed.values()]
         base = "initial_lr" if "initial_lr" in group and "initial_lr" in new else "lr"
         was, now = float(group[base]), float(new[base])
-        # A module may name its learning rate as it likes, and may move it without a scheduler that torch knows.
+        # A module may use any name for its learning rate, and may schedule it without a torch scheduler.
         named = any(name == "lr" or name.endswith(("_lr", "rate")) for name in names) or now in values
         if was != now and named:
             _fill(group, "lr", float(group["lr"]) * now / was if was and base != "lr" else now)
@@ -116,7 +116,7 @@ class SettingChanges(Callback):
 
 
 def _fill(group: dict[str, Any], name: str, value: Any) -> None:
-    """Set a learning rate, which may be a tensor that compiled code looks at."""
+    """Set a learning rate, in place if it is a tensor, to which compiled code holds a reference."""
     if isinstance(group[name], Tensor):
         group[name].fill_(float(value))
     else:
@@ -124,7 +124,7 @@ def _fill(group: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _set_rates(scheduler: Any) -> None:
-    """Have a scheduler go on from the learning rates that its optimizer has."""
+    """Make a scheduler continue from the learning rates of its optimizer."""
     for inner in getattr(scheduler, "_schedulers", ()):
         _set_rates(inner)
     groups = scheduler.optimizer.param_groups if hasattr(scheduler, "optimizer") else []
@@ -134,7 +134,7 @@ def _set_rates(scheduler: Any) -> None:
 
 
 def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value that is not a map, by its dotted key."""
+    """Yield each value that is not a mapping, with its dotted key."""
     if isinstance(node, Mapping) and node:
         for key, value in node.items():
             yield from _flat(value, f"{path}.{key}" if path else str(key))
@@ -143,4 +143,4 @@ def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    return "nothing" if value is MISSING else format_value(value)
+    return "not set" if value is MISSING else format_value(value)

@@ -31,7 +31,9 @@ def main(configs: Path, words: list[str]) -> None:
     special, rest = run.split_overrides(words, "run", "with", "ckpt")
     if rest or not special.get("run") or not special.get("with"):
         raise ConfigError(f"{rest[0] if rest else 'run, with'}: say run=<folder> with=<folder>, and ckpt=best if so")
-    cfgs = [run.load_run_config(configs, Path(special[name]), setting=name, builds=False) for name in ("run", "with")]
+    cfgs = [
+        run.load_run_config(configs, Path(special[name]), setting=name, instantiates=False) for name in ("run", "with")
+    ]
     records = [run.read_record(Path(special[name])) for name in ("run", "with")]
     for line in setting_differences(plain(cfgs[0]), plain(cfgs[1])):
         print(f"setting   {line}")

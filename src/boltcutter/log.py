@@ -1,4 +1,4 @@
-"""What each process of a run prints, kept in a file of its own."""
+"""Log the output of each process of a run to a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TextIO
 
 @contextmanager
 def capture_output(folder: Path, rank: int) -> Iterator[None]:
-    """Also write what this process prints to ``logs/rank-<rank>.log``."""
+    """Copy standard output and standard error of this process to ``logs/rank-<rank>.log``."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     log = open(folder / "logs" / f"rank-{rank}.log", "a", buffering=1)  # noqa: SIM115 - closing must not fail
     before = sys.stdout, sys.stderr
@@ -31,7 +31,7 @@ def capture_output(folder: Path, rank: int) -> Iterator[None]:
 
 
 class _Tee(io.TextIOBase):
-    """A stream that also writes to a log, for as long as its disk has room."""
+    """A stream that also writes to a log file, and ignores errors of the latter, such as a full disk."""
 
     def __init__(self, stream: TextIO, log: TextIO) -> None:
         self.stream, self.log = stream, log

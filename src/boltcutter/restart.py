@@ -1,4 +1,4 @@
-"""Which starts may continue the run that a folder holds, without being told ``resume=``."""
+"""Check whether a run may continue in an existing folder without ``resume=``."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from boltcutter import run
 from boltcutter.config import ConfigError, DictConfig, plain
 from boltcutter.environment import identity
 
-LAUNCH_KEYS = ("folder", "resume", "resume_exact", "reproduce", "launch", "choices")  # keys in which starts may differ
-MAX_SHOWN = 3  # differences that a message lists
+LAUNCH_KEYS = (
+    "folder",
+    "resume",
+    "resume_exact",
+    "reproduce",
+    "launch",
+    "choices",
+)  # keys that may differ between attempts
+MAX_SHOWN = 3  # changed settings listed in a message
 
 
 def check_start(cfg: DictConfig, *, given: bool) -> None:
-    """Refuse to continue a run that this command did not begin.
+    """Refuse to continue a run that this command did not start.
 
-    A job that SLURM queued again, or that torchrun restarted, continues its own run, also in a folder given by hand.
+    A job that SLURM requeued, or that torchrun restarted, continues its own run, even in a folder set by the user.
 
     Args:
-        cfg: Of the run; its folder is set.
-        given: Whether the user named the folder, and not the job.
+        cfg: Configuration of the run, with its folder.
+        given: Whether the folder was set by the user.
 
     Raises:
         ConfigError: The folder or its checkpoints belong to another run.
@@ -32,35 +39,35 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
     found = run.last_checkpoint(cfg.checkpoints)
     if not found and record.get("saved"):
         raise ConfigError(
-            f"{'resume' if cfg.resume else 'folder'}={folder}: the run has saved checkpoints to continue from "
-            f"(last….ckpt), but no whole one is in checkpoints={cfg.checkpoints}; bring them back, or say "
-            f"reproduce={folder} to begin anew in another folder"
+            f"{'resume' if cfg.resume else 'folder'}={folder}: the run has saved checkpoints "
+            f"(last….ckpt), but checkpoints={cfg.checkpoints} holds no valid one; restore them, or use "
+            f"reproduce={folder} to start again in another folder"
         )
     if cfg.resume or not (found or (given and has_trained(folder))):
         return
     inside = cfg.checkpoints.startswith(f"{cfg.folder}/")
     if (given or not inside) and not _is_restart(record):
         key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
-        raise ConfigError(f"{key}={cfg[key]} holds a run; say resume={its} to go on with it, or choose another")
+        raise ConfigError(f"{key}={cfg[key]} holds a run; use resume={its} to continue it, or another {key}")
     if changed := changed_settings(record.get("config", {}), plain(cfg)):
         shown = ", ".join(changed[:MAX_SHOWN]) + (", …" if len(changed) > MAX_SHOWN else "")
         raise ConfigError(
-            f"folder={folder} holds a run of another configuration ({shown}); say resume={folder} to go on with that "
-            "one, or folder=<another> to begin this one"
+            f"folder={folder} holds a run of another configuration ({shown}); use resume={folder} to continue it, "
+            "or another folder"
         )
 
 
 def has_trained(folder: Path) -> bool:
-    """Whether metrics of a training are in a folder."""
+    """Return whether ``metrics.csv`` in a folder has at least one row."""
     try:
         with open(folder / "metrics.csv") as file:
-            return len(list(islice(file, 2))) == 2  # the names and a line
+            return len(list(islice(file, 2))) == 2  # the header and a row
     except FileNotFoundError:
         return False
 
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Each setting that two configurations do not share, with both values; not those of a start alone."""
+    """List the settings that differ between two configurations, with both values, except ``LAUNCH_KEYS``."""
     old, new = (dict(_flat({k: v for k, v in cfg.items() if k not in LAUNCH_KEYS})) for cfg in (before, now))
     return [
         f"{key}={new.get(key, 'not set')}, was {old.get(key, 'not set')}"

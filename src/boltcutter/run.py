@@ -1,7 +1,7 @@
-"""The run folder: made once, traced, resumed and made again.
+"""The run folder: created once, recorded, resumed and reproduced.
 
-``<runs>/<name>/<id>/`` holds ``config.yaml`` (every value resolved), ``record.json`` (what made the run, and each of
-its attempts), ``code.patch`` (what git had not committed), ``metrics.csv``, ``checkpoints/``, ``logs/`` of each rank,
+``<runs>/<name>/<id>/`` holds ``config.yaml`` (every value resolved), ``record.json`` (lineage of the run, and all
+attempts), ``code.patch`` (uncommitted changes), ``metrics.csv``, ``checkpoints/``, ``logs/`` of each rank,
 ``evaluation/``, ``report.html`` and the files of W&B.
 """
 
@@ -27,22 +27,26 @@ from boltcutter.environment import lease
 from boltcutter.environment.process import is_rank_zero
 
 
-def split_overrides(words: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
-    """Words whose key is one of ``names``, and the rest."""
-    taken = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.partition("=")[0] in names}
-    return taken, [word for word in words if word.partition("=")[0] not in names]
+def split_overrides(overrides: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
+    """Split overrides into those whose key is one of ``names``, as a dictionary, and the others."""
+    selected = {
+        override.partition("=")[0]: override.partition("=")[2]
+        for override in overrides
+        if override.partition("=")[0] in names
+    }
+    return selected, [override for override in overrides if override.partition("=")[0] not in names]
 
 
 @contextmanager
 def prefix_errors(setting: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Have what is refused inside begin with the setting that it came from.
+    """Prefix the messages of errors raised in this context with the setting that caused them.
 
     Args:
         setting: ``key=value``.
-        kinds: Which exceptions become a ``ConfigError``.
+        kinds: Exceptions that are converted to a ``ConfigError``.
 
     Raises:
-        ConfigError: Something was refused.
+        ConfigError: In place of a ``ConfigError``, or of one of ``kinds``.
     """
     caught: tuple[type[Exception], ...] = (ConfigError, *kinds)
     try:
@@ -53,13 +57,13 @@ def prefix_errors(setting: str, *kinds: type[Exception]) -> Iterator[None]:
         raise ConfigError(text if f"{key}=" in text else f"{setting}: {text.removeprefix(f'{value}: ')}") from error
 
 
-def read_overrides(configs: Path, words: Sequence[str]) -> DictConfig:
-    """The configuration that the words mean; ``resume=`` and ``reproduce=`` start from a run's own.
+def read_overrides(configs: Path, overrides: Sequence[str]) -> DictConfig:
+    """Compose the configuration; ``resume=`` and ``reproduce=`` start from the configuration of an earlier run.
 
     Raises:
-        ConfigError: A word is wrong, or there is no such run.
+        ConfigError: An override is invalid, or the run does not exist.
     """
-    special, rest = split_overrides(words, "resume", "reproduce")
+    special, rest = split_overrides(overrides, "resume", "reproduce")
     if len(special) == 2:
         raise ConfigError("resume and reproduce exclude each other; give one of them")
     if not special:
@@ -71,44 +75,44 @@ def read_overrides(configs: Path, words: Sequence[str]) -> DictConfig:
     cfg.resume = text if verb == "resume" else None
     if verb == "reproduce":
         cfg.reproduce = text
-        cfg.folder = next((word.partition("=")[2] for word in rest if word.startswith("folder=")), None)
+        cfg.folder = next((override.partition("=")[2] for override in rest if override.startswith("folder=")), None)
     return cfg
 
 
-def check_resume(folder: Path, words: Sequence[str]) -> None:
-    """Refuse settings that a run which goes on has already used.
+def check_resume(folder: Path, overrides: Sequence[str]) -> None:
+    """Check that no override changes a setting that a resumed run cannot change.
 
     Raises:
-        ConfigError: One is given, with another value than the run has.
+        ConfigError: An override has another value than the run.
     """
-    given, _ = split_overrides(words, "folder", "name", "runs", "init_from")
+    given, _ = split_overrides(overrides, "folder", "name", "runs", "init_from")
     recorded = _recorded(folder, "resume") if given else {}
     for key, text in given.items():
         same = Path(text).absolute() == folder.absolute() if key == "folder" else text == str(recorded.get(key))
         if not same:
             what = "weights" if key == "init_from" else "folder"
-            raise ConfigError(f"{key}={text}: resume={folder} goes on with its own {what}; leave one of them out")
+            raise ConfigError(f"{key}={text}: resume={folder} continues with its own {what}; remove one of the two")
 
 
 def load_run_config(
-    configs: Path, folder: Path, words: Sequence[str] = (), setting: str = "run", *, builds: bool = True
+    configs: Path, folder: Path, overrides: Sequence[str] = (), setting: str = "run", *, instantiates: bool = True
 ) -> DictConfig:
-    """The configuration of an earlier run, changed by ``words``.
+    """Load the configuration of an earlier run and apply ``overrides``.
 
     Args:
-        configs: Folder of the configuration.
-        folder: Of the run.
-        words: Of the command line.
-        setting: Which of them names the folder.
-        builds: Whether what the record names is to be called, and has to be known or trusted.
+        configs: Folder of the configuration files.
+        folder: Folder of the run.
+        overrides: Overrides of the command line.
+        setting: Key of the override that names the folder, for error messages.
+        instantiates: Whether the classes in the record will be instantiated, and so must be trusted.
 
     Raises:
-        ConfigError: There is no run, or it names what is not trusted.
+        ConfigError: The folder holds no run, or its record names a class that is not trusted.
     """
     recorded = _recorded(folder, setting)
-    if builds and not is_signed_by_user(folder):
+    if instantiates and not is_signed_by_user(folder):
         trust.check(recorded, f"{setting}={folder}", folder, configs)
-    cfg = compose(configs, words, base=DictConfig(recorded))
+    cfg = compose(configs, overrides, base=DictConfig(recorded))
     cfg.folder = str(folder)
     return cfg
 
@@ -117,30 +121,33 @@ def _recorded(folder: Path, setting: str) -> dict[str, Any]:
     with prefix_errors(f"{setting}={folder}"):
         config = read_record(folder).get("config")
         if not isinstance(config, dict):
-            raise ConfigError(f"{folder}/record.json is damaged (it has no config); restore it from a copy")
+            raise ConfigError(f"{folder}/record.json is damaged (config is missing); restore it from a copy")
     return config
 
 
-def load_evaluation_config(configs: Path, special: dict[str, str], words: Sequence[str]) -> tuple[DictConfig, Path]:
-    """The configuration of ``run=<folder>``, on one device unless ``words`` speak of the trainer; and the folder.
+def load_evaluation_config(configs: Path, special: dict[str, str], overrides: Sequence[str]) -> tuple[DictConfig, Path]:
+    """Load the configuration of ``run=<folder>``, for one device unless an override sets the trainer.
+
+    Returns:
+        The configuration and the folder of the run.
 
     Raises:
-        ConfigError: ``run`` is missing, or holds no run.
+        ConfigError: ``run`` is not set, or the folder holds no run.
     """
     if not special.get("run"):
-        raise ConfigError("run: not set; say run=<folder of a run>, as in run=runs/digits-convnet/…")
+        raise ConfigError("run is not set; use run=<folder of a run>, as in run=runs/digits-convnet/…")
     folder = Path(special["run"])
-    cfg = load_run_config(configs, folder, words)
-    if not any(word.lstrip("+~").startswith("trainer") for word in words):
+    cfg = load_run_config(configs, folder, overrides)
+    if not any(override.lstrip("+~").startswith("trainer") for override in overrides):
         cfg.trainer = merge(cfg.trainer, DictConfig({"devices": 1, "num_nodes": 1, "strategy": "auto"}))
     return cfg, folder
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What is known of a run.
+    """Read ``record.json`` of a run.
 
     Raises:
-        ConfigError: The folder holds no run.
+        ConfigError: The folder holds no run, or the record is damaged.
     """
     try:
         found: dict[str, Any] = json.loads((folder / "record.json").read_text())
@@ -149,21 +156,21 @@ def read_record(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{folder}/record.json is damaged ({error}); restore it from a copy") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{folder}/record.json is damaged (no record of a run); restore it from a copy")
+        raise ConfigError(f"{folder}/record.json is damaged (not a JSON object); restore it from a copy")
     return found
 
 
 def is_signed_by_user(folder: Path) -> bool:
-    """Whether this user has signed the configuration in a run's record."""
+    """Return whether the configuration in a run's record has a valid signature of this user."""
     record = read_record(folder)
     return trust.is_signed(record.get("config"), record.get("signature"))
 
 
 def update_record(folder: Path, **facts: Any) -> None:
-    """Add to what is known of a run, in one step that cannot be half done.
+    """Add or replace entries of ``record.json`` atomically.
 
     Raises:
-        LeaseLostError: This process held the run, and another one does now.
+        LeaseLostError: Another process has taken over the run.
     """
     lease.check()
     path = folder / "record.json"
@@ -172,20 +179,23 @@ def update_record(folder: Path, **facts: Any) -> None:
 
 
 def last_checkpoint(place: str) -> str | None:
-    """Where a run with its checkpoints there would go on from: the newest whole one.
+    """Return the newest valid checkpoint in ``place``, from which a run resumes.
+
+    Args:
+        place: Folder or URL.
 
     Raises:
-        ConfigError: There is no such store, it cannot be reached, or there are only folders, which cannot be resumed.
+        ConfigError: The storage does not exist or cannot be reached, or holds only DeepSpeed's checkpoint folders.
     """
-    from boltcutter.selection import find_newest, list_folders  # imports torch, which --print does without
+    from boltcutter.selection import find_newest, list_folders  # slow import of torch, which --print does not need
     from boltcutter.storage import CheckpointError
 
     try:
-        found = find_newest(place, print if is_rank_zero() else lambda told: None)
+        found = find_newest(place, print if is_rank_zero() else lambda text: None)
         if found is None and (sharded := list_folders(place)):
             raise CheckpointError(
-                f"{sharded[0]} is a folder, as DeepSpeed writes it, from which no run continues; give another "
-                "folder=, with init_from=<the file of weights that zero_to_fp32.py in it writes>"
+                f"{sharded[0]} is a folder written by DeepSpeed, from which runs cannot be resumed; use another "
+                "folder=, with init_from=<weights file written by zero_to_fp32.py in that folder>"
             )
         return found
     except CheckpointError as error:
@@ -193,13 +203,13 @@ def last_checkpoint(place: str) -> str | None:
 
 
 def save_config(cfg: DictConfig, **facts: Any) -> None:
-    """Make the folder with ``config.yaml``, and what is known before the run begins in ``record.json``."""
+    """Create the run folder, with ``config.yaml`` and the entries of ``record.json`` that are known before the run."""
     folder = Path(cfg.folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     write_text(folder / "config.yaml", as_yaml(redacted(cfg)))
-    facts["config"] = plain(cfg)  # a resumed run may have been given new words
+    facts["config"] = plain(cfg)  # a resumed run may have new overrides
     earlier = read_record(folder) if (folder / "record.json").is_file() else {}
-    # The user who composed it has signed it. A job may have no access to that user's key, as in a container.
+    # Keep the signature of the user who composed it: a job, as in a container, may have no access to that user's key.
     if not earlier.get("signature") or trust.signed_content(facts["config"]) != trust.signed_content(earlier["config"]):
         facts["signature"] = trust.sign(facts["config"])
     if "attempts" not in earlier:
@@ -209,7 +219,7 @@ def save_config(cfg: DictConfig, **facts: Any) -> None:
 
 
 def create(cfg: DictConfig) -> None:
-    """Make the folder, if a launcher has not, and record what trains; one process does this."""
+    """Create the run folder, unless a launcher has, and record code, packages and hardware; called on one process."""
     save_config(cfg)
     folder = Path(cfg.folder)
     record = read_record(folder)
@@ -225,29 +235,29 @@ def create(cfg: DictConfig) -> None:
 
 
 def record_code(folder: Path, state: dict[str, Any]) -> None:
-    """Record the state of the code, with its patch beside the record.
+    """Record the state of the code, and write its patch next to the record.
 
     Args:
-        folder: Of the run.
-        state: From ``lineage.git_state``.
+        folder: Folder of the run.
+        state: Return value of ``lineage.git_state``.
     """
     if patch := state["patch"]:
         (folder / "code.patch").write_bytes(patch)
     elif patch is None:
-        print(f"warning: {folder}/code.patch is not written: git does not tell what is not committed", file=sys.stderr)
+        print(f"warning: {folder}/code.patch is not written: git failed to list uncommitted changes", file=sys.stderr)
     if left_out := state.get("left_out"):
-        print(f"note: code.patch leaves out {', '.join(left_out)}: by name or contents they hold secrets")
+        print(f"note: code.patch excludes {', '.join(left_out)}: their names or contents look like secrets")
     update_record(folder, git=state | {"patch": "code.patch" if patch else None})
 
 
 @contextmanager
 def record_attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None]:
-    """One go at the run, in its record with start, end and the reason why it ended.
+    """Record an attempt at the run: its start, its end and the reason for the end.
 
     Args:
-        folder: The run's.
-        writes: Whether this process keeps the record.
-        facts: What else is known of the attempt.
+        folder: Folder of the run.
+        writes: Whether this process writes the record.
+        facts: Further entries of the attempt.
     """
     if not writes:
         yield
@@ -255,10 +265,10 @@ def record_attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None
     earlier = read_record(folder)["attempts"]
     for before in earlier:
         if before["end"] is None:
-            before["reason"] = "killed"  # else it would have said how it ended
+            before["reason"] = "killed"  # otherwise it would have recorded its end
     now = {"start": _time(), "end": None, "reason": "running", "host": socket.gethostname(), "pid": os.getpid()} | facts
     update_record(folder, attempts=[*earlier, now])
-    reason, began = "completed", time.monotonic()  # the other clock may be set back
+    reason, began = "completed", time.monotonic()  # the wall clock may be set back
     try:
         yield
     except KeyboardInterrupt:
@@ -277,7 +287,7 @@ def record_attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None
         except OSError as error:
             if reason == "completed":
                 raise
-            print(f"warning: {folder}/record.json does not tell how the run ended ({error})", file=sys.stderr)
+            print(f"warning: {folder}/record.json does not record how the run ended ({error})", file=sys.stderr)
 
 
 def _time() -> str:

@@ -1,4 +1,4 @@
-"""Seeds of all generators on the host."""
+"""Seeding of all random number generators on the host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hash64(*numbers: int) -> int:
 
 
 def seed_generators(*key: int) -> None:
-    """Seed Python, NumPy and torch on the host."""
+    """Seed the generators of Python, NumPy and torch on the host with a hash of ``key``."""
     seed = hash64(*key)
     torch.default_generator.manual_seed(seed >> 1)
     random.seed(seed)
@@ -37,7 +37,7 @@ def seed_generators(*key: int) -> None:
 
 @contextmanager
 def seeded_generators(*key: int) -> Iterator[None]:
-    """Seed them for a while."""
+    """Seed the generators in this context, and restore their states afterwards."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     seed_generators(*key)
     try:
@@ -49,10 +49,10 @@ def seeded_generators(*key: int) -> Iterator[None]:
 
 
 def draw_indices(sampler: Any, seed: int, epoch: int) -> list[Any]:
-    """All that a sampler yields in an epoch, as a function of (seed, epoch) alone.
+    """Draw all indices of a sampler for an epoch, as a pure function of (seed, epoch).
 
-    A generator of its own is seeded by its first seed and the epoch, and left as it was. Otherwise its state would go
-    on from epoch to epoch, and begin anew in a resumed run.
+    A generator that belongs to the sampler is seeded with its initial seed and the epoch, and its state is restored
+    afterwards. Otherwise the state would advance from epoch to epoch, and be lost when a run is resumed.
     """
     owners = [owner for owner in (sampler, getattr(sampler, "sampler", None)) if owner is not None]
     for owner in owners:

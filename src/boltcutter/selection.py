@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is the newest, or the best."""
+"""Find the newest or the best checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -12,49 +12,50 @@ from boltcutter.loading import find_damage, read_metadata
 from boltcutter.storage import CheckpointError, is_url, resolve_filesystem, store_errors
 
 
-def find_newest(place: str | Path, say: Callable[[str], None] = print) -> str | None:
-    """The whole checkpoint named ``last…`` that has come furthest; a damaged one is passed over, and told.
+def find_newest(place: str | Path, warn: Callable[[str], None] = print) -> str | None:
+    """Find the valid checkpoint named ``last…`` with the largest step; damaged files are reported and skipped.
 
     Args:
-        place: A folder, or a URL.
-        say: Told of each damaged file.
+        place: Folder or URL.
+        warn: Called with a warning for each damaged file.
 
     Raises:
-        CheckpointError: The store behind the URL cannot be reached.
+        CheckpointError: The storage at the URL cannot be reached.
     """
-    # By steps, since a store's clock may tell only seconds. What cannot be read is shown first, to be passed over.
-    return _first_whole(_files(place, "last"), lambda found: found.get("global_step", 0), say)
+    # Sorted by step, since modification times may have a resolution of a second. Unreadable files come first, so that
+    # they are reported.
+    return _first_valid(_files(place, "last"), lambda found: found.get("global_step", 0), warn)
 
 
-def find_best(place: str | Path, say: Callable[[str], None] = print) -> str | None:
-    """The whole checkpoint named ``best…`` with the best score; without one the newest. As ``newest`` otherwise."""
+def find_best(place: str | Path, warn: Callable[[str], None] = print) -> str | None:
+    """Find the valid checkpoint named ``best…`` with the best score, or else the newest, as ``find_newest`` does."""
 
     def score(found: Mapping[str, Any]) -> float:
         known = found.get("best", {"mode": "max", "score": -math.inf})
         return float(known["score"] if known["mode"] == "max" else -known["score"])
 
-    return _first_whole(_files(place, "best"), score, say) or find_newest(place, say)
+    return _first_valid(_files(place, "best"), score, warn) or find_newest(place, warn)
 
 
 def list_names(place: str | Path) -> list[str]:
-    """Of all checkpoints there."""
+    """List the file names of all checkpoints in a folder or URL."""
     return sorted(path.rpartition("/")[2] for path in _files(place))
 
 
 def list_folders(place: str | Path) -> list[str]:
-    """Checkpoints that are folders, as DeepSpeed writes them and FSDP's state_dict_type=sharded."""
+    """List the checkpoints that are folders, as written by DeepSpeed and by FSDP's ``state_dict_type="sharded"``."""
     with store_errors(place):
         return [file for file in _files(place) if (found := resolve_filesystem(file))[0].isdir(found[1])]
 
 
 def _files(place: str | Path, start: str = "") -> list[str]:
-    """Paths or URLs of checkpoints whose names start so, the last written first."""
+    """List paths or URLs of checkpoints whose names begin with ``start``, the most recently written first."""
     with store_errors(place):
         store, folder = resolve_filesystem(place)
         try:
             listed = list(map(str, store.ls(folder, detail=False)))  # not glob: a folder's name may hold [, * or ?
         except FileNotFoundError as error:
-            # Where the folder is not what is missing, it is the bucket. The text has a path with quotes escaped.
+            # If the missing path is not the folder, it is the bucket. In the message, quotes in the path are escaped.
             if folder.strip("/") not in f"{error.filename} {error}":
                 raise
             return []
@@ -63,12 +64,12 @@ def _files(place: str | Path, start: str = "") -> list[str]:
         return [str(store.unstrip_protocol(file)) if is_url(place) else str(file) for file in found]
 
 
-def _first_whole(
-    paths: list[str], merit: Callable[[Mapping[str, Any]], float], say: Callable[[str], None]
+def _first_valid(
+    paths: list[str], score: Callable[[Mapping[str, Any]], float], warn: Callable[[str], None]
 ) -> str | None:
     def known(path: str) -> float:
         try:
-            return merit(read_metadata(path))
+            return score(read_metadata(path))
         except CheckpointError:
             return math.inf
 
@@ -76,5 +77,5 @@ def _first_whole(
         fault = find_damage(path)
         if fault is None:
             return path
-        say(f"warning: {path}: {fault}; taking another")
+        warn(f"warning: {path}: {fault}; trying another checkpoint")
     return None

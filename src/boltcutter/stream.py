@@ -1,4 +1,4 @@
-"""Streams of batches: loaders that yield one batch after another, in an order that only they know."""
+"""Streams of batches: loaders without random access, such as those of an ``IterableDataset``."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from boltcutter.seeding import seed_generators
 
 
 class Stream:
-    """A loader without a known order, such as that of an ``IterableDataset``.
+    """Shards and seeds a loader without random access, such as that of an ``IterableDataset``.
 
-    Its data may or may not be sharded by itself. Ranks compare their first batches: where these are the same, each
-    takes every ``world_size``-th batch; where they differ, each takes all of its own. In training all ranks stop when
-    the first one has no batch left, since the others would wait for it.
+    Its data may already be sharded. Ranks compare their first batches: if these are equal, each rank takes every
+    ``world_size``-th batch; if they differ, each rank takes all of its batches. In training, all ranks stop as soon as
+    one of them has no batch left, because the others would wait for it in the next collective operation.
 
     Args:
         loader: Any iterable of batches.
-        seed: What its randomness depends on, with epoch and batch.
-        rank: Of this process.
+        seed: Seed of its randomness, together with epoch and batch.
+        rank: Rank of this process.
         world_size: Number of ranks.
-        training: Whether ranks need equally many batches.
-        group: Gives the processes that agree.
+        training: Whether all ranks need the same number of batches.
+        group: Returns the process group for communication between ranks.
     """
 
-    batch_sampler = None  # torch's, for a stream, yields no indices
+    batch_sampler = None  # torch's batch sampler of a stream yields no indices
 
     def __init__(
         self, loader: Any, *, seed: int, rank: int, world_size: int, training: bool, group: Callable[[], Any]
@@ -40,25 +40,25 @@ class Stream:
         self.loader, self.seed, self.rank, self.world_size = loader, seed, rank, world_size
         self.training, self.group = training, group
         self.epoch = 0
-        self.start = 0  # batches of the epoch to skip, once
+        self.start = 0  # number of batches to skip at the start of the next epoch
 
     def __getattr__(self, name: str) -> Any:
-        if name == "loader":  # not yet there while a copy is made
+        if name == "loader":  # not yet set while this object is copied
             raise AttributeError(name)
         return getattr(self.loader, name)
 
     @property
     def sampler(self) -> Stream:
-        """Where Lightning looks for ``set_epoch``."""
+        """The object on which Lightning calls ``set_epoch``."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch."""
+        """Set the epoch, on which the order depends."""
         self.epoch = epoch
 
     def __len__(self) -> int:
         if self.world_size > 1:
-            raise TypeError("the length is known only to each rank")
+            raise TypeError("the length differs between ranks")
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -74,8 +74,8 @@ class Stream:
         return until_any_exhausted(batches, self.group()) if self.training and self.world_size > 1 else batches
 
     def _read(self) -> Iterator[Any]:
-        """All batches, each read with generators that are the same on all ranks and in a resumed run."""
-        seed_generators(self.seed, self.epoch)  # of workers, too
+        """Yield all batches, seeding all generators before each of them equally on all ranks and in resumed runs."""
+        seed_generators(self.seed, self.epoch)  # DataLoader draws its workers' seeds from them
         batches, number = iter(self.loader), 0
         while True:
             seed_generators(self.seed, self.epoch, number)
@@ -90,24 +90,24 @@ class Stream:
         first = list(islice(batches, 1))
         everyone: list[Any] = [None] * dist.get_world_size(self.group())
         declared = any(getattr(o, "is_sharded", False) for o in (self.loader, getattr(self.loader, "dataset", None)))
-        mine = None if declared else hash_batch(first)
-        dist.all_gather_object(everyone, (self.rank, mine), group=self.group())
+        own_hash = None if declared else hash_batch(first)
+        dist.all_gather_object(everyone, (self.rank, own_hash), group=self.group())
         found = {other for _, other in everyone}
         batches = chain(first, batches)
         if declared or len(found) > 1:
             yield from batches
             return
-        share: list[Any] = []
+        last: list[Any] = []
         while group := list(islice(batches, self.world_size)):
             if len(group) == self.world_size or (not self.training and self.rank < len(group)):
-                share = group[self.rank : self.rank + 1]
-                yield from share
-            elif not self.training and not share:  # a rank without any batch would log nothing, and others wait
+                last = group[self.rank : self.rank + 1]
+                yield from last
+            elif not self.training and not last:  # a rank without batches logs no metrics, and others wait
                 yield group[0]
 
 
 def until_any_exhausted(batches: Iterator[Any], group: Any) -> Iterator[Any]:
-    """Batches for as long as every process of ``group`` has one: the others would wait for it in the next step."""
+    """Yield batches until any process of ``group`` has none left, for which the others would wait in the next step."""
     nothing = object()
     while True:
         batch = next(batches, nothing)
@@ -119,17 +119,17 @@ def until_any_exhausted(batches: Iterator[Any], group: Any) -> Iterator[Any]:
 
 
 def hash_batch(batch: Any) -> bytes:
-    """Hash of what a batch holds.
+    """Hash the contents of a batch.
 
     Raises:
-        ValueError: It holds what cannot be pickled.
+        ValueError: The batch cannot be pickled.
     """
     file = io.BytesIO()
     try:
         _Pickler(file).dump(batch)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"data: whether all ranks read the same batches cannot be seen ({error}); set is_sharded on the loader"
+            f"data: cannot tell whether all ranks read the same batches ({error}); set is_sharded on the loader"
         ) from error
     return hashlib.sha256(file.getvalue()).digest()
 
