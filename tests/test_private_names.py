@@ -1,0 +1,299 @@
+"""Private names of torch, Lightning and other libraries that are used: an upgrade that changes one fails here first."""
+
+import ast
+import importlib
+import inspect
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "boltcutter"
+
+# Module → owner (a class, or "" for the module itself) → name → its parameters; None: an attribute.
+NAMES: dict[str, dict[str, dict[str, str | None]]] = {
+    "lightning.fabric.loggers.logger": {
+        "": {"_DummyExperiment": None},
+    },
+    "lightning.fabric.strategies.launchers.subprocess_script": {
+        "_ChildProcessObserver": {"_terminate_all": "self"},
+    },
+    "lightning.fabric.utilities.device_dtype_mixin": {
+        "_DeviceDtypeModuleMixin": {"_device": None},
+    },
+    "lightning.fabric.utilities.distributed": {
+        "": {"_set_num_threads_if_needed": "num_processes"},
+    },
+    "lightning.pytorch.callbacks.model_checkpoint": {
+        "ModelCheckpoint": {
+            "_every_n_train_steps": None,
+            "_train_time_interval": None,
+            "_save_checkpoint": "self trainer filepath",
+            "_save_topk_checkpoint": "self trainer monitor_candidates",
+            "_update_best_and_save": "self current trainer monitor_candidates",
+        },
+    },
+    "lightning.pytorch.core.module": {
+        "LightningModule": {
+            "_current_fx_name": None,
+            "_trainer": None,
+            "_apply_batch_transfer_handler": "self batch device dataloader_idx",
+            "_on_before_batch_transfer": "self batch dataloader_idx",
+        },
+    },
+    "lightning.pytorch.loggers.wandb": {
+        "WandbLogger": {"_wandb_init": None},
+    },
+    "lightning.pytorch.loops.evaluation_loop": {
+        "_EvaluationLoop": {"_has_run": None},
+    },
+    "lightning.pytorch.loops.fit_loop": {
+        "_FitLoop": {
+            "_combined_loader": None,
+            "_can_stop_early": None,
+            "_data_fetcher": None,
+            "_should_accumulate": "self",
+        },
+    },
+    "lightning.pytorch.loops.training_epoch_loop": {
+        "_TrainingEpochLoop": {
+            "_batches_that_stepped": None,
+            "_num_ready_batches_reached": "self",
+            "_should_accumulate": "self",
+            "_should_check_val_fx": "self data_fetcher",
+            "_should_check_val_epoch": "self",
+            "_build_kwargs": "self kwargs batch batch_idx",
+            "_broadcast_sigterm_tensor": "self",
+        },
+    },
+    "lightning.pytorch.overrides.distributed": {
+        "": {"_sync_module_states": "module"},
+    },
+    "lightning.pytorch.plugins.io.wrapper": {
+        "": {"_WrappingCheckpointIO": None},
+    },
+    "lightning.pytorch.strategies.ddp": {
+        "DDPStrategy": {
+            "_ddp_kwargs": None,
+            "_start_method": None,
+            "_timeout": None,
+            "_configure_launcher": "self",
+            "_register_ddp_hooks": "self",
+            "_setup_model": "self model",
+        },
+    },
+    "lightning.pytorch.strategies.launchers": {
+        "_SubprocessScriptLauncher": {"_call_children_scripts": "self"},
+        "_MultiProcessingLauncher": {
+            "_recover_results_in_main_process": "self worker_output trainer",
+            "_wrapping_function": "self process_idx trainer function args kwargs return_queue global_states",
+            "_start_method": None,
+            "_strategy": None,
+        },
+    },
+    "lightning.pytorch.strategies.model_parallel": {
+        "ModelParallelStrategy": {
+            "_device_mesh": None,
+            "_save_distributed_checkpoint": None,
+            "_tensor_parallel_size": None,
+        },
+    },
+    "lightning.pytorch.strategies.strategy": {
+        "Strategy": {"_lightning_module": None},
+    },
+    "lightning.pytorch.trainer.connectors.checkpoint_connector": {
+        "_CheckpointConnector": {"_loaded_checkpoint": None},
+    },
+    "lightning.pytorch.trainer.connectors.data_connector": {
+        "_DataConnector": {"_prepare_dataloader": "self dataloader shuffle mode"},
+    },
+    "lightning.pytorch.trainer.trainer": {
+        "Trainer": {
+            "_accelerator_connector": None,
+            "_checkpoint_connector": None,
+            "_data_connector": None,
+            "_logger_connector": None,
+            "_signal_connector": None,
+            "_results": None,
+        },
+    },
+    "multiprocessing.process": {
+        "BaseProcess": {"_popen": None},
+    },
+    "omegaconf.dictconfig": {
+        "DictConfig": {
+            "_get_node": "self key validate_access validate_key throw_on_missing_value throw_on_missing_key",
+            "_is_interpolation": "self",
+            "_is_missing": "self",
+            "_is_none": "self",
+        },
+    },
+    "omegaconf.nodes": {
+        "AnyNode": {"_value": "self"},
+    },
+    "torch": {
+        "": {"_foreach_copy_": None, "_foreach_mul_": None, "_foreach_norm": None, "_tensor_classes": None},
+    },
+    "torch._C._distributed_c10d": {
+        "": {"Work": None},
+    },
+    "torch._dynamo.utils": {
+        "": {"get_compilation_metrics": ""},
+    },
+    "torch._guards": {
+        "": {"active_fake_mode": ""},
+    },
+    "torch._ops": {
+        "": {"OpOverloadPacket": None},
+    },
+    "torch._subclasses.fake_tensor": {
+        "": {"FakeTensorMode": None},
+    },
+    "torch._weights_only_unpickler": {
+        "": {"_get_allowed_globals": None},
+    },
+    "torch.distributed.distributed_c10d": {
+        "": {"_get_default_store": ""},
+    },
+    "torch.distributed.rendezvous": {
+        "": {"_create_c10d_store": "hostname port rank world_size timeout use_libuv"},
+    },
+    "torch.distributed.tensor._utils": {
+        "": {"compute_local_shape_and_global_offset": "global_shape mesh placements skip_offset"},
+    },
+    "torch.nn.modules.batchnorm": {
+        "": {"_BatchNorm": None, "_NormBase": None},
+    },
+    "torch.nn.modules.dropout": {
+        "": {"_DropoutNd": None},
+    },
+    "torch.nn.modules.module": {
+        "Module": {"_replicate_for_data_parallel": "self", "_compiled_call_impl": None},
+    },
+    "torch.nn.parallel.distributed": {
+        "DistributedDataParallel": {
+            "_set_params_and_buffers_to_ignore_for_model": "module params_and_buffers_to_ignore"
+        },
+    },
+    "torch.ops": {
+        "": {"_c10d_functional": None},
+    },
+    "torch.optim.adam": {
+        "Adam": {"_step_supports_amp_scaling": None},
+    },
+    "torch.optim.lr_scheduler": {
+        "LRScheduler": {"_last_lr": None},
+    },
+    "torch.serialization": {
+        "": {
+            "_open_zipfile_reader": None,
+            "_load": "zip_file map_location pickle_module pickle_file overall_storage pickle_load_args",
+        },
+    },
+    "torch.testing._internal.distributed.fake_pg": {
+        "": {"FakeStore": None},
+    },
+    "torch.utils._python_dispatch": {
+        "": {"TorchDispatchMode": None},
+    },
+    "torch.utils._pytree": {
+        "": {"tree_leaves": "tree is_leaf"},
+    },
+    "torch.utils.data._utils.pin_memory": {
+        "": {"pin_memory": "data device"},
+    },
+    "torch.utils.data._utils.worker": {
+        "": {"_worker_info": None},
+    },
+    "torch.utils.data.dataloader": {
+        "_MultiProcessingDataLoaderIter": {"_workers": None},
+    },
+    "torchmetrics.metric": {
+        "Metric": {"_defaults": None, "_reductions": None, "_update_count": None},
+    },
+}
+
+# Of libraries that are optional, or installed only for some versions of Python.
+NAMES_OF_EXTRAS: dict[str, dict[str, dict[str, str | None]]] = {
+    "keras.src.layers.layer": {
+        "Layer": {"_flatten_layers": "self include_self recursive", "_trainable_variables": None}
+    },
+    "wandb.sdk.lib.service.service_connection": {"ServiceConnection": {"_proc": None}},
+    "wandb.sdk.lib.service.service_process": {"ServiceProcess": {"_process": None}},
+    "wandb.sdk.wandb_run": {"Run": {"_wl": None}},
+}
+ALL_NAMES = NAMES | NAMES_OF_EXTRAS
+
+# Part of a documented interface in spite of the underscore.
+DOCUMENTED = {
+    "_asdict", "_fields", "_replace",  # namedtuple
+    "_apply", "_buffers", "_modules", "_parameters", "_non_persistent_buffers_set",  # nn.Module, pickled as such
+    "_partial_", "_target_", "_args_", "_self_",  # keys of configurations
+    "_exit", "_compat_pickle",  # the standard library
+}  # fmt: skip
+
+
+def owner_of(module: str, owner: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in owner.split(".") if owner else ():
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize(("module", "owner"), [(m, o) for m, owners in ALL_NAMES.items() for o in owners])
+def test_private_names_are_there_with_the_expected_parameters(
+    module: str, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    if module in NAMES_OF_EXTRAS:
+        pytest.importorskip(module.split(".")[0])
+    holder = owner_of(module, owner)
+    for name, parameters in ALL_NAMES[module][owner].items():
+        if parameters is not None:
+            assert " ".join(inspect.signature(getattr(holder, name)).parameters) == parameters, name
+        elif not hasattr(holder, name):  # set by a method
+            assert re.search(rf"self\.{name}\b(: [^=]+)? = |^    {name}: ", inspect.getsource(holder), re.M), name
+
+
+def test_torchax_has_its_private_name() -> None:
+    """Its import has side effects that the tests of ``task.compile=xla`` contain, so only its text is read here."""
+    spec = find_spec("torchax")
+    if spec is None or spec.origin is None:
+        pytest.skip("torchax is not installed")
+    assert "def _should_use_torchax_tensor(self, device)" in Path(spec.origin).with_name("tensor.py").read_text()
+
+
+def used() -> dict[str, set[str]]:
+    """Private names of other libraries, and the files that use them."""
+    trees = {file: ast.parse(file.read_text()) for file in SRC.rglob("*.py")}
+    nodes = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
+    defined = [node.name for _, node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    own = set(defined)
+    own |= {node.id for _, node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {
+        node.attr
+        for _, node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+    found: dict[str, set[str]] = {}
+    for file, node in nodes:
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+            if ast.unparse(node.value) == "super()" and defined.count(node.attr) == 1:  # overrides a library's method
+                own = own - {node.attr}
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("boltcutter"):
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        for name in names:
+            if re.match(r"_[A-Za-z]", name):
+                found.setdefault(name, set()).add(file.name)
+    return {name: files for name, files in found.items() if name not in own | DOCUMENTED}
+
+
+def test_every_private_name_that_is_used_is_listed() -> None:
+    listed = {name for owners in ALL_NAMES.values() for owner, names in owners.items() for name in (owner, *names)}
+    listed.add("_should_use_torchax_tensor")
+    listed |= {part for module in ALL_NAMES for part in module.split(".")}
+    assert {name: files for name, files in used().items() if name not in listed} == {}
