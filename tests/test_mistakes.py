@@ -27,7 +27,7 @@ MISTAKES = [
     ("trainr.devices=1", "trainr.devices: no such key; did you mean trainer.devices?"),
     ("trainer.devces=1", "trainer.devces: Trainer takes no such argument; did you mean devices?"),
     ("data.quite=1", "data.quite: Digits takes no such argument; --describe data lists them"),
-    ("model=mlp model.hiden=[3]", "model.hiden: MLP takes no such argument; did you mean hidden?"),
+    ("model=mlp model.hidden_size=[3]", "model.hidden_size: MLP takes no such argument; did you mean hidden_sizes?"),
     ("task.loss=mse", "task.loss: Classification takes no such argument"),
     ("task.optimizer.lrr=1", "optimizer.lrr: AdamW takes no such argument; did you mean lr?"),
     ("optimizer.beta=1", "optimizer.beta: AdamW takes no such argument; did you mean betas?"),

@@ -20,7 +20,7 @@ from boltcutter.task.xla import XLA
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="torchax needs Python 3.11")
 WORDS = [*QUICK, "model=mlp", "test=false", "task.compile=xla"]
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "mlp": (lambda: MLP((1, 8, 8), 10, norm="layer"), lambda: torch.randint(256, (12, 1, 8, 8), dtype=torch.uint8)),
+    "mlp": (lambda: MLP((1, 8, 8), 10, norm="layernorm"), lambda: torch.randint(256, (12, 1, 8, 8), dtype=torch.uint8)),
     "convnet": (lambda: ConvNet((1, 8, 8), 10, dropout=0.0), lambda: torch.rand(12, 1, 8, 8)),
     "gpt": (lambda: GPT((16,), 31, num_layers=1, hidden_size=16, num_heads=2), lambda: torch.randint(31, (4, 16))),
 }
