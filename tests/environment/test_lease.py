@@ -17,7 +17,7 @@ from conftest import ROOT, Script, environment
 from forkserver import Forked, ForkServer
 
 from boltcutter.environment import lease, signals
-from boltcutter.environment.lease import Holder, LeaseHeldError, LeaseLostError, held, read_holder
+from boltcutter.environment.lease import Holder, LeaseHeldError, LeaseLostError, read_holder
 
 HOLDS = """
 import sys, time

@@ -1,0 +1,8 @@
+"""Predict: python scripts/predict.py run=<folder> input=<files> [ckpt=best|last|path] [output=predictions.csv]"""
+
+from boltcutter.project import Project
+
+from boltcutter.cli import main
+
+if __name__ == "__main__":
+    main(Project.find(__file__), "boltcutter.predict", __doc__)

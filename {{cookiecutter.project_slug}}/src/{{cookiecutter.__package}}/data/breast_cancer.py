@@ -1,0 +1,66 @@
+"""Breast cancer diagnoses, a data set that comes with scikit-learn."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.datasets import load_breast_cancer
+from torch import Tensor
+
+from boltcutter.data.module import DataModule, Splits, TensorSamples, split_indices
+
+
+class BreastCancer(DataModule):
+    """569 tumors, each described by 30 measurements, malignant or benign.
+
+    ``DataModule`` builds the data loaders from these splits, with an order of samples that is the same on any number of
+    devices and when a run is resumed. A ``LightningDataModule`` can be used instead.
+
+    Args:
+        shape: Shape of one sample.
+        num_classes: Number of classes.
+        split: Fractions of the train, val and test splits, stratified by class.
+        batch_size: Samples per step, over all devices.
+        seed: Determines the split and the order of samples.
+        num_workers: Processes per device that load batches.
+
+    Source: Street, Wolberg and Mangasarian, Nuclear Feature Extraction for Breast Tumor Diagnosis, 1993.
+    """
+
+    def __init__(
+        self,
+        *,
+        shape: tuple[int] = (30,),
+        num_classes: int = 2,
+        split: tuple[float, float, float] = (0.7, 0.15, 0.15),
+        batch_size: int = 32,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
+        self.shape, self.num_classes, self.split = shape, num_classes, split
+
+    def load(self) -> Splits:
+        """Return the train, val and test splits, standardized by the mean and deviation of the train split."""
+        table = load_breast_cancer()
+        self.classes = list(table.target_names)
+        indices = split_indices(len(table.target), self.split, self.seed, table.target)
+        if not self.statistics:  # otherwise they come from the checkpoint
+            train = table.data[indices[0]]
+            self.statistics = {"mean": train.mean(axis=0).tolist(), "std": train.std(axis=0).tolist()}
+        inputs, targets = self._standardize(table.data), torch.from_numpy(table.target)
+        return Splits(*(TensorSamples(inputs[split], targets[split]) for split in indices))
+
+    def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+        """Return the rows of CSV files without a header as inputs for prediction, and a name for each row."""
+        rows = [(f"{path}:{number}", row) for path in paths for number, row in enumerate(_read_rows(path), 1)]
+        return self._standardize(np.stack([row for _, row in rows])), [name for name, _ in rows]
+
+    def _standardize(self, features: np.ndarray) -> Tensor:
+        scaled = (features - np.array(self.statistics["mean"])) / np.array(self.statistics["std"])
+        return torch.from_numpy(scaled).float()
+
+
+def _read_rows(path: Path) -> np.ndarray:
+    return np.loadtxt(path, delimiter=",", ndmin=2)

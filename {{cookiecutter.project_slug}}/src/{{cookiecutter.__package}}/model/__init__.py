@@ -1,0 +1,1 @@
+"""Models: any nn.Module."""

@@ -1,0 +1,1 @@
+"""Tasks: loss, metrics and optimizer of a model."""
