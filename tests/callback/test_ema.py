@@ -8,9 +8,9 @@ from conftest import QUICK, Script
 from boltcutter.callback.ema import EMA
 
 
-def test_what_is_validated_kept_and_tested_is_the_average(script: Script, tmp_path: Path) -> None:
-    words = ["callback=[default,ema]", "callback.ema.decay=0.95", "model=mlp", "model.norm=batchnorm"]
-    done = script("train", *QUICK, *words, f"folder={tmp_path}/run")
+def test_the_average_is_validated_saved_and_tested(script: Script, tmp_path: Path) -> None:
+    overrides = ["callback=[default,ema]", "callback.ema.decay=0.95", "model=mlp", "model.norm=batchnorm"]
+    done = script("train", *QUICK, *overrides, f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     again = script("evaluate", f"run={tmp_path}/run")
@@ -26,17 +26,17 @@ def test_what_is_validated_kept_and_tested_is_the_average(script: Script, tmp_pa
     assert found["val/loss"] == pytest.approx(record["metrics"]["val/loss"], rel=1e-6)
 
 
-def test_averaging_may_begin_later(script: Script, tmp_path: Path) -> None:
-    words = [
+def test_averaging_can_start_later(script: Script, tmp_path: Path) -> None:
+    overrides = [
         "callback=[default,ema]",
         "callback.ema.update_starting_at_step=1000",
         "model=mlp",
         f"folder={tmp_path}/run",
     ]
-    assert script("train", *QUICK, *words).returncode == 0
+    assert script("train", *QUICK, *overrides).returncode == 0
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
-def test_a_share_that_is_none_is_refused(decay: float) -> None:
+def test_an_invalid_decay_is_refused(decay: float) -> None:
     with pytest.raises(ValueError, match=r"callback.ema.decay="):
         EMA(decay)

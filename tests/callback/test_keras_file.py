@@ -12,14 +12,14 @@ from boltcutter.callback.keras_file import KerasFile
 
 
 class Saved(nn.Linear):
-    """Stands for a Keras model: what it would write is its weights."""
+    """A stand-in for a Keras model that saves its weights."""
 
     def save(self, path: str | Path) -> None:
         torch.save(self.weight.detach(), path)
 
 
 class Task(BoringModel):
-    """Has its layer under the name that this project's tasks use."""
+    """A module whose layer is named ``model``, as in the built-in tasks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def test_without_a_best_checkpoint_nothing_is_written(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.keras"))
 
 
-def test_a_model_without_files_of_keras_is_refused() -> None:
+def test_a_model_that_is_not_a_keras_model_is_refused() -> None:
     task = Task()
     KerasFile().check_task(task)
     task.model = nn.Linear(1, 1)  # type: ignore[assignment]
@@ -74,6 +74,6 @@ def test_a_model_without_files_of_keras_is_refused() -> None:
         KerasFile().check_task(task)
 
 
-def test_no_format_is_refused() -> None:
+def test_empty_formats_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^callback\.keras_file\.formats"):
         KerasFile(())

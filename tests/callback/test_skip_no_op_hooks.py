@@ -19,7 +19,7 @@ pytestmark = [
 
 
 class Called(L.Callback):
-    """Counts the hooks that it has written, and one that is put on the instance."""
+    """Counts calls of overridden hooks, and of one that is set on the instance."""
 
     def __init__(self) -> None:
         self.count = dict.fromkeys((*HOOKS, "instance"), 0)
@@ -35,14 +35,14 @@ class Called(L.Callback):
         self.add("on_before_zero_grad")
 
 
-class Silent(L.Callback):
-    """Has written nothing; looks at what is left of itself."""
+class NoHooks(L.Callback):
+    """Overrides no step hook; records which of its hooks are still callable."""
 
     def __init__(self) -> None:
-        self.left: list[str] = []
+        self.callable_hooks: list[str] = []
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.left = [hook for hook in HOOKS if callable(getattr(self, hook))]
+        self.callable_hooks = [hook for hook in HOOKS if callable(getattr(self, hook))]
 
 
 class Module(Classification):
@@ -54,13 +54,13 @@ class Module(Classification):
         self.before_backward += 1
 
 
-class Moved(Digits):
-    """Has a hook around the move to the device."""
+class TransferHook(Digits):
+    """Overrides a hook of the transfer to the device."""
 
-    moved = 0
+    transfers = 0
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        self.moved += 1
+        self.transfers += 1
         return batch
 
 
@@ -72,57 +72,57 @@ def fit(
     **options: Any,
 ) -> tuple[L.Trainer, "Module"]:
     L.seed_everything(0, verbose=False)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=1,
         callbacks=[*callbacks, ModelCheckpoint(folder)],
         use_distributed_sampler=False,
-        **quiet | options,
+        **silent | options,
     )
     trained = (module or Module)()
     trainer.fit(trained, datamodule=data or Digits())
     return trainer, trained
 
 
-def test_what_is_written_is_called_and_nothing_else(tmp_path: Path) -> None:
-    called, silent, data = Called(), Silent(), Moved()
-    trainer, module = fit(tmp_path, SkipNoOpHooks(), called, silent, data=data)
+def test_only_overridden_hooks_are_called(tmp_path: Path) -> None:
+    called, no_hooks, data = Called(), NoHooks(), TransferHook()
+    trainer, module = fit(tmp_path, SkipNoOpHooks(), called, no_hooks, data=data)
     steps = trainer.global_step
     assert steps == 19
     assert {k: v for k, v in called.count.items() if v} == dict.fromkeys(
         ("on_train_batch_start", "on_before_zero_grad", "instance"), steps
     )
-    assert silent.left == []
+    assert no_hooks.callable_hooks == []
     assert module.before_backward == steps
-    assert data.moved >= steps
+    assert data.transfers >= steps
     assert list(tmp_path.glob("*.ckpt"))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_training_is_the_same_and_all_is_as_before_when_it_is_over(tmp_path: Path, accumulate: int) -> None:
-    silent = Silent()
-    trainer, lean = fit(tmp_path, SkipNoOpHooks(), silent, accumulate_grad_batches=accumulate)
+def test_training_is_identical_and_all_hooks_are_restored(tmp_path: Path, accumulate: int) -> None:
+    no_hooks = NoHooks()
+    trainer, patched = fit(tmp_path, SkipNoOpHooks(), no_hooks, accumulate_grad_batches=accumulate)
     other, plain = fit(tmp_path / "plain", accumulate_grad_batches=accumulate)
-    assert all(torch.equal(a, b) for a, b in zip(lean.parameters(), plain.parameters(), strict=True))
-    assert trainer.fit_loop.state_dict() == other.fit_loop.state_dict()  # with all that Lightning counts
+    assert all(torch.equal(a, b) for a, b in zip(patched.parameters(), plain.parameters(), strict=True))
+    assert trainer.fit_loop.state_dict() == other.fit_loop.state_dict()  # includes Lightning's progress counters
     loop = trainer.fit_loop.epoch_loop
-    for owner in (silent, lean, loop, loop.automatic_optimization, trainer.precision_plugin):
+    for owner in (no_hooks, patched, loop, loop.automatic_optimization, trainer.precision_plugin):
         private = ("_apply_batch", "_build", "_on_before", "output_result", "pre_", "post_")
         assert not {name for name in vars(owner) if name in HOOKS or name.startswith(private)}
     assert isinstance(trainer.profiler, NoProfiler)  # type: ignore[attr-defined]
 
 
-def test_a_step_that_takes_the_batch_alone_gets_it_alone(tmp_path: Path) -> None:
-    class Alone(Module):
+def test_a_training_step_without_batch_idx(tmp_path: Path) -> None:
+    class BatchOnly(Module):
         def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
             return super().training_step(batch, 0)
 
-    trainer, _ = fit(tmp_path, SkipNoOpHooks(), module=Alone)
+    trainer, _ = fit(tmp_path, SkipNoOpHooks(), module=BatchOnly)
     assert trainer.global_step == 19
 
 
-def test_what_was_asked_for_stays(tmp_path: Path) -> None:
+def test_profilers_and_step_checkpoints_are_kept(tmp_path: Path) -> None:
     trainer, _ = fit(
         tmp_path,
         SkipNoOpHooks(),
@@ -133,13 +133,13 @@ def test_what_was_asked_for_stays(tmp_path: Path) -> None:
     assert "run_training_batch" in trainer.profiler.recorded_durations  # type: ignore[attr-defined]
 
 
-def test_an_error_puts_all_back(tmp_path: Path) -> None:
+def test_hooks_are_restored_after_an_error(tmp_path: Path) -> None:
     class Fails(L.Callback):
         def on_before_zero_grad(self, *_: Any) -> None:
             raise ArithmeticError
 
-    silent = Silent()
+    no_hooks = NoHooks()
     with pytest.raises(ArithmeticError):
-        fit(tmp_path, SkipNoOpHooks(), silent, Fails())
-    assert not overrides_hook("on_before_backward", silent)
-    assert callable(silent.on_before_backward)
+        fit(tmp_path, SkipNoOpHooks(), no_hooks, Fails())
+    assert not overrides_hook("on_before_backward", no_hooks)
+    assert callable(no_hooks.on_before_backward)

@@ -1,4 +1,4 @@
-"""Checkpoints: the last one, and the best, how many of them and how much room they may take."""
+"""Checkpoint callbacks: the last checkpoint, and the best ones up to a number or a total size."""
 
 from __future__ import annotations
 
@@ -14,38 +14,41 @@ GIB = 2**30
 
 
 class MonitorNotLoggedError(RuntimeError):
-    """There is no value of the metric that the best checkpoint is chosen by."""
+    """The metric that selects the best checkpoint is not logged."""
 
     hide_traceback = True  # needs no traceback
 
 
 class CheckpointSizeError(RuntimeError):
-    """Not even one checkpoint fits into what checkpoints may take."""
+    """A single checkpoint is larger than the maximum total size."""
 
     hide_traceback = True  # needs no traceback
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Keeps the last checkpoint.
+    """Save the last checkpoint.
 
-    A class of its own, because a ModelCheckpoint that a module's ``configure_callbacks`` returns replaces all callbacks
-    of exactly that class.
+    A subclass, because a ``ModelCheckpoint`` returned by a module's ``configure_callbacks`` replaces all callbacks of
+    exactly that class.
     """
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps the best checkpoints; each carries its score.
+    """Save the best checkpoints, each with its score.
 
-    The one that is kept is ``best.ckpt``; of several each has its step in its name.
+    With ``save_top_k=1`` the file is ``best.ckpt``, otherwise ``best-<step>.ckpt``.
 
     Args:
-        dirpath: Where they go; a path or a URL.
-        monitor: Metric that they are best by.
-        mode: Whether its ``min`` or its ``max`` is best.
-        save_top_k: How many are kept; -1 keeps all.
-        max_gib: What they may take in all, in GiB, beside the one that is being written; the worst are removed first,
-            and the best never. Their size is known once they are written, so that an asynchronous write is waited for.
-        checkpoint: Any other argument of ModelCheckpoint.
+        dirpath: Folder of the checkpoints; a path or a URL.
+        monitor: Metric to monitor.
+        mode: ``min`` if smaller values are better, else ``max``.
+        save_top_k: Number of checkpoints to keep; -1 keeps all.
+        max_gib: Maximum total size of the kept checkpoints in GiB, excluding the one being written. The worst are
+            removed first, the best never. Sizes are known only after writing, so asynchronous writes are waited for.
+        checkpoint: Other arguments of ``ModelCheckpoint``.
+
+    Raises:
+        ValueError: ``save_top_k`` or ``max_gib`` is invalid.
     """
 
     def __init__(
@@ -60,26 +63,28 @@ class BestCheckpoint(ModelCheckpoint):
     ) -> None:
         if save_top_k < -1:
             raise ValueError(
-                f"callback.best.save_top_k={save_top_k} is not a number of checkpoints; try 3, or -1 for all"
+                f"callback.best.save_top_k={save_top_k} must be -1 or more; try 3, or -1 to keep all checkpoints"
             )
         if max_gib is not None and not max_gib > 0:
-            raise ValueError(f"callback.best.max_gib={max_gib} is no room; try 10, or null for any")
+            raise ValueError(f"callback.best.max_gib={max_gib} must be positive; try 10, or null for no limit")
         if max_gib is not None and monitor is None:
-            raise ValueError(f"callback.best.max_gib={max_gib}: nothing tells the worst; set callback.best.monitor")
+            raise ValueError(
+                f"callback.best.max_gib={max_gib} needs a metric to rank checkpoints; set callback.best.monitor"
+            )
         names = {"filename": "best" if save_top_k == 1 else "best-{step}", "auto_insert_metric_name": False}
-        replaced = {"enable_version_counter": False}  # what a resumed run makes again has the same name
-        super().__init__(dirpath, monitor=monitor, mode=mode, save_top_k=save_top_k, **names | replaced | checkpoint)
+        overwrite = {"enable_version_counter": False}  # a resumed run overwrites the checkpoints of repeated steps
+        super().__init__(dirpath, monitor=monitor, mode=mode, save_top_k=save_top_k, **names | overwrite | checkpoint)
         self.max_gib = max_gib
         self._saving = False
-        self._configured = self.state_key
+        self._initial_state_key = self.state_key
 
     @property
     def state_key(self) -> str:
-        """Of its state in a checkpoint; it does not change when the monitor is replaced."""
-        return getattr(self, "_configured", None) or super().state_key
+        """Key of the callback's state in a checkpoint; it stays the same when the monitor is replaced."""
+        return getattr(self, "_initial_state_key", None) or super().state_key
 
     def replace_monitor(self, monitor: str | None, mode: Literal["min", "max"] = "min") -> None:
-        """Choose by another metric than the configured one; without any, keep no best checkpoint."""
+        """Monitor another metric than the configured one; None disables saving the best checkpoint."""
         if monitor is None:
             self.save_top_k = 0
         else:
@@ -87,17 +92,17 @@ class BestCheckpoint(ModelCheckpoint):
             self.kth_value = torch.tensor(torch.inf if mode == "min" else -torch.inf)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """See that at least the weights have room.
+        """Check that the weights are not larger than ``max_gib``.
 
         Raises:
-            CheckpointSizeError: They have not.
+            CheckpointSizeError: They are.
         """
         if self.max_gib is not None:
             weights = sum(t.nbytes for t in pl_module.state_dict().values() if isinstance(t, torch.Tensor))
-            self._fit(weights)
+            self._check_size(weights)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write the score into the checkpoints that are kept for it."""
+        """Store the score in the best checkpoints."""
         if self._saving and self.current_score is not None:
             checkpoint["best"] = {"monitor": self.monitor, "mode": self.mode, "score": float(self.current_score)}
 
@@ -112,15 +117,15 @@ class BestCheckpoint(ModelCheckpoint):
         if self.monitor in (None, *monitor_candidates) or not self.save_top_k:
             super()._save_topk_checkpoint(trainer, monitor_candidates)
         elif trainer.fit_loop.epoch_loop.val_loop._has_run:
-            listed = ", ".join(sorted(monitor_candidates.keys() - {"epoch", "step"})) or "none"
+            logged = ", ".join(sorted(monitor_candidates.keys() - {"epoch", "step"})) or "none"
             raise MonitorNotLoggedError(
-                f"callback.best.monitor={self.monitor} is not logged (there are: {listed}); set callback.best.monitor "
-                "and callback.best.mode, or callback.best=null"
+                f"callback.best.monitor={self.monitor} is not logged (logged metrics: {logged}); set "
+                "callback.best.monitor and callback.best.mode, or callback.best=null"
             )
         elif trainer.is_global_zero:
             print(
-                f"warning: callback.best.monitor={self.monitor}: there was no validation yet, so no checkpoint is kept "
-                "as the best; lower trainer.val_check_interval, or monitor train/loss",
+                f"warning: callback.best.monitor={self.monitor}: no validation has run yet, so no best checkpoint is "
+                "saved; lower trainer.val_check_interval, or monitor train/loss",
                 file=sys.stderr,
             )
 
@@ -129,20 +134,20 @@ class BestCheckpoint(ModelCheckpoint):
         if self.max_gib is None:
             return
         sizes = self._sizes(trainer)
-        self._fit(max(sizes.values()))
+        self._check_size(max(sizes.values()))
         worst_first = sorted(self.best_k_models, key=lambda path: self.best_k_models[path], reverse=self.mode == "min")
         for path in worst_first[:-1]:
             if sum(sizes.values()) <= self.max_gib * GIB:
                 break
             del sizes[path], self.best_k_models[path]
             trainer.strategy.remove_checkpoint(path)
-        if len(self.best_k_models) < len(worst_first):  # as many as these have room: the next replaces the worst
+        if len(self.best_k_models) < len(worst_first):  # the limit is reached, so the next one replaces the worst
             self.save_top_k = len(self.best_k_models)
             self.kth_best_model_path = worst_first[-self.save_top_k]
             self.kth_value = self.best_k_models[self.kth_best_model_path]
 
     def _sizes(self, trainer: L.Trainer) -> dict[str, int]:
-        """Of each checkpoint that is kept, in bytes; the same on all ranks."""
+        """Size of each kept checkpoint in bytes, the same on all ranks."""
         sizes = {}
         if trainer.is_global_zero:
             writer = trainer.strategy.checkpoint_io
@@ -153,9 +158,9 @@ class BestCheckpoint(ModelCheckpoint):
             sizes = {path: parts(path) + (store.size(path) if store.exists(path) else 0) for path in self.best_k_models}
         return dict(trainer.strategy.broadcast(sizes))
 
-    def _fit(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         if self.max_gib is not None and size > self.max_gib * GIB:
             raise CheckpointSizeError(
-                f"callback.best.max_gib={self.max_gib}: one checkpoint takes {size / GIB:.3g} GiB or more; "
+                f"callback.best.max_gib={self.max_gib}: a single checkpoint needs at least {size / GIB:.3g} GiB; "
                 f"try {10 * size / GIB:.2g}"
             )

@@ -1,4 +1,4 @@
-"""The exponential moving average of the weights."""
+"""Exponential moving average of the weights."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 
 
 class EMA(EMAWeightAveraging):
-    """Validate, test and keep the moving average of the weights, and train on with the weights themselves.
+    """Validate, test and save the exponential moving average of the weights, while training continues with the weights.
 
-    Buffers (statistics of BatchNorm, constants) are those of the newest weights. Lightning's own callback would also
-    put the weights themselves back when a checkpoint is loaded to be tested.
+    Buffers (BatchNorm statistics, constants) are those of the current weights. Unlike Lightning's callback, loading a
+    checkpoint for a test does not restore the current weights in place of the average.
 
     Args:
-        decay: Share of the average that is kept at each step.
+        decay: Decay of the average per step, in [0, 1).
         update_starting_at_step: Optimizer step at which averaging begins.
 
     Raises:
-        ValueError: ``decay`` is not a share.
+        ValueError: ``decay`` is not in [0, 1).
 
     Source: Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992; Lightning's
     ``EMAWeightAveraging``.
@@ -27,10 +27,10 @@ class EMA(EMAWeightAveraging):
 
     def __init__(self, decay: float = 0.999, *, update_starting_at_step: int = 0) -> None:
         if not 0 <= decay < 1:
-            raise ValueError(f"callback.ema.decay={decay} is not a share in [0, 1); try 0.999")
+            raise ValueError(f"callback.ema.decay={decay} is not in [0, 1); try 0.999")
         super().__init__(decay=decay, update_starting_at_step=update_starting_at_step or None, use_buffers=False)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Go on with the weights themselves only where training goes on."""
+        """Restore the current weights only if training resumes."""
         if trainer.state.fn == "fit":
             super().on_load_checkpoint(trainer, pl_module, checkpoint)

@@ -1,4 +1,4 @@
-"""Stop before a number that is none reaches the weights."""
+"""Non-finite gradients: training stops, or skips the step, before they reach the weights."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from torch.optim import Optimizer
 
 
 class NonFiniteGradientError(RuntimeError):
-    """A gradient is infinite or not a number; the weights are still those of the step before."""
+    """A gradient is Inf or NaN; the weights are still those of the previous step."""
 
     hide_traceback = True  # needs no traceback
 
 
 class UnevenBatchesError(RuntimeError):
-    """Ranks have different numbers of batches; one would wait for the others for ever."""
+    """Ranks have different numbers of batches, which would deadlock collectives."""
 
     hide_traceback = True
 
 
 class GradientCheck(NamedTuple):
-    """What was measured before a step, and where."""
+    """Gradient norms before an optimizer step, and the position in training."""
 
-    norms: Tensor  # of each gradient
+    norms: Tensor  # one per gradient
     parameters: list[Tensor]
-    ready: torch.cuda.Event | None  # None: at once
+    ready: torch.cuda.Event | None  # when the copy to the host is done; None: already
     batch: Any
     epoch: int
     batch_idx: int
@@ -39,101 +39,111 @@ class GradientCheck(NamedTuple):
 
 
 class Guard(Callback):
-    """Look at the gradient before each optimizer step; stop, or pass over the step, when it is not finite.
+    """Check gradients before each optimizer step; stop training or skip the step if they contain NaN or Inf.
 
-    Gradients are the same on all ranks by then, so all of them stop at the same step, and none waits for another.
-    With a fused optimizer on CUDA nothing is waited for: the device itself passes over the step, and the host learns
-    of it one step later. With a gradient scaler (``16-mixed``) an overflow is daily bread: the scaler passes over it.
+    Gradients are already reduced at this point, so all ranks stop at the same step and none waits for another. With a
+    fused optimizer on CUDA the check does not synchronize: the device skips the step itself, and the host learns of it
+    one step later. With a gradient scaler (``16-mixed``) overflows are expected, and the scaler skips them.
 
     Args:
-        folder: Where the batch that did it is kept, as ``nonfinite-rank-<n>.pt``.
-        max_skipped_steps: Steps in a row that are passed over before training stops.
-        save_batch: Whether to keep the batch.
+        folder: Folder where the offending batch is saved, as ``nonfinite-rank-<n>.pt``.
+        max_skipped_steps: Number of consecutive steps to skip before training stops.
+        save_batch: Whether to save the batch.
+
+    Raises:
+        ValueError: ``max_skipped_steps`` is negative.
     """
 
     def __init__(self, folder: Path, *, max_skipped_steps: int = 0, save_batch: bool = True) -> None:
         if max_skipped_steps < 0:
-            raise ValueError(f"callback.guard.max_skipped_steps={max_skipped_steps} is not a number of steps; try 0")
+            raise ValueError(f"callback.guard.max_skipped_steps={max_skipped_steps} must be 0 or more; try 0")
         self.folder, self.max_skipped_steps, self.save_batch = Path(folder), max_skipped_steps, save_batch
         self.skipped = 0
         self._batch: Any = None
         self._batch_idx = 0
-        self._look: GradientCheck | None = None  # that is not yet judged
+        self._pending: GradientCheck | None = None  # recorded, but not yet checked
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """See that all ranks will make the same steps.
+        """Check that all ranks have the same number of batches.
 
         Raises:
-            UnevenBatchesError: They will not.
+            UnevenBatchesError: They have not.
         """
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             counts: list[float] = [0.0] * trainer.world_size
             torch.distributed.all_gather_object(counts, float(trainer.num_training_batches))
             if len(set(counts)) > 1:
-                told = ", ".join(f"rank {rank} has {count:.0f}" for rank, count in enumerate(counts))
+                numbers = ", ".join(f"rank {rank} has {count:.0f}" for rank, count in enumerate(counts))
                 raise UnevenBatchesError(
-                    f"data: training batches are shared out unevenly ({told}); give each rank as many"
+                    f"data: ranks have different numbers of training batches ({numbers}); "
+                    "use a sampler that splits them evenly"
                 )
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Remember the batch; no copy is made."""
+        """Keep a reference to the batch; no copy is made."""
         self._batch, self._batch_idx = batch, batch_idx
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        """Stop here, where the weights are still whole.
+        """Check the gradients while the weights are still those of the previous step.
 
         Raises:
-            NonFiniteGradientError: The gradient is not finite, and not for the first few times.
+            NonFiniteGradientError: A gradient is not finite, and ``max_skipped_steps`` steps were skipped already.
         """
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        gradients = [parameter.grad for parameter in _weights(optimizer) if parameter.grad is not None]
-        over_ranks = getattr(trainer.strategy, "global_grad_norm", None)  # each rank has other weights
-        if not gradients and over_ranks is None:
+        gradients = [
+            parameter.grad for parameter in _parameters_with_gradients(optimizer) if parameter.grad is not None
+        ]
+        global_norm = getattr(trainer.strategy, "global_grad_norm", None)  # where ranks hold different weights
+        if not gradients and global_norm is None:
             return
-        self._judge(trainer, pl_module)
+        self._check_pending(trainer, pl_module)
         if any(gradient.is_sparse for gradient in gradients):
-            gradients = _dense(gradients)
+            gradients = _dense_values(gradients)
             if trainer.gradient_clip_val:
                 trainer.gradient_clip_val = None
                 rank_zero_warn("trainer.gradient_clip_val has no effect: some gradients are sparse; set it to null")
-        # A rank whose own weights are all frozen has no gradient, but must answer the others.
+        # A rank whose weights are all frozen has no gradients, but must take part in the reduction.
         norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=pl_module.device)
-        cut = hasattr(norms, "full_tensor")  # each rank has a part of each gradient
-        if cut:
+        sharded = hasattr(norms, "full_tensor")  # gradients are DTensors
+        if sharded:
             norms = norms.full_tensor()  # type: ignore[attr-defined]
-        norm = over_ranks(_weights(optimizer), norms) if over_ranks else torch.linalg.vector_norm(norms)
-        late = over_ranks is None and self._late(norm, optimizer)
-        if late:
+        norm = (
+            global_norm(_parameters_with_gradients(optimizer), norms)
+            if global_norm
+            else torch.linalg.vector_norm(norms)
+        )
+        deferred = global_norm is None and self._can_defer(norm, optimizer)
+        if deferred:
             optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
-        if late or not math.isfinite(norm.item()):
-            self._look = self._measured(norms, late, trainer, optimizer)
+        if deferred or not math.isfinite(norm.item()):
+            self._pending = self._record(norms, deferred, trainer, optimizer)
         else:
             self.skipped = 0
-        if not late and self._look:
-            self._judge(trainer, pl_module)
-            optimizer.zero_grad()  # an optimizer leaves alone what has no gradient
-        elif not cut and "gradient_norm" in vars(pl_module):  # a foreign module may have a method of that name
-            pl_module.gradient_norm = norm  # for clipping, which need not measure it again
+        if not deferred and self._pending:
+            self._check_pending(trainer, pl_module)
+            optimizer.zero_grad()  # an optimizer skips parameters without a gradient
+        elif not sharded and "gradient_norm" in vars(pl_module):  # a foreign module may have a method of that name
+            pl_module.gradient_norm = norm  # reused by gradient clipping
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Judge the newest step before it is kept."""
-        self._judge(trainer, pl_module)
+        """Check the latest step before it is saved."""
+        self._check_pending(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Judge the last step."""
-        self._judge(trainer, pl_module)
+        """Check the last step."""
+        self._check_pending(trainer, pl_module)
 
-    def _late(self, norm: Tensor, optimizer: Optimizer) -> bool:
-        """Whether the device can pass over the step itself."""
+    def _can_defer(self, norm: Tensor, optimizer: Optimizer) -> bool:
+        """Whether the optimizer can skip the step on the device."""
         return norm.is_cuda and all(group.get("fused") for group in optimizer.param_groups)
 
-    def _measured(self, norms: Tensor, late: bool, trainer: L.Trainer, optimizer: Optimizer) -> GradientCheck:
-        parameters = _weights(optimizer)
+    def _record(self, norms: Tensor, deferred: bool, trainer: L.Trainer, optimizer: Optimizer) -> GradientCheck:
+        parameters = _parameters_with_gradients(optimizer)
         ready = None
-        if late and norms.is_cuda:
+        if deferred and norms.is_cuda:
             norms = norms.to("cpu", non_blocking=True)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
@@ -141,46 +151,48 @@ class Guard(Callback):
             norms, parameters, ready, self._batch, trainer.current_epoch, self._batch_idx, trainer.global_step
         )
 
-    def _judge(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop, or count the step as passed over, if what was measured last is not finite."""
-        look, self._look = self._look, None
-        if look is None:
+    def _check_pending(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop, or count the step as skipped, if the recorded gradients are not finite."""
+        check, self._pending = self._pending, None
+        if check is None:
             return
-        if look.ready:
-            look.ready.synchronize()  # of the step before, so nothing is waited for
-        bad = {id(p) for p, good in zip(look.parameters, look.norms.isfinite().tolist(), strict=True) if not good}
-        of_all_ranks = getattr(trainer.strategy, "gather_names", None)
-        if not bad and not of_all_ranks:
+        if check.ready:
+            check.ready.synchronize()  # of the previous step, so this does not wait
+        bad = {id(p) for p, good in zip(check.parameters, check.norms.isfinite().tolist(), strict=True) if not good}
+        gather_names = getattr(trainer.strategy, "gather_names", None)
+        if not bad and not gather_names:
             self.skipped = 0
             return
         names = [name for name, parameter in pl_module.named_parameters() if id(parameter) in bad]
-        names = of_all_ranks(names) if of_all_ranks else names
+        names = gather_names(names) if gather_names else names
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        what = f"the gradient of {some} is not finite at epoch {look.epoch}, batch {look.batch_idx}"
+        what = f"the gradient of {some} is not finite at epoch {check.epoch}, batch {check.batch_idx}"
         if self.skipped < self.max_skipped_steps:
             self.skipped += 1
             rank_zero_warn(
-                f"{what}; passing over step {look.step} ({self.skipped} of {self.max_skipped_steps} in a row)"
+                f"{what}; skipping step {check.step} ({self.skipped} of {self.max_skipped_steps} consecutive)"
             )
             return
-        kept = f"; the batch is in {self._keep(look.batch, trainer.global_rank)}" if self.save_batch else ""
+        saved = (
+            f"; the batch is saved as {self._write_batch(check.batch, trainer.global_rank)}" if self.save_batch else ""
+        )
         raise NonFiniteGradientError(
-            f"{what}{kept}; the weights are those of step {look.step}: lower optimizer.lr, "
-            "set trainer.gradient_clip_val, or pass over such steps with callback.guard.max_skipped_steps=5"
+            f"{what}{saved}; the weights are those of step {check.step}: lower optimizer.lr, "
+            "set trainer.gradient_clip_val, or skip such steps with callback.guard.max_skipped_steps=5"
         )
 
-    def _keep(self, batch: Any, rank: int) -> Path:
+    def _write_batch(self, batch: Any, rank: int) -> Path:
         path = self.folder / f"nonfinite-rank-{rank}.pt"
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(batch, path)
         return path
 
 
-def _weights(optimizer: Optimizer) -> list[Tensor]:
-    """Those that have a gradient."""
+def _parameters_with_gradients(optimizer: Optimizer) -> list[Tensor]:
+    """Parameters that have a gradient."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def _dense(gradients: list[Tensor]) -> list[Tensor]:
-    """Gradients of the same norms: the values of sparse ones, each row of a weight once."""
+def _dense_values(gradients: list[Tensor]) -> list[Tensor]:
+    """Dense tensors with the same norms: the coalesced values of sparse gradients."""
     return [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]

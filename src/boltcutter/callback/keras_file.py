@@ -1,4 +1,4 @@
-"""The best model as a file of Keras."""
+"""The best model as a Keras file."""
 
 from __future__ import annotations
 
@@ -16,29 +16,33 @@ from lightning.pytorch.utilities import rank_zero_info
 
 @runtime_checkable
 class WritesKerasFiles(Protocol):
-    """What a model has that can be written as a file of Keras; ``boltcutter.model.keras.KerasModel`` does."""
+    """A model that can be saved as a Keras file, such as ``boltcutter.model.keras.KerasModel``."""
 
     def save(self, path: str | Path) -> None:
-        """Write the weights it has now; the name's ending tells the format."""
+        """Save the current weights; the suffix of ``path`` selects the format."""
 
 
 class KerasFile(Callback):
-    """Writes ``best.keras``, ``best.weights.h5`` or both beside the best checkpoint when training ends.
+    """Save ``best.keras``, ``best.weights.h5`` or both beside the best checkpoint when training ends.
 
     Args:
-        formats: Which of the two.
+        formats: File formats: ``keras``, ``weights.h5`` or both.
 
     Raises:
-        ValueError: No format is given.
+        ValueError: ``formats`` is empty.
     """
 
     def __init__(self, formats: Sequence[Literal["keras", "weights.h5"]] = ("keras",)) -> None:
         if not formats:
-            raise ValueError("callback.keras_file.formats is empty; name keras, weights.h5 or both")
+            raise ValueError("callback.keras_file.formats is empty; set [keras], [weights.h5] or both")
         self.formats = tuple(formats)
 
     def check_task(self, task: L.LightningModule) -> None:
-        """Raise ValueError unless the task trains a Keras model."""
+        """Check that the task trains a Keras model.
+
+        Raises:
+            ValueError: It does not.
+        """
         model = getattr(task, "model", None)
         if not isinstance(model, WritesKerasFiles):
             raise ValueError(
@@ -47,11 +51,11 @@ class KerasFile(Callback):
             )
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the weights of the best checkpoint, on the first rank."""
-        kept = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
-        best = next((c.best_model_path for c in kept if c.monitor is not None), "")
+        """Save the weights of the best checkpoint, on rank zero."""
+        callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
+        best = next((c.best_model_path for c in callbacks if c.monitor is not None), "")
         if not best:
-            rank_zero_info("callback.keras_file: nothing is written, because no checkpoint was kept as the best")
+            rank_zero_info("callback.keras_file: no file is written, because no best checkpoint was saved")
             return
         found: Any = trainer.strategy.load_checkpoint(best, weights_only=True)
         model: Any = copy.deepcopy(pl_module.model)

@@ -1,4 +1,4 @@
-"""What a step does not need, it does not do."""
+"""Skip no-op hooks and other per-step work that has no effect."""
 
 from __future__ import annotations
 
@@ -30,80 +30,81 @@ AROUND_TRANSFER = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
 class SkipNoOpHooks(Callback):
-    """Take out of each step what does nothing: hooks that nobody has written, and profiling where nobody asked for it.
+    """Remove no-op hooks from the training loop, and profiling if no profiler is set.
 
-    Lightning passes over a hook that cannot be called. Otherwise it calls all of them, of each callback and of the
-    module, and prepares a line for the profiler each time; together that takes as long as a step of a small model.
+    Lightning calls every hook of each callback and of the module, and enters a profiler context each time, which takes
+    as long as a training step of a small model. It skips hooks that are not callable, so hooks that are not
+    overridden are set to None during training.
     """
 
     def __init__(self) -> None:
-        self._emptied: list[tuple[Any, str]] = []
+        self._patched: list[tuple[Any, str]] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take out."""
+        """Remove what has no effect."""
         release_freed_memory()  # of the sanity check, whose batches left it in pieces
         if type(trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]
             trainer.profiler = NoProfiler()  # type: ignore[attr-defined]
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for owner in (*callbacks, pl_module):
             for hook in HOOKS:
-                if not overrides_hook(hook, owner) or _saves_at_no_step(owner, hook):
-                    self._put(owner, hook, None)
+                if not overrides_hook(hook, owner) or _never_saves_after_batch(owner, hook):
+                    self._patch(owner, hook, None)
         data = trainer.datamodule  # type: ignore[attr-defined]
         owners = [owner for owner in (pl_module, data) if owner is not None]
-        # Lightning looks at each batch who has written these.
+        # Lightning checks for each batch whether these are overridden.
         if not any(overrides_hook(hook, owner) for hook in AROUND_TRANSFER for owner in owners):
             mover = owners[-1] if overrides_hook("transfer_batch_to_device", owners[-1]) else pl_module
-            self._put(pl_module, "_on_before_batch_transfer", _as_it_is)
-            self._put(pl_module, "_apply_batch_transfer_handler", partial(_move, mover))
-        # Ranks agree on signals already; Lightning would ask again at each step, and wait for the device.
+            self._patch(pl_module, "_on_before_batch_transfer", _identity_batch)
+            self._patch(pl_module, "_apply_batch_transfer_handler", partial(_transfer, mover))
+        # Preemption already synchronizes signals; Lightning would broadcast at each step, and wait for the device.
         if any(getattr(callback, "handles_signals", False) for callback in callbacks):
-            self._put(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", _nothing)
-        self._shorten(
+            self._patch(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", _no_op)
+        self._simplify_loop(
             trainer,
             pl_module,
             {hook for hook in HOOKS if any(overrides_hook(hook, o) for o in (*callbacks, pl_module))},
         )
 
-    def _shorten(self, trainer: L.Trainer, pl_module: L.LightningModule, wanted: set[str]) -> None:
-        """Take out what stands around the hooks that nobody has written, and what is found anew at each step."""
+    def _simplify_loop(self, trainer: L.Trainer, pl_module: L.LightningModule, overridden: set[str]) -> None:
+        """Remove code around no-op hooks, and checks that have the same result at each step."""
         epoch, plugin = trainer.fit_loop.epoch_loop, trainer.precision_plugin
-        numbered = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
-        self._put(epoch, "_build_kwargs", partial(_arguments, numbered))
-        self._put(epoch.automatic_optimization, "output_result_cls", Result)
-        self._put(epoch, "_should_check_val_epoch", partial(_validates, trainer, trainer.enable_validation))
-        if "on_before_zero_grad" not in wanted:
-            self._put(epoch.automatic_optimization, "_on_before_zero_grad", partial(_count_zero_grad, trainer))
+        takes_batch_idx = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
+        self._patch(epoch, "_build_kwargs", partial(_step_arguments, takes_batch_idx))
+        self._patch(epoch.automatic_optimization, "output_result_cls", Result)
+        self._patch(epoch, "_should_check_val_epoch", partial(_is_validation_epoch, trainer, trainer.enable_validation))
+        if "on_before_zero_grad" not in overridden:
+            self._patch(epoch.automatic_optimization, "_on_before_zero_grad", partial(_count_zero_grad, trainer))
         for name, hook in (("pre_backward", "on_before_backward"), ("post_backward", "on_after_backward")):
-            if hook not in wanted and getattr(type(plugin), name) is getattr(Precision, name):
-                self._put(plugin, name, _the_same)
+            if hook not in overridden and getattr(type(plugin), name) is getattr(Precision, name):
+                self._patch(plugin, name, _identity_loss)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Put back."""
-        self._put_back()
+        """Restore what was removed."""
+        self._restore()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Put back."""
-        self._put_back()
+        """Restore what was removed."""
+        self._restore()
 
-    def _put(self, owner: Any, name: str, value: Any) -> None:
+    def _patch(self, owner: Any, name: str, value: Any) -> None:
         if hasattr(owner, name) and name not in vars(owner):
             setattr(owner, name, value)
-            self._emptied.append((owner, name))
+            self._patched.append((owner, name))
 
-    def _put_back(self) -> None:
-        while self._emptied:
-            delattr(*self._emptied.pop())
+    def _restore(self) -> None:
+        while self._patched:
+            delattr(*self._patched.pop())
 
 
 def overrides_hook(hook: str, owner: Any) -> bool:
-    """Whether a hook is anybody's own, and not Lightning's empty one."""
+    """Whether ``owner`` overrides a hook of its Lightning base class."""
     base = next(base for base in (Callback, L.LightningModule, L.LightningDataModule) if isinstance(owner, base))
     return hook in vars(owner) or getattr(type(owner), hook) is not getattr(base, hook)
 
 
-def _saves_at_no_step(owner: Any, hook: str) -> bool:
-    """Whether it is a checkpoint's look at a batch's end, where checkpoints are made at the end of epochs only."""
+def _never_saves_after_batch(owner: Any, hook: str) -> bool:
+    """Whether the hook is that of a checkpoint callback which saves at the end of epochs only."""
     return (
         hook == "on_train_batch_end"
         and isinstance(owner, ModelCheckpoint)
@@ -113,46 +114,46 @@ def _saves_at_no_step(owner: Any, hook: str) -> bool:
     )
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 
 def _count_zero_grad(trainer: L.Trainer, optimizer: Optimizer) -> None:
-    """All that is left of a hook that nobody has written: its place in Lightning's counts."""
-    counted = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad
-    counted.increment_ready()
-    counted.increment_started()
+    """Update the progress counters as Lightning does around the hook."""
+    progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad
+    progress.increment_ready()
+    progress.increment_started()
 
 
-def _validates(trainer: L.Trainer, enabled: bool) -> bool:
-    """Whether this epoch is one with a validation; Lightning looks at each step whether there is any."""
+def _is_validation_epoch(trainer: L.Trainer, enabled: bool) -> bool:
+    """Whether validation runs in this epoch; Lightning checks at each step whether there is any validation."""
     every = trainer.check_val_every_n_epoch
     return enabled and (every is None or (trainer.current_epoch + 1) % every == 0)
 
 
-def _the_same(loss: Tensor, module: L.LightningModule) -> Tensor:
+def _identity_loss(loss: Tensor, module: L.LightningModule) -> Tensor:
     return loss
 
 
-def _arguments(numbered: bool, kwargs: dict[str, Any], batch: Any, batch_idx: int) -> dict[str, Any]:
-    """What a training step is called with; Lightning reads its signature each time."""
-    return {**kwargs, "batch": batch, "batch_idx": batch_idx} if numbered else {**kwargs, "batch": batch}
+def _step_arguments(takes_batch_idx: bool, kwargs: dict[str, Any], batch: Any, batch_idx: int) -> dict[str, Any]:
+    """Arguments of ``training_step``; Lightning inspects its signature at each step."""
+    return {**kwargs, "batch": batch, "batch_idx": batch_idx} if takes_batch_idx else {**kwargs, "batch": batch}
 
 
-def _as_it_is(batch: Any, dataloader_idx: int = 0) -> Any:
+def _identity_batch(batch: Any, dataloader_idx: int = 0) -> Any:
     return batch
 
 
-def _move(mover: Any, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-    return mover.transfer_batch_to_device(batch, device, dataloader_idx)
+def _transfer(owner: Any, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+    return owner.transfer_batch_to_device(batch, device, dataloader_idx)
 
 
 class Result(ClosureResult):
-    """A step's loss, neither divided by one nor copied."""
+    """Closure result without the division by one and the copy of the loss."""
 
     @classmethod
     def from_training_step_output(cls, training_step_output: Any, normalize: int = 1) -> ClosureResult:
-        """As Lightning's."""
+        """Create the result from the output of ``training_step``."""
         if normalize == 1 and type(training_step_output) is Tensor:
             result = cls(None)
             result.closure_loss, result.loss = training_step_output, training_step_output.detach()
@@ -161,10 +162,10 @@ class Result(ClosureResult):
 
 
 class NoProfiler(PassThroughProfiler):
-    """Does nothing, and takes less time for it than Lightning's."""
+    """A profiler that does nothing, at less cost than Lightning's."""
 
-    _nothing = nullcontext()
+    _context = nullcontext()
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """Nothing."""
-        return self._nothing
+        """Return a context that does nothing."""
+        return self._context
