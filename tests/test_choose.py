@@ -47,7 +47,7 @@ def test_strategies_take_what_they_promise() -> None:
 
 
 def test_a_batch_that_does_not_divide_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "measure", lambda cfg, sample, size, **options: memory(size))
+    monkeypatch.setattr(choose, "estimate_step", lambda cfg, sample, size, **options: memory(size))
     found = [
         (row.words, row.memory) for row in estimate_strategies(config("model=mlp", "data.batch_size=10"), DIGITS, 4)
     ]
