@@ -37,12 +37,12 @@ class Fields:
     ],
     ids=repr,
 )
-def test_samples_of_any_batch(batch: Any) -> None:
+def test_count_samples(batch: Any) -> None:
     assert count_samples(batch) == 7
 
 
 @pytest.mark.parametrize("batch", [None, object(), {}, [], "seven", {"x": object()}])
-def test_a_batch_that_does_not_tell(batch: Any) -> None:
+def test_unknown_batch_size(batch: Any) -> None:
     assert count_samples(batch) in (None, 0)
 
 

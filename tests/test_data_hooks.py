@@ -7,7 +7,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, random_split
 
-from boltcutter.data_hooks import has_no_batch, run_early, seed_hooks
+from boltcutter.data_hooks import has_no_batch, run_hooks_early, seed_hooks
 
 
 class Split(L.LightningDataModule):
@@ -38,7 +38,7 @@ def test_a_random_split_is_the_same_in_each_process_and_is_made_once(  # of whic
         data.trainer = trainer()
     assert is_overridden("setup", early)
     assert not is_overridden("prepare_data", early)
-    run_early(trainer(), L.LightningModule(), early)
+    run_hooks_early(trainer(), L.LightningModule(), early)
     torch.rand(3)
     early.setup("fit")
     late.setup("fit")
@@ -50,7 +50,7 @@ def test_a_random_split_is_the_same_in_each_process_and_is_made_once(  # of whic
 
 def test_a_split_without_a_batch_is_refused() -> None:
     with pytest.raises(ValueError, match=r"train split.*data\.batch_size"):
-        run_early(trainer(), L.LightningModule(), Split(8))
+        run_hooks_early(trainer(), L.LightningModule(), Split(8))
 
 
 def test_several_loaders() -> None:

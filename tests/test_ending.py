@@ -18,7 +18,7 @@ from boltcutter.callback.preemption import Preemption
 from boltcutter.callback.reseed import Reseed
 from boltcutter.callback.skip_no_op_hooks import SkipNoOpHooks
 from boltcutter.data.digits import Digits
-from boltcutter.ending import Ending
+from boltcutter.ending import EndOfTraining
 from boltcutter.environment import signals
 from boltcutter.logger.csv import CSVLogger
 from boltcutter.model.linear import Linear
@@ -47,7 +47,7 @@ class SignalIn(L.Callback):
 def fit(folder: Path, *callbacks: L.Callback, resume: bool = False, **limits: Any) -> None:
     """Train in ``folder``, anew or from its last checkpoint."""
     L.seed_everything(0, verbose=False)
-    ending = Ending(DictConfig({"trainer": limits}))
+    ending = EndOfTraining(DictConfig({"trainer": limits}))
     last = ModelCheckpoint(folder, "last", save_on_train_epoch_end=True, enable_version_counter=False)
     ends = [SkipNoOpHooks(), Preemption(str(folder)), Reseed(0), BestCheckpoint(str(folder)), last, ending]
     trainer = L.Trainer(

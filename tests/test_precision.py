@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from boltcutter.config import ConfigError, DictConfig
 from boltcutter.precision import check_precision, placeholder_precision, set_precision
 
-WORDS = [*QUICK, "model=mlp", "trainer.accelerator=cpu"]
+OVERRIDES = [*QUICK, "model=mlp", "trainer.accelerator=cpu"]
 NARROW = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
@@ -17,9 +17,9 @@ NARROW = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torc
     "precision",
     ["bf16-mixed", "16-true", *(pytest.param(p, marks=pytest.mark.slow) for p in ("64-true", "bf16-true", "16-mixed"))],
 )
-def test_each_precision_learns_and_goes_on(script: Script, tmp_path: Path, precision: str) -> None:
-    words = [*WORDS, f"trainer.precision={precision}", "+optimizer.eps=1e-4", f"folder={tmp_path}"]
-    done = script("train", *words)
+def test_each_precision_trains_and_resumes(script: Script, tmp_path: Path, precision: str) -> None:
+    overrides = [*OVERRIDES, f"trainer.precision={precision}", "+optimizer.eps=1e-4", f"folder={tmp_path}"]
+    done = script("train", *overrides)
     assert done.returncode == 0, done.stderr
     assert f", {precision}\n" in done.stdout
     assert "bfloat16 Automatic" not in done.stderr
@@ -41,16 +41,16 @@ def config(device: str, precision: object, optimizer: str = "torch.optim.AdamW",
     ("cfg", "text"),
     [
         (config("cpu", "16-true"), "16-true: optimizer.eps=1e-08 is zero in float16; try +optimizer.eps=0.0001"),
-        (config("cpu", "transformer-engine"), "transformer-engine: 8-bit numbers need a CUDA GPU"),
+        (config("cpu", "transformer-engine"), "transformer-engine: FP8 needs a CUDA GPU"),
         (
             config("cpu", "float8"),
-            "float8: 8-bit numbers need a CUDA GPU of compute capability 8.9 or more; try bf16-m",
+            "float8: FP8 needs a CUDA GPU of compute capability 8.9 or higher; try bf16-m",
         ),
-        (config("mps", "64-true"), "64-true: Apple's GPU has no 64-bit"),
-        (config("mps", "16-mixed"), "16-mixed: Lightning mixes precisions on CUDA and processors alone"),
+        (config("mps", "64-true"), "64-true: MPS does not support float64"),
+        (config("mps", "16-mixed"), "16-mixed: Lightning supports mixed precision only on CUDA and CPU"),
     ],
 )
-def test_what_cannot_be_done_is_told_before_training(cfg: DictConfig, text: str) -> None:
+def test_unsupported_precision_is_refused(cfg: DictConfig, text: str) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.precision=") as error:
         check_precision(cfg)
     assert text in str(error.value)
@@ -58,23 +58,23 @@ def test_what_cannot_be_done_is_told_before_training(cfg: DictConfig, text: str)
 
 
 @pytest.mark.parametrize(("capability", "native"), [((7, 5), False), ((8, 0), True)])
-def test_an_old_gpu_is_known_by_its_capability(
+def test_precision_is_checked_against_the_compute_capability(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], native: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
-    for eight in ("transformer-engine", "float8"):
-        with pytest.raises(ConfigError, match=f"{eight}: T4 has no 8-bit numbers"):
-            check_precision(config("cuda", eight))
+    for fp8 in ("transformer-engine", "float8"):
+        with pytest.raises(ConfigError, match=f"{fp8}: T4 does not support FP8"):
+            check_precision(config("cuda", fp8))
     if native:
         assert check_precision(config("cuda", "bf16")) == "bf16-mixed"
     else:
-        with pytest.raises(ConfigError, match="bf16-mixed: T4 has no bfloat16; try 16-mixed"):
+        with pytest.raises(ConfigError, match="bf16-mixed: T4 does not support bfloat16; try 16-mixed"):
             check_precision(config("cuda", "bf16"))
 
 
-def test_eight_bits_are_put_in_where_the_gpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_is_set_on_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
     assert check_precision(config("cuda", "float8")) == "float8"
@@ -82,7 +82,7 @@ def test_eight_bits_are_put_in_where_the_gpu_has_them(monkeypatch: pytest.Monkey
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     set_precision(trainer, "float8")
     assert (type(trainer.precision_plugin).__name__, trainer.precision) == ("Float8Precision", "float8")
-    with pytest.raises(ConfigError, match="float8: not for a model that is cut over ranks; try bf16-true"):
+    with pytest.raises(ConfigError, match="float8: not supported for a sharded model; try bf16-true"):
         set_precision(L.Trainer(accelerator="cpu", devices=2, strategy=ModelParallelStrategy()), "float8")
     with pytest.raises(
         ConfigError, match="transformer_engine is not installed; pip install transformer_engine, or try"
@@ -90,10 +90,10 @@ def test_eight_bits_are_put_in_where_the_gpu_has_them(monkeypatch: pytest.Monkey
         check_precision(config("cuda", "transformer-engine"))
 
 
-def test_the_name_of_eight_bits_is_known(script: Script) -> None:
-    done = script("train", *WORDS, "trainer.precision=float8", "--check")
+def test_fp8_is_a_valid_precision(script: Script) -> None:
+    done = script("train", *OVERRIDES, "trainer.precision=float8", "--check")
     assert done.returncode == 2
-    assert "error: trainer.precision=float8: 8-bit numbers need a CUDA GPU" in done.stderr
+    assert "error: trainer.precision=float8: FP8 needs a CUDA GPU" in done.stderr
 
 
 def test_optimizers_without_eps_train_in_float16() -> None:
@@ -105,7 +105,7 @@ def test_short_names_are_understood(short: object, full: str) -> None:
     assert check_precision(config("cpu", short)) == full
 
 
-def test_the_precision_of_products_is_a_setting(script: Script) -> None:
+def test_invalid_matmul_precision_is_refused(script: Script) -> None:
     done = script("train", "matmul_precision=low", "--check")
     assert done.returncode == 2
     assert "matmul_precision=low: expected 'highest' | 'high' | 'medium'" in done.stderr

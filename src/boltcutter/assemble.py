@@ -1,4 +1,4 @@
-"""From words to the parts of a training: composed, checked, made, and seen to go together."""
+"""From overrides to trainer, data and task: compose, check, instantiate, and check that they match."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from boltcutter.checks import (
     check_batch,
     check_built,
     check_callbacks,
-    check_classes,
     check_devices,
-    check_inputs,
+    check_input_shape,
     check_kind,
     check_monitors,
+    check_num_classes,
     check_optimizer,
-    check_processes,
-    warn_of_no_checkpoint,
+    check_world_size,
+    warn_if_no_checkpoint,
 )
 from boltcutter.config import ConfigError, DictConfig, merge, one_line
 from boltcutter.data_hooks import seed_hooks
@@ -39,7 +39,11 @@ from boltcutter.environment.warnings import filter_warnings
 from boltcutter.precision import FLOAT8, check_precision, device_type, placeholder_precision, set_precision
 from boltcutter.sharding import shard_loaders
 
-SET_ELSEWHERE = {"callbacks": "callback", "logger": "logger", "default_root_dir": "folder"}  # arguments of the trainer
+SET_ELSEWHERE = {
+    "callbacks": "callback",
+    "logger": "logger",
+    "default_root_dir": "folder",
+}  # arguments of the trainer, and the setting to use instead
 METRICS_FILE = "boltcutter.logger.csv.CSVLogger"
 
 
@@ -48,29 +52,29 @@ class Config:
     """The top level of ``configs/train.yaml``.
 
     Args:
-        data: What is trained on; null where the task has loaders of its own.
-        task: What is trained: loss, metrics and optimizer around a model, or any LightningModule.
-        trainer: On which devices, how long, how precisely.
-        name: Runs of one name share a folder.
-        choices: Which option of each group was picked.
-        model: Where the task refers to it.
-        optimizer: Finished by the task with the parameters.
-        scheduler: Finished by the task with the optimizer.
-        callback: By name, so that an experiment can change or drop one.
-        logger: By name, likewise; metrics.csv is written whatever they are.
-        seed: Of weights, split, order and augmentation.
-        runs: Where the folders of runs are made.
-        folder: Of this run.
-        checkpoints: Folder or URL of its checkpoints.
-        checkpoint_io: How they are written and read.
-        timeout: Seconds that ranks wait for one another.
-        matmul_precision: Of products of 32-bit matrices.
-        init_from: Weights to start from.
-        test: Whether to measure the best checkpoint on the test split at the end.
-        report: Whether to write report.html at the end.
-        resume: Folder of the run that goes on.
-        resume_exact: Whether to refuse what would not end with the bits of an untouched run.
-        reproduce: Folder of the run that is made again.
+        data: Any LightningDataModule; null if the task defines its own dataloaders.
+        task: Any LightningModule, such as one with a model, loss, metrics and optimizer.
+        trainer: Arguments of the Lightning trainer, such as devices, precision and ``max_epochs``.
+        name: Name of the experiment; its runs share a parent folder.
+        choices: The selected option of each config group.
+        model: The network, which the task refers to.
+        optimizer: Called by the task with the parameters.
+        scheduler: Called by the task with the optimizer.
+        callback: Callbacks by name, so that an experiment can change or remove one.
+        logger: Loggers by name; metrics.csv is always written.
+        seed: Seed of weights, split, order and augmentation.
+        runs: Parent folder of all runs.
+        folder: Folder of this run.
+        checkpoints: Folder or URL for checkpoints.
+        checkpoint_io: How checkpoints are written and read.
+        timeout: Timeout of collectives, in seconds.
+        matmul_precision: Precision of float32 matrix multiplications.
+        init_from: Checkpoint or weights file to initialize the model from.
+        test: Whether to test the best checkpoint after training.
+        report: Whether to write report.html after training.
+        resume: Folder of the run to resume.
+        resume_exact: Whether to refuse to resume if the result would not be bitwise identical to an uninterrupted run.
+        reproduce: Folder of the run to reproduce.
     """
 
     data: L.LightningDataModule | None
@@ -99,10 +103,10 @@ class Config:
 
 
 class TaskLoaders(L.LightningDataModule):
-    """The loaders that a task brings along, in place of a data module.
+    """Exposes the dataloaders of a task as a data module.
 
     Args:
-        task: Whose they are; it prepares them itself.
+        task: Module that defines the dataloaders; its own hooks prepare the data.
     """
 
     def __init__(self, task: L.LightningModule) -> None:
@@ -114,94 +118,98 @@ class TaskLoaders(L.LightningDataModule):
 
 @dataclass
 class Components:
-    """All that a training is made of."""
+    """Trainer, data and task of a run."""
 
     trainer: L.Trainer
     data: L.LightningDataModule
     task: L.LightningModule
 
 
-def read_config(configs: Path, words: list[str]) -> DictConfig:
-    """The configuration that the words mean, every value checked.
+def read_config(configs: Path, overrides: list[str]) -> DictConfig:
+    """Compose the configuration from overrides and check every value.
+
+    Args:
+        configs: Folder of the configuration.
+        overrides: Command-line overrides, such as ``model=mlp``.
 
     Raises:
-        ConfigError: There are mistakes, a line for each.
+        ConfigError: There are mistakes, one line for each.
     """
-    return check_config(run.read_overrides(configs, words))
+    return check_config(run.read_overrides(configs, overrides))
 
 
 def check_config(cfg: DictConfig) -> DictConfig:
-    """Ask the data what only it can tell, then check every value.
+    """Infer null shapes and sizes from the data, then check every value.
 
     Raises:
-        ConfigError: There are mistakes, a line for each.
+        ConfigError: There are mistakes, one line for each.
     """
     unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
-    if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_alone):
+    if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_only):
         data = build.build(cfg.data, "data")
-        if is_native_data(data):  # a foreign data module may mean something else by null
+        if is_native_data(data):  # null may mean something else in another data module
             with as_config_error():
                 cfg.data = merge(cfg.data, DictConfig(data.sizes()))
-    named = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the name is given when the run begins
-    if named.trainer.get("precision") == FLOAT8:
-        named.trainer.precision = "bf16-mixed"  # Lightning's types do not name it
-    if mistakes := build.check(named, Config):
+    completed = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the folder is set when the run starts
+    if completed.trainer.get("precision") == FLOAT8:
+        completed.trainer.precision = "bf16-mixed"  # which Lightning's annotation does not list
+    if mistakes := build.check(completed, Config):
         raise ConfigError("\n".join(mistakes))
-    # What a constructor makes of 1e3 or of a number for a text has to be done here for values of the top level.
+    # Values of the top level are not passed to a constructor, so convert 1e3 to int and a number to str here.
     cfg.seed = int(cfg.seed)
     if not isinstance(cfg.name, str):
         cfg.name = str(cfg.name)
     if not 0 <= cfg.seed < 2**32:
         raise ConfigError(f"seed={cfg.seed} is not in [0, {2**32 - 1}]; try 0")
     if not cfg.timeout > 0:
-        raise ConfigError(f"timeout={cfg.timeout} is not a number of seconds; try 1800")
+        raise ConfigError(f"timeout={cfg.timeout} is not a positive number of seconds; try 1800")
     for key, setting in SET_ELSEWHERE.items():
         if key in cfg.trainer:
-            raise ConfigError(f"trainer.{key}: {setting} sets it; say {setting}=… instead")
+            raise ConfigError(f"trainer.{key}: set by {setting}; use {setting}=… instead")
     return cfg
 
 
-def main(configs: Path, words: list[str]) -> None:
-    """Look for mistakes, all that can be found without training, and say ok.
+def main(configs: Path, overrides: list[str]) -> None:
+    """Check the configuration as far as possible without training, and print ``ok``.
 
     Args:
         configs: Folder of the configuration.
-        words: Those of training, or ``run=<folder>`` for those of an earlier run, and changes to them.
+        overrides: Overrides of training, or ``run=<folder>`` for the configuration of an earlier run.
 
     Raises:
-        ConfigError: There are some, a line for each.
+        ConfigError: There are mistakes, one line for each.
     """
     filter_warnings()
-    special, rest = run.split_overrides(words, "run")
+    special, rest = run.split_overrides(overrides, "run")
     cfg = (
         check_config(run.load_run_config(configs, Path(special["run"]), rest))
         if special
-        else read_config(configs, words)
+        else read_config(configs, overrides)
     )
     cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / "check")
     assemble(cfg)
     print("ok")
 
 
-def describe_overrides(configs: Path, words: list[str], prefix: str) -> Iterator[str]:
-    """What can be set below ``prefix``, a line for each key."""
-    return describe.describe(run.read_overrides(configs, words), Config, prefix)
+def describe_overrides(configs: Path, overrides: list[str], prefix: str) -> Iterator[str]:
+    """Describe every key that can be set below ``prefix``, one line for each."""
+    return describe.describe(run.read_overrides(configs, overrides), Config, prefix)
 
 
-def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, with_callbacks: bool = True) -> Components:
-    """Make trainer, data and task, and see that they go together.
+def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_callbacks: bool = True) -> Components:
+    """Instantiate trainer, data and task, and check that they match.
 
     Args:
-        cfg: Checked.
-        watchers: Callbacks besides those of the configuration.
-        with_callbacks: Whether callbacks and loggers of the configuration take part.
+        cfg: Checked configuration.
+        extra_callbacks: Callbacks besides those of the configuration.
+        with_callbacks: Whether to instantiate the callbacks and loggers of the configuration.
 
     Raises:
-        ConfigError: They do not.
+        ConfigError: They do not match, or a component refuses its arguments.
     """
     check_devices(cfg.trainer)
-    if isinstance(parts := cfg.trainer.get("accumulate_grad_batches"), int) and parts < 1:
-        raise ConfigError(f"trainer.accumulate_grad_batches={parts} is not a number of batches; try 1")
+    if isinstance(batches := cfg.trainer.get("accumulate_grad_batches"), int) and batches < 1:
+        raise ConfigError(f"trainer.accumulate_grad_batches={batches} is not a positive number of batches; try 1")
     callbacks = (
         {k: v for k, v in build.build(cfg.callback or {}, "callback").items() if v is not None}
         if with_callbacks
@@ -210,31 +218,31 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, with_callbac
     loggers = [v for v in build.build(cfg.logger or {}, "logger").values() if v is not None] if with_callbacks else []
     if with_callbacks:
         loggers.append(build.build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"}))
-    # Where the configuration has none, Lightning would add its own.
+    # Without these, Lightning would add its own where the configuration has none.
     defaults = {
         "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks.values()),
         "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks.values()),
     }
     precision = check_precision(cfg)
-    instead = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))
+    placeholder = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))
     torch.set_float32_matmul_precision(cfg.get("matmul_precision", "highest"))
     disable_mpi_detection()
     trainer = build.build(
         cfg.trainer,
         "trainer",
-        callbacks=[*callbacks.values(), *watchers],
+        callbacks=[*callbacks.values(), *extra_callbacks],
         logger=loggers,
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},
-        **({"precision": instead} if instead else {}),
+        **({"precision": placeholder} if placeholder else {}),
     )
-    if instead:
+    if placeholder:
         set_precision(trainer, precision)
-    if hasattr(trainer.strategy, "_timeout"):  # an argument of each strategy, but not of strategy=auto
+    if hasattr(trainer.strategy, "_timeout"):  # strategy=auto takes no timeout
         trainer.strategy._timeout = timedelta(seconds=float(cfg.timeout))
-    check_processes(trainer)
+    check_world_size(trainer)
     shard_loaders(trainer, cfg.get("seed", 0))
-    L.seed_everything(cfg.get("seed", 0), verbose=False)  # weights, and what a constructor splits at random
+    L.seed_everything(cfg.get("seed", 0), verbose=False)  # initial weights, and random splits in constructors
     data = build.build(cfg.data, "data")
     task = build.build(cfg.task, "task")
     check_built(cfg, task, data)
@@ -242,9 +250,9 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, with_callbac
     data = data or TaskLoaders(task)
     check_batch(trainer, data)
     check_kind(cfg, task, data)
-    check_classes(cfg)
-    warn_of_no_checkpoint(cfg, callbacks)
-    check_inputs(cfg, task)
+    check_num_classes(cfg)
+    warn_if_no_checkpoint(cfg, callbacks)
+    check_input_shape(cfg, task)
     check_callbacks(task, callbacks)
     check_monitors(task, callbacks)
     check_optimizer(task)
@@ -254,10 +262,10 @@ def assemble(cfg: DictConfig, watchers: Sequence[Callback] = (), *, with_callbac
 
 @contextmanager
 def as_config_error() -> Iterator[None]:
-    """What is wrong with the user's data becomes a mistake of one line.
+    """Convert errors about the user's data into a ConfigError of one line.
 
     Raises:
-        ConfigError: Something was wrong.
+        ConfigError: In place of a ValueError or OSError.
     """
     try:
         yield
@@ -265,5 +273,5 @@ def as_config_error() -> Iterator[None]:
         raise ConfigError(one_line(error)) from error
 
 
-def _data_alone(data: L.LightningDataModule, seed: int) -> None:
-    """What a configuration of nothing but data is checked against."""
+def _data_only(data: L.LightningDataModule, seed: int) -> None:
+    """The signature against which a configuration of only the data is checked."""

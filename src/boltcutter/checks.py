@@ -1,4 +1,4 @@
-"""Whether the parts of a training go together, and whether machine and processes are those that are asked for."""
+"""Checks that trainer, data and task match each other, the machine and the launched processes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from boltcutter.locate import parameters
 
 @runtime_checkable
 class ChecksInputs(Protocol):
-    """What a model has that knows before training which samples it takes."""
+    """A model that can check the shape of samples before training."""
 
     def check_inputs(self, shape: Sequence[int]) -> None:
-        """Raise ValueError unless samples of this shape fit."""
+        """Raise ValueError unless the model accepts samples of this shape (without the batch dimension)."""
 
 
-def check_inputs(cfg: DictConfig, task: L.LightningModule) -> None:
-    """See that the model takes the samples of the data, where both are known.
+def check_input_shape(cfg: DictConfig, task: L.LightningModule) -> None:
+    """Check that the model accepts samples of ``data.shape``, if both are known.
 
     Raises:
         ConfigError: It does not.
@@ -51,14 +51,14 @@ def check_inputs(cfg: DictConfig, task: L.LightningModule) -> None:
 
 @runtime_checkable
 class ChecksTask(Protocol):
-    """What a callback has that does not go with every task."""
+    """A callback that does not support every task."""
 
     def check_task(self, task: L.LightningModule) -> None:
-        """Raise ValueError unless the task fits."""
+        """Raise ValueError unless the task is supported."""
 
 
 def check_callbacks(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:
-    """See that the callbacks go with the task, as far as they tell.
+    """Check that callbacks which restrict the task support it.
 
     Raises:
         ConfigError: One does not.
@@ -72,29 +72,34 @@ def check_callbacks(task: L.LightningModule, callbacks: dict[str, Callback]) -> 
 
 
 def check_devices(trainer: DictConfig) -> None:
-    """See that the machine has the devices that are asked for.
+    """Check that the machine has the requested devices.
+
+    Args:
+        trainer: The ``trainer`` section of the configuration.
 
     Raises:
-        ConfigError: It has not.
+        ConfigError: It does not.
     """
     accelerator, devices = str(trainer.get("accelerator", "auto")), trainer.get("devices", "auto")
     gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
     wanted = devices if isinstance(devices, int) else 0 if isinstance(devices, str) else len(devices or ())
     if not re.fullmatch(r"auto|-1|[1-9]\d*|\d+(, ?\d+)+|\[.+\]", str(devices)):
-        raise ConfigError(f"trainer.devices={devices} is no number of devices; try trainer.devices=1, or auto for all")
+        raise ConfigError(
+            f"trainer.devices={devices} is not a number of devices; try trainer.devices=1, or auto for all"
+        )
     if accelerator == "tpu":
         if find_spec("torch_xla") is None:
             raise ConfigError(
-                "trainer.accelerator=tpu: torch_xla is not installed, and Lightning drives TPUs by nothing else; where "
-                "there are TPUs, pip install 'torch_xla[tpu]' and its version of torch; elsewhere try trainer=default"
+                "trainer.accelerator=tpu: torch_xla is not installed, which Lightning needs for TPUs; on a TPU host "
+                "pip install 'torch_xla[tpu]' and its version of torch; otherwise try trainer=default"
             )
         if not XLAAccelerator.is_available():
             raise ConfigError("trainer.accelerator=tpu: this machine has no TPU; try trainer=default")
     if accelerator in ("cuda", "gpu") and (gpus == 0 or wanted > gpus):
-        have = f"{gpus} CUDA devices" if gpus else "no CUDA device"
+        available = f"{gpus} CUDA devices" if gpus else "no CUDA device"
         remedy = f"trainer.devices={gpus}" if gpus else "trainer.accelerator=cpu"
         raise ConfigError(
-            f"trainer.accelerator={accelerator}, trainer.devices={devices}: this machine has {have}; try {remedy}"
+            f"trainer.accelerator={accelerator}, trainer.devices={devices}: this machine has {available}; try {remedy}"
         )
     if accelerator == "auto" and gpus and wanted > gpus:
         raise ConfigError(
@@ -102,13 +107,13 @@ def check_devices(trainer: DictConfig) -> None:
         )
     if accelerator == "auto" and not gpus and wanted > max(1, cores, torch.accelerator.device_count()):
         raise ConfigError(
-            f"trainer.devices={devices}: this machine has no GPU and {cores} processor cores; "
-            f"try trainer.devices=1, or trainer.accelerator=cpu to start {wanted} processes all the same"
+            f"trainer.devices={devices}: this machine has no GPU and {cores} CPU cores; "
+            f"try trainer.devices=1, or trainer.accelerator=cpu to start {wanted} processes anyway"
         )
 
 
-def check_processes(trainer: L.Trainer) -> None:
-    """See that the trainer uses all processes that were started; else each would train alone in the same folder.
+def check_world_size(trainer: L.Trainer) -> None:
+    """Check that the trainer uses all launched processes; otherwise each would train separately in the same folder.
 
     Raises:
         ConfigError: It does not.
@@ -118,42 +123,49 @@ def check_processes(trainer: L.Trainer) -> None:
         if nodes > 1 and isinstance(trainer.strategy, ParallelStrategy) and not hasattr(trainer.strategy, "num_nodes"):
             raise ConfigError(
                 f"trainer.strategy={type(trainer.strategy).__name__} trains on one node, but {name} has {nodes}: each "
-                "would train alone; take trainer=ddp"
+                "would train separately; use trainer=ddp"
             )
         if nodes != trainer.num_nodes or each not in (None, trainer.num_devices):
             devices = f"trainer.devices={each} " if each else ""
             raise ConfigError(
                 f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {name} has started "
-                f"{nodes} nodes{f' for {each} processes each' if each else ''}; say {devices}trainer.num_nodes={nodes}"
+                f"{nodes} nodes{f' with {each} processes each' if each else ''}; set {devices}trainer.num_nodes={nodes}"
             )
-    here = getattr(trainer.strategy, "num_processes", 1)  # a strategy of one process for all devices has none
+    here = getattr(
+        trainer.strategy, "num_processes", 1
+    )  # not an attribute of strategies that drive all devices from one process
     if fault := slurm.mismatch(trainer.num_devices, here, trainer.num_nodes):
         raise ConfigError(fault)
     if (note := slurm.idle_tasks(here)) and is_rank_zero():
         print(f"note: {note}")
     processes = external_world_size()
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    alone = environment is None or isinstance(environment, LightningEnvironment)
-    if alone and "RANK" in os.environ and "LOCAL_RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+    standalone = environment is None or isinstance(environment, LightningEnvironment)
+    if (
+        standalone
+        and "RANK" in os.environ
+        and "LOCAL_RANK" not in os.environ
+        and os.environ.get("WORLD_SIZE", "1") != "1"
+    ):
         raise ConfigError(
-            f"RANK={os.environ['RANK']}, WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but LOCAL_RANK is not: it "
-            "counts the processes of each machine from 0; set it, or start them with torchrun"
+            f"RANK={os.environ['RANK']}, WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but LOCAL_RANK is not; set it "
+            "to the index of the process on its node, from 0, or start the processes with torchrun"
         )
     each = getattr(trainer.strategy, "num_processes", None)
     wanted = {trainer.world_size, each * trainer.num_nodes if each else trainer.world_size}
     if processes and wanted != {processes[0]}:
-        every, here = processes
+        total, here = processes
         raise ConfigError(
-            f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {every} processes were "
-            f"started; say trainer.devices={here} trainer.num_nodes={max(1, every // here)}"
+            f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {total} processes were "
+            f"started; set trainer.devices={here} trainer.num_nodes={max(1, total // here)}"
         )
 
 
 def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
-    """See that a module and its data have come out of the calls, which need not tell what they return.
+    """Check the types of task and data, which may come from functions without a return annotation.
 
     Raises:
-        ConfigError: They have not, or there is no data.
+        ConfigError: One has the wrong type, or there is no data.
     """
     for name, made, wanted in (("task", task, L.LightningModule), ("data", data, L.LightningDataModule)):
         if not isinstance(made, wanted) and made is not None:
@@ -161,18 +173,18 @@ def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
                 f"{name}._target_={cfg[name]._target_}: expected a lightning.pytorch.{wanted.__name__}, got "
                 f"{type(made).__module__}.{type(made).__qualname__}"
             )
-    own = is_overridden("train_dataloader", task)
-    if data is None and not own:
+    has_loader = is_overridden("train_dataloader", task)
+    if data is None and not has_loader:
         raise ConfigError(f"data=null: task={cfg.choices.task} has no train_dataloader; choose data=…")
-    if data is not None and own and is_rank_zero():
+    if data is not None and has_loader and is_rank_zero():
         print(
-            f"note: data={cfg.choices.data} is used in place of the loaders that task={cfg.choices.task} has; "
-            "data=null uses those"
+            f"note: data={cfg.choices.data} is used instead of the dataloaders of task={cfg.choices.task}; "
+            "set data=null to use those"
         )
 
 
 def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
-    """See that the batch divides over the ranks that share the data; a foreign data module's is that of each rank.
+    """Check that the global batch divides over the data-parallel ranks; other data modules set it per rank.
 
     Raises:
         ConfigError: It does not.
@@ -184,7 +196,7 @@ def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
 
 
 def check_kind(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataModule) -> None:
-    """See that the task wants what the data has: classes, numbers or tokens.
+    """Check that the task and the data have the same kind: classes, numbers or tokens.
 
     Raises:
         ConfigError: It does not.
@@ -198,21 +210,21 @@ def check_kind(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataMo
         )
 
 
-def warn_of_no_checkpoint(cfg: DictConfig, callbacks: dict[str, Callback]) -> None:
-    """Say that an option has taken the place of the default callbacks, which save checkpoints."""
+def warn_if_no_checkpoint(cfg: DictConfig, callbacks: dict[str, Callback]) -> None:
+    """Warn if the selected callbacks replace the default ones and save no checkpoint."""
     picked = str(cfg.choices.get("callback"))
     saves = any(isinstance(callback, Checkpoint) for callback in callbacks.values())
     if callbacks and not saves and "default" not in picked.split("+") and is_rank_zero():
         more = f"[default,{picked.replace('+', ',')}]"
-        text = "nothing saves a checkpoint, so the run cannot be resumed or evaluated"
+        text = "no callback saves checkpoints, so the run cannot be resumed or evaluated"
         print(f"warning: callback={picked}: {text}; callback={more} keeps the default callbacks", file=sys.stderr)
 
 
-def check_classes(cfg: DictConfig) -> None:
-    """See that each metric counts as many classes as there are.
+def check_num_classes(cfg: DictConfig) -> None:
+    """Check that ``num_classes`` of each metric equals that of the data.
 
     Raises:
-        ConfigError: One counts others.
+        ConfigError: One does not.
     """
     outputs, metrics = (cfg.get("data") or {}).get("num_classes"), cfg.task.get("metrics")
     for name in map(str, metrics if isinstance(metrics, DictConfig) else ()):
@@ -224,23 +236,23 @@ def check_classes(cfg: DictConfig) -> None:
 
 
 def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:
-    """See that every metric which is watched is logged, as far as the task tells what it logs.
+    """Check that every monitored metric is logged, if the task lists what it logs.
 
     Raises:
-        ConfigError: One never is, and a training would end without a checkpoint.
+        ConfigError: One is not logged; training would end without a checkpoint.
     """
     logged = getattr(task, "logged", None)
     if logged is None:
         return
-    watched = {f"callback.{name}.monitor": getattr(callback, "monitor", None) for name, callback in callbacks.items()}
-    for path, metric in (watched | {"task.monitor": getattr(task, "monitor", None)}).items():
+    monitored = {f"callback.{name}.monitor": getattr(callback, "monitor", None) for name, callback in callbacks.items()}
+    for path, metric in (monitored | {"task.monitor": getattr(task, "monitor", None)}).items():
         if metric is not None and metric not in logged:
             listed = ", ".join(sorted(logged))
             raise ConfigError(f"{path}={metric} is never logged{hint(metric, logged)} (there are: {listed})")
 
 
 def _can_be_called(make: Callable[..., Any], argument: Any) -> bool:
-    """Whether a call needs this argument alone; another module may finish it with more."""
+    """Whether ``make`` needs no further argument; a module may pass more."""
     try:
         inspect.signature(make).bind(argument)
     except TypeError:
@@ -249,19 +261,19 @@ def _can_be_called(make: Callable[..., Any], argument: Any) -> bool:
 
 
 def check_optimizer(task: L.LightningModule) -> None:
-    """See that optimizer and scheduler take their values, on a parameter of no meaning.
+    """Check the values of optimizer and scheduler by instantiating them for a dummy parameter.
 
     Raises:
-        ConfigError: One refuses.
+        ConfigError: One refuses its values.
     """
-    made: Any = [nn.Parameter(torch.zeros(1))]
+    argument: Any = [nn.Parameter(torch.zeros(1))]
     for name in ("optimizer", "scheduler"):
         make = getattr(task, name, None)
-        if not isinstance(make, partial) or not (is_native_task(task) or _can_be_called(make, made)):
+        if not isinstance(make, partial) or not (is_native_task(task) or _can_be_called(make, argument)):
             return
-        late = "total_steps" in parameters(make.func) and make.keywords.get("total_steps") is None
+        needs_steps = "total_steps" in parameters(make.func) and make.keywords.get("total_steps") is None
         try:
-            made = make(made, **({"total_steps": 100} if late else {}))
+            argument = make(argument, **({"total_steps": 100} if needs_steps else {}))
         except (ValueError, TypeError, RuntimeError) as error:
             text = one_line(error)
             raise ConfigError(text if text.startswith(f"{name}.") else f"{name}: {text}") from error

@@ -1,4 +1,4 @@
-"""``prepare_data`` and ``setup``: the same random split in every process, and nothing done twice before training."""
+"""Run ``prepare_data`` and ``setup`` with the same random state in every process, and only once before training."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ HOOKS = ("prepare_data", "setup")
 
 
 class SeededHook:
-    """A hook during which all generators depend on the run's seed alone.
+    """Wraps a hook so that all random generators are seeded with the run's seed while it runs.
 
-    What it splits at random, as ``random_split`` without a generator does, is then the same on all ranks, in a resumed
-    run and in an evaluation.
+    A random split, such as ``random_split`` without a generator, is then the same on all ranks, in a resumed run and
+    in an evaluation.
 
     Args:
         hook: A bound method.
-        seed: Of the run.
+        seed: Seed of the run.
 
     Attributes:
-        ran_early: Whether the next call is skipped, because the hook was called before Lightning does.
+        ran_early: Whether the hook already ran before Lightning's call, which is then skipped.
     """
 
     def __init__(self, hook: Callable[..., None], seed: int) -> None:
-        update_wrapper(self, hook)  # Lightning looks whether it is overridden
+        update_wrapper(self, hook)  # Lightning checks whether the hook is overridden
         self.hook, self.seed, self.ran_early = hook, seed, False
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Call the hook, unless that was done early."""
+        """Call the hook, unless it ran early."""
         if self.ran_early:
             self.ran_early = False
             return
@@ -45,14 +45,14 @@ class SeededHook:
 
 
 def seed_hooks(owner: L.LightningDataModule | L.LightningModule, seed: int) -> None:
-    """Have the hooks of ``owner`` that read and split data depend on ``seed`` alone."""
+    """Seed the overridden data hooks of ``owner``, so that their random splits depend only on ``seed``."""
     for name in HOOKS:
         if is_overridden(name, owner):
             setattr(owner, name, SeededHook(getattr(owner, name), seed))
 
 
-def run_early(trainer: L.Trainer, task: L.LightningModule, data: L.LightningDataModule) -> None:
-    """Read the data before any process is started, with all that a data module finds while Lightning calls it.
+def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.LightningDataModule) -> None:
+    """Load the data before processes are launched, with the trainer attached as during Lightning's own calls.
 
     Raises:
         ValueError: A split has no batch.
@@ -72,6 +72,6 @@ def run_early(trainer: L.Trainer, task: L.LightningModule, data: L.LightningData
 
 
 def has_no_batch(loaders: Any) -> bool:
-    """Whether there are loaders and each has no batch; a list without any means that there is no such split."""
-    each = loaders.flattened if isinstance(loaders, CombinedLoader) else tree_leaves(loaders)
-    return bool(each) and all(sized_len(loader) == 0 for loader in each)
+    """Whether every loader is empty; False for an empty list, which means that there is no such split."""
+    flat = loaders.flattened if isinstance(loaders, CombinedLoader) else tree_leaves(loaders)
+    return bool(flat) and all(sized_len(loader) == 0 for loader in flat)

@@ -1,4 +1,4 @@
-"""What failed while running, told with its remedy: memory that ran out, a rank that is gone."""
+"""Errors of training that are reported with a remedy: out of memory, a lost rank, unused parameters."""
 
 from __future__ import annotations
 
@@ -24,42 +24,45 @@ NO_PEER = re.compile(
 )
 NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
-ANSWER_SECONDS = 3.0  # in which the ranks that are there say so
+ANSWER_SECONDS = 3.0  # within which ranks that are alive report so in the store
 
 
 class OutOfMemoryError(RuntimeError):
-    """A batch was too large for the device."""
+    """A batch does not fit into the memory of the device."""
 
     hide_traceback = True  # needs no traceback
 
 
 class RankLostError(RuntimeError):
-    """Another rank ended or stopped."""
+    """Another rank ended or does not respond."""
 
     hide_traceback = True
 
 
 class UnusedParametersError(RuntimeError):
-    """DDP waits for gradients that the loss does not give."""
+    """DDP waits for gradients of parameters that the loss does not depend on."""
 
     hide_traceback = True
 
 
 class MetricNotLoggedError(RuntimeError):
-    """A callback or a scheduler waits for a metric that there is not."""
+    """A callback or scheduler monitors a metric that is not logged."""
 
     hide_traceback = True
 
 
 @contextmanager
 def explain_errors(trainer: L.Trainer) -> Iterator[None]:
-    """Tell what to do where the error itself does not.
+    """Replace known errors by exceptions whose message has the cause and a remedy.
+
+    Args:
+        trainer: Trainer that runs inside the context.
 
     Raises:
-        OutOfMemoryError: In place of what an allocator raised.
-        RankLostError: In place of what a collective raised.
-        UnusedParametersError: In place of what DDP raised.
-        MetricNotLoggedError: In place of what Lightning raised.
+        OutOfMemoryError: An allocator ran out of memory.
+        RankLostError: A collective lost its connection or timed out.
+        UnusedParametersError: DDP found parameters without a gradient.
+        MetricNotLoggedError: Lightning did not find a monitored metric.
     """
     try:
         yield
@@ -71,75 +74,75 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
             raise OutOfMemoryError(out_of_memory_message(trainer)) from error
         if UNUSED.search(text):
             raise UnusedParametersError(unused_parameters_message(trainer.lightning_module)) from error
-        together = dist.is_available() and dist.is_initialized()
-        if dist.is_available() and not together and isinstance(error, dist.DistNetworkError | dist.DistStoreError):
+        initialized = dist.is_available() and dist.is_initialized()
+        if dist.is_available() and not initialized and isinstance(error, dist.DistNetworkError | dist.DistStoreError):
             raise RankLostError(rendezvous_message(trainer.world_size, text)) from error
-        if together and NO_PEER.search(text):
+        if initialized and NO_PEER.search(text):
             reason = " ".join(text.split("] ")[-1].split())[:120].rstrip(".")
             raise RankLostError(f"{missing_ranks_message(trainer.world_size)} ({reason})") from error
         raise
 
 
 def unused_parameters_message(module: L.LightningModule) -> str:
-    """Which parameters got no gradient, and what to say to DDP."""
+    """List the parameters without a gradient, with a remedy for DDP."""
     names = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
     listed = f" ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})" if names else ""
     return (
         f"the loss of {type(module).__name__}.training_step does not use all parameters{listed}, and DDP waits for the "
-        "gradient of each; say +trainer.strategy.find_unused_parameters=true, or set requires_grad=False for them"
+        "gradient of each; set +trainer.strategy.find_unused_parameters=true, or set requires_grad=False for them"
     )
 
 
 def out_of_memory_message(trainer: L.Trainer) -> str:
-    """What a batch was, and what to try instead."""
+    """Report the size of the batch, with a smaller one to try instead."""
     size = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
     device = trainer.strategy.root_device
     if not size:
-        return f"{device} is out of memory: give the data module smaller batches"
+        return f"{device} is out of memory: reduce the batch size of the data module"
     ranks = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
-    parts = trainer.accumulate_grad_batches
-    half = f"data.batch_size={max(1, size // 2 // ranks) * ranks} trainer.accumulate_grad_batches={2 * parts}"
-    share = f" ({size // ranks} on each of {ranks} ranks)" if ranks > 1 else ""
+    steps = trainer.accumulate_grad_batches
+    half = f"data.batch_size={max(1, size // 2 // ranks) * ranks} trainer.accumulate_grad_batches={2 * steps}"
+    per_rank = f" ({size // ranks} on each of {ranks} ranks)" if ranks > 1 else ""
     return (
-        f"{device} is out of memory with data.batch_size={size}{share}: try {half}, which makes the same step of "
-        "smaller parts, or `python scripts/bench.py batch` with your words for the largest batch that fits"
+        f"{device} is out of memory with data.batch_size={size}{per_rank}: try {half} for the same effective "
+        "batch size, or `python scripts/bench.py batch` with your overrides for the largest batch that fits"
     )
 
 
 def rendezvous_message(world_size: int, text: str) -> str:
-    """Where ranks were to meet, and did not in time."""
-    place = ", ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
+    """Report the address of a rendezvous that timed out."""
+    address = ", ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
     reason = text.splitlines()[0].rstrip(".")[:160]
-    return f"{place}: {world_size} ranks did not meet there ({reason}); start them all, or correct the address"
+    return f"{address}: rendezvous of {world_size} ranks failed ({reason}); start all ranks, or correct the address"
 
 
 def missing_ranks_message(world_size: int) -> str:
-    """Which ranks do not answer at the store that all of them know; each rank that asks says that it is there."""
+    """Report which ranks do not respond: each living rank sets a key in the default store, and checks those of others."""
     store: Any = dist.distributed_c10d._get_default_store()
     try:
         store.set_timeout(timedelta(seconds=5))
         with suppress_native_stderr():
-            store.set(f"here/{dist.get_rank()}", "1")
+            store.set(f"alive/{dist.get_rank()}", "1")
         time.sleep(ANSWER_SECONDS)
         with suppress_native_stderr():
-            missing = [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
+            missing = [rank for rank in range(world_size) if not store.check([f"alive/{rank}"])]
     except RuntimeError:
-        missing = [0]  # the first one serves the store
+        missing = [0]  # rank 0 hosts the store
     if not missing:
         return f"rank {dist.get_rank()} lost its connection to another rank"
     named = "rank " + str(missing[0]) if len(missing) == 1 else "ranks " + ", ".join(map(str, missing))
-    return f"{named} of {world_size} ended or does not answer; its own message, if it had one, is in logs/"
+    return f"{named} of {world_size} ended or does not respond; its error message, if any, is in logs/"
 
 
 @contextmanager
 def suppress_native_stderr() -> Iterator[None]:
-    """Keep off the terminal what torch's C++ code prints: its own call stack, for an exception that is handled."""
+    """Discard what torch's C++ code writes to stderr: stack traces of exceptions that are handled here."""
     sys.stderr.flush()
-    before, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
+    saved, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
     try:
         yield
     finally:
-        os.dup2(before, 2)
-        os.close(before)
-        os.close(nothing)
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(devnull)

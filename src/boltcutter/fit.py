@@ -1,4 +1,4 @@
-"""Whether a value of the configuration, once built, matches an annotation."""
+"""Match values of the configuration against type annotations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN = object()
 
 
 def matches(value: Any, wanted: Any) -> bool:
-    """Whether ``value``, once built, can be given where ``wanted`` is the annotation."""
+    """Whether ``value``, once instantiated, matches the annotation ``wanted``."""
     placeholder = _placeholder(value)
     if placeholder is UNKNOWN:
         return True
@@ -29,13 +29,13 @@ def matches(value: Any, wanted: Any) -> bool:
         _adapter(_strictly(wanted)).validate_python(placeholder)
     except ValidationError:
         return False
-    except Exception:  # an annotation that pydantic cannot read: the call itself will tell
+    except Exception:  # an annotation that pydantic cannot read: the call itself will fail if it does not match
         return True
     return True
 
 
 def _strictly(wanted: Any) -> Any:
-    """An annotation that takes no text and no truth value for a number, and nothing else for a truth value."""
+    """Make an annotation strict: str and bool are no numbers, and only bool is a bool."""
     if wanted in (int, float):
         return Annotated[wanted, BeforeValidator(_number)]
     if wanted is bool:
@@ -48,12 +48,12 @@ def _strictly(wanted: Any) -> Any:
 
 def _number(value: Any) -> Any:
     if isinstance(value, str | bool):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return value
 
 
 def _placeholder(value: Any) -> Any:
-    """``value`` with a mock of the right class wherever an object will be built."""
+    """``value`` with a mock of the right class wherever an object will be instantiated."""
     if isinstance(value, list):
         items = [_placeholder(v) for v in value]
         return UNKNOWN if any(item is UNKNOWN for item in items) else items
@@ -65,23 +65,23 @@ def _placeholder(value: Any) -> Any:
     try:
         target = locate(value["_target_"])
     except ConfigError:
-        return UNKNOWN  # told where it is written
+        return UNKNOWN  # reported elsewhere
     if value.get("_partial_"):
         missing = any(p.default is p.empty and n not in value for n, p in parameters(target).items())
-        return _Unfinished(target) if missing and inspect.isclass(target) else partial(target)
-    made = target if inspect.isclass(target) else getattr(target, "__annotations__", {}).get("return")
-    if isinstance(made, str):
+        return _PartialCall(target) if missing and inspect.isclass(target) else partial(target)
+    returned = target if inspect.isclass(target) else getattr(target, "__annotations__", {}).get("return")
+    if isinstance(returned, str):
         try:
-            made = get_type_hints(target).get("return")
-        except Exception:  # whatever a foreign module's annotations raise when read
+            returned = get_type_hints(target).get("return")
+        except Exception:  # evaluating annotations of another module may raise anything
             return UNKNOWN
-    return Mock(spec=made) if inspect.isclass(made) and not is_keras_model(made) else UNKNOWN
+    return Mock(spec=returned) if inspect.isclass(returned) and not is_keras_model(returned) else UNKNOWN
 
 
-class _Unfinished(partial[Any]):
-    """Stands for a call that lacks arguments, as an optimizer lacks its parameters: also of the class that it makes.
+class _PartialCall(partial[Any]):
+    """Placeholder for a call that lacks arguments, as an optimizer without parameters; is also an instance of its class.
 
-    Modules annotate such an argument either way.
+    Modules annotate such an argument as a callable or as the class.
     """
 
     @property  # type: ignore[misc]
@@ -89,13 +89,13 @@ class _Unfinished(partial[Any]):
         return self.func
 
 
-def coerce(made: Any, wanted: Any) -> Any:
-    """Plain data as the annotation asks for it: a Path, a tuple, a float; unchanged where that cannot be."""
+def coerce(value: Any, wanted: Any) -> Any:
+    """Convert plain data to the annotated type, such as a Path, tuple or float; unchanged if it cannot be converted."""
     try:
-        typed = _adapter(wanted).validate_python(made)
+        typed = _adapter(wanted).validate_python(value)
     except (ValidationError, PydanticUserError):
-        return made
-    return made if isinstance(typed, Iterator) else typed
+        return value
+    return value if isinstance(typed, Iterator) else typed
 
 
 def _adapter(wanted: Any) -> TypeAdapter[Any]:
@@ -103,18 +103,18 @@ def _adapter(wanted: Any) -> TypeAdapter[Any]:
 
 
 def is_subclass(origin: Any, base: type) -> bool:
-    """Whether ``origin`` is a class below ``base``."""
+    """Whether ``origin`` is a class and a subclass of ``base``."""
     return inspect.isclass(origin) and issubclass(origin, base)
 
 
 def literal_values(wanted: Any) -> list[Any]:
-    """The values of every Literal inside an annotation."""
+    """Return the values of every Literal inside an annotation."""
     inner = get_args(wanted)
     return list(inner) if get_origin(wanted) is Literal else [c for a in inner for c in literal_values(a)]
 
 
 def type_name(wanted: Any) -> str:
-    """An annotation, as a person would write it."""
+    """Format an annotation for error messages, such as ``int | null``."""
     if get_origin(wanted) in (Union, types.UnionType):
         return " | ".join(type_name(a) for a in get_args(wanted))
     if get_origin(wanted) is Literal:

@@ -1,4 +1,4 @@
-"""Train, test and report, from a configuration."""
+"""Train a model, test its best checkpoint and write the report."""
 
 from __future__ import annotations
 
@@ -18,72 +18,89 @@ from boltcutter.adapt import is_native_data, is_native_task, prediction_argument
 from boltcutter.assemble import Components, TaskLoaders, as_config_error, assemble, read_config
 from boltcutter.changes import SettingChanges
 from boltcutter.config import ConfigError, DictConfig, redacted
-from boltcutter.data_hooks import run_early
-from boltcutter.ending import Ending
+from boltcutter.data_hooks import run_hooks_early
+from boltcutter.ending import EndOfTraining
 from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.elastic import isolate_attempts
 from boltcutter.environment.identity import job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.failure import explain_errors
-from boltcutter.loading import load, read_metadata
+from boltcutter.loading import load
 from boltcutter.log import capture_output
 from boltcutter.monitors import MonitorCheck
 from boltcutter.restart import check_start
-from boltcutter.selection import find_best, list_names
+from boltcutter.selection import find_best
 from boltcutter.storage import CheckpointError, check_writable
-from boltcutter.weights import incompatibility, load_weights
+from boltcutter.weights import incompatibility
 
-NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")  # columns of metrics.csv not of training itself
+NO_METRICS = (
+    "step",
+    "epoch",
+    "throughput/",
+    "test/",
+    "test_",
+)  # prefixes of columns in metrics.csv that are not training metrics
 
 
-def main(configs: Path, words: list[str]) -> None:
-    """Train as the words say."""
+def main(configs: Path, overrides: list[str]) -> None:
+    """Train from the command line.
+
+    Args:
+        configs: Folder of the configuration.
+        overrides: Command-line overrides, such as ``model=mlp``.
+
+    Raises:
+        ConfigError: The configuration has mistakes, or another process uses the run folder.
+    """
     filter_warnings()
-    cfg = read_config(configs, words)
+    cfg = read_config(configs, overrides)
     startup.prepare()
     isolate_attempts()
-    with run_id(words) as name, distributed_shutdown():
+    with run_id(overrides) as name, distributed_shutdown():
         given = bool(cfg.folder)
         cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / name)
         try:
             with lease.hold(Path(cfg.folder), is_holder=is_rank_zero()):
                 check_start(cfg, given=given)
                 train(cfg)
-        except signals.PreemptionError as left:
+        except signals.PreemptionError as error:
             if is_rank_zero():
-                print(f"{left.reason}{'' if left.requeued else how_to_resume(Path(cfg.folder))}", file=sys.stderr)
+                print(f"{error.reason}{'' if error.requeued else resume_hint(Path(cfg.folder))}", file=sys.stderr)
             raise
         except lease.LeaseHeldError as error:
             raise ConfigError(f"{'resume' if cfg.resume else 'folder'}={cfg.folder}: {error}") from error
 
 
-def how_to_resume(folder: Path) -> str:
-    """What to say after how a training was interrupted; nothing where it had not begun."""
-    begun = (folder / "record.json").is_file()
-    return f"; continue with: python {shlex.quote(sys.argv[0])} resume={shlex.quote(str(folder))}" if begun else ""
+def resume_hint(folder: Path) -> str:
+    """Return the command that resumes an interrupted run; empty if the run has no record yet."""
+    has_record = (folder / "record.json").is_file()
+    return f"; continue with: python {shlex.quote(sys.argv[0])} resume={shlex.quote(str(folder))}" if has_record else ""
 
 
 def train(cfg: DictConfig) -> dict[str, float]:
-    """Fit, test the best checkpoint and report; go on where the folder has a checkpoint.
+    """Fit, test the best checkpoint and write the report; resume if the run folder has a checkpoint.
+
+    Args:
+        cfg: Checked configuration with the run folder set.
 
     Returns:
-        Metrics on the test split; empty with ``test=false``.
+        Metrics of the test split; empty with ``test=false``.
     """
     folder = Path(cfg.folder)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
-    ending, changes = Ending(cfg), SettingChanges(cfg)
+    ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
     components = assemble(cfg, [Recorder(cfg), ending, changes])
     if not any(getattr(callback, "handles_signals", False) for callback in components.trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
-        signals.restore_handlers()  # nobody would look at the flag
-    load_early(components)
-    begin_from(components, cfg, checkpoint, ending, changes)
+        signals.restore_handlers()  # no callback checks the flag
+    load_data(components)
+    load_initial_state(components, cfg, checkpoint, ending, changes)
     track_children(getattr(components.trainer.strategy.launcher, "procs", []))
     first = components.trainer.is_global_zero
-    lack = skip_reason(components.data, components.task, "test")
-    if first and cfg.test and lack:
-        print(f"test=true: {lack}, so nothing is measured after training")
+    untested = skip_reason(components.data, components.task, "test")
+    if first and cfg.test and untested:
+        print(f"test=true: {untested}; testing is skipped")
     if first:
         run.create(cfg)
         if cfg.reproduce or checkpoint:
@@ -94,43 +111,53 @@ def train(cfg: DictConfig) -> dict[str, float]:
         facts["changed"] = list(changes.changed)
     with ExitStack() as stack:
         if first and cfg.report:
-            stack.callback(write_report, folder)  # last of all, and also when training failed
+            stack.callback(write_report, folder)  # runs last, also after a failure
         stack.enter_context(capture_output(folder, components.trainer.global_rank))
-        stack.enter_context(closing_loggers(components.trainer))
+        stack.enter_context(close_loggers_at_exit(components.trainer))
         stack.enter_context(run.record_attempt(folder, writes=first, **facts))
         stack.enter_context(explain_errors(components.trainer))
         components.trainer.fit(components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True)
         if first:
-            write_metrics(components.trainer)
+            flush_loggers(components.trainer)
             found = final_metrics(folder)
             run.update_record(
                 folder,
                 metrics={name: value for name, (value, _) in found.items()},
                 measured_after={name: steps for name, (_, steps) in found.items()},
             )
-        kept = best_kept(components.trainer, cfg.checkpoints)
-        lack = skip_reason(
-            components.data, components.task, "test"
-        )  # which splits are empty, only the first rank knew before
-        scores = test(components, folder, kept) if cfg.test and not lack else {}
+        best_path = find_best(components.trainer, cfg.checkpoints)
+        # Before fitting, only rank zero knew which splits are empty.
+        untested = skip_reason(components.data, components.task, "test")
+        scores = test(components, folder, best_path) if cfg.test and not untested else {}
         if first:
-            run.update_record(folder, best=kept, best_after=steps_of(kept), test=scores)
+            run.update_record(folder, best=best_path, best_after=trained_steps(best_path), test=scores)
     if first:
-        summary.print_end(folder, evaluates=not lack, predicts=prediction_argument(components.data, components.task))
+        summary.print_end(
+            folder, evaluates=not untested, predicts=prediction_argument(components.data, components.task)
+        )
         if cfg.reproduce:
-            from boltcutter.compare import report_reproduction  # its libraries would hold up the first step
+            from boltcutter.compare import (
+                report_reproduction,  # imported late: its dependencies would delay the first step
+            )
 
             report_reproduction(Path(cfg.reproduce), folder)
     return scores
 
 
-def begin_from(
-    components: Components, cfg: DictConfig, checkpoint: str | None, ending: Ending, changes: SettingChanges
+def load_initial_state(
+    components: Components, cfg: DictConfig, checkpoint: str | None, ending: EndOfTraining, changes: SettingChanges
 ) -> None:
-    """See that checkpoints can be written and ``checkpoint`` fits before anything starts, or load ``init_from``.
+    """Check the checkpoint storage, then read the state to resume from, or load the weights of ``init_from``.
+
+    Args:
+        components: Trainer, data and task; changed.
+        cfg: The configuration of the run.
+        checkpoint: Checkpoint to resume from; None for a new run.
+        ending: Callback that detects whether training had stopped early.
+        changes: Callback that applies overrides given together with ``resume=``.
 
     Raises:
-        ConfigError: They cannot; it does not fit, or cannot be read.
+        ConfigError: Checkpoints cannot be written, or ``checkpoint`` cannot be read or does not match.
     """
     if components.trainer.is_global_zero and components.trainer.checkpoint_callbacks:
         with run.prefix_errors(f"checkpoints={cfg.checkpoints}", CheckpointError):
@@ -139,136 +166,134 @@ def begin_from(
         with run.prefix_errors(f"resume={cfg.folder}", CheckpointError):
             fault = incompatibility(checkpoint, components.task)
             if fault:
-                raise ConfigError(f"{checkpoint} was made by something else: {fault}")
-            saved = load(checkpoint, lazy=True)
-            done = check_end(components.trainer, saved)
+                raise ConfigError(f"{checkpoint} does not match the task: {fault}")
+            saved = load(checkpoint, peek=True)
+            reached_limit = check_limits(components.trainer, saved)
             for callback in components.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, MonitorCheck) and (state := saved.get("callbacks", {}).get(callback.state_key)):
                     callback.load_state_dict(state)
-            go_on_with(components.data, cfg, saved)
-            told = ending.resume(saved)
-            lines = [*([told] if told else []), *changes.resume(saved, ends=done or ending.finished)]
+            restore_data_state(components.data, cfg, saved)
+            note = ending.resume(saved)
+            lines = [*([note] if note else []), *changes.resume(saved, ends=reached_limit or ending.finished)]
         if components.trainer.is_global_zero:
             print(*(f"resume={cfg.folder}: {line}\n" for line in lines), sep="", end="")
     elif cfg.init_from:
         with run.prefix_errors(f"init_from={cfg.init_from}", CheckpointError):
             task: Any = components.task
-            left_alone = load_weights(task.model if is_native_task(task) else task, cfg.init_from)
+            unmatched = initialize(task.model if is_native_task(task) else task, cfg.init_from)
         if components.trainer.is_global_zero:
-            print(*(f"init_from: {line}\n" for line in left_alone), sep="", end="")
+            print(*(f"init_from: {line}\n" for line in unmatched), sep="", end="")
 
 
-def best_kept(trainer: L.Trainer, place: str) -> str | None:
-    """The best checkpoint as the first rank finds it, which has written them; None where there is none."""
-    found: str | None = trainer.strategy.broadcast(find_best(place) if trainer.is_global_zero else None)
+def find_best(trainer: L.Trainer, place: str) -> str | None:
+    """Find the best checkpoint on rank zero and broadcast its path; None if there is none."""
+    found: str | None = trainer.strategy.broadcast(best(place) if trainer.is_global_zero else None)
     return found
 
 
-def check_end(trainer: L.Trainer, saved: dict[str, Any]) -> bool:
-    """See that the run has not gone beyond where it is to end.
+def check_limits(trainer: L.Trainer, saved: dict[str, Any]) -> bool:
+    """Check that the resumed run has not gone beyond ``max_epochs`` or ``max_steps``.
 
     Returns:
-        Whether it is just there.
+        Whether it has reached one of them.
 
     Raises:
-        ConfigError: It has.
+        ConfigError: It has gone beyond one of them.
     """
     epochs = saved.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {}).get("processed", 0)
-    ended = False
+    reached = False
     for name, done in (("max_epochs", epochs), ("max_steps", saved.get("global_step", 0))):
         limit = getattr(trainer, name)
-        ended = ended or limit == done
+        reached = reached or limit == done
         if limit not in (None, -1) and done > limit:
             raise ConfigError(
-                f"trainer.{name}={limit}: the run has done {done} already; give as many or more, or another run"
+                f"trainer.{name}={limit}: the run has already done {done}; set trainer.{name}={done} or more, or start a new run"
             )
-    return ended
+    return reached
 
 
-def go_on_with(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:
-    """See that the samples are those of the checkpoint, in their order; with ``resume_exact=false`` go on all the same.
+def restore_data_state(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:
+    """Restore the position in the data, and check that the data is unchanged unless ``resume_exact=false``.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: The samples or their order differ from those of the checkpoint.
     """
     if not is_native_data(data):
-        return  # Lightning gives it its state
+        return  # Lightning restores its state
     data.exact = cfg.resume_exact
     state = saved.get(type(data).__qualname__)
     if state:
         with as_config_error():
             data.load_state_dict(state)
             data.train_dataloader()
-    then = run.read_record(Path(cfg.folder)).get("data")
-    if cfg.resume_exact and then and then != data.fingerprint():
+    recorded = run.read_record(Path(cfg.folder)).get("data")
+    if cfg.resume_exact and recorded and recorded != data.fingerprint():
         raise ConfigError(
-            f"resume={cfg.folder}: the data is not what it was (fingerprint {data.fingerprint()}, was {then}); bring "
-            "it back, or say resume_exact=false"
+            f"resume={cfg.folder}: the data has changed (fingerprint {data.fingerprint()}, was {recorded}); restore "
+            "it, or set resume_exact=false"
         )
 
 
 def test(components: Components, folder: Path, checkpoint: str | None) -> dict[str, float]:
-    """Metrics of a checkpoint on the test split; without one, of the weights as they are."""
-    from boltcutter.evaluate import score  # its libraries would hold up the first step
+    """Compute the metrics of a checkpoint on the test split; without one, of the current weights."""
+    from boltcutter.evaluate import score  # imported late: its dependencies would delay the first step
 
     return score(components, checkpoint, folder / "evaluation" / "test")
 
 
 def write_report(folder: Path) -> None:
-    """Write ``report.html``; where it cannot be, how training ended matters more."""
+    """Write ``report.html``; a failure to write is only a warning, so that it cannot hide the outcome of training."""
     if lease.is_lost():
         return
-    from boltcutter import report  # its libraries would hold up the first step
+    from boltcutter import report  # imported late: its dependencies would delay the first step
 
     try:
         report.write(folder)
     except OSError as error:
-        print(f"warning: {folder}/report.html is not written ({error})", file=sys.stderr)
+        print(f"warning: {folder}/report.html could not be written ({error})", file=sys.stderr)
 
 
-def load_early(components: Components) -> None:
-    """Read the data once before any process is started, so that a mistake in it is told in one line.
+def load_data(components: Components) -> None:
+    """Load the data once before processes are launched, so that a mistake in it is reported in one line.
 
     Raises:
-        ConfigError: Something is wrong with the data, or a split has no batch.
+        ConfigError: The data cannot be loaded, or a split has no batch.
     """
-    if components.trainer.local_rank or isinstance(
-        components.data, TaskLoaders
-    ):  # a task prepares its data as training begins
+    if components.trainer.local_rank or isinstance(components.data, TaskLoaders):  # a task prepares its data in fit
         return
     with as_config_error():
-        run_early(components.trainer, components.task, components.data)
+        run_hooks_early(components.trainer, components.task, components.data)
 
 
 def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
-    """All metrics as they stood last, whichever attempt told them, but for those of time and of the test.
+    """Read the last value of each training and validation metric, over all attempts, from ``metrics.csv``.
 
     Returns:
-        By name, the value and the number of optimizer steps after which it was measured.
+        For each metric, its value and the number of optimizer steps after which it was measured.
     """
     found: dict[str, tuple[float, int]] = {}
     if (folder / "metrics.csv").is_file():
         with open(folder / "metrics.csv", newline="") as file:
             for row in csv.DictReader(file):
-                steps = int(row["step"]) + 1  # loggers count them from 0
+                steps = int(row["step"]) + 1  # loggers count steps from 0
                 found |= {name: (float(value), steps) for name, value in row.items() if value}
     return {name: value for name, value in found.items() if not name.startswith(NO_METRICS)}
 
 
-def steps_of(checkpoint: str | None) -> int | None:
-    """Optimizer steps that the weights of a checkpoint were trained for."""
-    return read_metadata(checkpoint).get("global_step") if checkpoint else None
+def trained_steps(checkpoint: str | None) -> int | None:
+    """Return the number of optimizer steps that a checkpoint was trained for."""
+    return outline(checkpoint).get("global_step") if checkpoint else None
 
 
-def write_metrics(trainer: L.Trainer) -> None:
-    """Have on the disk what was logged so far."""
+def flush_loggers(trainer: L.Trainer) -> None:
+    """Write the metrics logged so far to disk."""
     for logger in trainer.loggers:
         getattr(logger, "flush", int)()
 
 
 @contextmanager
-def closing_loggers(trainer: L.Trainer) -> Iterator[None]:
-    """End loggers that want to know how the process ended."""
+def close_loggers_at_exit(trainer: L.Trainer) -> Iterator[None]:
+    """Close loggers that have a ``close`` method with the exit code of the process."""
     code = 1
     try:
         yield
@@ -284,43 +309,43 @@ def closing_loggers(trainer: L.Trainer) -> Iterator[None]:
 
 
 class Recorder(Callback):
-    """Writes into the run's record what is known only once training begins, and marks each checkpoint with the run.
+    """Records what is known only once training starts, and adds the run's id and commit to each checkpoint.
 
     Args:
-        cfg: The run's configuration.
+        cfg: The configuration of the run.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
-        self.made_by: dict[str, Any] = {}
-        self.saved = False  # whether the record says that there is a checkpoint
+        self.provenance: dict[str, Any] = {}
+        self.saved = False  # whether the record marks the run as resumable
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Fingerprint the data, give the configuration to the loggers, and show what is about to happen."""
+        """Record the fingerprint of the data, log the configuration, and print a summary of the run."""
         if not trainer.is_global_zero:
             return
         folder = Path(self.cfg.folder)
         record = run.read_record(folder)
-        self.made_by = {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
+        self.provenance = {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
         data = trainer.datamodule  # type: ignore[attr-defined]
         if is_native_data(data):
             run.update_record(folder, data=data.fingerprint())
         hyperparameters = redacted(self.cfg)
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
-            location = getattr(logger, "location", None)
-            if isinstance(location, str):  # the logger of fast_dev_run has any attribute
-                run.update_record(folder, wandb={"id": logger.version, "location": location})
-        summary.print_start(folder, trainer, pl_module)
+            where = getattr(logger, "where", None)
+            if isinstance(where, str):  # the dummy logger of fast_dev_run has every attribute
+                run.update_record(folder, wandb={"id": logger.version, "where": where})
+        summary.begin(folder, trainer, pl_module)
 
     def _is_resumable(self) -> bool:
-        """Whether a checkpoint to continue from was written before the one that is saved now."""
-        return any(name.startswith("last") for name in list_names(self.cfg.checkpoints))
+        """Whether a checkpoint to resume from was written before the one that is being saved."""
+        return any(name.startswith("last") for name in names(self.cfg.checkpoints))
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Say which run and which code made the checkpoint; what was logged before it must not be lost after it."""
-        write_metrics(trainer)
-        checkpoint["boltcutter"] = self.made_by
+        """Add the run's id and commit to the checkpoint, and flush metrics so that none logged before it is lost."""
+        flush_loggers(trainer)
+        checkpoint["boltcutter"] = self.provenance
         if trainer.is_global_zero and not self.saved and self._is_resumable():
             run.update_record(Path(self.cfg.folder), saved=True)
             self.saved = True
