@@ -17,14 +17,14 @@ from boltcutter.config import ConfigError
 CONFIGS = ROOT / "configs"
 
 
-def made(tmp_path: Path, *words: str, with_callbacks: bool = True) -> Components:
-    cfg = read_config(CONFIGS, [*words, "logger=null"])
+def assembled(tmp_path: Path, *overrides: str, with_callbacks: bool = True) -> Components:
+    cfg = read_config(CONFIGS, [*overrides, "logger=null"])
     cfg.folder = str(tmp_path)
     return assemble(cfg, with_callbacks=with_callbacks)
 
 
-def test_parts_are_what_the_words_say(tmp_path: Path) -> None:
-    components = made(tmp_path, "model=mlp", "trainer.max_epochs=3")
+def test_components_follow_the_overrides(tmp_path: Path) -> None:
+    components = assembled(tmp_path, "model=mlp", "trainer.max_epochs=3")
     assert type(components.task.model).__name__ == "MLP"
     assert components.trainer.max_epochs == 3
     assert [type(logger).__name__ for logger in components.trainer.loggers] == ["CSVLogger"]  # whatever was chosen
@@ -33,61 +33,61 @@ def test_parts_are_what_the_words_say(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Attribute '.*' is an instance of `nn.Module`")  # Lightning's, of one of them
 @pytest.mark.parametrize("name", DATA)
-def test_a_foreign_module_needs_no_more_than_its_name(tmp_path: Path, name: str) -> None:
-    components = made(tmp_path, *overrides(name))
+def test_other_lightning_modules_need_only_a_target(tmp_path: Path, name: str) -> None:
+    components = assembled(tmp_path, *overrides(name))
     assert type(components.task).__module__.startswith("foreign.")
 
 
-def test_a_task_may_have_its_own_loaders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    components = made(tmp_path, *overrides("own_loaders"))
+def test_a_task_may_define_its_dataloaders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    components = assembled(tmp_path, *overrides("own_loaders"))
     assert len(components.data.train_dataloader()) == 8
     assert len(components.data.val_dataloader()) == 2
     assert not capsys.readouterr().out
-    made(tmp_path, f"task={HERE}/task/own_loaders.yaml")
-    assert capsys.readouterr().out.startswith("note: data=digits is used in place of the loaders")
+    assembled(tmp_path, f"task={HERE}/task/own_loaders.yaml")
+    assert capsys.readouterr().out.startswith("note: data=digits is used instead of")
 
 
-@pytest.mark.parametrize("words", ["callback.best=null", "~callback.best"])
-def test_a_run_may_keep_no_best_checkpoint(tmp_path: Path, words: str) -> None:
-    callbacks: list[Any] = made(tmp_path, words).trainer.callbacks  # type: ignore[attr-defined]
+@pytest.mark.parametrize("override", ["callback.best=null", "~callback.best"])
+def test_the_best_checkpoint_can_be_disabled(tmp_path: Path, override: str) -> None:
+    callbacks: list[Any] = assembled(tmp_path, override).trainer.callbacks  # type: ignore[attr-defined]
     assert {"Progress", "LastCheckpoint"} <= {type(callback).__name__ for callback in callbacks}
 
 
-def test_making_the_parts_writes_nothing(tmp_path: Path) -> None:
-    made(tmp_path)
+def test_assembling_writes_nothing(tmp_path: Path) -> None:
+    assembled(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    "words", [["callback=null"], ["callback.best=null", "callback.last=null", "callback.progress=null"]]
+    "overrides", [["callback=null"], ["callback.best=null", "callback.last=null", "callback.progress=null"]]
 )
-def test_lightning_adds_nothing_of_its_own(tmp_path: Path, words: list[str]) -> None:
-    callbacks = made(tmp_path, *words).trainer.callbacks  # type: ignore[attr-defined]
+def test_lightning_adds_no_default_callbacks(tmp_path: Path, overrides: list[str]) -> None:
+    callbacks = assembled(tmp_path, *overrides).trainer.callbacks  # type: ignore[attr-defined]
     assert not any(isinstance(callback, ModelCheckpoint | ProgressBar) for callback in callbacks)
 
 
-def test_evaluation_takes_part_without_callbacks_and_loggers(tmp_path: Path) -> None:
-    trainer = made(tmp_path, with_callbacks=False).trainer
+def test_evaluation_has_no_callbacks_or_loggers(tmp_path: Path) -> None:
+    trainer = assembled(tmp_path, with_callbacks=False).trainer
     assert not trainer.loggers
     assert trainer.checkpoint_callback is None  # type: ignore[attr-defined]
 
 
-def test_the_model_depends_on_the_seed_alone(tmp_path: Path) -> None:
+def test_initial_weights_depend_only_on_the_seed(tmp_path: Path) -> None:
     def weight(seed: int) -> torch.Tensor:
-        return next(made(tmp_path, f"seed={seed}").task.parameters())
+        return next(assembled(tmp_path, f"seed={seed}").task.parameters())
 
     assert torch.equal(weight(1), weight(1))
     assert not torch.equal(weight(1), weight(2))
 
 
-def test_sizes_are_found_in_the_data() -> None:
+def test_sizes_are_inferred_from_the_data() -> None:
     cfg = read_config(CONFIGS, ["experiment=diabetes"])
     assert cfg.data.shape == [10]
     assert cfg.model.input_shape == [10]
     assert cfg.data.num_classes == 1
 
 
-def test_a_project_may_have_groups_of_its_own(tmp_path: Path) -> None:
+def test_additional_config_groups(tmp_path: Path) -> None:
     configs = shutil.copytree(CONFIGS, tmp_path / "configs")
     (configs / "head").mkdir()
     (configs / "head" / "wide.yaml").write_text("# A wide one.\n_target_: torch.nn.Linear\nin_features: 64\n")
@@ -103,8 +103,8 @@ def test_a_project_may_have_groups_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "refused"), [("optimizer", True), ("make", False)])
-def test_a_call_that_another_module_completes(name: str, refused: bool) -> None:
-    """Only what is known to be called with the parameters alone is tried out."""
+def test_only_complete_optimizer_calls_are_checked(name: str, refused: bool) -> None:
+    """An optimizer is instantiated only if the parameters are its only missing argument."""
     task: Any = L.LightningModule()
     setattr(task, name, partial(torch.optim.SGD, lr=-1.0))
     task.scheduler = partial(torch.optim.lr_scheduler.CosineAnnealingLR)  # T_max is known to the module

@@ -13,7 +13,7 @@ CONFIGS = ROOT / "configs"
     [
         ([], 0, None),
         (["trainer.devices=2"], 0, None),
-        (["trainer.devices=3"], 0, "trainer.devices=3: this machine has no GPU and 2 processor cores"),
+        (["trainer.devices=3"], 0, "trainer.devices=3: this machine has no GPU and 2 CPU cores"),
         (["trainer.devices=3", "trainer.accelerator=cpu"], 0, None),
         (["trainer.devices=3"], 2, "trainer.devices=3: this machine has 2 CUDA devices; try trainer.devices=2"),
         (["trainer.devices=2"], 2, None),

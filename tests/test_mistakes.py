@@ -129,9 +129,9 @@ MISTAKES = [
     # Devices.
     ("trainer.accelerator=gpuu", "trainer: You selected an invalid accelerator name: `accelerator='gpuu'`. Available"),
     ("trainer.strategy=ddpp", "trainer: You selected an invalid strategy name: `strategy='ddpp'`. It must be"),
-    ("trainer.devices=0", "trainer.devices=0 is no number of devices; try trainer.devices=1"),
-    ("trainer.devices=-3", "trainer.devices=-3 is no number of devices"),
-    ("trainer.devices=two", "trainer.devices=two is no number of devices"),
+    ("trainer.devices=0", "trainer.devices=0 is not a number of devices; try trainer.devices=1"),
+    ("trainer.devices=-3", "trainer.devices=-3 is not a number of devices"),
+    ("trainer.devices=two", "trainer.devices=two is not a number of devices"),
     ("trainer.devices=999", "trainer.devices=999: this machine has "),
     (
         "trainer.accelerator=cuda trainer.devices=999",
@@ -158,8 +158,8 @@ MISTAKES = [
     ("callback.best.monitor=val/acc", "callback.best.monitor=val/acc is never logged; did you mean val/accuracy?"),
     (f"{STOPPING} callback.early_stopping.monitor=val/los", "callback.early_stopping.monitor=val/los is never logged;"),
     ("task.monitor=val/los", "task.monitor=val/los is never logged; did you mean val/loss?"),
-    ("trainer.logger=false", "trainer.logger: logger sets it; say logger=… instead"),
-    ("trainer.callbacks=[]", "trainer.callbacks: callback sets it; say callback=… instead"),
+    ("trainer.logger=false", "trainer.logger: set by logger; use logger=… instead"),
+    ("trainer.callbacks=[]", "trainer.callbacks: set by callback; use callback=… instead"),
     # A module that brings its own model and optimizer.
     (
         f"{GAN} model=mlp",

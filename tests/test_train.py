@@ -11,7 +11,7 @@ import torch
 from conftest import QUICK, Script, environment
 from forkserver import Forked, ForkServer
 
-PLAIN = [*QUICK, "model=mlp"]  # without dropout and BatchNorm, which see no more than one rank's part of a batch
+PLAIN = [*QUICK, "model=mlp"]  # no dropout or BatchNorm, which depend on the batch of each rank
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
 
 
@@ -24,23 +24,23 @@ def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if "metrics" not in name and "means" not in name}
 
 
-def furthest(one: Path, other: Path) -> float:
+def max_difference(one: Path, other: Path) -> float:
     a, b = weights(one), weights(other)
     assert a.keys() == b.keys()
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
 
 @pytest.fixture(scope="module")
-def alone(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("alone") / "run"
+def single(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("single") / "run"
     done = script("train", *PLAIN, f"folder={folder}", "seed=5")
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def test_a_run_leaves_all_that_traces_it(trained: Path) -> None:
-    left = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
-    assert left >= {
+def test_files_of_a_run(trained: Path) -> None:
+    files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
+    assert files >= {
         "config.yaml",
         "record.json",
         "metrics.csv",
@@ -60,13 +60,13 @@ def test_a_run_leaves_all_that_traces_it(trained: Path) -> None:
     assert "epoch 6/6" in (trained / "logs" / "rank-0.log").read_text()
 
 
-def test_a_checkpoint_says_which_run_and_code_made_it(trained: Path) -> None:
-    made_by = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)["boltcutter"]
+def test_a_checkpoint_has_the_run_id_and_commit(trained: Path) -> None:
+    provenance = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)["boltcutter"]
     known = record(trained)
-    assert (made_by["run"], made_by["commit"]) == (known["id"], known["git"]["commit"])
+    assert (provenance["run"], provenance["commit"]) == (known["id"], known["git"]["commit"])
 
 
-def test_metrics_are_a_table_that_grows_with_the_steps(trained: Path) -> None:
+def test_metrics_csv_has_one_row_per_step(trained: Path) -> None:
     with open(trained / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     steps = [int(row["step"]) for row in rows]
@@ -75,78 +75,80 @@ def test_metrics_are_a_table_that_grows_with_the_steps(trained: Path) -> None:
     assert {"train/loss", "val/loss", "test/accuracy", "lr-AdamW", "throughput/samples_per_second"} <= rows[0].keys()
 
 
-def test_the_same_seed_gives_the_same_bits(script: Script, alone: Path, tmp_path: Path) -> None:
-    done = script("train", f"reproduce={alone}", f"folder={tmp_path}/again")
+def test_the_same_seed_is_bitwise_reproducible(script: Script, single: Path, tmp_path: Path) -> None:
+    done = script("train", f"reproduce={single}", f"folder={tmp_path}/again")
     assert done.returncode == 0, done.stderr
-    assert f"metrics equal those of {alone}" in done.stdout
-    assert furthest(alone, tmp_path / "again") == 0.0
+    assert f"metrics equal those of {single}" in done.stdout
+    assert max_difference(single, tmp_path / "again") == 0.0
 
 
-def test_reproducing_something_else_is_told(script: Script, alone: Path, tmp_path: Path) -> None:
-    done = script("train", f"reproduce={alone}", f"folder={tmp_path}/again", "seed=6")
+def test_a_failed_reproduction_is_reported(script: Script, single: Path, tmp_path: Path) -> None:
+    done = script("train", f"reproduce={single}", f"folder={tmp_path}/again", "seed=6")
     assert done.returncode == 0, done.stderr
     assert "not reproduced: val/loss is" in done.stdout
     assert "the data differs" in done.stdout  # the split depends on the seed
 
 
-def test_two_processes_make_one_run_and_the_same_weights(script: Script, alone: Path, tmp_path: Path) -> None:
+def test_two_processes_share_one_run_and_the_same_weights(script: Script, single: Path, tmp_path: Path) -> None:
     done = script("train", *PLAIN, *TWO, f"runs={tmp_path}", "seed=5")
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("*/*")
-    assert furthest(alone, folder) < 1e-6
+    assert max_difference(single, folder) < 1e-6
     assert {path.name for path in (folder / "logs").iterdir()} == {"rank-0.log", "rank-1.log"}
     assert record(folder)["attempts"][0]["devices"] == 2
-    assert record(folder)["test"] == pytest.approx(record(alone)["test"], abs=1e-6)
+    assert record(folder)["test"] == pytest.approx(record(single)["test"], abs=1e-6)
 
 
-def test_torchrun_makes_one_run_and_one_wandb_run(torchrun: Script, alone: Path, tmp_path: Path) -> None:
-    words = [word for word in PLAIN if not word.startswith("logger")]
-    done = torchrun("train", *words, *TWO[1:], f"runs={tmp_path}", "seed=5")
+def test_torchrun_creates_one_run_and_one_wandb_run(torchrun: Script, single: Path, tmp_path: Path) -> None:
+    overrides = [override for override in PLAIN if not override.startswith("logger")]
+    done = torchrun("train", *overrides, *TWO[1:], f"runs={tmp_path}", "seed=5")
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("*/*")
-    assert furthest(alone, folder) < 1e-6
+    assert max_difference(single, folder) < 1e-6
     assert len(list((folder / "wandb").glob("offline-run-*"))) == 1
-    assert done.stdout.count("test/accuracy") == 1  # one rank speaks
+    assert done.stdout.count("test/accuracy") == 1  # only rank zero prints
 
 
-def test_more_processes_than_devices_do_not_train_beside_each_other(script: Script, tmp_path: Path) -> None:
+def test_more_processes_than_devices_are_refused(script: Script, tmp_path: Path) -> None:
     done = script("train", *PLAIN, f"runs={tmp_path}/runs", ranks=2)
     assert done.returncode != 0
-    told = "trainer.devices=1, trainer.num_nodes=1: 2 processes were started; say trainer.devices=2 trainer.num_nodes=1"
-    assert done.stderr.count(f"error: {told}") == 1
+    message = (
+        "trainer.devices=1, trainer.num_nodes=1: 2 processes were started; set trainer.devices=2 trainer.num_nodes=1"
+    )
+    assert done.stderr.count(f"error: {message}") == 1
     assert not (tmp_path / "runs").exists()
 
 
 def test_more_nodes_than_torchrun_started_are_refused(script: Script, tmp_path: Path) -> None:
     done = script("train", *PLAIN, "trainer.num_nodes=2", f"runs={tmp_path}/runs", ranks=1)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: trainer.devices=1, trainer.num_nodes=2: 1 processes were started; say ")
+    assert done.stderr.startswith("error: trainer.devices=1, trainer.num_nodes=2: 1 processes were started; set ")
     assert done.stderr.count("\n") == 1
 
 
-def test_ranks_set_by_hand_make_one_run(script: Script, alone: Path, tmp_path: Path) -> None:
+def test_manually_launched_ranks_share_one_run(script: Script, single: Path, tmp_path: Path) -> None:
     done = script("train", *PLAIN, *TWO[1:], f"runs={tmp_path}", "seed=5", ranks=2)
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("*/*")
-    assert furthest(alone, folder) < 1e-6
+    assert max_difference(single, folder) < 1e-6
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(forks: ForkServer, script: Script, tmp_path: Path) -> None:
-    words = ["logger=null", "report=false", "trainer.max_epochs=6"]  # with dropout and BatchNorm
-    whole = script("train", *words, f"folder={tmp_path}/whole")
-    assert whole.returncode == 0, whole.stderr
-    argv = ["scripts/train.py", *words, f"folder={tmp_path}/cut"]
+def test_a_killed_run_resumes_bitwise_identical(forks: ForkServer, script: Script, tmp_path: Path) -> None:
+    overrides = ["logger=null", "report=false", "trainer.max_epochs=6"]  # with dropout and BatchNorm
+    uninterrupted = script("train", *overrides, f"folder={tmp_path}/uninterrupted")
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
+    argv = ["scripts/train.py", *overrides, f"folder={tmp_path}/killed"]
     with open(os.devnull, "wb") as nothing, forks.start(argv, environment(), nothing.fileno(), 2) as process:
-        wait_for(tmp_path / "cut" / "checkpoints" / "last.ckpt", process)
+        wait_for(tmp_path / "killed" / "checkpoints" / "last.ckpt", process)
         process.send_signal(signal.SIGKILL)
         process.wait(20)
     assert process.returncode == -signal.SIGKILL
-    resumed = script("train", f"resume={tmp_path}/cut")
+    resumed = script("train", f"resume={tmp_path}/killed")
     assert resumed.returncode == 0, resumed.stderr
-    assert furthest(tmp_path / "whole", tmp_path / "cut") == 0.0
-    reasons = [attempt["reason"] for attempt in record(tmp_path / "cut")["attempts"]]
+    assert max_difference(tmp_path / "uninterrupted", tmp_path / "killed") == 0.0
+    reasons = [attempt["reason"] for attempt in record(tmp_path / "killed")["attempts"]]
     assert reasons == ["killed", "completed"]
-    assert record(tmp_path / "cut")["test"] == record(tmp_path / "whole")["test"]
+    assert record(tmp_path / "killed")["test"] == record(tmp_path / "uninterrupted")["test"]
 
 
 def wait_for(path: Path, process: Forked) -> None:
@@ -157,32 +159,32 @@ def wait_for(path: Path, process: Forked) -> None:
         time.sleep(0.01)
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(script: Script, alone: Path) -> None:
-    before = record(alone)
-    done = script("train", *PLAIN, f"folder={alone}")
+def test_a_folder_that_holds_a_run_is_not_overwritten(script: Script, single: Path) -> None:
+    before = record(single)
+    done = script("train", *PLAIN, f"folder={single}")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: folder={alone} holds a run; use resume={alone} ")
-    assert record(alone) == before
+    assert done.stderr.startswith(f"error: folder={single} holds a run; use resume={single} ")
+    assert record(single) == before
 
 
-def test_a_run_does_not_end_before_where_it_is(script: Script, alone: Path) -> None:
-    before = record(alone)
-    steps = torch.load(alone / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+def test_limits_below_the_progress_of_the_run_are_refused(script: Script, single: Path) -> None:
+    before = record(single)
+    steps = torch.load(single / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
     for name, done in (("max_epochs", 2), ("max_steps", steps)):
-        refused = script("train", f"resume={alone}", f"trainer.{name}=1")
+        refused = script("train", f"resume={single}", f"trainer.{name}=1")
         assert refused.returncode == 2
-        told = f"trainer.{name}=1: the run has done {done} already; give as many or more, or another run"
-        assert refused.stderr == f"error: resume={alone}: {told}\n"
-    assert record(alone) == before
+        message = f"trainer.{name}=1: the run has already done {done}; set trainer.{name}={done} or more"
+        assert refused.stderr.startswith(f"error: resume={single}: {message}")
+    assert record(single) == before
 
 
-def test_a_run_starts_from_given_weights(script: Script, alone: Path, tmp_path: Path) -> None:
-    start = f"init_from={alone}/checkpoints/best.ckpt"
+def test_init_from_loads_weights(script: Script, single: Path, tmp_path: Path) -> None:
+    start = f"init_from={single}/checkpoints/best.ckpt"
     still = ["optimizer=sgd", "optimizer.lr=0", "scheduler=null", "trainer.max_epochs=1"]
     done = script("train", *PLAIN, *still, start, f"folder={tmp_path}/run", "seed=5")
     assert done.returncode == 0, done.stderr
-    assert "init_from" not in done.stdout  # all of it fitted
-    ours, theirs = weights(tmp_path / "run"), weights(alone, "best")
+    assert "init_from" not in done.stdout  # all weights matched
+    ours, theirs = weights(tmp_path / "run"), weights(single, "best")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -194,7 +196,7 @@ def test_a_failure_in_training_ends_with_status_1_and_its_reason(script: Script,
     assert record(tmp_path / "run")["attempts"][0]["reason"].startswith("RuntimeError: ")
 
 
-def test_a_mistake_in_the_data_is_one_line_and_leaves_no_folder(script: Script, tmp_path: Path) -> None:
+def test_a_data_error_is_one_line_and_creates_no_folder(script: Script, tmp_path: Path) -> None:
     done = script("train", *QUICK, f"runs={tmp_path}/runs", "data=tabular", "data.path=none.csv", "data.target=y")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
@@ -203,7 +205,7 @@ def test_a_mistake_in_the_data_is_one_line_and_leaves_no_folder(script: Script, 
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["callback=[default,ema,early_stopping]", "model=linear"],
         ["experiment=diabetes"],
@@ -214,33 +216,33 @@ def test_a_mistake_in_the_data_is_one_line_and_leaves_no_folder(script: Script, 
     ],
     ids=" ".join,
 )
-def test_options_go_together(script: Script, tmp_path: Path, words: list[str]) -> None:
-    done = script("train", *QUICK, *words, f"folder={tmp_path}/run", "trainer.max_epochs=1")
+def test_combinations_of_options_train(script: Script, tmp_path: Path, overrides: list[str]) -> None:
+    done = script("train", *QUICK, *overrides, f"folder={tmp_path}/run", "trainer.max_epochs=1")
     assert done.returncode == 0, done.stderr
     assert record(tmp_path / "run")["test"]
     assert "Warning" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("override", "output"),
     [("trainer.fast_dev_run=true", "epoch 1/1"), ("trainer.profiler=simple", "run_training_epoch")],
 )
-def test_what_lightning_offers_to_debug_with(script: Script, word: str, said: str, tmp_path: Path) -> None:
+def test_lightning_debug_options(script: Script, override: str, output: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    done = script("train", f"folder={folder}", "model=linear", "trainer.max_epochs=1", "report=false", word)
+    done = script("train", f"folder={folder}", "model=linear", "trainer.max_epochs=1", "report=false", override)
     assert done.returncode == 0, done.stderr
-    assert said in done.stdout + done.stderr
+    assert output in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    kept = (folder / "checkpoints" / "last.ckpt").is_file()
-    assert (f"resume={folder}" in done.stdout) == kept == (word == "trainer.profiler=simple")
+    saved = (folder / "checkpoints" / "last.ckpt").is_file()
+    assert (f"resume={folder}" in done.stdout) == saved == (override == "trainer.profiler=simple")
     assert record(folder)["test"].keys() == {"test/loss", "test/accuracy", "test/f1"}
 
 
-def test_a_run_that_saves_no_checkpoint_says_so(script: Script, tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_warns(script: Script, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = ["callback=early_stopping", "model=linear", f"folder={folder}", *QUICK]
-    done = script("train", *words)
+    overrides = ["callback=early_stopping", "model=linear", f"folder={folder}", *QUICK]
+    done = script("train", *overrides)
     assert done.returncode == 0, done.stderr
-    assert "warning: callback=early_stopping: nothing saves a checkpoint" in done.stderr
+    assert "warning: callback=early_stopping: no callback saves checkpoints" in done.stderr
     assert "callback=[default,early_stopping]" in done.stderr
     assert f"resume={folder}" not in done.stdout

@@ -18,7 +18,7 @@ NATIVE_DATA = ("empty_splits", "sizes", "fingerprint", "loader", "read")
 
 
 def is_native_data(data: Any) -> bool:
-    """Whether a data module has all attributes of the library's own; other ones may use some of the names differently."""
+    """Whether a data module has all attributes of the library's own; others may use some of these names."""
     return all(hasattr(type(data), name) for name in NATIVE_DATA)
 
 
@@ -45,14 +45,14 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
     name = type(task).__name__
     if trainer.accumulate_grad_batches != 1:
         raise ConfigError(
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: {name} uses manual optimization and must "
-            "accumulate gradients itself; set trainer.accumulate_grad_batches=1"
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: {name} uses manual optimization and "
+            "must accumulate gradients itself; set trainer.accumulate_grad_batches=1"
         )
     if trainer.gradient_clip_val:
         if is_rank_zero():
             print(
-                f"trainer.gradient_clip_val={trainer.gradient_clip_val} has no effect: {name} uses manual optimization; "
-                "call self.clip_gradients in its training_step"
+                f"trainer.gradient_clip_val={trainer.gradient_clip_val} has no effect: {name} uses manual "
+                "optimization; call self.clip_gradients in its training_step"
             )
         trainer.gradient_clip_val = trainer.gradient_clip_algorithm = None
 

@@ -106,7 +106,7 @@ class EndOfTraining(Callback):
 
 
 def _accumulate_as_scheduled(trainer: L.Trainer) -> None:
-    """Let GradientAccumulationScheduler set ``accumulate_grad_batches``, which it does only at the start of an epoch."""
+    """Let GradientAccumulationScheduler set its value, which it does only at the start of an epoch."""
     loop: Any = trainer.fit_loop
     advance = loop.on_advance_start
 

@@ -117,7 +117,7 @@ def rendezvous_message(world_size: int, text: str) -> str:
 
 
 def missing_ranks_message(world_size: int) -> str:
-    """Report which ranks do not respond: each living rank sets a key in the default store, and checks those of others."""
+    """Report which ranks do not respond: each living rank sets a key in the default store and reads those of others."""
     store: Any = dist.distributed_c10d._get_default_store()
     try:
         store.set_timeout(timedelta(seconds=5))

@@ -79,7 +79,7 @@ def _placeholder(value: Any) -> Any:
 
 
 class _PartialCall(partial[Any]):
-    """Placeholder for a call that lacks arguments, as an optimizer without parameters; is also an instance of its class.
+    """Placeholder for a call that lacks arguments, such as an optimizer without parameters; an instance of its class.
 
     Modules annotate such an argument as a callable or as the class.
     """

@@ -26,13 +26,13 @@ from boltcutter.environment.identity import job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.failure import explain_errors
-from boltcutter.loading import load
+from boltcutter.loading import load, read_metadata
 from boltcutter.log import capture_output
 from boltcutter.monitors import MonitorCheck
 from boltcutter.restart import check_start
-from boltcutter.selection import find_best
+from boltcutter.selection import find_best, list_names
 from boltcutter.storage import CheckpointError, check_writable
-from boltcutter.weights import incompatibility
+from boltcutter.weights import incompatibility, load_weights
 
 NO_METRICS = (
     "step",
@@ -125,7 +125,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
                 metrics={name: value for name, (value, _) in found.items()},
                 measured_after={name: steps for name, (_, steps) in found.items()},
             )
-        best_path = find_best(components.trainer, cfg.checkpoints)
+        best_path = broadcast_best(components.trainer, cfg.checkpoints)
         # Before fitting, only rank zero knew which splits are empty.
         untested = skip_reason(components.data, components.task, "test")
         scores = test(components, folder, best_path) if cfg.test and not untested else {}
@@ -180,14 +180,14 @@ def load_initial_state(
     elif cfg.init_from:
         with run.prefix_errors(f"init_from={cfg.init_from}", CheckpointError):
             task: Any = components.task
-            unmatched = initialize(task.model if is_native_task(task) else task, cfg.init_from)
+            unmatched = load_weights(task.model if is_native_task(task) else task, cfg.init_from)
         if components.trainer.is_global_zero:
             print(*(f"init_from: {line}\n" for line in unmatched), sep="", end="")
 
 
-def find_best(trainer: L.Trainer, place: str) -> str | None:
+def broadcast_best(trainer: L.Trainer, place: str) -> str | None:
     """Find the best checkpoint on rank zero and broadcast its path; None if there is none."""
-    found: str | None = trainer.strategy.broadcast(best(place) if trainer.is_global_zero else None)
+    found: str | None = trainer.strategy.broadcast(find_best(place) if trainer.is_global_zero else None)
     return found
 
 
@@ -207,7 +207,8 @@ def check_limits(trainer: L.Trainer, saved: dict[str, Any]) -> bool:
         reached = reached or limit == done
         if limit not in (None, -1) and done > limit:
             raise ConfigError(
-                f"trainer.{name}={limit}: the run has already done {done}; set trainer.{name}={done} or more, or start a new run"
+                f"trainer.{name}={limit}: the run has already done {done}; "
+                f"set trainer.{name}={done} or more, or start a new run"
             )
     return reached
 
@@ -282,7 +283,7 @@ def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
 
 def trained_steps(checkpoint: str | None) -> int | None:
     """Return the number of optimizer steps that a checkpoint was trained for."""
-    return outline(checkpoint).get("global_step") if checkpoint else None
+    return read_metadata(checkpoint).get("global_step") if checkpoint else None
 
 
 def flush_loggers(trainer: L.Trainer) -> None:
@@ -340,7 +341,7 @@ class Recorder(Callback):
 
     def _is_resumable(self) -> bool:
         """Whether a checkpoint to resume from was written before the one that is being saved."""
-        return any(name.startswith("last") for name in names(self.cfg.checkpoints))
+        return any(name.startswith("last") for name in list_names(self.cfg.checkpoints))
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the run's id and commit to the checkpoint, and flush metrics so that none logged before it is lost."""

@@ -149,7 +149,7 @@ def test_what_cannot_go_on_is_told_before_anything_starts(
     before = record(untouched[1])
     done = script("train", f"resume={untouched[1]}", *words)
     assert done.returncode == 2
-    assert "was made by something else" in done.stderr
+    assert "does not match the task" in done.stderr
     assert done.stderr.count("\n") == 1
     assert record(untouched[1]) == before
 

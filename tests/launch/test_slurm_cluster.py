@@ -79,7 +79,7 @@ def test_a_run_outlives_signals_processes_and_nodes(cluster: Cluster, script: Sc
     wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 300)
     assert cluster.manage("boot", dead).returncode == 0
     # SLURM still ends the step that lost its node when the next of the same number runs, before or after it has begun.
-    ways = "preempted by SIGUSR2 (LostRank|killed) (LostRank|killed) (preempted by SIGTERM )*completed"
+    ways = "preempted by SIGUSR2 (RankLostError|killed) (RankLostError|killed) (preempted by SIGTERM )*completed"
     told = [re.sub(r"[,:].*", "", reason) for reason in attempts(folder)]
     assert re.fullmatch(ways, " ".join(told)), log(folder)
     assert "launch: stopped by SIGUSR2; requeue" in log(folder)

@@ -221,6 +221,6 @@ runpy.run_path("scripts/train.py", run_name="__main__")
     done = run_command([*MPIRUN, "-c", code], timeout=60)
     assert done.returncode != 0
     assert "ZeroDivisionError: here" in done.stderr
-    assert "error on rank 0: rank 1 of 2 ended or does not answer" in done.stderr
+    assert "error on rank 0: rank 1 of 2 ended or does not respond" in done.stderr
     reason = json.loads((tmp_path / "run" / "record.json").read_text())["attempts"][0]["reason"]
-    assert reason.startswith("LostRank: rank 1 of 2")
+    assert reason.startswith("RankLostError: rank 1 of 2")
