@@ -21,7 +21,7 @@ for attempt in "012":
 """
 
 
-def test_a_restarted_rank_does_not_find_the_address_of_an_earlier_one() -> None:
+def test_a_restarted_rank_does_not_read_the_address_of_an_earlier_attempt() -> None:
     done = run_command([sys.executable, "-c", ADDRESS])
     assert (done.stdout.split(), done.stderr) == (["False"] * 3, "")
 
@@ -38,14 +38,14 @@ runpy.run_path("scripts/train.py", run_name="__main__")
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_started_again_in_the_folder_that_was_given(tmp_path: Path) -> None:
+def test_a_killed_rank_is_restarted_in_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(FAILS_ONCE)
     folder = tmp_path / "run"
-    words = [f"folder={folder}", "logger=null", "report=false", "model=linear", "trainer.max_epochs=1"]
-    words += ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]
+    overrides = [f"folder={folder}", "logger=null", "report=false", "model=linear", "trainer.max_epochs=1"]
+    overrides += ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job"]
-    done = run_command([*command, str(tmp_path / "script.py"), *words])
+    done = run_command([*command, str(tmp_path / "script.py"), *overrides])
     assert done.returncode == 0, done.stderr
     attempts = json.loads((folder / "record.json").read_text())["attempts"]
     assert [attempt["reason"] == "completed" for attempt in attempts] == [False, True]

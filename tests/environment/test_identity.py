@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from boltcutter.environment import identity
-from boltcutter.environment.identity import VARIABLE, RendezvousError, is_restarted, new_run_id, run_id
+from boltcutter.environment.identity import RUN_ID_VARIABLE, RendezvousError, is_restarted, new_run_id, run_id
 
-FRESH = r"\d{8}-\d{6}-[0-9a-f]{8}"
+NEW = r"\d{8}-\d{6}-[0-9a-f]{8}"
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "1"}
 ARRAY = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
 CODE = """
@@ -18,13 +18,13 @@ import os, sys
 from boltcutter.environment.identity import run_id
 with run_id() as name:
     print(name, flush=True)
-    sys.stdin.readline()  # the first process serves the others until it ends
+    sys.stdin.readline()  # rank 0 serves the store until it exits
 """
 WHO = """
 import os
 from boltcutter.environment.identity import run_id
 with run_id() as name:
-    os.write(1, f"{name}\\n".encode())  # in one piece
+    os.write(1, f"{name}\\n".encode())  # atomically
 """
 
 
@@ -39,17 +39,17 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("env", "name"),
     [
-        pytest.param({}, FRESH, id="one process"),
-        pytest.param({VARIABLE: "given"}, "given", id="named by a launcher"),
-        pytest.param(SRUN | {VARIABLE: "given"}, "given", id="named by a launcher, under srun"),
+        pytest.param({}, NEW, id="one process"),
+        pytest.param({RUN_ID_VARIABLE: "given"}, "given", id="named by a launcher"),
+        pytest.param(SRUN | {RUN_ID_VARIABLE: "given"}, "given", id="named by a launcher, under srun"),
         pytest.param(SRUN, r"slurm-7\.0-[0-9a-f]{8}", id="srun"),
         pytest.param(SRUN | {"SLURM_RESTART_COUNT": "2"}, r"slurm-7\.0-[0-9a-f]{8}", id="srun, after a requeue"),
         pytest.param(SRUN | {"SLURM_STEP_ID": "1"}, r"slurm-7\.1-[0-9a-f]{8}", id="a second srun of one job"),
         pytest.param(SRUN | ARRAY, r"slurm-5_3\.0-[0-9a-f]{8}", id="srun in a job array"),
-        pytest.param({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, FRESH, id="sbatch without srun"),
-        pytest.param(SRUN | {"SLURM_JOB_NAME": "interactive"}, FRESH, id="a shell in an allocation"),
+        pytest.param({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, NEW, id="sbatch without srun"),
+        pytest.param(SRUN | {"SLURM_JOB_NAME": "interactive"}, NEW, id="a shell in an allocation"),
         pytest.param({"TORCHELASTIC_RUN_ID": "mine"}, "torchrun-mine", id="torchrun with a name"),
-        pytest.param({"TORCHELASTIC_RUN_ID": "none"}, FRESH, id="torchrun without one, and no store"),
+        pytest.param({"TORCHELASTIC_RUN_ID": "none"}, NEW, id="torchrun without one, and no store"),
         pytest.param(SRUN | {"TORCHELASTIC_RUN_ID": "mine"}, r"slurm-7\.0-[0-9a-f]{8}", id="torchrun under srun"),
     ],
 )
@@ -58,20 +58,20 @@ def test_run_id(env: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(key, value)
     with run_id() as found:
         assert re.fullmatch(name, found)
-        assert os.environ[VARIABLE] == found
-        with run_id() as inner:  # as a process would that was started from here
+        assert os.environ[RUN_ID_VARIABLE] == found
+        with run_id() as inner:  # as in a child process
             assert inner == found
-        assert os.environ[VARIABLE] == found
-    assert os.environ.get(VARIABLE) == env.get(VARIABLE)
+        assert os.environ[RUN_ID_VARIABLE] == found
+    assert os.environ.get(RUN_ID_VARIABLE) == env.get(RUN_ID_VARIABLE)
 
 
-def test_the_name_is_taken_away_after_a_failure() -> None:
+def test_the_variable_is_removed_after_a_failure() -> None:
     with pytest.raises(RuntimeError), run_id():
         raise RuntimeError
-    assert VARIABLE not in os.environ
+    assert RUN_ID_VARIABLE not in os.environ
 
 
-def test_no_two_names_are_equal() -> None:
+def test_new_ids_are_unique() -> None:
     assert len({new_run_id() for _ in range(100)}) == 100
 
 
@@ -82,18 +82,18 @@ def port() -> str:
         return str(free.getsockname()[1])
 
 
-def test_ranks_set_by_hand_agree(port: str) -> None:
-    meeting = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+def test_manually_started_ranks_agree(port: str) -> None:
+    rendezvous = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", CODE],
-            env=meeting | {"RANK": rank},
+            env=rendezvous | {"RANK": rank},
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        for rank in ("1", "0")  # the one that waits first
+        for rank in ("1", "0")  # the client first
     ]
     try:
         lines = [process.stdout.readline().strip() for process in processes if process.stdout]
@@ -104,11 +104,11 @@ def test_ranks_set_by_hand_agree(port: str) -> None:
         for process in processes:
             process.kill()
             process.communicate()
-    assert re.fullmatch(FRESH, lines[0])
+    assert re.fullmatch(NEW, lines[0])
     assert lines[0] == lines[1]
 
 
-@pytest.mark.parametrize(("option", "name"), [("--standalone", "torchrun-.+"), ("--master-port", FRESH)])
+@pytest.mark.parametrize(("option", "name"), [("--standalone", "torchrun-.+"), ("--master-port", NEW)])
 def test_ranks_of_torchrun_agree(option: str, name: str, port: str, tmp_path: Path) -> None:
     script = tmp_path / "who.py"
     script.write_text(WHO)
@@ -122,14 +122,11 @@ def test_ranks_of_torchrun_agree(option: str, name: str, port: str, tmp_path: Pa
     assert first == second
 
 
-def test_a_first_process_that_does_not_answer_is_named(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_rank_zero_is_reported(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(identity, "PATIENCE", 1.0)
-    with (
-        pytest.raises(RendezvousError, match=rf"MASTER_PORT={port}: the first process did not answer in 1 s") as error,
-        run_id(),
-    ):
+    monkeypatch.setattr(identity, "RENDEZVOUS_TIMEOUT", 1.0)
+    with pytest.raises(RendezvousError, match=rf"MASTER_PORT={port}: rank 0") as error, run_id():
         pass
     assert "\n" not in str(error.value)
 
@@ -149,14 +146,14 @@ def test_commands_of_one_slurm_step_differ_and_a_requeue_does_not(monkeypatch: p
     assert first == requeued != other
 
 
-def test_a_platform_s_job_names_what_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_job_of_a_platform_and_the_overrides_give_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOLTCUTTER_JOB", "vertex-8070")
-    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")  # nobody is asked
+    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")  # not contacted
     monkeypatch.setenv("MASTER_PORT", "1")
     with run_id(["seed=1"]) as first:
         pass
     with run_id(["seed=1"]) as again, run_id(["seed=2"]) as inner:
-        assert inner == again  # started from here
+        assert inner == again  # inherited by child processes
     with run_id(["seed=2"]) as other:
         pass
     assert first == again != other

@@ -17,13 +17,13 @@ from conftest import ROOT, Script, environment
 from forkserver import Forked, ForkServer
 
 from boltcutter.environment import lease, signals
-from boltcutter.environment.lease import Holder, LeaseHeldError, LeaseLostError, read_holder
+from boltcutter.environment.lease import Holder, LeaseHeldError, LeaseLostError, hold, read_holder
 
 HOLDS = """
 import sys, time
 from pathlib import Path
 from boltcutter.environment import lease
-if len(sys.argv) > 2:  # as if on another host, of which the number of a process tells nothing
+if len(sys.argv) > 2:  # simulates another host, where the process ID is not valid
     lease.socket.gethostname = lambda: sys.argv[2]
     lease.INTERVAL = float(sys.argv[3])
 with lease.hold(Path(sys.argv[1])):
@@ -59,7 +59,7 @@ def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path: Path) -> None:
             pass
         process.kill()
         process.wait()
-        with hold(folder):  # at once, as the number of the process tells on its own host
+        with hold(folder):  # immediately: on the same host the process ID shows that the holder has exited
             holder = read_holder(folder)
             assert holder
             assert holder.pid == os.getpid()
@@ -69,21 +69,21 @@ def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path: Path) -> None:
     assert not any(thread.name == "lease" for thread in threading.enumerate())
 
 
-def test_a_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
+def test_an_empty_folder_is_removed_on_release(tmp_path: Path) -> None:
     with hold(tmp_path / "a" / "b"), hold(tmp_path / "c", is_holder=False):
         assert not (tmp_path / "c").exists()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_number_that_another_process_was_given_holds_nothing(tmp_path: Path) -> None:
-    (tmp_path / lease.FILE).write_text(json.dumps(asdict(replace(Holder.here(), started="1", token="x"))))
+def test_a_reused_process_id_does_not_hold_the_lease(tmp_path: Path) -> None:
+    (tmp_path / lease.FILE).write_text(json.dumps(asdict(replace(Holder.here(), start_time="1", token="x"))))
     with hold(tmp_path):
         pass
 
 
-def test_on_a_full_disk_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_lease_behind(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    dead = json.dumps(asdict(replace(Holder.here(), started="1", token="x")))
+    dead = json.dumps(asdict(replace(Holder.here(), start_time="1", token="x")))
     for text in (None, dead):
         folder = tmp_path / str(text is None)
         if text:
@@ -95,22 +95,22 @@ def test_on_a_full_disk_nothing_is_left_behind(tmp_path: Path) -> None:
                 pass
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.name for path in tmp_path.rglob("*")] == ["False", lease.FILE]  # that of the dead holder
+    assert [path.name for path in tmp_path.rglob("*")] == ["False", lease.FILE]  # the lease of the dead holder
     assert (tmp_path / "False" / lease.FILE).read_text() == dead
 
 
-def test_where_a_process_is_hidden_the_heartbeat_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hidden_process_is_neither_alive_nor_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
 
-    gone = replace(Holder.here(), pid=2**22 + 1)  # of which there is no /proc, as for other users under hidepid
+    gone = replace(Holder.here(), pid=2**22 + 1)  # no entry in /proc, like other users' processes under hidepid
     assert gone.is_alive() is False
     monkeypatch.setattr(os, "kill", refuse)
     assert gone.is_alive() is None
 
 
-def test_who_was_suspended_while_waiting_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "EXPIRES", 0.5)
+def test_a_process_suspended_while_waiting_checks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "EXPIRY", 0.5)
     sleep = time.sleep
     with holding(tmp_path, "elsewhere", "0.2"):
         monkeypatch.setattr(time, "sleep", lambda seconds: sleep(1.0))
@@ -118,8 +118,10 @@ def test_who_was_suspended_while_waiting_looks_again(tmp_path: Path, monkeypatch
             pass
 
 
-def test_from_another_host_the_heartbeat_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "EXPIRES", 2.0)
+def test_the_heartbeat_shows_whether_a_holder_on_another_host_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "EXPIRY", 2.0)
     with holding(tmp_path, "elsewhere", "0.2") as process:
         with pytest.raises(LeaseHeldError, match=f"process {process.pid} on elsewhere"), hold(tmp_path):
             pass
@@ -130,7 +132,7 @@ def test_from_another_host_the_heartbeat_tells(tmp_path: Path, monkeypatch: pyte
             assert time.monotonic() - began > 1.9
 
 
-def test_a_job_that_is_started_again_takes_over_and_the_earlier_start_stops(
+def test_a_restarted_job_takes_over_and_its_previous_attempt_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "INTERVAL", 0.1)
@@ -142,7 +144,7 @@ def test_a_job_that_is_started_again_takes_over_and_the_earlier_start_stops(
         later.acquire()
         assert 0.15 < time.monotonic() - began < 20
         end = time.monotonic() + 20
-        while not signals.received_signal():  # nobody has asked: the heartbeat has noticed
+        while not signals.received_signal():  # set by the heartbeat thread
             assert time.monotonic() < end
             time.sleep(0.02)
         signals.handle_signal(signal.SIGTERM)
@@ -151,14 +153,14 @@ def test_a_job_that_is_started_again_takes_over_and_the_earlier_start_stops(
         with pytest.raises(LeaseLostError, match=f"taken over by process {os.getpid()}"):
             lease.check()
         later.check()
-    assert read_holder(tmp_path) is not None  # who has lost it does not release it
+    assert read_holder(tmp_path) is not None  # a lost lease is not released
     later.release()
     assert read_holder(tmp_path) is None
 
 
-def test_of_many_that_find_a_dead_holder_one_succeeds(tmp_path: Path) -> None:
-    (tmp_path / lease.FILE).write_text(json.dumps(asdict(replace(Holder.here(), started="1", token="x"))))
-    (tmp_path / f"{lease.FILE}.claim").touch()  # of one that was killed while it took the lease
+def test_one_of_several_concurrent_takeovers_succeeds(tmp_path: Path) -> None:
+    (tmp_path / lease.FILE).write_text(json.dumps(asdict(replace(Holder.here(), start_time="1", token="x"))))
+    (tmp_path / f"{lease.FILE}.claim").touch()  # of a process killed during a takeover
     leases, refused = [lease.Lease(tmp_path) for _ in range(8)], []
 
     def acquire(one: lease.Lease) -> None:
@@ -178,7 +180,7 @@ def test_of_many_that_find_a_dead_holder_one_succeeds(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_removed_lease_is_taken_again(tmp_path: Path) -> None:
+def test_a_deleted_lease_is_acquired_again(tmp_path: Path) -> None:
     with hold(tmp_path):
         (tmp_path / lease.FILE).unlink()
         lease.check()
@@ -190,20 +192,20 @@ TRAIN = ["scripts/train.py", "logger=null", "report=false", "test=false", "model
 
 @contextmanager
 def training(
-    forks: ForkServer, folder: Path, errors: Path, *words: str, fresh: bool = False
+    forks: ForkServer, folder: Path, errors: Path, *overrides: str, fresh: bool = False
 ) -> Iterator[Forked | subprocess.Popen[bytes]]:
-    """A run that has a checkpoint, and goes on for long."""
+    """A long run that has saved a checkpoint."""
     with ExitStack() as stack:
         nothing = stack.enter_context(open(os.devnull, "wb")).fileno()
-        told = stack.enter_context(open(errors, "wb")).fileno()
-        command, env = [*TRAIN, *words, f"folder={folder}"], environment()
+        stderr = stack.enter_context(open(errors, "wb")).fileno()
+        command, env = [*TRAIN, *overrides, f"folder={folder}"], environment()
         process: Forked | subprocess.Popen[bytes]
         if fresh:
-            process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, stdout=nothing, stderr=told)
+            process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, stdout=nothing, stderr=stderr)
             stack.callback(process.wait)
             stack.callback(process.kill)
         else:
-            process = stack.enter_context(forks.start(command, env, nothing, told))
+            process = stack.enter_context(forks.start(command, env, nothing, stderr))
         end = time.monotonic() + (120 if fresh else 60)
         while not (folder / "checkpoints" / "last.ckpt").exists():
             assert process.poll() is None, errors.read_text()
@@ -213,7 +215,7 @@ def training(
 
 
 def take_over(folder: Path) -> Holder:
-    """Put the lease of a process on another host in the place of that which is there."""
+    """Replace the lease by that of a process on another host."""
     taken = replace(Holder.here(), host="elsewhere", token="x")
     draft = folder / "draft"
     draft.write_text(json.dumps(asdict(taken)))
@@ -222,29 +224,30 @@ def take_over(folder: Path) -> Holder:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_copies_of_the_process_that_lost_its_folder_stop_writing(
+def test_forked_and_spawned_ranks_of_a_lost_folder_stop_writing(
     forks: ForkServer, tmp_path: Path, method: str
 ) -> None:
     folder, errors = tmp_path / "run", tmp_path / "errors"
-    words = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", f"trainer.strategy.start_method={method}"]
-    with training(forks, folder, errors, *words, fresh=method == "spawn") as process:
+    overrides = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+    overrides += [f"trainer.strategy.start_method={method}"]
+    with training(forks, folder, errors, *overrides, fresh=method == "spawn") as process:
         record = (folder / "record.json").read_bytes()
         taken = take_over(folder)
         assert process.wait(timeout=30) == 1
-    told = errors.read_text()  # torch may say that it ended the other one
-    assert f"taken over by process {os.getpid()} on elsewhere" in told.splitlines()[-1]
-    assert "Traceback" not in told
+    stderr = errors.read_text()  # torch may report that it terminated the other rank
+    assert f"taken over by process {os.getpid()} on elsewhere" in stderr.splitlines()[-1]
+    assert "Traceback" not in stderr
     assert (folder / "record.json").read_bytes() == record
     assert read_holder(folder) == taken
 
 
-def test_a_second_training_is_refused_and_one_that_lost_its_folder_stops_writing(
+def test_a_second_training_is_refused_and_a_training_that_lost_its_folder_stops_writing(
     forks: ForkServer, script: Script, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     with training(forks, folder, tmp_path / "errors") as process:
-        for words in ([f"resume={folder}"], [f"folder={folder}", "logger=null"]):
-            done = script("train", *words)
+        for overrides in ([f"resume={folder}"], [f"folder={folder}", "logger=null"]):
+            done = script("train", *overrides)
             assert done.returncode == 2
             assert f"process {process.pid} on" in done.stderr
             assert done.stderr.count("\n") == 1

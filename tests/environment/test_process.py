@@ -59,7 +59,7 @@ def test_processes_that_a_launcher_started() -> None:
 
 
 def test_nothing_is_left_behind_by_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "CHILD_SECONDS", 0.3)
+    monkeypatch.setattr(process, "CHILD_TIMEOUT", 0.3)
     with subprocess.Popen(["sleep", "60"]) as child:
         process.track_children([child])
         began = time.monotonic()

@@ -56,10 +56,10 @@ def test_once_training_begins_a_signal_sets_the_flag_alone() -> None:
     assert done.stdout.split() == ["128", "True", "1"]
 
 
-STARTER = """
+LAUNCHER = """
 import os, subprocess, sys, time
 from boltcutter.environment import startup
-with startup.starting_ranks():
+with startup.announce_launcher():
     child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=os.environ | {"LOCAL_RANK": "1"})
 print(child.pid, flush=True)
 time.sleep(60)
@@ -70,7 +70,7 @@ time.sleep(60)
 def test_a_rank_that_is_starting_ends_with_what_started_it() -> None:
     child = "from boltcutter.environment import startup; startup.begin(); print('begun', flush=True); "
     child += "import time; time.sleep(60)"
-    command = [sys.executable, "-c", STARTER, child]
+    command = [sys.executable, "-c", LAUNCHER, child]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stdout
         lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}

@@ -18,10 +18,10 @@ WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "data.batch_size=50", "trainer.ac
 BEGIN = """
 import sys, time
 import torch, torch.distributed as dist
-from boltcutter.environment.mpi import adopt
+from boltcutter.environment.mpi import export_torchrun_env
 from boltcutter.environment.process import distributed_shutdown
 from boltcutter.strategy import mpi
-adopt()
+export_torchrun_env()
 mpi.register()
 """
 COLLECTIVES = """

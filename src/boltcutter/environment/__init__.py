@@ -1,1 +1,1 @@
-"""Which process this is, by the variables that launchers set."""
+"""The launch environment: ranks, run identity, signals, and the lease of a run folder."""

@@ -1,10 +1,10 @@
-"""The lease of a run folder: one training at a time writes there, on whichever machine of a shared file system.
+"""The lease of a run folder: only one training at a time writes to a folder, across all hosts of a shared file system.
 
-``<folder>/.lease`` names the process that holds the folder: host, number, and what tells it from another process that
-is given the same number. On the same host a second process sees whether the first one is alive. From another host it
-sees the heartbeat, which moves the file's time of modification; no clocks are compared. A job that SLURM or torchrun
-starts again takes the lease of its own earlier start, even where that is still alive: the process that has lost its
-lease notices, and stops writing.
+``<folder>/.lease`` identifies the process that holds the folder: host, process ID, and the start time that tells it
+from a later process with the same ID. On the same host, a second process checks whether the holder is alive. From
+another host it observes the heartbeat, which updates the file's modification time; no clocks are compared. A job that
+SLURM or torchrun restarts takes over the lease of its previous attempt, even if that is still alive: the process that
+lost its lease detects this, and stops writing.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ from boltcutter.environment import identity, signals
 
 FILE = ".lease"
 INTERVAL = 5.0  # seconds between two heartbeats
-SETTLES = 0.2  # seconds after which a lease that was taken over stays so
-EXPIRES = 60.0  # seconds without a heartbeat, after which a process on another host counts as dead
-RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+SETTLE_TIME = 0.2  # seconds after a takeover, within which a concurrent one would show
+EXPIRY = 60.0  # seconds without a heartbeat, after which a process on another host is considered dead
+RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
 _held: Lease | None = None  # by this process
 
 
 class LeaseHeldError(ValueError):
-    """Another process trains in the folder, or it cannot be written."""
+    """Another process trains in the folder, or the folder is not writable."""
 
 
 class LeaseLostError(RuntimeError):
-    """Another process has taken the folder over, so this one must not write there any more."""
+    """Another process has taken over the folder, so this one must stop writing to it."""
 
-    hide_traceback = True  # needs no traceback
+    hide_traceback = True
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds a folder.
+    """The process that holds a folder.
 
     Args:
-        host: Its name.
-        pid: Number of the process.
-        place: Boot of the machine and namespace of processes, within which the number means something.
-        started: What tells the process from an earlier one with its number.
-        token: That no other holder has.
-        job: Of SLURM or torchrun, if it belongs to one.
-        restarts: How often SLURM and torchrun have started the job again.
-        since: When it took the folder.
+        host: Host name.
+        pid: Process ID.
+        pid_namespace: Boot ID and PID namespace, within which the process ID is valid.
+        start_time: Start time of the process, in clock ticks since boot; distinguishes processes with the same ID.
+        token: Unique among holders.
+        job: Job of SLURM or torchrun, if any.
+        restarts: Number of restarts by SLURM and by torchrun.
+        acquired_at: Time at which it acquired the lease, in ISO 8601.
     """
 
     host: str
     pid: int
-    place: str
-    started: str
+    pid_namespace: str
+    start_time: str
     token: str
     job: str | None
     restarts: list[int]
-    since: str
+    acquired_at: str
 
     @classmethod
     def here(cls) -> Holder:
@@ -75,51 +75,51 @@ class Holder:
         return cls(
             host=socket.gethostname(),
             pid=os.getpid(),
-            place=_place(),
-            started=_start_of(os.getpid()) or "",
+            pid_namespace=_pid_namespace(),
+            start_time=_start_time(os.getpid()) or "",
             token=secrets.token_hex(8),
             job=identity.job_id(),
-            restarts=[int(os.environ.get(name, 0)) for name in RESTARTS],
-            since=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            restarts=[int(os.environ.get(name, 0)) for name in RESTART_COUNTS],
+            acquired_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.since}"
+        return f"process {self.pid} on {self.host}, since {self.acquired_at}"
 
     def is_alive(self) -> bool | None:
-        """Whether the process runs; None where only its heartbeat can tell."""
-        if not self.place or (self.host, self.place) != (socket.gethostname(), _place()):
+        """Whether the process is running; None if only its heartbeat can tell, as for a process on another host."""
+        if not self.pid_namespace or (self.host, self.pid_namespace) != (socket.gethostname(), _pid_namespace()):
             return None
-        started = _start_of(self.pid)
-        return None if started is None else started == self.started
+        start_time = _start_time(self.pid)
+        return None if start_time is None else start_time == self.start_time
 
     def is_restarted_as(self, other: Holder) -> bool:
-        """Whether ``other`` is a later start of the same job."""
+        """Whether ``other`` is a later attempt of the same job."""
         return self.job is not None and self.job == other.job and self.restarts < other.restarts
 
 
 def read_holder(folder: Path) -> Holder | None:
-    """Who holds the folder, alive or not; None where nobody does."""
+    """The holder of the folder, alive or not; None if there is no lease."""
     found = _read(folder / FILE)
     return found[0] if found else None
 
 
 @contextmanager
 def hold(folder: Path, *, is_holder: bool = True) -> Iterator[None]:
-    """Hold a folder's lease during the block; the folder is made for it.
+    """Hold the lease of a folder during the block, creating the folder.
 
     Args:
-        folder: Of the run.
-        is_holder: Whether it is this process that does so for its run; one does.
+        folder: The run folder.
+        is_holder: Whether this process holds the lease on behalf of the run, which is rank 0; other ranks do nothing.
 
     Raises:
-        LeaseHeldError: Another process trains there, or nothing can be written there.
+        LeaseHeldError: Another process trains in the folder, or it is not writable.
     """
     global _held
     if not is_holder:
         yield
         return
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     lease = Lease(folder)
     try:
         try:
@@ -133,35 +133,36 @@ def hold(folder: Path, *, is_holder: bool = True) -> Iterator[None]:
         _held = None
         lease.release()
         with suppress(OSError):
-            for path in made:  # as far as they are empty
-                path.rmdir()
+            for path in created:
+                path.rmdir()  # fails, and ends the loop, at the first folder that is not empty
 
 
 def check() -> None:
-    """See that this process still holds the folder that it trains in, if it is the one which holds it.
+    """Check that this process still holds its lease, if it holds one.
 
     Raises:
-        LeaseLostError: Another process has taken it over.
+        LeaseLostError: Another process has taken over the folder.
     """
     if _held is not None:
         _held.check()
 
 
 def is_lost() -> bool:
-    """Whether another process is known to have taken over."""
+    """Whether another process is known to have taken over the folder."""
     return _held is not None and _held.lost_to is not None
 
 
 def current() -> Lease | None:
-    """The lease of the folder that this process trains in; it can be pickled for a process that is spawned."""
+    """The lease that this process holds; it can be pickled for a spawned process."""
     return _held
 
 
 def watch(inherited: Lease | None) -> None:
-    """Have a process that ``fork`` or ``spawn`` started from the holder notice, as the holder does, a lost lease.
+    """Detect a lost lease in a process that the holder started by ``fork`` or ``spawn``.
 
     Args:
-        inherited: From ``current`` in the holder. A forked process has it already, but not the thread of the heartbeat.
+        inherited: The result of ``current`` in the holder. A forked process has the lease already, but no heartbeat
+            thread.
     """
     global _held
     _held = _held or inherited
@@ -170,13 +171,13 @@ def watch(inherited: Lease | None) -> None:
 
 
 class Lease:
-    """The lease of one folder, for this process.
+    """The lease of a folder, held by this process.
 
     Args:
-        folder: Which exists.
+        folder: An existing folder.
 
     Attributes:
-        lost_to: Who has taken the folder over.
+        lost_to: The process that has taken over the folder, if any.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -186,63 +187,62 @@ class Lease:
         self._file: int | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._thread_pid = 0  # of the process that has the thread
+        self._thread_pid = 0  # ID of the process in which the thread runs
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process belongs to the same holder, but cannot release the lease."""
+        """Pickle the holder; a copy in another process cannot release the lease."""
         return _copy_of_lease, (self.folder, self._holder)
 
     def acquire(self) -> None:
-        """Take the lease, after waiting where only that tells whether its holder is alive.
+        """Acquire the lease; wait for a heartbeat if nothing else tells whether its current holder is alive.
 
         Raises:
-            LeaseHeldError: Its holder is.
+            LeaseHeldError: The current holder is alive.
         """
         while not self._create():
             found = _read(self.path)
             if found is None:
-                continue  # released just now
-            holder, beat = found
+                continue  # released in the meantime
+            holder, mtime = found
             alive, restarted = holder.is_alive(), holder.is_restarted_as(self._holder)
             if alive and not restarted:
                 raise _refusal(holder)
             if alive is None and not restarted:
-                self._wait_for_heartbeat(holder, beat)
+                self._wait_for_heartbeat(holder, mtime)
             if self._replace(holder):
                 if restarted and alive is not False:
-                    time.sleep(2 * INTERVAL)  # in which an earlier start that is still alive notices, and stops
+                    time.sleep(2 * INTERVAL)  # a previous attempt that is still alive detects the loss, and stops
                 break
         self.start()
 
     def start(self) -> None:
-        """Start the heartbeat, if this process has none."""
+        """Start the heartbeat thread, unless it runs in this process."""
         if self._thread_pid != os.getpid():
             self._thread_pid, self._stopped = os.getpid(), threading.Event()
-            self._thread = threading.Thread(target=self._beat, daemon=True, name="lease")
+            self._thread = threading.Thread(target=self._send_heartbeats, daemon=True, name="lease")
             self._thread.start()
 
     def check(self) -> None:
-        """See that nobody has taken the lease over.
+        """Check that no other process has taken over the lease.
 
         Raises:
-            LeaseLostError: Somebody has.
+            LeaseLostError: Another process has.
         """
-        with suppress(OSError):  # of a file system that does not answer now
+        with suppress(OSError):  # the file system may be temporarily unavailable
             found = _read(self.path)
             if found is not None and found[0].token != self._holder.token:
                 self.lost_to = found[0]
             elif found is None and self.folder.is_dir():
-                self._create()  # a person has removed it
+                self._create()  # a user has deleted the file
         if self.lost_to:
-            raise LeaseLostError(
-                f"{self.folder} was taken over by {self.lost_to}; this process stops, and writes no more"
-            )
+            raise LeaseLostError(f"{self.folder} was taken over by {self.lost_to}; this process stops writing and exits")
 
     def release(self) -> None:
-        """Give the lease back, if it is still this process's."""
+        """Release the lease, if this process still holds it."""
         self._stopped.set()
         if self._thread is not None:
-            self._thread.join(INTERVAL)  # else it could create the file again; a file system may not answer, though
+            # The thread could create the file again; with a timeout, as it may block on the file system.
+            self._thread.join(INTERVAL)
         if self._file is None:
             return
         with suppress(OSError, LeaseLostError):
@@ -251,77 +251,78 @@ class Lease:
         os.close(self._file)
         self._file = None
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while not self._stopped.wait(INTERVAL):
             with suppress(OSError):
                 if self._file is not None:
-                    os.utime(self._file)  # of this process's own file, also when another has taken its place
+                    os.utime(self._file)  # by descriptor: never the file of a process that replaced it
                 try:
                     self.check()
                 except LeaseLostError:
                     signals.handle_signal(signals.LEASE_LOST)
                     return
 
-    def _wait_for_heartbeat(self, holder: Holder, beat: int) -> None:
-        """Return once the holder counts as dead, or the lease has changed hands.
+    def _wait_for_heartbeat(self, holder: Holder, mtime: int) -> None:
+        """Return once the holder is considered dead, or the lease has another holder.
 
         Raises:
-            LeaseHeldError: It is alive.
+            LeaseHeldError: The holder is alive.
         """
         now = time.monotonic()
-        end, said = now + EXPIRES, now + INTERVAL + 1
+        end, next_message = now + EXPIRY, now + INTERVAL + 1
         while True:
-            now = time.monotonic()  # before the look, as this process may be suspended between the two
+            now = time.monotonic()  # before reading the file, as this process may be suspended between the two
             found = _read(self.path)
             if found is None or found[0] != holder:
                 return
-            if found[1] != beat:
+            if found[1] != mtime:
                 raise _refusal(holder)
             if now >= end:
                 return
-            if now > said:
-                said = end
-                print(f"{self.folder}: {holder} gives no sign of life; taking its place in {EXPIRES:.0f} s", flush=True)
+            if now > next_message:
+                next_message = end
+                print(f"{self.folder}: no heartbeat from {holder}; taking over in {EXPIRY:.0f} s", flush=True)
             time.sleep(min(0.5, INTERVAL / 4))
 
     def _create(self) -> bool:
-        """Whether there was no lease, and this process's is there now."""
+        """Create the lease; False if there is one."""
         try:
             file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return False
-        self._keep(file, self.path)
+        self._write(file, self.path)
         return True
 
     def _replace(self, holder: Holder) -> bool:
-        """Whether the lease was still ``holder``'s, and is this process's now; of several that try, one succeeds."""
+        """Take over the lease of ``holder``; of several processes that try, exactly one succeeds."""
         claim = self.path.with_name(f"{FILE}.claim")
         try:
             os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             before = _identity(claim)
             time.sleep(1.0)
-            if before and _identity(claim) == before:  # of a process that was killed in between
+            if before and _identity(claim) == before:  # left by a process that was killed during a takeover
                 claim.unlink(missing_ok=True)
             return False
         draft = self.path.with_name(f"{FILE}.{self._holder.token}")
         try:
             if (found := _read(self.path)) is None or found[0] != holder:
                 return False
-            self._keep(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), draft)
+            self._write(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), draft)
             draft.replace(self.path)
         finally:
             draft.unlink(missing_ok=True)
             claim.unlink(missing_ok=True)
-        time.sleep(SETTLES)  # in which one that removed this claim as a dead one's replaces the lease as well
+        time.sleep(SETTLE_TIME)  # a process that mistook this claim for an abandoned one may have replaced the lease too
         return (found := _read(self.path)) is not None and found[0].token == self._holder.token
 
-    def _keep(self, file: int, path: Path) -> None:
+    def _write(self, file: int, path: Path) -> None:
+        """Write the holder to an open file, and keep it open for heartbeats."""
         try:
             text = json.dumps(asdict(self._holder)).encode()
             if os.write(file, text) < len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:  # a full disk has room for an empty file, which nobody would hold and nobody could take at once
+        except OSError:  # a full disk still creates empty files: a lease without a holder, which would have to expire
             os.close(file)
             path.unlink()
             raise
@@ -337,24 +338,24 @@ def _copy_of_lease(folder: Path, holder: Holder) -> Lease:
 
 
 def _refusal(holder: Holder) -> LeaseHeldError:
-    return LeaseHeldError(f"in use by {holder}; wait for it, end it, or choose another folder")
+    return LeaseHeldError(f"in use by {holder}; wait for it, stop it, or choose another folder")
 
 
 def _read(path: Path) -> tuple[Holder, int] | None:
-    """The holder, and what changes with each heartbeat; a lease whose writing was cut short has a holder unknown."""
+    """The holder and the modification time in ns; a partially written lease has an unknown holder."""
     try:
-        with open(path) as file:  # opened, as a network file system may otherwise tell what it has seen before
-            text, beat = file.read(), os.fstat(file.fileno()).st_mtime_ns
+        with open(path) as file:  # opening revalidates the attributes that a network file system may have cached
+            text, mtime = file.read(), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None
     try:
-        return Holder(**json.loads(text)), beat
+        return Holder(**json.loads(text)), mtime
     except (ValueError, TypeError):
-        return Holder("an unknown host", 0, "", "", "", None, [], "an unknown time"), beat
+        return Holder("an unknown host", 0, "", "", "", None, [], "an unknown time"), mtime
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from another one of its name; None where there is none."""
+    """Inode and modification time, which differ if the file was recreated; None if it does not exist."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -362,8 +363,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _place() -> str:
-    """Within which a process's number means one process: the boot of the machine, and the namespace of processes."""
+def _pid_namespace() -> str:
+    """Boot ID and PID namespace, within which a process ID identifies one process; empty if unknown."""
     if sys.platform != "linux":
         return sys.platform
     try:
@@ -373,11 +374,11 @@ def _place() -> str:
         return ""
 
 
-def _start_of(pid: int) -> str | None:
-    """When a process began; empty where it has ended, None where it runs and the system does not tell more."""
+def _start_time(pid: int) -> str | None:
+    """Start time of a process; empty if it has exited, None if it is running and its start time is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):  # has ended, is another user's and hidden, or there is no /proc
+    except (FileNotFoundError, ProcessLookupError):  # exited, hidden because another user owns it, or no /proc
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

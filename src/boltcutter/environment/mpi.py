@@ -1,4 +1,4 @@
-"""Processes that mpirun or horovodrun started, told to the rest in the words that it knows."""
+"""Processes that mpirun or horovodrun started: their variables translated to those of torchrun."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import zlib
 from collections.abc import MutableMapping
 
-PORTS = range(20_000, 32_000)  # below those that systems give out by themselves
-# How MASTER_ADDR is said, and the variables of rank, size, and both on this machine.
+PORTS = range(20_000, 32_000)  # below the ephemeral range of common systems
+# The command that sets MASTER_ADDR, and the variables of rank, world size, local rank and local world size.
 LAUNCHERS = {
     "mpirun -x MASTER_ADDR=<the first machine>": (  # Open MPI
         "OMPI_COMM_WORLD_RANK",
@@ -28,63 +28,62 @@ LAUNCHERS = {
         "HOROVOD_LOCAL_SIZE",
     ),
 }
-JOB = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "HOROVOD_GLOO_RENDEZVOUS_PORT")  # of its own for each start
-OF_SRUN = ("SLURM_NTASKS", "SLURM_STEP_ID")
+JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "HOROVOD_GLOO_RENDEZVOUS_PORT")  # unique to each launch
+SRUN_VARIABLES = ("SLURM_NTASKS", "SLURM_STEP_ID")
 
 
 def disable_mpi_detection() -> None:
-    """Keep Lightning from importing mpi4py whenever a Trainer is made.
+    """Prevent Lightning from importing mpi4py whenever a ``Trainer`` is constructed.
 
-    The import starts MPI in each process, and where mpi4py is installed without an MPI library it raises a
-    ``RuntimeError`` that Lightning does not expect. Processes of mpirun are known without it, see ``export_torchrun_env``.
+    The import initializes MPI in each process, and if mpi4py is installed without an MPI library it raises a
+    ``RuntimeError`` that Lightning does not expect. mpirun is detected by ``export_torchrun_env``.
     """
-    from lightning.fabric.plugins.environments.mpi import MPIEnvironment  # the launcher does without Lightning
+    from lightning.fabric.plugins.environments.mpi import MPIEnvironment  # imported late: launching needs no Lightning
 
     MPIEnvironment.detect = staticmethod(lambda: False)  # type: ignore[method-assign]
 
 
 class ProcessLayoutError(ValueError):
-    """Nobody has told where the first process is, or the machines have not as many processes each."""
+    """``MASTER_ADDR`` is missing, or the nodes run different numbers of processes."""
 
 
 def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
-    """Where mpirun or horovodrun started this process, set what torchrun would: ranks, sizes, and where ranks meet.
+    """Set the variables that torchrun sets, if mpirun or horovodrun started this process.
 
-    What is set already stays. On one machine they meet at a port that follows from the job's name.
+    Variables that are already set are not changed. On a single node, ``MASTER_PORT`` is derived from the job's name.
+
+    Args:
+        env: Environment variables of this process, changed in place.
 
     Raises:
-        ProcessLayoutError: There are several machines, and ``MASTER_ADDR`` does not say which is the first, or one has fewer
-            processes.
+        ProcessLayoutError: There are several nodes and ``MASTER_ADDR`` is not set, or the nodes run different numbers
+            of processes.
     """
-    found = [(say, names) for say, names in LAUNCHERS.items() if env.keys() >= set(names)]
+    found = [(command, names) for command, names in LAUNCHERS.items() if env.keys() >= set(names)]
     if not found or "RANK" in env:
         return
-    say, names = found[0]
-    rank, size, local_rank, local = (int(env[name]) for name in names)
-    if size == 1:
+    command, names = found[0]
+    rank, world_size, local_rank, local_world_size = (int(env[name]) for name in names)
+    if world_size == 1:
         return
-    launcher = "horovodrun" if "horovodrun" in say else "mpirun"
-    if size % local:
-        raise ProcessLayoutError(
-            f"{launcher} started {size} processes, {local} of them on this machine: give each machine as many"
-        )
-    if size > local and "MASTER_ADDR" not in env:
-        raise ProcessLayoutError(
-            f"{launcher} started {size} processes, {local} of them on this machine, but MASTER_ADDR is not set; "
-            f"say {say}"
-        )
-    job = "".join(env.get(name, "") for name in JOB) or str(os.getppid())
-    told = {
+    launcher = "horovodrun" if "horovodrun" in command else "mpirun"
+    started = f"{launcher} started {world_size} processes, {local_world_size} of them on this machine"
+    if world_size % local_world_size:
+        raise ProcessLayoutError(f"{started}; start the same number on each machine")
+    if world_size > local_world_size and "MASTER_ADDR" not in env:
+        raise ProcessLayoutError(f"{started}, but MASTER_ADDR is not set; use {command}")
+    job = "".join(env.get(name, "") for name in JOB_VARIABLES) or str(os.getppid())
+    variables = {
         "RANK": str(rank),
-        "WORLD_SIZE": str(size),
+        "WORLD_SIZE": str(world_size),
         "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local),
-        "NODE_RANK": str(rank // local),
-        "GROUP_WORLD_SIZE": str(size // local),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "NODE_RANK": str(rank // local_world_size),
+        "GROUP_WORLD_SIZE": str(world_size // local_world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(PORTS[zlib.crc32(job.encode()) % len(PORTS)]),
     }
-    for name, value in told.items():
+    for name, value in variables.items():
         env.setdefault(name, value)
-    for name in OF_SRUN:  # in a job of SLURM they tell of the process that started this one
+    for name in SRUN_VARIABLES:  # in a SLURM job they describe mpirun itself, not this process
         env.pop(name, None)

@@ -1,4 +1,4 @@
-"""Which of the run's processes this is, before Lightning knows."""
+"""The rank of this process, known before Lightning is set up, and its shutdown together with the other ranks."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from datetime import timedelta
 from typing import Any
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-LARGEST_KEPT = 32 << 20  # bytes of one block; glibc takes no more
-CHILD_SECONDS = 8.0  # in which a process that was started from here may end by itself
+MAX_MMAP_THRESHOLD = 32 << 20  # bytes; glibc accepts no larger value
+CHILD_TIMEOUT = 8.0  # seconds that a child process has to exit by itself
 
-_rank_of_many: int | None = None
+_distributed_rank: int | None = None
 _children: list[Any] = []
 
 
 def is_rank_zero(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is the run's first process, or the only one: the one that speaks and writes.
+    """Whether this is global rank 0, or the only process: the one that prints and writes files.
 
-    ``RANK`` is torchrun's and Kubeflow's, ``SLURM_PROCID`` that of srun (in an sbatch script it tells nothing),
-    ``OMPI_COMM_WORLD_RANK`` and ``PMI_RANK`` are mpirun's, ``HOROVOD_RANK`` horovodrun's, ``LOCAL_RANK`` and
-    ``NODE_RANK`` those of Lightning's children and of hand-started nodes.
+    ``RANK`` is set by torchrun and Kubeflow, ``SLURM_PROCID`` by srun (in an sbatch script it is meaningless),
+    ``OMPI_COMM_WORLD_RANK`` and ``PMI_RANK`` by mpirun, ``HOROVOD_RANK`` by horovodrun, ``LOCAL_RANK`` and
+    ``NODE_RANK`` by Lightning for its child processes, or manually for each node.
+
+    Args:
+        env: Environment variables of this process.
     """
     names = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK"]
     if in_slurm_step(env):
         names.append("SLURM_PROCID")
-    told = next((env[name] for name in names if name in env), None)
-    if told is not None:
-        return int(told) == 0
+    rank = next((env[name] for name in names if name in env), None)
+    if rank is not None:
+        return int(rank) == 0
     return int(env.get("LOCAL_RANK", 0)) == int(env.get("NODE_RANK", 0)) == 0
 
 
 def external_world_size(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """Processes that torchrun, or a person with its variables, has started: in all, and on this node; else None."""
+    """World size and local world size of processes started by torchrun, or manually with its variables; else None."""
     if not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= env.keys():
         return None
     return int(env["WORLD_SIZE"]), int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"]))
@@ -43,67 +46,84 @@ def external_world_size(env: Mapping[str, str] = os.environ) -> tuple[int, int] 
 
 @contextmanager
 def distributed_shutdown() -> Iterator[None]:
-    """After the block, wait for the other ranks and take the connection to them down.
+    """Wait for the other ranks after the block, and destroy the process group.
 
-    An interpreter that ends while gloo's threads still run is aborted now and then, and a finished run looks failed.
+    An interpreter that exits while gloo's threads are running is occasionally aborted, so that a completed run would
+    return a failure.
     """
     try:
         yield
     except SystemExit as error:
-        together = getattr(error, "together", True)
-        _disconnect(wait=together)
-        if not together:
+        is_collective = getattr(error, "is_collective", True)
+        _destroy_process_group(wait=is_collective)
+        if not is_collective:
             _end_children()
         raise
     except BaseException:
-        _disconnect(wait=False)  # the others learn of it now
+        _destroy_process_group(wait=False)  # closes the connections, which notifies the other ranks
         _end_children()
         raise
-    _disconnect()
+    _destroy_process_group()
 
 
 def retain_freed_memory(env: Mapping[str, str] = os.environ) -> bool:
-    """Have glibc keep what tensors give back, for those of the next step.
+    """Configure glibc to keep freed memory for the tensors of the next step.
 
-    Else it returns it to the system, and each page of it is asked for and filled with zeros again, thousands of times a
-    step. Whoever sets variables of glibc's allocator decides that for himself, and other systems have their own.
+    By default it returns freed memory to the operating system, so that each page is allocated and zeroed again,
+    thousands of times a step. Settings of glibc's allocator in the environment take precedence; other platforms are
+    not changed.
+
+    Args:
+        env: Environment variables of this process.
 
     Returns:
-        Whether it does.
+        Whether glibc keeps freed memory.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in env):
         return False
-    limits = ((M_MMAP_THRESHOLD, LARGEST_KEPT), (M_TRIM_THRESHOLD, 2**31 - 1))
+    limits = ((M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD), (M_TRIM_THRESHOLD, 2**31 - 1))
     return all(call_glibc("mallopt", *limit) for limit in limits)
 
 
 def release_freed_memory() -> None:
-    """Return to the system what is free, once."""
+    """Return freed memory to the operating system, once."""
     call_glibc("malloc_trim", 0)
 
 
-def call_glibc(name: str, *numbers: int) -> bool:
-    """Whether a function of the C library is there and did what it is for."""
+def call_glibc(name: str, *args: int) -> bool:
+    """Call a function of the C library.
+
+    Args:
+        name: Name of the function.
+        args: Its arguments.
+
+    Returns:
+        Whether the function exists and returned a non-zero value.
+    """
     import ctypes
 
     function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
-    return bool(function and function(*numbers))
+    return bool(function and function(*args))
 
 
 def distributed_rank() -> int | None:
-    """This process's rank among several that knew each other; None where there was one alone."""
-    return _rank_of_many
+    """The rank that this process had in a process group of several ranks; None if there was no such group."""
+    return _distributed_rank
 
 
 def track_children(children: list[Any]) -> None:
-    """Do not leave these processes (``subprocess.Popen``) behind when this one fails; the list may yet be empty."""
+    """Register child processes that must not outlive this process if it fails.
+
+    Args:
+        children: ``subprocess.Popen`` objects; the list may be filled later.
+    """
     global _children
     _children = children
 
 
 def _end_children() -> None:
-    """Wait for a while until they have seen for themselves, and told, that this process is gone."""
-    end = time.monotonic() + CHILD_SECONDS
+    """Give the children time to notice and report that this process failed, then kill them."""
+    end = time.monotonic() + CHILD_TIMEOUT
     for child in _children:
         while child.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
@@ -112,19 +132,19 @@ def _end_children() -> None:
             child.wait()
 
 
-def _disconnect(*, wait: bool = True) -> None:
-    global _rank_of_many
+def _destroy_process_group(*, wait: bool = True) -> None:
+    global _distributed_rank
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
         return
     if dist.get_world_size() > 1:
-        _rank_of_many = dist.get_rank()
+        _distributed_rank = dist.get_rank()
     if not wait:
-        if dist.get_backend() != "nccl":  # to take that down can wait for the others
+        if dist.get_backend() != "nccl":  # whose destruction may block on the other ranks
             dist.destroy_process_group()
         return
-    with suppress(RuntimeError):  # a rank that has died is not waited for
+    with suppress(RuntimeError):  # raised if a rank has died
         if dist.get_backend() == "gloo":
             dist.monitored_barrier(timeout=timedelta(seconds=60))
         else:
@@ -133,5 +153,5 @@ def _disconnect(*, wait: bool = True) -> None:
 
 
 def in_slurm_step(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether srun started this process, and not a person's shell in an allocation."""
+    """Whether srun started this process, rather than an interactive shell in an allocation."""
     return "SLURM_STEP_ID" in env and env.get("SLURM_JOB_NAME") not in ("bash", "interactive")

@@ -1,7 +1,7 @@
-"""Signals that ask the process to leave: a handler sets a flag, which is looked at where leaving is safe.
+"""Signals that request preemption: the handler sets a flag, which training checks where it is safe to stop.
 
-No handler does more: a collective inside one hangs when the ranks stand at different places, and a checkpoint written
-inside one can be half of a step.
+A handler does nothing more than that: a collective inside one deadlocks when ranks are at different points of the
+program, and a checkpoint written inside one can contain half of an optimizer step.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from typing import Any, NoReturn
 from boltcutter.environment.process import is_rank_zero
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-LEASE_LOST = 255  # in place of a signal's number: another process has taken the run over, which no signal undoes
-REQUEUE = "BOLTCUTTER_REQUEUE"  # a file that a launcher looks for; then the status is 0
+LEASE_LOST = 255  # used like a signal number: another process took over the run; later signals do not override it
+REQUEUE = "BOLTCUTTER_REQUEUE"  # path of the marker file that asks the launcher to requeue; then the exit status is 0
 
 _received = 0
-_at_once: tuple[int, ...] = ()
-_before: dict[int, Any] = {}
-_resets_children = False  # whether the hook for forked processes is registered, which cannot be taken back
+_immediate: tuple[int, ...] = ()
+_previous_handlers: dict[int, Any] = {}
+_fork_hook_registered = False  # such a hook cannot be unregistered
 
 
 class PreemptionError(SystemExit):
-    """The process leaves with 128 + the signal's number, or with 0 where a launcher waits for a mark.
+    """Exit with status 128 + the signal number, or with 0 if a launcher requeues the run.
 
     Args:
-        number: Of the signal.
-        saved: The checkpoint that was written for it, or what there was to save.
-        together: Whether all ranks leave at the same place, and can wait for one another.
+        number: Signal number.
+        saved: What was saved, such as the path of the checkpoint, for the message.
+        is_collective: Whether all ranks exit at the same point, so that they can wait for one another.
 
     Attributes:
-        status: Of the process, if no launcher waits for a mark.
-        requeued: Whether one does, and starts the run again.
-        reason: In words.
+        status: Exit status without a launcher that requeues the run.
+        requeued: Whether a launcher requeues the run.
+        reason: The message.
     """
 
-    def __init__(self, number: int, saved: str, *, together: bool = True) -> None:
-        self.status, self.together = 128 + number, together
+    def __init__(self, number: int, saved: str, *, is_collective: bool = True) -> None:
+        self.status, self.is_collective = 128 + number, is_collective
         self.requeued = bool(os.environ.get(REQUEUE))
         super().__init__(0 if self.requeued else self.status)
         self.reason = f"preempted by {signal.Signals(number).name}, {saved}"
@@ -51,67 +51,77 @@ class PreemptionError(SystemExit):
         return self.reason
 
 
-def install_handlers(*at_once: int) -> None:
-    """Set the flag from here on, in place of what the signals would do.
+def install_handlers(*immediate: int) -> None:
+    """Install handlers that set the flag.
 
     Args:
-        at_once: Signals that need not wait for a safe place, as there is nothing yet to save.
+        immediate: Signals that raise ``PreemptionError`` immediately, because there is nothing to save yet.
     """
-    global _at_once
-    _at_once = at_once
+    global _immediate
+    _immediate = immediate
     _install(handle_signal)
 
 
 def end_process(number: int, frame: FrameType | None = None) -> None:
-    """End the process at once, whatever it is doing; for a start-up in which there is nothing to clean up."""
+    """End the process immediately, without cleanup; for start-up, before there is anything to clean up."""
     status = 0 if os.environ.get(REQUEUE) else 128 + number
     if is_rank_zero():
         name = signal.Signals(number).name
-        with suppress(OSError):  # who read it may be gone
-            # Not by print, which may be what the signal has interrupted.
+        with suppress(OSError):  # the reader may have exited
+            # Not by print, which is not reentrant and may be what the signal interrupted.
             os.write(2, f"error: ended by {name} during start-up; nothing was trained\n".encode())
         try:
-            _mark(number)
+            _write_marker(number)
         except OSError:
             status = 128 + number
     os._exit(status)
 
 
 def end_process_on_signals() -> None:
-    """Have each of the signals end the process at once, as long as it imports."""
+    """Install handlers that end the process immediately, for use while modules are imported."""
     _install(end_process)
 
 
 def restore_handlers() -> None:
-    """Give the signals back to whom they belonged, and lower the flag."""
+    """Restore the previous handlers, and clear the flag."""
     global _received
-    for number, handler in _before.items():
+    for number, handler in _previous_handlers.items():
         signal.signal(number, handler)
-    _before.clear()
+    _previous_handlers.clear()
     _received = 0
 
 
 def handlers_installed() -> bool:
-    """Whether somebody listens already."""
-    return bool(_before)
+    """Whether the handlers of this module are installed."""
+    return bool(_previous_handlers)
 
 
 def received_signal() -> int:
-    """The number of the signal that came last; 0 for none."""
+    """The number of the last signal received; 0 for none."""
     return _received
 
 
 def handle_signal(number: int, frame: FrameType | None = None) -> None:
-    """Set the flag, as the handler does; a second interrupt from the keyboard leaves at once."""
+    """Set the flag; a second keyboard interrupt exits immediately.
+
+    Args:
+        number: Signal number, or ``LEASE_LOST``.
+        frame: Ignored; part of the signature of signal handlers.
+    """
     global _received
-    again = number == _received == signal.SIGINT
+    repeated = number == _received == signal.SIGINT
     _received = max(number, _received) if LEASE_LOST in (number, _received) else number
-    if again or number in _at_once:
-        exit(number, "at once, nothing saved" if again else "before training, nothing saved", together=False)
+    if repeated or number in _immediate:
+        exit(number, "at once, nothing saved" if repeated else "before training, nothing saved", is_collective=False)
 
 
-def exit(number: int, saved: str, *, together: bool = True) -> NoReturn:
-    """Leave for a signal; what follows is not cut short by another one.
+def exit(number: int, saved: str, *, is_collective: bool = True) -> NoReturn:
+    """Exit because of a signal, ignoring further signals.
+
+    Args:
+        number: Signal number.
+        saved: What was saved, for the message.
+        is_collective: Whether all ranks exit at the same point.
 
     Raises:
         PreemptionError: Always.
@@ -119,31 +129,31 @@ def exit(number: int, saved: str, *, together: bool = True) -> NoReturn:
     for ignored in SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
     if is_rank_zero():
-        _mark(number)
-    raise PreemptionError(number, saved, together=together)
+        _write_marker(number)
+    raise PreemptionError(number, saved, is_collective=is_collective)
 
 
-def _install(handle: Callable[[int, FrameType | None], None]) -> None:
-    global _resets_children
+def _install(handler: Callable[[int, FrameType | None], None]) -> None:
+    global _fork_hook_registered
     if threading.current_thread() is not threading.main_thread():
-        return  # of a notebook's or another library's thread: Python gives signals to the main one only
-    if not _resets_children:
+        return  # a thread of a notebook or another library: Python delivers signals to the main thread only
+    if not _fork_hook_registered:
         os.register_at_fork(after_in_child=_reset_in_child)
-        _resets_children = True
+        _fork_hook_registered = True
     for number in SIGNALS:
-        before = signal.signal(number, handle)
-        if before not in (handle_signal, end_process):
-            _before.setdefault(number, signal.SIG_DFL if before is None else before)
+        previous = signal.signal(number, handler)
+        if previous not in (handle_signal, end_process):
+            _previous_handlers.setdefault(number, signal.SIG_DFL if previous is None else previous)
 
 
 def _reset_in_child() -> None:
-    """A forked process has nothing to save: signals do what they do elsewhere, so that a pool can end its processes."""
-    if _before:
+    """Restore the default behaviour in forked processes, so that a process pool can terminate its workers."""
+    if _previous_handlers:
         signal.set_wakeup_fd(-1)
         restore_handlers()
 
 
-def _mark(number: int) -> None:
-    mark = os.environ.get(REQUEUE)
-    if mark:
-        Path(mark).write_text(signal.Signals(number).name)
+def _write_marker(number: int) -> None:
+    marker = os.environ.get(REQUEUE)
+    if marker:
+        Path(marker).write_text(signal.Signals(number).name)

@@ -1,4 +1,4 @@
-"""Silence for what is no news."""
+"""Filters for warnings and log messages that do not apply to this library."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import warnings
 
 
 def filter_warnings() -> None:
-    """Keep libraries from telling at each start what is no news."""
+    """Suppress warnings and log messages of Lightning and torch that are expected and need no action."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # their tables come this way
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # norms go over two meshes
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # profilers print their tables by it
+    # Gradient norms are redistributed over two mesh dimensions, which torch reports as inefficient.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for text in (
         ".*does not have many workers.*",
         ".*Checkpoint directory .* exists and is not empty.*",
         ".*The number of training batches .* is smaller than the logging interval.*",
         ".*LeafSpec.*",
-        r".*use of fork\(\) may lead to deadlocks.*",  # said of every loader with workers, from Python 3.12 on
-        ".*your dataloader is not resumable.*",  # the data module is, which Lightning does not look for
+        r".*use of fork\(\) may lead to deadlocks.*",  # for every DataLoader with workers, since Python 3.12
+        ".*your dataloader is not resumable.*",  # the data module is, which Lightning does not check
         ".*when using `ckpt_path`, callbacks used to create the checkpoint.*",
-        ".*The `srun` command is available on your system but is not used.*",  # wherever SLURM is installed
-        ".*FSDP2-wrapped module .* returned a view tensor.*",  # which nobody changes in place
-        ".*sync_dist=True.*when logging on epoch level.*",  # tasks log what torchmetrics has reduced
+        ".*The `srun` command is available on your system but is not used.*",  # on every machine with SLURM
+        ".*FSDP2-wrapped module .* returned a view tensor.*",  # the view is not modified in place
+        ".*sync_dist=True.*when logging on epoch level.*",  # torchmetrics has already reduced these values
     ):
         warnings.filterwarnings("ignore", text)

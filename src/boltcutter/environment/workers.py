@@ -1,7 +1,8 @@
-"""DataLoader workers that leave signals to the process which they work for.
+"""DataLoader workers that ignore the signals handled by the training process.
 
-A launcher or scheduler that ends a run signals every process of its group. A worker that dies of it takes the training
-process down before that one has saved, because torch raises ``DataLoader worker is killed by signal`` there.
+A launcher or scheduler that stops a run signals every process of its group. A worker killed by that signal would
+abort the training process before it has saved a checkpoint, because torch raises ``DataLoader worker is killed by
+signal`` there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from boltcutter.environment import signals
 
-# Iterators that start workers: torch's own, and torchdata's where the project uses it.
+# Iterators that start workers: those of torch, and of torchdata if it is imported.
 ITERATORS = {
     "torch.utils.data.dataloader": "_MultiProcessingDataLoaderIter",
     "torchdata.stateful_dataloader.stateful_dataloader": "_StatefulMultiProcessingDataLoaderIter",
@@ -27,9 +28,10 @@ InitFunction = Callable[[int], None]
 
 
 def protect_workers() -> None:
-    """Have every DataLoader of this process, whoever wrote it, start workers that ignore the signals handled here.
+    """Patch the DataLoader iterators of this process to start workers that ignore the signals handled here.
 
-    A worker is started with these signals blocked, so that not even one that arrives before its first line ends it.
+    Workers are started with these signals blocked, so that a signal that arrives before the worker's first instruction
+    does not kill it either.
     """
     for module, name in ITERATORS.items():
         iterator = getattr(sys.modules.get(module), name, None)
@@ -45,14 +47,14 @@ def _protected(initialize: Callable[..., None]) -> Callable[..., None]:
             return
         context = loader.multiprocessing_context or multiprocessing.get_context()
         if context.get_start_method() != "fork":
-            resource_tracker.ensure_running()  # unblocks signals when it starts, so not below
+            resource_tracker.ensure_running()  # its start unblocks signals, so start it before they are blocked
         init_function = loader.worker_init_fn
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
         try:
             loader.worker_init_fn = functools.partial(_initialize_worker, init_function)
             initialize(self, loader, *args, **kwargs)
             for worker in self._workers:
-                # torch and multiprocessing end a worker that does not leave in time by the signal that it now ignores.
+                # torch and multiprocessing terminate a worker that does not exit in time by SIGTERM, now ignored.
                 worker._popen.terminate = worker._popen.kill
         finally:
             loader.worker_init_fn = init_function
@@ -62,7 +64,10 @@ def _protected(initialize: Callable[..., None]) -> Callable[..., None]:
 
 
 def _initialize_worker(init_function: InitFunction | None, worker_id: int) -> None:
-    """Ignore signals by a handler: unlike SIG_IGN or a mask, it is not inherited by programs that a data set starts."""
+    """Ignore signals by a handler; unlike ``SIG_IGN`` or a mask, it is not inherited by programs that a worker starts.
+
+    A signal that arrives after the training process has exited ends the worker.
+    """
     parent = os.getppid()
 
     def ignore(number: int, frame: FrameType | None) -> None:

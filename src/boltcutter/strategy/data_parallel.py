@@ -16,7 +16,7 @@ from boltcutter.strategy.replicas import Replicas
 class ReplicationError(RuntimeError):
     """The model cannot be copied at each step."""
 
-    hide_traceback = True  # needs no traceback
+    hide_traceback = True
 
 
 class DataParallelStrategy(ParallelStrategy):

@@ -192,7 +192,7 @@ class WorkerExitError(SystemExit):
 class WorkerError(RuntimeError):
     """What cannot work, or a process that was started from here and told why it failed."""
 
-    hide_traceback = True  # needs no traceback
+    hide_traceback = True
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):

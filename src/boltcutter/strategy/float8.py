@@ -14,7 +14,7 @@ STEP = 16  # of a matrix's sides, as the hardware takes them
 class Float8Error(RuntimeError):
     """The model has nothing to do in 8 bits."""
 
-    hide_traceback = True  # needs no traceback
+    hide_traceback = True
 
 
 class Float8Precision(MixedPrecision):

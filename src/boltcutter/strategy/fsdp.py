@@ -21,7 +21,7 @@ PREFIX = "_fsdp_wrapped_module."  # what FSDP puts into names
 class GradientClippingError(RuntimeError):
     """Gradients cannot be clipped by their norm, because the module sharded its parts itself."""
 
-    hide_traceback = True  # needs no traceback
+    hide_traceback = True
 
 
 class FSDPStrategy(strategies.FSDPStrategy):

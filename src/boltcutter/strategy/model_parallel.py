@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 class ShardingError(RuntimeError):
     """The model cannot be cut so."""
 
-    hide_traceback = True  # needs no traceback
+    hide_traceback = True
 
 
 class ModelParallelStrategy(strategies.ModelParallelStrategy):

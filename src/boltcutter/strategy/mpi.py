@@ -32,7 +32,7 @@ SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # MPI ad
 class MPIError(RuntimeError):
     """MPI does not know of the processes that train."""
 
-    hide_traceback = True  # needs no traceback
+    hide_traceback = True
 
 
 class Done(Work):

@@ -12,7 +12,7 @@ from torch import nn
 class PipelineError(RuntimeError):
     """The model cannot be cut into stages, or the training asks for what they cannot do."""
 
-    hide_traceback = True  # needs no traceback
+    hide_traceback = True
 
 
 class LocalStage:
