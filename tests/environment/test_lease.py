@@ -224,9 +224,7 @@ def take_over(folder: Path) -> Holder:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_forked_and_spawned_ranks_of_a_lost_folder_stop_writing(
-    forks: ForkServer, tmp_path: Path, method: str
-) -> None:
+def test_forked_and_spawned_ranks_of_a_lost_folder_stop_writing(forks: ForkServer, tmp_path: Path, method: str) -> None:
     folder, errors = tmp_path / "run", tmp_path / "errors"
     overrides = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     overrides += [f"trainer.strategy.start_method={method}"]

@@ -235,7 +235,9 @@ class Lease:
             elif found is None and self.folder.is_dir():
                 self._create()  # a user has deleted the file
         if self.lost_to:
-            raise LeaseLostError(f"{self.folder} was taken over by {self.lost_to}; this process stops writing and exits")
+            raise LeaseLostError(
+                f"{self.folder} was taken over by {self.lost_to}; this process stops writing and exits"
+            )
 
     def release(self) -> None:
         """Release the lease, if this process still holds it."""
@@ -313,7 +315,9 @@ class Lease:
         finally:
             draft.unlink(missing_ok=True)
             claim.unlink(missing_ok=True)
-        time.sleep(SETTLE_TIME)  # a process that mistook this claim for an abandoned one may have replaced the lease too
+        time.sleep(
+            SETTLE_TIME
+        )  # a process that mistook this claim for an abandoned one may have replaced the lease too
         return (found := _read(self.path)) is not None and found[0].token == self._holder.token
 
     def _write(self, file: int, path: Path) -> None:
