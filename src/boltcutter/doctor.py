@@ -203,7 +203,7 @@ def _fault(configs: Path, words: str) -> str | None:
     try:
         cfg = check_config(run.read_overrides(configs, [words]))
         cfg.folder = str(Path(cfg.runs) / "doctor")
-        assemble(cfg, logs=False)
+        assemble(cfg, with_callbacks=False)
     except ConfigError as error:
         return f"no: {one_line(error)}"
     return None

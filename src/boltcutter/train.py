@@ -167,7 +167,7 @@ def load_initial_state(
             fault = incompatibility(checkpoint, components.task)
             if fault:
                 raise ConfigError(f"{checkpoint} does not match the task: {fault}")
-            saved = load(checkpoint, peek=True)
+            saved = load(checkpoint, lazy=True)
             reached_limit = check_limits(components.trainer, saved)
             for callback in components.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, MonitorCheck) and (state := saved.get("callbacks", {}).get(callback.state_key)):
@@ -337,7 +337,7 @@ class Recorder(Callback):
             where = getattr(logger, "where", None)
             if isinstance(where, str):  # the dummy logger of fast_dev_run has every attribute
                 run.update_record(folder, wandb={"id": logger.version, "where": where})
-        summary.begin(folder, trainer, pl_module)
+        summary.print_begin(folder, trainer, pl_module)
 
     def _is_resumable(self) -> bool:
         """Whether a checkpoint to resume from was written before the one that is being saved."""
