@@ -116,9 +116,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path, asynchron
 
     with small_disk(tmp_path / "disk") as disk:
         store.save_checkpoint(STATE, disk / "last.ckpt")
-        with pytest.raises(
-            CheckpointError, match=r"not written .* MiB are free there; the checkpoint before it is untouched"
-        ):
+        with pytest.raises(CheckpointError, match=r"not written .* MiB are free; the previous checkpoint is unchanged"):
             save_too_much()
         assert store.load_checkpoint(disk / "last.ckpt")["epoch"] == 3
         assert [path.name for path in disk.iterdir()] == ["last.ckpt"]
@@ -128,7 +126,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"last\.ckpt: not written"):
         AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / "file" / "last.ckpt")
-    with pytest.raises(CheckpointError, match=r"^checkpoints=.*: cannot be written .*; .* or say checkpoints="):
+    with pytest.raises(CheckpointError, match=r"^checkpoints=.*: cannot be written .*; .* or set checkpoints="):
         check_writable(tmp_path / "file" / "checkpoints")
     check_writable(tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
@@ -138,7 +136,7 @@ def test_a_folder_that_has_vanished_is_told(saved: Path) -> None:
     store = AtomicCheckpointIO()
     store.save_checkpoint(STATE, saved)
     shutil.rmtree(saved.parent)
-    with pytest.raises(CheckpointError, match=r"the folder has vanished, with the checkpoints in it; .* MiB are free"):
+    with pytest.raises(CheckpointError, match=r"the folder was removed, with its checkpoints; .* MiB are free"):
         store.save_checkpoint(STATE, saved)
 
 
@@ -238,7 +236,7 @@ def test_a_run_goes_on_in_a_moved_folder_of_any_name_and_never_starts_over_its_c
         refused = script("train", *again)
         assert refused.returncode == 2
         assert "has saved checkpoints" in refused.stderr
-        assert f"say reproduce={folder}" in refused.stderr
+        assert f"use reproduce={folder}" in refused.stderr
         assert (folder / "checkpoints" / "last.ckpt").read_bytes() == b""
 
 
@@ -258,7 +256,9 @@ def test_a_store_that_is_not_there_is_told_in_one_line(
         monkeypatch.setenv(name, value)
     for place, why in (("s3://other/run", "bucket does not exist"), ("s4://bucket", "Protocol not known: s4")):
         for call in (check_writable, find_newest, find_best):
-            with pytest.raises(CheckpointError, match=rf"{place}.*: cannot be .*{why}\); see that the store is there"):
+            with pytest.raises(
+                CheckpointError, match=rf"{place}.*: cannot be .*{why}\); check that the storage exists"
+            ):
                 call(place)
         with pytest.raises(CheckpointError, match=rf"{place}/last\.ckpt: not written .*{why}"):
             AtomicCheckpointIO().save_checkpoint(STATE, f"{place}/last.ckpt")

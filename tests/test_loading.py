@@ -21,9 +21,9 @@ class Evil:
     [
         (lambda path: path.unlink(), "no such file"),
         (lambda path: path.write_bytes(b""), "the file is empty"),
-        (lambda path: path.write_text("hello"), "not a checkpoint, or cut short (5 bytes)"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "not a checkpoint, or cut short"),
-        (flip_a_bit, "damaged at its record"),
+        (lambda path: path.write_text("hello"), "not a checkpoint, or truncated (5 bytes)"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "not a checkpoint, or truncated"),
+        (flip_a_bit, "is damaged"),
         (lambda path: torch.save({"state_dict": Evil()}, path), "would execute code"),
         (lambda path: path.write_bytes(pickle.dumps(Evil())), "not a checkpoint"),
         (lambda path: torch.save([1, 2], path), "holds a list, not a checkpoint"),

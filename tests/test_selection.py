@@ -19,7 +19,7 @@ def test_the_newest_has_come_furthest_and_a_damaged_one_gives_way(saved: Path) -
     newer.write_bytes(newer.read_bytes()[:-50])
     assert find_newest(saved.parent, told.append) == str(older)
     assert len(told) == 1
-    assert told[0].startswith(f"warning: {newer}: not a checkpoint, or cut short")
+    assert told[0].startswith(f"warning: {newer}: not a checkpoint, or truncated")
 
 
 @pytest.mark.parametrize(("mode", "order"), [("min", [1, 2, 3]), ("max", [3, 2, 1])])

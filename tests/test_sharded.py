@@ -86,13 +86,14 @@ def test_a_damaged_or_missing_part_is_found_and_passed_over(path: Path) -> None:
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    assert find_damage(path) == f"damaged at its part {folder(path).name}/__1_0.distcp"
+    assert find_damage(path) == f"its shard {folder(path).name}/__1_0.distcp is damaged"
     told: list[str] = []
     assert find_newest(path.parent, told.append) == str(path.with_name("last-before.ckpt"))
-    assert len(told) == 1 and told[0].startswith(f"warning: {path}: {find_damage(path)}; ")
+    assert len(told) == 1
+    assert told[0].startswith(f"warning: {path}: {find_damage(path)}; ")
     part.unlink()
     with pytest.raises(
-        CheckpointError, match=re.escape(f"{path}: its part {folder(path).name}/__1_0.distcp is missing")
+        CheckpointError, match=re.escape(f"{path}: its shard {folder(path).name}/__1_0.distcp is missing")
     ):
         load(path)
 
@@ -109,13 +110,13 @@ def test_a_list_of_contents_is_never_run_as_code(path: Path, monkeypatch: pytest
     index = read_metadata(path)
     index["shards"]["files"][".metadata"] = [contents.stat().st_size, sharded._checksum(contents)]
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
-    with pytest.raises(CheckpointError, match="mkdir is no plain data"):
+    with pytest.raises(CheckpointError, match="mkdir is not an allowed class"):
         load(path)
     assert not Path("evil").exists()
 
 
 def described_anew(path: Path, change: Callable[[Any, Path], None]) -> None:
-    """Change the list of contents of parts, and have the checksums fit."""
+    """Change the metadata of the shards, and update the checksums."""
     contents = folder(path) / ".metadata"
     metadata = pickle.loads(contents.read_bytes())
     change(metadata, folder(path))
@@ -142,7 +143,7 @@ def elsewhere(metadata: Any, where: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(as_bytes, "no plain data"), (elsewhere, "lies elsewhere")],
+    [(as_bytes, "not an allowed class"), (elsewhere, "is outside of its folder")],
 )
 def test_parts_that_are_no_tensors_or_lie_elsewhere_are_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any, Path], None], message: str
@@ -164,7 +165,7 @@ def test_what_is_no_tensor_is_refused_even_where_it_is_listed_as_plain(
         sharded.ALLOWED_CLASSES["torch.distributed.checkpoint.metadata"] | {"BytesStorageMetadata"},
     )
     described_anew(path, as_bytes)
-    with pytest.raises(CheckpointError, match=r"state_dict\.model\.w is no tensor"):
+    with pytest.raises(CheckpointError, match=r"state_dict\.model\.w is not a tensor"):
         load(path)
     with pytest.raises(pickle.UnpicklingError):
         sharded._planner().load_bytes(SimpleNamespace(dest_index=MetadataIndex("w")), BytesIO())
@@ -177,9 +178,9 @@ def test_a_folder_of_parts_elsewhere_is_refused(path: Path, name: str) -> None:
     folder(path).rename(path.parent.parent / "outside")
     index["shards"]["folder"] = name
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file))
-    with pytest.raises(CheckpointError, match="lies elsewhere"):
+    with pytest.raises(CheckpointError, match="is outside of its folder"):
         load(path)
-    with pytest.raises(CheckpointError, match="lies elsewhere"):
+    with pytest.raises(CheckpointError, match="is outside of its folder"):
         AtomicCheckpointIO().load_sharded(path, index, {})
 
 
@@ -200,4 +201,4 @@ except CheckpointError as error:
     said = two_ranks(BEGIN + code, str(tmp_path / "file" / "last.ckpt")).stdout
     assert said.count("last.ckpt: not written (rank 0: [Errno 20]") == 2
     said = two_ranks(BEGIN.replace("Path(sys.argv[1])", "sys.argv[1]") + code, "s3://bucket/last.ckpt").stdout
-    assert said.count("parts go to a folder that all ranks see; say checkpoints=<folder>") == 2
+    assert said.count("set checkpoints=<folder>") == 2

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written in one step, and removed only once they are replaced."""
+"""Checkpoint I/O: checkpoints are written atomically, and removed only after they are replaced."""
 
 from __future__ import annotations
 
@@ -22,86 +22,97 @@ from boltcutter.storage import CheckpointError as CheckpointError
 from boltcutter.storage import error_text, is_url, remedy_for, resolve_filesystem, store_errors, write_atomically
 from boltcutter.unpickle import find_placeholders
 
-# Where Lightning keeps constructor arguments; only its own load_from_checkpoint reads them.
+# Constructor arguments, stored by Lightning and read only by its load_from_checkpoint.
 HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams_type", "datamodule_hparams_type")
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Writes a file beside its place, brings it to the disk, and only then gives it its name.
+    """Writes each checkpoint to a temporary file, flushes it to disk, and then renames it.
 
-    A process killed at any moment, or a full disk, leaves the file that was there before. What is read is checked
-    byte by byte against the checksums that it carries. Paths with a protocol (``s3://``) go through fsspec, whose
-    stores show an object only when it is whole.
+    If the process is killed or the disk is full, the previous file is unchanged. Files are verified against their
+    checksums when they are loaded. Paths with a protocol (``s3://``) use fsspec; such storage makes an object visible
+    only when it is complete.
 
     Args:
-        asynchronous: Write in a thread beside the training, which then waits only for a copy in memory. Files are
-            written in order, one at a time; a fault is raised at the next save, or when training ends.
+        asynchronous: Write in a background thread, so that training waits only for a copy in memory. Files are
+            written in order, one at a time; an error is raised at the next save, or when training ends.
     """
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous
-        self._snapshot = BytesIO()  # used again and again: fresh memory costs more than the copy
+        self._snapshot = BytesIO()  # reused: allocating memory takes longer than the copy
         self._writer: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
-        self._used: set[Path] = set()  # folders that must not vanish
+        self._used: set[Path] = set()  # folders that were created, and must not be removed by others
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint``.
+        """Write a checkpoint.
 
         Raises:
-            CheckpointError: It could not be written, or the one before; what was there before is untouched.
+            CheckpointError: This checkpoint or the previous one could not be written; existing files are unchanged.
         """
         self.wait()
         if not self.asynchronous and not is_url(path):
             return self._write(path, lambda file: torch.save(checkpoint, file))
         self._snapshot.seek(0)
         torch.save(checkpoint, self._snapshot)
-        return self._do(partial(self._write_snapshot, path, self._snapshot.tell()))
+        return self._submit(partial(self._write_snapshot, path, self._snapshot.tell()))
 
     def save_sharded(self, checkpoint: dict[str, Any], path: str | Path, orders: dict[str, torch.Tensor]) -> None:
-        """Write a checkpoint of which each rank has a part, as ``sharded.save`` does; ranks wait for it.
+        """Write a sharded checkpoint, synchronously on all ranks.
+
+        Args:
+            checkpoint: Its tensors may be ``DTensor``.
+            path: Path of the checkpoint file, which refers to the shards.
+            orders: Row order of permuted tensors, by name.
 
         Raises:
-            CheckpointError: It could not be written; what was there before is untouched.
+            CheckpointError: It could not be written; existing files are unchanged.
         """
         self.wait()
         try:
             index = sharded.save(checkpoint, path, orders)
         except OSError as error:
-            raise CheckpointError(_why_not_written(path, error)) from error
+            raise CheckpointError(_write_failure(path, error)) from error
         if index:  # on the first rank
             self._write(path, lambda file: torch.save(index, file), keep=index["shards"]["folder"])
 
     def load_sharded(self, path: str | Path, index: dict[str, Any], into: dict[str, torch.Tensor]) -> None:
-        """Fill tensors by name with what a lazy has found to be in parts; called on all ranks."""
+        """Fill tensors by name from the shards of a checkpoint that was loaded with ``lazy``; called on all ranks."""
         sharded.load_into(Path(path), index, into, alone=False)
 
     def sharded_size(self, path: str | Path) -> int:
-        """Bytes of a checkpoint beside those of the file itself."""
+        """Return the size of a checkpoint's shards, in bytes."""
         return sharded.size(Path(path))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = True, *, lazy: bool = False
     ) -> dict[str, Any]:
-        """Read a checkpoint of this project, or of Lightning; tensors and plain types alone; or ``lazy`` as ``load``.
+        """Load a checkpoint of Lightning, restricted to tensors and plain values.
+
+        Args:
+            path: Path or URL.
+            map_location: Device of the tensors, as for ``torch.load``.
+            weights_only: Ignored; code in a checkpoint is never executed.
+            lazy: Memory-map tensors, and do not load those in shards.
 
         Raises:
-            CheckpointError: It is not there, not whole, or more than data.
+            CheckpointError: The file does not exist, is damaged, holds more than data, or holds only weights.
         """
         self.wait()
         if lazy and (fault := find_damage(path)):
-            raise CheckpointError(f"{path}: {fault}; take another checkpoint")
+            raise CheckpointError(f"{path}: {fault}; use another checkpoint")
         found = load(path, map_location, lazy=lazy)
         if "state_dict" not in found:
             raise CheckpointError(
-                f"{path}: holds weights but no training to go on with; load them with init_from={path}"
+                f"{path}: holds weights but no training state to resume; load them with init_from={path}"
             )
-        _leave_out_objects(found, path)
-        _find_moved(found, path)
+        _remove_objects(found, path)
+        _update_moved_paths(found, path)
         return found
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete the file, if it is there; never before the one that replaces it is written."""
+        """Delete a checkpoint, if it exists; not before the one that replaces it is written."""
         earlier = list(self._pending)
 
         def remove() -> None:
@@ -109,38 +120,38 @@ class AtomicCheckpointIO(CheckpointIO):
                 with store_errors(path):
                     store, place = resolve_filesystem(path)
                     if store.isfile(place):
-                        store.rm_file(place)  # not rm, which would take [, * or ? in it for a pattern
+                        store.rm_file(place)  # not rm, which treats [, * and ? as a pattern
                     elif store.exists(place):
                         store.rm(place, recursive=True)
                     sharded.remove_stale(Path(path))
 
-        self._do(remove)
+        self._submit(remove)
 
     def wait(self) -> None:
-        """Return once all that was saved is written.
+        """Wait until all checkpoints are written.
 
         Raises:
-            CheckpointError: It could not be.
+            CheckpointError: A checkpoint could not be written.
         """
         pending, self._pending = self._pending, []
         for job in pending:
             job.result()
 
     def teardown(self) -> None:
-        """Write what is left."""
+        """Finish writing, and stop the thread."""
         failing = sys.exc_info()[1] is not None
         try:
             self.wait()
         except CheckpointError as error:
             if not failing:
                 raise
-            print(f"error: {error}", file=sys.stderr)  # beside what ended the training
+            print(f"error: {error}", file=sys.stderr)  # do not hide the error that ended training
         finally:
             if self._writer:
                 self._writer.shutdown()
                 self._writer = None
 
-    def _do(self, job: Callable[[], None]) -> None:
+    def _submit(self, job: Callable[[], None]) -> None:
         if not self.asynchronous:
             return job()
         self._writer = self._writer or ThreadPoolExecutor(1, "checkpoint")
@@ -154,7 +165,7 @@ class AtomicCheckpointIO(CheckpointIO):
                 store, place = resolve_filesystem(path)
                 store.pipe_file(place, bytes(content))
             except Exception as error:  # each store has its own
-                raise CheckpointError(_why_not_written(path, error)) from error
+                raise CheckpointError(_write_failure(path, error)) from error
 
     def _write(self, path: str | Path, dump: Callable[[IO[bytes]], object], keep: str | None = None) -> None:
         folder = Path(path).parent
@@ -162,28 +173,28 @@ class AtomicCheckpointIO(CheckpointIO):
             if folder not in self._used:
                 folder.mkdir(parents=True, exist_ok=True)
             write_atomically(Path(path), dump)
-        except (OSError, RuntimeError) as error:  # torch gives a full disk as RuntimeError
-            raise CheckpointError(_why_not_written(path, error)) from error
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+            raise CheckpointError(_write_failure(path, error)) from error
         self._used.add(folder)
         sharded.remove_stale(Path(path), keep)
 
 
-def _leave_out_objects(found: dict[str, Any], path: str | Path) -> None:
-    """Drop states of callbacks that hold objects of foreign classes, and report what else is not loaded."""
+def _remove_objects(found: dict[str, Any], path: str | Path) -> None:
+    """Remove the states of callbacks that hold objects of foreign classes, and warn about all that is not loaded."""
     states = found.get("callbacks") or {}
-    left = {f"callbacks.{name}": list(find_placeholders(states[name], f"callbacks.{name}")) for name in states}
-    found["callbacks"] = {name: state for name, state in states.items() if not left[f"callbacks.{name}"]}
+    objects = {f"callbacks.{name}": list(find_placeholders(states[name], f"callbacks.{name}")) for name in states}
+    found["callbacks"] = {name: state for name, state in states.items() if not objects[f"callbacks.{name}"]}
     others = {key: value for key, value in found.items() if key not in HYPERPARAMETERS}
-    lines = [*(line for some in left.values() for line in some[:1]), *find_placeholders(others)]
+    lines = [*(line for some in objects.values() for line in some[:1]), *find_placeholders(others)]
     if lines and is_rank_zero():
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        print(f"warning: {path}: {lines[0]}{more}, which is not loaded; save plain values there", file=sys.stderr)
+        print(f"warning: {path}: {lines[0]}{more} and is not loaded; save plain values instead", file=sys.stderr)
 
 
-def _find_moved(found: dict[str, Any], path: str | Path) -> None:
-    """Where the folder of a checkpoint was moved, have ModelCheckpoint find those it keeps in their new place.
+def _update_moved_paths(found: dict[str, Any], path: str | Path) -> None:
+    """Update the paths in the state of ModelCheckpoint if the folder of a checkpoint was moved.
 
-    Lightning's forgets all it knew of them when its ``dirpath`` is another one, and would keep a worse one as the best.
+    Lightning discards this state if ``dirpath`` has changed, and would then keep a worse checkpoint as the best.
     """
     place = str(path).rpartition("/")[0] or "."
     here = place if is_url(path) else os.path.realpath(place)
@@ -202,12 +213,12 @@ def _find_moved(found: dict[str, Any], path: str | Path) -> None:
         found["callbacks"][name] = {**state, **moved, **{key: new[old] for key, old in paths.items()}}
 
 
-def _why_not_written(path: str | Path, error: Exception) -> str:
+def _write_failure(path: str | Path, error: Exception) -> str:
     if is_url(path):
-        return f"{path}: not written ({error_text(error)}); the checkpoint before it is untouched; {remedy_for(path)}"
+        return f"{path}: not written ({error_text(error)}); the previous checkpoint is unchanged; {remedy_for(path)}"
     folder = Path(path).parent
-    there = next((p for p in folder.resolve().parents if p.is_dir()), Path("/")) if not folder.is_dir() else folder
-    free = f"{shutil.disk_usage(there).free / 2**20:,.0f} MiB are free there"
+    existing = next((p for p in folder.resolve().parents if p.is_dir()), Path("/")) if not folder.is_dir() else folder
+    free = f"{shutil.disk_usage(existing).free / 2**20:,.0f} MiB are free"
     if isinstance(error, FileNotFoundError) and not folder.is_dir():
-        return f"{path}: not written: the folder has vanished, with the checkpoints in it; {free}"
-    return f"{path}: not written ({error_text(error)}); {free}; the checkpoint before it is untouched"
+        return f"{path}: not written: the folder was removed, with its checkpoints; {free}"
+    return f"{path}: not written ({error_text(error)}); {free}; the previous checkpoint is unchanged"

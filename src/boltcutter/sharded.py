@@ -1,8 +1,8 @@
-"""Checkpoints of several files: each rank writes its part into a folder, and then a file names the folder.
+"""Sharded checkpoints: each rank writes its shard to a folder, and then a file is written that refers to the folder.
 
-``last.ckpt`` is that file: all of the checkpoint but the numbers of weights and optimizer state, of which it has names,
-shapes and types. These are beside it in ``last.ckpt.shards-<name>``, in the form of ``torch.distributed.checkpoint``.
-Parts get a new folder each time and the file comes last, in one step: until then what was there before is whole.
+The file, ``last.ckpt``, is the checkpoint with meta tensors (shape and dtype) in place of weights and optimizer state.
+Their data is in ``last.ckpt.shards-<name>``, in the format of ``torch.distributed.checkpoint``. Shards are written to a
+new folder each time and the file is replaced atomically at the end, so the previous checkpoint stays valid until then.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import Tensor
 from boltcutter.atomic import fsync_folder
 from boltcutter.storage import CheckpointError
 
-SHARDED_KEYS = ("state_dict", "optimizer_states")  # of a checkpoint, what ranks have parts of
-ALLOWED_CLASSES = {  # all that a list of contents is made of
+SHARDED_KEYS = ("state_dict", "optimizer_states")  # entries of a checkpoint that are sharded over ranks
+ALLOWED_CLASSES = {  # classes in the metadata of torch.distributed.checkpoint
     "torch.distributed.checkpoint.metadata": {
         "ChunkStorageMetadata",
         "Metadata",
@@ -45,36 +45,36 @@ ALLOWED_CLASSES = {  # all that a list of contents is made of
 
 
 def save(checkpoint: dict[str, Any], path: str | Path, orders: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    """Write a checkpoint's parts, on all ranks.
+    """Write the shards of a checkpoint; called on all ranks.
 
     Args:
-        checkpoint: Its tensors may be ``DTensor``s.
-        path: Of the file that is to name them.
-        orders: By name (``state_dict.model.weight``) of which rows a tensor is made, where that is not 0, 1, 2, …
+        checkpoint: Its tensors may be ``DTensor``.
+        path: Path of the file that will refer to the shards.
+        orders: Row indices of permuted tensors, by name (``state_dict.model.weight``).
 
     Returns:
-        What belongs into that file, on the first rank.
+        The contents of the file on rank 0, None on other ranks.
 
     Raises:
-        OSError: A rank could not write its part.
+        OSError: A rank could not write its shard.
         CheckpointError: The path is a URL.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+    from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
     if "://" in str(path):
-        raise CheckpointError(f"{path}: parts go to a folder that all ranks see; say checkpoints=<folder>")
+        raise CheckpointError(f"{path}: shards need a folder that all ranks can access; set checkpoints=<folder>")
     rank = dist.get_rank()
     tensors: dict[str, Tensor] = {}
-    index = {key: _hollow(value, key, tensors) if key in SHARDED_KEYS else value for key, value in checkpoint.items()}
+    index = {key: _to_meta(value, key, tensors) if key in SHARDED_KEYS else value for key, value in checkpoint.items()}
     name = [secrets.token_hex(4)]
     dist.broadcast_object_list(name)
     folder = Path(f"{path}.shards-{name[0]}")
-    with _first_failure():
-        save_sharded(tensors, storage_writer=FileSystemWriter(folder))
-    mine = [file for file in sorted(folder.iterdir()) if _belongs(file.name, rank)]
+    with _convert_rank_error():
+        save_shards(tensors, storage_writer=FileSystemWriter(folder))
+    written = [file for file in sorted(folder.iterdir()) if _is_written_by(file.name, rank)]
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, {file.name: [file.stat().st_size, _checksum(file)] for file in mine})
+    dist.all_gather_object(everyone, {file.name: [file.stat().st_size, _checksum(file)] for file in written})
     if rank:
         return None
     _sync(folder)
@@ -83,71 +83,71 @@ def save(checkpoint: dict[str, Any], path: str | Path, orders: Mapping[str, Tens
 
 
 def find_damage(path: Path, index: Mapping[str, Any]) -> str | None:
-    """What is wrong with the parts that the file ``path`` names; None if nothing is, or it names none."""
+    """Verify the shards of a checkpoint; return a description of the damage, or None."""
     if "shards" not in index:
         return None
-    parts = index["shards"]
-    if odd := [name for name in (parts["folder"], *parts["files"]) if not _is_plain_name(name)]:
-        return f"its part {odd[0]!r} lies elsewhere"
-    for name, (size, checksum) in parts["files"].items():
-        file = path.parent / parts["folder"] / name
+    shards = index["shards"]
+    if odd := [name for name in (shards["folder"], *shards["files"]) if not _is_plain_name(name)]:
+        return f"its shard {odd[0]!r} is outside of its folder"
+    for name, (size, checksum) in shards["files"].items():
+        file = path.parent / shards["folder"] / name
         if not file.is_file():
-            return f"its part {parts['folder']}/{name} is missing"
+            return f"its shard {shards['folder']}/{name} is missing"
         if file.stat().st_size != size or _checksum(file) != checksum:
-            return f"damaged at its part {parts['folder']}/{name}"
+            return f"its shard {shards['folder']}/{name} is damaged"
     return None
 
 
 def load_into(path: Path, index: dict[str, Any], into: dict[str, Tensor], *, alone: bool) -> None:
-    """Fill tensors by name; of a ``DTensor`` this rank's part. Others get their rows in order.
+    """Fill tensors by name from the shards; of a ``DTensor``, only this rank's shard.
 
     Args:
-        path: Of the file.
-        index: What it holds.
-        into: Are filled.
-        alone: Whether other ranks, if there are any, read nothing now.
+        path: Path of the checkpoint file.
+        index: Contents of the file.
+        into: Tensors to fill, by name; permuted tensors that are no ``DTensor`` get their rows in the original order.
+        alone: Whether this rank reads without the others.
 
     Raises:
-        CheckpointError: The parts cannot be read, or are more than data.
+        CheckpointError: The shards cannot be read, or hold more than data.
     """
     from torch.distributed.checkpoint.state_dict_loader import load
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*in a single process.*")
         try:
-            with _first_failure():
+            with _convert_rank_error():
                 load(into, storage_reader=_reader(path, index), planner=_planner(), no_dist=alone)
         except (OSError, pickle.UnpicklingError) as error:
-            raise CheckpointError(f"{path}: its parts are not read ({error}); take another checkpoint") from error
+            raise CheckpointError(f"{path}: its shards cannot be read ({error}); use another checkpoint") from error
     for name, order in index["shards"]["orders"].items():
         if name in into:
             into[name].copy_(into[name][order.argsort()])
 
 
 def load_full(path: Path, index: dict[str, Any]) -> dict[str, Any]:
-    """The checkpoint with all its tensors, as one process would have written it; as it is if it names no parts.
+    """Load all shards into one checkpoint; a checkpoint without shards is returned unchanged.
 
     Raises:
-        CheckpointError: A part is missing, damaged, or more than data.
+        CheckpointError: A shard is missing, damaged, or holds more than data.
     """
     if "shards" not in index:
         return index
     if why := find_damage(path, index):
-        raise CheckpointError(f"{path}: {why}; take another checkpoint")
+        raise CheckpointError(f"{path}: {why}; use another checkpoint")
     tensors: dict[str, Tensor] = {}
-    found = {key: _filled(value, key, tensors) if key in SHARDED_KEYS else value for key, value in index.items()}
+    found = {key: _to_empty(value, key, tensors) if key in SHARDED_KEYS else value for key, value in index.items()}
     load_into(path, index, tensors, alone=True)
     del found["shards"]
     return found
 
 
 def size(path: Path) -> int:
-    """Bytes of all parts that are there."""
+    """Return the size of all shards, in bytes."""
     return sum(file.stat().st_size for folder in _folders(path) for file in folder.iterdir())
 
 
 def remove_stale(path: Path, keep: str | None = None) -> None:
-    """Remove parts that belong to ``path`` no longer: all but the folder ``keep``."""
+    """Remove all shard folders of ``path`` except ``keep``."""
     for folder in _folders(path):
         if folder.name != keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -158,32 +158,32 @@ def _folders(path: Path) -> list[Path]:
     return [f for f in path.parent.iterdir() if f.name.startswith(start)] if path.parent.is_dir() else []
 
 
-def _hollow(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """``value`` with tensors that have no numbers; those that have go to ``tensors``."""
+def _to_meta(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Replace tensors in ``value`` by meta tensors, and collect the original ones in ``tensors`` by name."""
     if isinstance(value, Tensor):
         tensors[name] = value
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
     if isinstance(value, Mapping):
-        return {key: _hollow(inner, f"{name}.{key}", tensors) for key, inner in value.items()}
+        return {key: _to_meta(inner, f"{name}.{key}", tensors) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_hollow(inner, f"{name}.{place}", tensors) for place, inner in enumerate(value))
+        return type(value)(_to_meta(inner, f"{name}.{i}", tensors) for i, inner in enumerate(value))
     return value
 
 
-def _filled(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The contrary: ``value`` with room for numbers, which is also in ``tensors``."""
+def _to_empty(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Replace meta tensors in ``value`` by uninitialized ones, and collect these in ``tensors`` by name."""
     if isinstance(value, Tensor):
         tensors[name] = torch.empty(value.shape, dtype=value.dtype)
         return tensors[name]
     if isinstance(value, Mapping):
-        return {key: _filled(inner, f"{name}.{key}", tensors) for key, inner in value.items()}
+        return {key: _to_empty(inner, f"{name}.{key}", tensors) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_filled(inner, f"{name}.{place}", tensors) for place, inner in enumerate(value))
+        return type(value)(_to_empty(inner, f"{name}.{i}", tensors) for i, inner in enumerate(value))
     return value
 
 
-def _belongs(name: str, rank: int) -> bool:
-    """Whether a rank has written a file."""
+def _is_written_by(name: str, rank: int) -> bool:
+    """Return whether a file was written by a rank."""
     return name.startswith(f"__{rank}_") or (rank == 0 and not name.startswith("__"))
 
 
@@ -196,17 +196,17 @@ def _checksum(file: Path) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """Have the names on the disk: of the files, and of the folder."""
-    for place in (folder, folder.parent):
-        fsync_folder(place)
+    """Flush the directory entries of the files and of the folder to disk."""
+    for path in (folder, folder.parent):
+        fsync_folder(path)
 
 
 @contextmanager
-def _first_failure() -> Iterator[None]:
-    """What any of the ranks failed with.
+def _convert_rank_error() -> Iterator[None]:
+    """Raise the error of the first rank that failed.
 
     Raises:
-        OSError: In place of torch's own error, which is no ``Exception``.
+        OSError: In place of ``CheckpointException``, which is not derived from ``Exception``.
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -223,21 +223,21 @@ def _reader(path: Path, index: dict[str, Any]) -> Any:
 
     name = index["shards"]["folder"]
     if not _is_plain_name(name):
-        raise pickle.UnpicklingError(f"{name!r} lies elsewhere")
+        raise pickle.UnpicklingError(f"{name!r} is outside of its folder")
     folder = path.parent / name
     found: Metadata = _Unpickler(BytesIO((folder / ".metadata").read_bytes())).load()
     if not isinstance(found, Metadata):
-        raise pickle.UnpicklingError("its list of contents is none")
+        raise pickle.UnpicklingError("its metadata has another type")
     for name, kind in found.state_dict_metadata.items():
-        if type(kind) is not TensorStorageMetadata:  # torch would unpickle it, and run its code
-            raise pickle.UnpicklingError(f"{name} is no tensor")
+        if type(kind) is not TensorStorageMetadata:  # torch would unpickle it and so execute code
+            raise pickle.UnpicklingError(f"{name} is not a tensor")
     for info in (found.storage_data or {}).values():
         if not _is_plain_name(getattr(info, "relative_path", None)):
-            raise pickle.UnpicklingError(f"{getattr(info, 'relative_path', info)!r} lies elsewhere")
+            raise pickle.UnpicklingError(f"{getattr(info, 'relative_path', info)!r} is outside of its folder")
     found.storage_meta = found.storage_meta or StorageMeta()
 
     class Reader(FileSystemReader):
-        """Torch's own would run whatever code a list of contents holds."""
+        """Returns the metadata that was read safely; torch's reader would execute code in it."""
 
         def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
             return found
@@ -249,16 +249,16 @@ def _planner() -> Any:
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     class Planner(DefaultLoadPlanner):
-        """Torch's own would unpickle what is no tensor."""
+        """Loads only tensors; torch's planner would unpickle other values."""
 
         def load_bytes(self, read_item: Any, value: Any) -> None:
-            raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is no tensor")
+            raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is not a tensor")
 
     return Planner()
 
 
 def _is_plain_name(name: Any) -> bool:
-    """Whether a name leads to no other folder."""
+    """Return whether a name refers to an entry of the same folder."""
     return isinstance(name, str) and "/" not in name and "\\" not in name and name not in ("", ".", "..")
 
 
@@ -267,4 +267,4 @@ class _Unpickler(pickle.Unpickler):
         kind = getattr(torch, name, None) if module == "torch" else None
         if name in ALLOWED_CLASSES.get(module, ()) or isinstance(kind, torch.dtype):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
+        raise pickle.UnpicklingError(f"{module}.{name} is not an allowed class")

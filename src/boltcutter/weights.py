@@ -1,4 +1,4 @@
-"""The weights in files that any training program has written, and whether they fit."""
+"""Load weights from checkpoints of any training program, and check their compatibility."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from boltcutter.loading import load, read_metadata
 from boltcutter.storage import CheckpointError
 from boltcutter.unpickle import find_placeholders
 
-LATE_HOOKS = ("setup", "configure_model", "on_load_checkpoint")  # hooks that may change what a foreign module loads
-TRAINING_STATE = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # without which training cannot go on
-# What torch.compile, FSDP and activation checkpointing put into names.
+LATE_HOOKS = (
+    "setup",
+    "configure_model",
+    "on_load_checkpoint",
+)  # hooks that may change the parameters of a user's module
+TRAINING_STATE = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # needed to resume training
+# Components that torch.compile, FSDP and activation checkpointing insert into parameter names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 KERAS_FILES = (".keras", ".weights.h5")
@@ -27,17 +31,17 @@ KERAS_FILES = (".keras", ".weights.h5")
 
 @runtime_checkable
 class ReadsKerasFiles(Protocol):
-    """What a model has that can take its weights from a file that Keras wrote."""
+    """A model that can load weights from a Keras file."""
 
     def load(self, path: str | Path) -> list[str]:
-        """Take over what fits, and return the names of what the file does not have."""
+        """Load the matching weights, and return the names of weights that are missing in the file."""
 
 
 def extract_weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The model's own weights in any file that training programs write.
+    """Extract the model's state dict from a checkpoint of any training program.
 
-    Understood are Lightning's checkpoints, bare state dicts, ``{"model": …}`` and ``{"state_dict": …}``, with the
-    prefixes that DataParallel, ``torch.compile``, FSDP and a LightningModule's ``model.`` put before each key.
+    Supports Lightning checkpoints, bare state dicts, ``{"model": …}`` and ``{"state_dict": …}``. Removes the prefixes
+    added by DataParallel, ``torch.compile``, FSDP and a LightningModule's attribute ``model``.
     """
     plain = _named(found)
     for outer in ("module.", "model.", "module."):  # DataParallel around or inside a LightningModule
@@ -47,7 +51,7 @@ def extract_weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _named(found: Mapping[str, Any]) -> dict[str, Tensor]:
-    """All weights in a file, by their names without those of wrappers."""
+    """Return all tensors of a checkpoint, by their names without those of wrappers."""
     inner = next(
         (found[key] for key in ("state_dict", "model", "model_state_dict") if isinstance(found.get(key), Mapping)),
         found,
@@ -60,60 +64,60 @@ def _named(found: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> list[str]:
-    """Give ``model`` the weights of a file, where names and shapes fit.
+    """Load all weights from a file whose names and shapes match those of ``model``.
 
     Args:
-        model: A model; or a whole LightningModule, whose own ``model`` may be all that the file has.
-        path: Of the file.
+        model: A model, or a LightningModule; the file may hold the weights of its attribute ``model`` only.
+        path: Path or URL of the file.
 
     Returns:
-        A line for each kind of weight that was left alone: missing, unexpected, of another shape.
+        One line for each kind of mismatch: missing, unexpected, of another shape.
 
     Raises:
-        CheckpointError: The file cannot be read, or nothing in it fits.
+        CheckpointError: The file cannot be read, or no weights match.
     """
     if str(path).endswith(KERAS_FILES):
         return _initialize_from_keras(model, path)
     found, own = load(path), model.state_dict()
     stripped = extract_weights(found)
-    readings = [stripped, _named(found), {f"model.{key}": value for key, value in stripped.items()}]
-    given = max(readings, key=lambda names: len(names.keys() & own.keys()))
-    fitting = {key: value for key, value in given.items() if key in own and _shape(own[key]) == list(value.shape)}
-    if not fitting:
+    candidates = [stripped, _named(found), {f"model.{key}": value for key, value in stripped.items()}]
+    given = max(candidates, key=lambda names: len(names.keys() & own.keys()))
+    matching = {key: value for key, value in given.items() if key in own and _shape(own[key]) == list(value.shape)}
+    if not matching:
         some = ", ".join(list(given)[:3]) or "no weights"
-        raise CheckpointError(f"init_from={path}: nothing in it fits the model (it has {some} …); take another file")
-    model.load_state_dict(fitting, strict=False)
-    reshaped = [f"{k} {list(given[k].shape)} → {_shape(own[k])}" for k in given if k in own and k not in fitting]
+        raise CheckpointError(f"init_from={path}: no weights match the model (the file has {some} …); use another file")
+    model.load_state_dict(matching, strict=False)
+    reshaped = [f"{k} {list(given[k].shape)} → {_shape(own[k])}" for k in given if k in own and k not in matching]
     kinds = {
         "missing": [key for key in own if key not in given],
         "unexpected": [key for key in given if key not in own],
         "of another shape": reshaped,
     }
-    return [f"{len(keys)} {kind}: {_some(keys)}" for kind, keys in kinds.items() if keys]
+    return [f"{len(keys)} {kind}: {_first_names(keys)}" for kind, keys in kinds.items() if keys]
 
 
 def _initialize_from_keras(model: nn.Module, path: str | Path) -> list[str]:
     if not isinstance(model, ReadsKerasFiles):
         raise CheckpointError(
-            f"init_from={path}: only a Keras model takes a file of Keras, and model is {type(model).__name__}; take "
-            "another file, or try model=keras_convnet"
+            f"init_from={path}: only a Keras model loads Keras files, and model is {type(model).__name__}; use "
+            "another file, or model=keras_convnet"
         )
     try:
         missing = model.load(path)
     except (ValueError, OSError) as error:
         text = " ".join(str(error).split())
-        raise CheckpointError(f"init_from={path}: not read ({text}); take another file") from error
-    return [f"{len(missing)} missing: {_some(missing)}"] if missing else []
+        raise CheckpointError(f"init_from={path}: cannot be read ({text}); use another file") from error
+    return [f"{len(missing)} missing: {_first_names(missing)}"] if missing else []
 
 
 def incompatibility(path: str | Path, task: nn.Module) -> str | None:
-    """In one line, why training cannot go on from a checkpoint with this task; None if it can.
+    """Return why a checkpoint cannot be resumed with this task, in one line; None if it can.
 
-    Compared are names and shapes of the weights, unless the task gets them later or loads them in its own way, and the
-    settings that the optimizer keeps for each group. All of the training's state must be plain values.
+    Compares names and shapes of the weights, unless the task creates them later or loads them differently, and the
+    settings that the optimizer stores in each parameter group. The whole training state must be plain values.
     """
     found = read_metadata(path)
-    given, own = ({}, {}) if _loads_its_own_way(task) else (found.get("state_dict", {}), task.state_dict())
+    given, own = ({}, {}) if _has_own_loading(task) else (found.get("state_dict", {}), task.state_dict())
     kinds = {
         "weights are missing": [key for key in own if key not in given],
         "weights are unexpected": [key for key in given if key not in own],
@@ -125,14 +129,14 @@ def incompatibility(path: str | Path, task: nn.Module) -> str | None:
     kinds["values are objects, which are not loaded"] = list(find_placeholders(restored))
     make: Any = None if _is_foreign(task) else getattr(task, "optimizer", None)
     if make is not None and found.get("optimizer_states"):
-        then = found["optimizer_states"][0]["param_groups"][0].keys()  # with what schedulers have added
+        then = found["optimizer_states"][0]["param_groups"][0].keys()  # including those added by schedulers
         now = make([nn.Parameter(torch.zeros(1))]).param_groups[0].keys()
         kinds["optimizer settings are missing"] = sorted(now - then)
-    return "; ".join(f"{len(keys)} {kind} ({_some(keys)})" for kind, keys in kinds.items() if keys) or None
+    return "; ".join(f"{len(keys)} {kind} ({_first_names(keys)})" for kind, keys in kinds.items() if keys) or None
 
 
-def _loads_its_own_way(task: nn.Module) -> bool:
-    """Whether the weights of a foreign module may be other ones by the time that a checkpoint is loaded."""
+def _has_own_loading(task: nn.Module) -> bool:
+    """Return whether the parameters of a user's module may change before a checkpoint is loaded."""
     lenient = not getattr(task, "strict_loading", True)
     return _is_foreign(task) and (lenient or any(is_overridden(hook, task) for hook in LATE_HOOKS))
 
@@ -142,9 +146,9 @@ def _is_foreign(task: nn.Module) -> bool:
 
 
 def _shape(value: Any) -> list[int] | None:
-    """None for what has none: the extra state of a module may be anything, a lazy parameter is not made yet."""
+    """Return the shape; None for a lazy parameter, and for a module's extra state, which may be any object."""
     return None if is_lazy(value) or not hasattr(value, "shape") else list(value.shape)
 
 
-def _some(keys: list[str]) -> str:
+def _first_names(keys: list[str]) -> str:
     return ", ".join(keys[:3]) + (" …" if len(keys) > 3 else "")

@@ -59,5 +59,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
         LocalStage(Forgetful(), 0, 1)
     with pytest.raises(PipelineError, match=r"trainer\.devices=3 exceeds .*model=mlp.* try trainer.devices=2"):
         LocalStage(MLP((6,), 3, hidden_sizes=[5]), 0, 3)
-    with pytest.raises(PipelineError, match=r"trainer\.devices=3 exceeds model\.num_layers=2, .* try trainer.devices=2"):
+    with pytest.raises(
+        PipelineError, match=r"trainer\.devices=3 exceeds model\.num_layers=2, .* try trainer.devices=2"
+    ):
         LocalStage(GPT((8,), 11, num_layers=2, hidden_size=16, num_heads=2), 0, 3)
