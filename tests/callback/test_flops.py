@@ -6,7 +6,7 @@ from boltcutter.callback.flops import count_flops, peak_flops
 
 
 @pytest.mark.parametrize(
-    ("device", "precision", "wanted"),
+    ("device", "precision", "expected"),
     [
         ("NVIDIA A100-SXM4-80GB", "bf16-mixed", 312e12),
         ("NVIDIA A100-SXM4-80GB", "32-true", 19.5e12),
@@ -24,11 +24,11 @@ from boltcutter.callback.flops import count_flops, peak_flops
         ("AMD Instinct MI300X", "bf16-mixed", None),
     ],
 )
-def test_peaks_are_those_of_the_device(device: str, precision: str, wanted: float | None) -> None:
-    assert peak_flops(device, precision) == wanted
+def test_the_peak_is_that_of_the_device(device: str, precision: str, expected: float | None) -> None:
+    assert peak_flops(device, precision) == expected
 
 
-def test_tf32_counts_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_used_if_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     assert peak_flops("NVIDIA A100-SXM4-80GB", "32-true") == 156e12
 
@@ -43,7 +43,7 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def test_operations_are_those_of_the_formula() -> None:
+def test_flops_match_the_formula() -> None:
     model, batch, length = Attention(), 3, 16
     before = {name: value.clone() for name, value in model.state_dict().items()}
     linear, products = 2 * batch * length * 64 * 192, 2 * 2 * batch * length * length * 64
@@ -53,10 +53,10 @@ def test_operations_are_those_of_the_formula() -> None:
     assert count_flops(convolution, torch.zeros(2, 3, 10, 10)) == 3 * 2 * (2 * 8 * 100) * 27
 
 
-class Looking(nn.Module):
+class DataDependent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if x.sum().item() > 0 else x
 
 
-def test_a_model_that_looks_at_its_numbers_is_not_counted() -> None:
-    assert count_flops(Looking(), torch.ones(2)) is None
+def test_a_model_with_data_dependent_control_flow_is_not_counted() -> None:
+    assert count_flops(DataDependent(), torch.ones(2)) is None

@@ -12,23 +12,23 @@ def test_the_experiment_writes_a_trace_and_a_table(script: Script, tmp_path: Pat
     done = script("train", "experiment=profile", "model=mlp", f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
-    assert f"profile: {tmp_path}/run/profile/trace-rank-0.json.gz for https://ui.perfetto.dev" in done.stdout
+    assert f"profile: {tmp_path}/run/profile/trace-rank-0.json.gz" in done.stdout
     with gzip.open(tmp_path / "run" / "profile" / "trace-rank-0.json.gz") as file:
         names = [event["name"] for event in json.load(file)["traceEvents"] if "name" in event]
     assert names.count("aten::addmm") == 5 * 3  # of five steps, three layers each
     assert "aten::addmm" in (tmp_path / "run" / "profile" / "table-rank-0.txt").read_text()
-    left = {file.name for file in (tmp_path / "run" / "profile").iterdir()}
-    assert left == {"trace-rank-0.json.gz", "table-rank-0.txt"}
+    files = {file.name for file in (tmp_path / "run" / "profile").iterdir()}
+    assert files == {"trace-rank-0.json.gz", "table-rank-0.txt"}
 
 
-def test_a_training_that_is_over_too_soon_is_told_and_one_within_is_written(script: Script, tmp_path: Path) -> None:
+def test_training_that_ends_before_or_during_profiling(script: Script, tmp_path: Path) -> None:
     done = script("train", "experiment=profile", "model=mlp", "trainer.max_steps=3", f"folder={tmp_path}/a")
-    assert "profile: nothing was watched, since training had no more than 3 batches" in done.stdout
+    assert "profile: nothing was profiled" in done.stdout
     done = script("train", "experiment=profile", "model=mlp", "trainer.max_steps=7", f"folder={tmp_path}/b")
     assert "profile: " in done.stdout
     assert (tmp_path / "b" / "profile" / "trace-rank-0.json.gz").is_file()
 
 
-def test_mistakes_are_one_line() -> None:
-    with pytest.raises(ValueError, match=r"callback.profile.active=0 is not a number of batches; try 5"):
+def test_invalid_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"callback.profile.active=0 .*; try 5"):
         Profile(Path(), active=0)

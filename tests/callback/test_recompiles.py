@@ -8,7 +8,7 @@ from boltcutter.callback.recompiles import RecompileMonitor
 
 
 class Task:
-    """What the callback asks of a task."""
+    """A task with the interface that the callback uses."""
 
     compile_model: Any = "xla"
 
@@ -24,7 +24,7 @@ class Task:
         self.logged.append(value)
 
 
-def test_recompiles_are_logged_and_many_are_told_once_with_the_reason() -> None:
+def test_recompiles_are_logged_and_many_warn_once_with_the_reason() -> None:
     callback, task = RecompileMonitor(warn_after=2), Task()
     trainer: Any = SimpleNamespace(log_every_n_steps=10, global_step=10)
     callback.on_train_start(trainer, task)  # type: ignore[arg-type]
@@ -33,9 +33,7 @@ def test_recompiles_are_logged_and_many_are_told_once_with_the_reason() -> None:
     callback.on_train_batch_end(trainer, task, None, None, 0)  # type: ignore[arg-type]
     assert task.logged == [0.0]  # at logging steps
     task.reasons = ["one", "two", "three\nand more"]
-    with pytest.warns(
-        UserWarning, match=r"^task.compile=xla: compiled 3 times more, .* last since three and more; give b"
-    ):
+    with pytest.warns(UserWarning, match=r"^task.compile=xla: .*3 times.*three and more; .*task.compile=false"):
         callback.on_train_epoch_end(trainer, task)  # type: ignore[arg-type]
     task.reasons.append("four")
     with warnings.catch_warnings():
@@ -44,16 +42,16 @@ def test_recompiles_are_logged_and_many_are_told_once_with_the_reason() -> None:
     assert task.logged == [0.0, 3.0, 4.0]
 
 
-def test_steps_of_a_task_that_is_not_compiled_are_left_alone() -> None:
+def test_steps_of_a_task_that_is_not_compiled_are_skipped() -> None:
     callback, task = RecompileMonitor(), Task()
     task.compile_model = False
     callback.on_train_start(None, task)  # type: ignore[arg-type]
-    assert callback.on_train_batch_end is None  # which Lightning passes over
+    assert callback.on_train_batch_end is None  # so Lightning skips it
     task.compile_model = True
     callback.on_train_start(None, task)  # type: ignore[arg-type]
     assert callable(callback.on_train_batch_end)
 
 
-def test_a_negative_patience_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^callback.recompiles.warn_after=-1 is not a number of times; try 3$"):
+def test_a_negative_warn_after_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^callback.recompiles.warn_after=-1 .*; try 3$"):
         RecompileMonitor(warn_after=-1)

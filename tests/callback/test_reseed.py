@@ -19,8 +19,8 @@ pytestmark = [
 ]
 
 
-class Dropping(L.LightningModule):
-    """Keeps what each step drew."""
+class WithDropout(L.LightningModule):
+    """Records the random numbers of each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,10 +41,10 @@ class Dropping(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit(folder: Path, seed: int, *, validate: bool = False, before: int = 0, epochs: int = 2) -> Dropping:
+def fit(folder: Path, seed: int, *, validate: bool = False, before: int = 0, epochs: int = 2) -> WithDropout:
     torch.manual_seed(1)
     loader = DataLoader(TensorDataset(torch.randn(12, 4)), 4)
-    task = Dropping()
+    task = WithDropout()
     torch.rand(before)
     options: dict[str, Any] = {"limit_val_batches": 1.0 if validate else 0}
     L.Trainer(
@@ -62,10 +62,10 @@ def fit(folder: Path, seed: int, *, validate: bool = False, before: int = 0, epo
     return task
 
 
-def test_what_a_step_draws_does_not_depend_on_what_ran_before(tmp_path: Path) -> None:
+def test_random_numbers_do_not_depend_on_earlier_steps(tmp_path: Path) -> None:
     first, second = fit(tmp_path, 3), fit(tmp_path, 3, before=100)
     assert first.drawn == second.drawn
-    assert len(set(first.drawn)) == 6  # each of 2 epochs × 3 batches has its own
+    assert len(set(first.drawn)) == 6  # 2 epochs × 3 batches
 
 
 def test_validation_does_not_change_the_weights(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_seeds_differ(tmp_path: Path) -> None:
     assert not set(fit(tmp_path, 0).drawn) & set(fit(tmp_path, 1).drawn)
 
 
-def test_each_rank_and_batch_draws_for_itself() -> None:
+def test_each_rank_and_batch_draws_different_numbers() -> None:
     def draw(epoch: int, batch: int, rank: int) -> float:
         at = SimpleNamespace(current_epoch=epoch, global_rank=rank)
         Reseed(0).on_train_batch_start(cast(L.Trainer, at), L.LightningModule(), None, batch)
@@ -121,7 +121,7 @@ def test_any_integer_is_a_seed(seed: int) -> None:
     assert 0 <= mix(seed, 1, 2) < 2**64
 
 
-def test_the_hash_spreads_neighbours_over_all_bits() -> None:
+def test_hashes_of_neighbours_are_uniform_in_all_bits() -> None:
     keys = np.array([[mix(0, epoch, batch, 0)] for epoch in range(50) for batch in range(50)], dtype=">u8")
     assert len(np.unique(keys)) == 2500
     ones = np.unpackbits(keys.view(np.uint8), axis=1).mean(axis=0)
@@ -129,7 +129,7 @@ def test_the_hash_spreads_neighbours_over_all_bits() -> None:
     assert ones.max() < 0.55
 
 
-def test_an_accelerator_s_generator_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_generator_of_the_accelerator_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
     at = SimpleNamespace(current_epoch=0, global_rank=0)

@@ -20,12 +20,12 @@ FIELDS = [
 
 
 class Terminal(io.StringIO):
-    """Shows what a person would see, line by line."""
+    """A terminal that reports its visible lines."""
 
     def isatty(self) -> bool:
         return True
 
-    def seen(self) -> list[str]:
+    def visible(self) -> list[str]:
         lines = self.getvalue().split("\n")
         return [line.rpartition("\x1b[2K")[2].rstrip("\r") for line in lines]
 
@@ -36,24 +36,24 @@ def terminal() -> Terminal:
 
 
 @contextmanager
-def screen_on(terminal: Terminal, width: int = 80) -> Iterator[StatusLine]:
+def status_line_on(terminal: Terminal, width: int = 80) -> Iterator[StatusLine]:
     before = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = terminal
-    screen = StatusLine(Console(file=terminal, force_terminal=True, color_system=None, width=width))
+    status = StatusLine(Console(file=terminal, force_terminal=True, color_system=None, width=width))
     try:
-        yield screen
+        yield status
     finally:
-        screen.close()
+        status.close()
         sys.stdout, sys.stderr = before
 
 
 @pytest.mark.parametrize("width", [79, 119])
-@pytest.mark.parametrize("share", [0.0, 0.15, 1.0])
-def test_a_line_fills_the_width(width: int, share: float) -> None:
-    assert len(layout(FIELDS, share, width)) == width
+@pytest.mark.parametrize("progress", [0.0, 0.15, 1.0])
+def test_a_line_fills_the_width(width: int, progress: float) -> None:
+    assert len(layout(FIELDS, progress, width)) == width
 
 
-def test_what_is_less_wanted_gives_way_to_the_bar() -> None:
+def test_fields_of_small_weight_are_dropped_for_the_bar() -> None:
     def shown(width: int) -> set[str]:
         text = layout(FIELDS, 0.15, width).plain
         return {field.text for field in FIELDS if field.text in text}
@@ -66,94 +66,94 @@ def test_what_is_less_wanted_gives_way_to_the_bar() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "bar"), [(0, "----------"), (0.55, "#####-----"), (1, "##########"), (2, "##########")]
+    ("progress", "bar"), [(0, "----------"), (0.55, "#####-----"), (1, "##########"), (2, "##########")]
 )
-def test_a_bar_shows_the_share(share: float, bar: str) -> None:
-    assert layout(FIELDS[:1], share, 22, ascii_only=True).plain == f"epoch 3/20  {bar}"
+def test_a_bar_shows_the_progress(progress: float, bar: str) -> None:
+    assert layout(FIELDS[:1], progress, 22, ascii_only=True).plain == f"epoch 3/20  {bar}"
 
 
-def test_without_an_end_there_is_no_bar() -> None:
+def test_without_progress_there_is_no_bar() -> None:
     assert layout(FIELDS[:3], None, 80).plain == "epoch 3/20  15 %  loss 0.3441"
 
 
-def test_a_line_is_drawn_over_the_last(terminal: Terminal) -> None:
-    with screen_on(terminal) as screen:
-        screen.show(FIELDS, 0.1)
-        screen.show([Field("epoch", "4/20", 9)], None)
-        assert terminal.seen() == ["epoch 4/20"]
-    assert terminal.seen() == ["epoch 4/20", ""]
+def test_a_line_replaces_the_previous_one(terminal: Terminal) -> None:
+    with status_line_on(terminal) as status:
+        status.show(FIELDS, 0.1)
+        status.show([Field("epoch", "4/20", 9)], None)
+        assert terminal.visible() == ["epoch 4/20"]
+    assert terminal.visible() == ["epoch 4/20", ""]
 
 
-def test_what_is_printed_stands_above(terminal: Terminal) -> None:
-    with screen_on(terminal) as screen:
-        screen.show([Field("epoch", "1/2", 9)], None)
+def test_printed_text_appears_above(terminal: Terminal) -> None:
+    with status_line_on(terminal) as status:
+        status.show([Field("epoch", "1/2", 9)], None)
         print("one", "two")
         print("warned", file=sys.stderr)
-        screen.show([Field("epoch", "2/2", 9)], None)
-        screen.close()
+        status.show([Field("epoch", "2/2", 9)], None)
+        status.close()
         print("after")
-    assert terminal.seen() == ["one two", "warned", "epoch 2/2", "after", ""]
+    assert terminal.visible() == ["one two", "warned", "epoch 2/2", "after", ""]
 
 
-def test_a_line_half_printed_is_left_alone(terminal: Terminal) -> None:
-    with screen_on(terminal) as screen:
+def test_an_incomplete_printed_line_is_kept(terminal: Terminal) -> None:
+    with status_line_on(terminal) as status:
         print("loading", end="")
-        screen.show([Field("epoch", "1/2", 9)], None)
+        status.show([Field("epoch", "1/2", 9)], None)
         print(" done")
-        assert terminal.seen() == ["loading done", ""]
-        screen.show([Field("epoch", "1/2", 9)], None)
-        assert terminal.seen() == ["loading done", "epoch 1/2"]
+        assert terminal.visible() == ["loading done", ""]
+        status.show([Field("epoch", "1/2", 9)], None)
+        assert terminal.visible() == ["loading done", "epoch 1/2"]
 
 
-def test_the_line_is_left_standing_after_a_print(terminal: Terminal) -> None:
-    with screen_on(terminal) as screen:
-        screen.show([Field("epoch", "1/2", 9)], None)
+def test_the_last_line_stays_after_a_print(terminal: Terminal) -> None:
+    with status_line_on(terminal) as status:
+        status.show([Field("epoch", "1/2", 9)], None)
         print("stopped early")
-    assert terminal.seen() == ["stopped early", "epoch 1/2", ""]
+    assert terminal.visible() == ["stopped early", "epoch 1/2", ""]
 
 
-def test_streams_are_given_back_and_nothing_is_hidden(terminal: Terminal) -> None:
-    with screen_on(terminal) as screen:
+def test_streams_are_restored(terminal: Terminal) -> None:
+    with status_line_on(terminal) as status:
         assert sys.stdout is not terminal
         assert sys.stdout.isatty()
-        screen.show(FIELDS, 0.5)
-        screen.close()
-        screen.close()
+        status.show(FIELDS, 0.5)
+        status.close()
+        status.close()
         assert (sys.stdout, sys.stderr) == (terminal, terminal)
     assert "\x1b[?" not in terminal.getvalue()  # neither the cursor nor the screen was changed
 
 
-def test_a_stream_that_others_replaced_is_theirs(terminal: Terminal) -> None:
-    with screen_on(terminal) as screen:
+def test_a_stream_replaced_by_others_is_kept(terminal: Terminal) -> None:
+    with status_line_on(terminal) as status:
         sys.stdout = theirs = io.StringIO()
-        screen.close()
+        status.close()
         assert sys.stdout is theirs
 
 
-def test_a_file_is_not_touched(terminal: Terminal) -> None:
-    with screen_on(terminal) as screen:
-        screen.close()
+def test_a_file_is_not_redirected(terminal: Terminal) -> None:
+    with status_line_on(terminal) as status:
+        status.close()
         sys.stderr = file = io.StringIO()
-        screen = StatusLine(screen.console)
-        screen.show(FIELDS, 0.5)
+        status = StatusLine(status.console)
+        status.show(FIELDS, 0.5)
         print("to a file", file=sys.stderr)
-        screen.close()
+        status.close()
         assert sys.stderr is file
     assert terminal.getvalue().count("\x1b[2K") == 1
 
 
-def test_a_line_keeps_within_a_narrow_terminal(terminal: Terminal) -> None:
-    with screen_on(terminal, width=20) as screen:
-        screen.show([Field("epoch", "1" * 30, 9)], 0.5)
-        assert len(terminal.seen()[-1]) <= 20
+def test_a_line_fits_a_narrow_terminal(terminal: Terminal) -> None:
+    with status_line_on(terminal, width=20) as status:
+        status.show([Field("epoch", "1" * 30, 9)], 0.5)
+        assert len(terminal.visible()[-1]) <= 20
 
 
-def test_a_terminal_without_lines_gets_letters() -> None:
+def test_an_ascii_terminal_gets_an_ascii_bar() -> None:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding="ascii")
-    screen = StatusLine(Console(file=file, force_terminal=True, color_system=None, width=80))
-    screen.show(FIELDS, 0.5)
-    screen.close()
+    status = StatusLine(Console(file=file, force_terminal=True, color_system=None, width=80))
+    status.show(FIELDS, 0.5)
+    status.close()
     assert b"####" in raw.getvalue()
 
 

@@ -22,7 +22,7 @@ pytestmark = [
 
 
 class Clock:
-    """Stands still but for what it is told."""
+    """A clock that advances only when set."""
 
     now = 0.0
 
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Timed(L.LightningModule):
-    """A batch takes a second, the first of an epoch three; a validation an hour."""
+    """A batch takes one second, the first of an epoch three; validation one hour."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -90,14 +90,14 @@ def fit(folder: Path, clock: Clock, **options: Any) -> tuple[dict[int, float], d
     return log.values("throughput/samples_per_second"), log.values("throughput/samples_per_second_epoch")
 
 
-def test_samples_a_second_are_logged_for_steps_and_epochs(tmp_path: Path, clock: Clock) -> None:
+def test_samples_per_second_are_logged_for_steps_and_epochs(tmp_path: Path, clock: Clock) -> None:
     steps, epochs = fit(tmp_path, clock)
     assert steps == {1: 20 / 4, 3: 10, 5: 10, 7: 20 / 4, 9: 10, 11: 10}
     assert list(epochs.values()) == [60 / 8, 60 / 8]
 
 
 @pytest.mark.filterwarnings("ignore:.*your dataloader is not resumable")
-def test_an_epoch_that_goes_on_in_its_middle_is_timed_from_there(tmp_path: Path, clock: Clock) -> None:
+def test_an_epoch_resumed_in_the_middle_is_timed_from_there(tmp_path: Path, clock: Clock) -> None:
     data: Any = DataLoader(TensorDataset(torch.zeros(24, 1)), batch_size=4)
     off = ("checkpointing", "progress_bar", "model_summary")
     plain: dict[str, Any] = {"accelerator": "cpu", "log_every_n_steps": 1} | {f"enable_{what}": False for what in off}
@@ -111,7 +111,7 @@ def test_an_epoch_that_goes_on_in_its_middle_is_timed_from_there(tmp_path: Path,
     assert logger.values("throughput/samples_per_second") == {2: 4.0, 3: 4.0}
 
 
-def test_validation_does_not_count_wherever_it_falls(tmp_path: Path, clock: Clock) -> None:
+def test_validation_time_is_excluded(tmp_path: Path, clock: Clock) -> None:
     steps, epochs = fit(tmp_path, clock, max_epochs=1, val_check_interval=3)
     assert clock.now > 3600
     assert steps == {1: 5, 3: 10, 5: 10}
@@ -134,7 +134,7 @@ def test_intervals_that_no_logging_step_ends_count_for_the_epoch(tmp_path: Path,
 
 
 class Slow:
-    """A loader that counts the half second for which it lets wait, each time."""
+    """A loader that takes half a second per batch and measures it."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.waited = clock, 0.0
@@ -159,33 +159,31 @@ class Language(Timed):
 
 def slow(folder: Path, clock: Clock, devices: int = 1, **settings: Any) -> Recorded:
     log = Recorded()
-    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    silent = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
         accelerator="cpu", devices=devices, strategy=DataParallelStrategy() if devices > 1 else "auto",
         logger=log, default_root_dir=folder, callbacks=[ThroughputMonitor(**settings)],
-        max_epochs=1, log_every_n_steps=5, **quiet,  # type: ignore[arg-type]
+        max_epochs=1, log_every_n_steps=5, **silent,  # type: ignore[arg-type]
     )  # fmt: skip
     trainer.fit(Language(clock), Slow(clock))
     return log
 
 
-def test_waiting_for_data_is_told_once_with_its_remedy(tmp_path: Path, clock: Clock) -> None:
-    with pytest.warns(
-        UserWarning, match=r"data.num_workers=0: training waits for data 33% .* set data.num_workers=2, or"
-    ) as told:
+def test_waiting_for_data_warns_once_with_a_remedy(tmp_path: Path, clock: Clock) -> None:
+    with pytest.warns(UserWarning, match=r"data.num_workers=0: .*33% .* set data.num_workers=2, or") as caught:
         log = slow(tmp_path, clock)
-    assert sum("waits for data" in str(warning.message) for warning in told) == 1
+    assert sum("waits for data" in str(warning.message) for warning in caught) == 1
     assert list(log.values("throughput/data_wait").values())[1:] == [pytest.approx(1 / 3)] * 7
     slow(tmp_path, clock, max_data_wait=0.5)  # warnings are errors
 
 
 def test_tokens_utilization_and_memory_are_logged(tmp_path: Path, clock: Clock) -> None:
-    log = slow(tmp_path, clock, peak_tflops=1e-9, max_data_wait=1.0)  # a thousand operations a second
+    log = slow(tmp_path, clock, peak_tflops=1e-9, max_data_wait=1.0)  # 1000 FLOPS
     assert log.values("throughput/samples_per_second")[9] == pytest.approx(4 / 1.5)
     assert log.values("throughput/tokens_per_second")[9] == pytest.approx(7 * 4 / 1.5)
     assert log.values("throughput/mfu")[9] == pytest.approx(4 / 1.5 * 3 * 2 * 7 * 5 / 1000)
     assert 0.05 < log.values("throughput/memory_gib")[9] < 100
-    shared = slow(tmp_path, clock, devices=2, peak_tflops=1e-9, max_data_wait=1.0)  # of one process
+    shared = slow(tmp_path, clock, devices=2, peak_tflops=1e-9, max_data_wait=1.0)  # in one process
     assert shared.values("throughput/mfu")[9] == pytest.approx(log.values("throughput/mfu")[9] / 2)
 
 
@@ -193,18 +191,18 @@ def test_without_a_known_peak_there_is_no_utilization(tmp_path: Path, clock: Clo
     assert not slow(tmp_path, clock, max_data_wait=1.0).values("throughput/mfu")
 
 
-def test_mistakes_are_one_line() -> None:
-    with pytest.raises(ValueError, match=r"callback.throughput.peak_tflops=0.0 is no speed; give null"):
+def test_invalid_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"callback.throughput.peak_tflops=0.0 .*; try null"):
         ThroughputMonitor(peak_tflops=0.0)
-    with pytest.raises(ValueError, match=r"callback.throughput.max_data_wait=2.0 is not a share in \(0, 1\]; try 0.2"):
+    with pytest.raises(ValueError, match=r"callback.throughput.max_data_wait=2.0 .*; try 0.2"):
         ThroughputMonitor(max_data_wait=2.0)
 
 
-def test_ranks_that_share_the_data_count_and_others_do_not() -> None:
+def test_data_parallel_ranks_are_counted() -> None:
     for kwargs, expected in (({"num_replicas": 4, "rank": 1}, 4), (None, 1)):
         strategy = SimpleNamespace(distributed_sampler_kwargs=kwargs)
-        assert throughput.ranks(SimpleNamespace(strategy=strategy)) == expected  # type: ignore[arg-type]
-    assert throughput.ranks(SimpleNamespace(strategy=object())) == 1  # type: ignore[arg-type]
+        assert throughput.data_parallel_size(SimpleNamespace(strategy=strategy)) == expected  # type: ignore[arg-type]
+    assert throughput.data_parallel_size(SimpleNamespace(strategy=object())) == 1  # type: ignore[arg-type]
 
 
 RANKS = """

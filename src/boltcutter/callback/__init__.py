@@ -1,1 +1,1 @@
-"""What watches a training."""
+"""Callbacks."""

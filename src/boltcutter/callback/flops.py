@@ -1,4 +1,4 @@
-"""What devices can do at best, and what a model asks of them."""
+"""Peak FLOPS of GPUs, and FLOPs of a model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Dense matrix products, in 10¹² operations a second: of 16 bits adding up in 32, of TF32, of 32 bits. The first name
-# that stands in the device's own counts, so the longer ones come first.
+# Dense matrix products in TFLOPS: 16-bit with 32-bit accumulation, TF32, 32-bit. The first name that the device's name
+# contains is used, so longer names come first.
 # Source: NVIDIA's data sheets (V100, T4, A10, A30, A40, A100, L4, L40, L40S, H100, H200, B200) and whitepapers on the
-# GA102, AD102 and Blackwell RTX architectures; where a sheet gives numbers with sparsity, half of them.
-PEAKS: dict[str, tuple[float, float, float]] = {
+# GA102, AD102 and Blackwell RTX architectures; numbers with sparsity are halved.
+PEAK_TFLOPS: dict[str, tuple[float, float, float]] = {
     "B200": (2250, 1125, 80),
     "H200": (989.4, 494.7, 66.9),
     "GH200": (989.4, 494.7, 66.9),
@@ -34,53 +34,53 @@ PEAKS: dict[str, tuple[float, float, float]] = {
     "V100": (125, 15.7, 15.7),
     "T4": (65, 8.1, 8.1),
 }
-WITHOUT_BF16 = ("V100", "T4")  # their matrix units have no bfloat16
+WITHOUT_BF16 = ("V100", "T4")  # no bfloat16 tensor cores
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Operations a second of matrix products at best, or None where it is not known.
+    """Peak FLOPS of matrix products on a GPU; None if unknown.
 
     Args:
-        device: Its own name, as ``NVIDIA A100-SXM4-80GB``.
-        precision: As the trainer's.
+        device: Device name, such as ``NVIDIA A100-SXM4-80GB``.
+        precision: Precision as in ``Trainer(precision=...)``.
     """
-    words = device.replace("-", " ").split()
-    name = next((n for n in PEAKS if _stands_in(n.split(), words)), None)
+    tokens = device.replace("-", " ").split()
+    name = next((n for n in PEAK_TFLOPS if _contains(tokens, n.split())), None)
     if (
         name is None
         or precision.startswith(("64", "float8", "transformer-engine"))
         or (precision.startswith("bf16") and name in WITHOUT_BF16)
     ):
         return None
-    half, tf32, full = PEAKS[name]
+    half, tf32, full = PEAK_TFLOPS[name]
     if precision.startswith(("16", "bf16")):
         return half * 1e12
     return (full if torch.get_float32_matmul_precision() == "highest" else tf32) * 1e12
 
 
-def _stands_in(name: list[str], words: list[str]) -> bool:
-    return any(words[at : at + len(name)] == name for at in range(len(words)))
+def _contains(tokens: list[str], name: list[str]) -> bool:
+    return any(tokens[at : at + len(name)] == name for at in range(len(tokens)))
 
 
 def count_flops(model: nn.Module, inputs: Tensor) -> float | None:
-    """Operations of one training step, or None where they cannot be counted.
+    """FLOPs of one training step; None if they cannot be counted.
 
-    Those of the forward pass are counted on tensors without contents, so that it costs neither time nor memory;
-    the backward pass takes twice as many.
+    The forward pass is counted on meta tensors, which takes neither time nor memory; the backward pass counts twice as
+    many.
 
     Args:
         model: Called with ``inputs``.
-        inputs: A batch.
+        inputs: A batch, (B, ...).
 
-    Source: Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022, appendix B (what counts).
+    Source: Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022, appendix B.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # half a second, which not every training needs
+    from torch.utils.flop_counter import FlopCounterMode  # takes half a second, so imported only if used
 
     named: dict[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
-        empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in named.items()}
+        meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in named.items()}
         with torch.compiler.set_stance("force_eager"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-            torch.func.functional_call(model, empty, (torch.empty_like(inputs, device="meta"),))
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # a model that looks at its numbers
+            torch.func.functional_call(model, meta, (torch.empty_like(inputs, device="meta"),))
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # a model whose control flow depends on values
         return None
     return 3.0 * counter.get_total_flops() or None

@@ -1,4 +1,4 @@
-"""Where the time of a few steps goes."""
+"""Profile of a few training steps."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ ROWS = 30  # operations in the table
 
 
 class Profile(Callback):
-    """Watch some steps of training after a few others, and write down what they did.
+    """Profile some training steps with ``torch.profiler`` and write a trace and a table.
 
-    ``trace-rank-<n>.json.gz`` is read by https://ui.perfetto.dev, ``chrome://tracing`` and HTA; ``table-rank-<n>.txt``
-    lists the operations that cost most. Watching slows each step, so shares tell more than seconds.
+    ``trace-rank-<n>.json.gz`` can be opened in https://ui.perfetto.dev, ``chrome://tracing`` and HTA;
+    ``table-rank-<n>.txt`` lists the most expensive operations. Profiling slows each step, so relative times are more
+    meaningful than absolute ones.
 
     Args:
-        folder: Where they go.
-        wait: Batches before anything is watched: compilation, caches, workers that start.
-        active: Batches that are watched.
-        profile_memory: Also what each operation takes of memory.
-        with_stack: Also from which line of Python each operation came; slower still.
+        folder: Output folder.
+        wait: Batches before profiling starts, so that compilation, caches and starting workers are excluded.
+        active: Batches to profile.
+        profile_memory: Whether to record memory allocations and shapes.
+        with_stack: Whether to record the Python source line of each operation, which is slower.
+
+    Raises:
+        ValueError: ``wait`` is negative, or ``active`` is not positive.
     """
 
     def __init__(
@@ -33,7 +37,7 @@ class Profile(Callback):
     ) -> None:
         for name, value, least in (("wait", wait, 0), ("active", active, 1)):
             if value < least:
-                raise ValueError(f"callback.profile.{name}={value} is not a number of batches; try {max(5, least)}")
+                raise ValueError(f"callback.profile.{name}={value} must be {least} or more; try {max(5, least)}")
         self.folder, self.wait, self.active = Path(folder), wait, active
         self.options: dict[str, Any] = {
             "profile_memory": profile_memory,
@@ -44,13 +48,13 @@ class Profile(Callback):
         self._seen = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to count batches."""
+        """Reset the number of batches."""
         self._seen = 0
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Begin after ``wait`` batches, and write after ``active`` more."""
+        """Start profiling after ``wait`` batches, and write the results after ``active`` more."""
         self._seen += 1
         if self._profiler is not None:
             self._profiler.step()  # names the steps in the trace
@@ -61,14 +65,14 @@ class Profile(Callback):
             self._profiler.start()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write, where training was over before."""
+        """Write the results if training ends during profiling."""
         if self._profiler is not None:
             self._write(trainer, pl_module)
         elif self._seen < max(1, self.wait):
-            print(f"profile: nothing was watched, since training had no more than {self._seen} batches")
+            print(f"profile: nothing was profiled, because training ended after {self._seen} batches")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave no profiler running."""
+        """Stop the profiler."""
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
@@ -79,8 +83,8 @@ class Profile(Callback):
         self.folder.mkdir(parents=True, exist_ok=True)
         trace = self.folder / f"trace-rank-{trainer.global_rank}.json"
         profiler.export_chrome_trace(str(trace))
-        packed = trace.with_suffix(".json.gz")
-        with open(trace, "rb") as plain, gzip.open(packed, "wb", compresslevel=5) as file:
+        compressed = trace.with_suffix(".json.gz")
+        with open(trace, "rb") as plain, gzip.open(compressed, "wb", compresslevel=5) as file:
             shutil.copyfileobj(plain, file)
         trace.unlink()
         device = "cuda" if pl_module.device.type == "cuda" else "cpu"
@@ -90,4 +94,4 @@ class Profile(Callback):
         (self.folder / f"table-rank-{trainer.global_rank}.txt").write_text(table)
         if trainer.is_global_zero:
             print("\n".join(line.rstrip() for line in table.splitlines()[:15]))
-            print(f"profile: {packed} for https://ui.perfetto.dev, and table-rank-0.txt beside it")
+            print(f"profile: {compressed} (open it in https://ui.perfetto.dev), table-rank-0.txt")

@@ -1,4 +1,4 @@
-"""Randomness that needs no saving: seeded anew for each step."""
+"""Random number generators seeded at each step, so that their state need not be saved."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MASK = (1 << 64) - 1
 
 
 class Reseed(Callback):
-    """Seed every generator from (seed, epoch, batch, rank) before each training step.
+    """Seed all random number generators from (seed, epoch, batch, rank) before each training step.
 
-    Dropout then neither depends on how training came to this step, nor on whether validation ran in between; a
-    resumed run draws what an untouched one draws. Seeding the generators themselves takes less than a tenth of the time
-    of ``torch.manual_seed``, which visits every kind of accelerator.
+    Randomness such as dropout then does not depend on earlier steps or on validation, and a resumed run draws the same
+    numbers as an uninterrupted one. Seeding the generators directly takes less than a tenth of the time of
+    ``torch.manual_seed``, which visits every accelerator backend.
 
     Args:
-        seed: Of the run.
+        seed: Seed of the run.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -30,10 +30,10 @@ class Reseed(Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Seed Python, NumPy, torch and the device in use."""
+        """Seed Python, NumPy, torch and the current device."""
         key = mix(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
         torch.default_generator.manual_seed(key >> 1)
-        # torch.cuda, torch.mps and torch.xpu have one; torch.cpu has none.
+        # torch.cuda, torch.mps and torch.xpu have manual_seed; torch.cpu has not.
         seed_device = getattr(getattr(torch, pl_module.device.type, None), "manual_seed", None)
         if seed_device:
             seed_device(key >> 1)
@@ -44,7 +44,7 @@ class Reseed(Callback):
 def mix(*numbers: int) -> int:
     """Hash integers to 64 bits.
 
-    Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (SplitMix64's finaliser).
+    Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (finalizer of SplitMix64).
     """
     key = 0x9E3779B97F4A7C15
     for number in numbers:

@@ -1,1 +1,1 @@
-"""Where the metrics go."""
+"""Loggers."""
