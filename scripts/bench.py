@@ -13,11 +13,11 @@ batch     the largest batch that fits into memory: [words of train.py]
 """
 
 import sys
-from pathlib import Path
 
 from boltcutter.cli import main
+from boltcutter.project import Project
 
 if __name__ == "__main__":
     parts = ("step", "scaling", "startup", "memory", "loader", "parts", "all", "batch", "strategy", "precision")
     room = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in parts else "all"
-    main(Path(__file__).parents[1] / "configs", f"boltcutter.bench.{room}", __doc__ or "")
+    main(Project.find(__file__), f"boltcutter.bench.{room}", __doc__ or "")

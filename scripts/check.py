@@ -6,10 +6,10 @@ python scripts/check.py doctor model=gpt data=text task=language devices=8 memor
 """
 
 import sys
-from pathlib import Path
 
 from boltcutter.cli import main
+from boltcutter.project import Project
 
 if __name__ == "__main__":
     part = sys.argv.pop(1) if sys.argv[1:2] == ["doctor"] else "assemble"
-    main(Path(__file__).parents[1] / "configs", f"boltcutter.{part}", __doc__ or "")
+    main(Project.find(__file__), f"boltcutter.{part}", __doc__ or "")

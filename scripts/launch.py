@@ -7,10 +7,9 @@ python scripts/launch.py status|logs|cancel run=runs/…
 python scripts/launch.py list
 """
 
-from pathlib import Path
-
 from boltcutter.cli import main
 from boltcutter.launch.command import FLAGS
+from boltcutter.project import Project
 
 if __name__ == "__main__":
-    main(Path(__file__).parents[1] / "configs", "boltcutter.launch.command", __doc__ or "", own=FLAGS)
+    main(Project.find(__file__), "boltcutter.launch.command", __doc__ or "", own=FLAGS)

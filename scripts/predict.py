@@ -1,8 +1,7 @@
 """Predict: python scripts/predict.py run=<folder> input=<files> [ckpt=best|last|path] [output=predictions.csv]"""
 
-from pathlib import Path
-
 from boltcutter.cli import main
+from boltcutter.project import Project
 
 if __name__ == "__main__":
-    main(Path(__file__).parents[1] / "configs", "boltcutter.predict", __doc__ or "")
+    main(Project.find(__file__), "boltcutter.predict", __doc__ or "")

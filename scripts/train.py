@@ -7,10 +7,9 @@ python scripts/train.py resume=runs/…
 python scripts/train.py reproduce=runs/…
 """
 
-from pathlib import Path
-
 from boltcutter.cli import main
 from boltcutter.environment.startup import begin
+from boltcutter.project import Project
 
 if __name__ == "__main__":
-    main(Path(__file__).parents[1] / "configs", "boltcutter.train", __doc__ or "", begin=begin)
+    main(Project.find(__file__), "boltcutter.train", __doc__ or "", begin=begin)

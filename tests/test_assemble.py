@@ -1,4 +1,3 @@
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -6,19 +5,19 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from conftest import ROOT
 from foreign.gallery import DATA, HERE, overrides
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 
 from boltcutter.assemble import Components, assemble, read_config
 from boltcutter.checks import check_optimizer
 from boltcutter.config import ConfigError
+from boltcutter.project import Project
 
-CONFIGS = ROOT / "configs"
+PROJECT = Project.find(__file__)
 
 
 def assembled(tmp_path: Path, *overrides: str, with_callbacks: bool = True) -> Components:
-    cfg = read_config(CONFIGS, [*overrides, "logger=null"])
+    cfg = read_config(PROJECT, [*overrides, "logger=null"])
     cfg.folder = str(tmp_path)
     return assemble(cfg, with_callbacks=with_callbacks)
 
@@ -81,25 +80,26 @@ def test_initial_weights_depend_only_on_the_seed(tmp_path: Path) -> None:
 
 
 def test_sizes_are_inferred_from_the_data() -> None:
-    cfg = read_config(CONFIGS, ["experiment=diabetes"])
+    cfg = read_config(PROJECT, ["experiment=diabetes"])
     assert cfg.data.shape == [10]
     assert cfg.model.input_shape == [10]
     assert cfg.data.num_classes == 1
 
 
 def test_additional_config_groups(tmp_path: Path) -> None:
-    configs = shutil.copytree(CONFIGS, tmp_path / "configs")
-    (configs / "head").mkdir()
+    configs = tmp_path / "configs"
+    (configs / "head").mkdir(parents=True)
+    (configs / "task").mkdir()
     (configs / "head" / "wide.yaml").write_text("# A wide one.\n_target_: torch.nn.Linear\nin_features: 64\n")
     (configs / "task" / "mine.yaml").write_text("# Mine.\n_target_: torch.nn.Sequential\n_args_: ['${head}']\n")
     with pytest.raises(ConfigError) as error:
-        read_config(configs, ["task=mine", "head=wide"])
+        read_config(Project.at(tmp_path), ["task=mine", "head=wide"])
     assert set(str(error.value).splitlines()) == {
         "head.out_features: missing; Linear needs it (int)",
         "task=torch.nn.Sequential: expected LightningModule",
     }
     with pytest.raises(ConfigError, match=r"^head=wide: nothing refers to head"):
-        read_config(configs, ["head=wide"])
+        read_config(Project.at(tmp_path), ["head=wide"])
 
 
 @pytest.mark.parametrize(("name", "refused"), [("optimizer", True), ("make", False)])

@@ -1,11 +1,11 @@
 import pytest
-from conftest import ROOT
 
 from boltcutter.assemble import read_config
 from boltcutter.checks import check_devices
 from boltcutter.config import ConfigError
+from boltcutter.project import Project
 
-CONFIGS = ROOT / "configs"
+PROJECT = Project.find(__file__)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ CONFIGS = ROOT / "configs"
     ],
 )
 def test_devices(monkeypatch: pytest.MonkeyPatch, words: list[str], gpus: int, message: str | None) -> None:
-    cfg = read_config(CONFIGS, words)
+    cfg = read_config(PROJECT, words)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     if message is None:

@@ -1,18 +1,20 @@
 import pytest
 import torch
-from conftest import ROOT
 
 from boltcutter import choose
 from boltcutter.assemble import check_config
 from boltcutter.choose import StrategyEstimate, estimate_strategies, recommend
 from boltcutter.config import DictConfig, compose
 from boltcutter.estimate import Memory, SampleSpec
+from boltcutter.project import Project
 
 DIGITS = SampleSpec([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch.int64])
 
+PROJECT = Project.find(__file__)
+
 
 def config(*words: str) -> DictConfig:
-    return check_config(compose(ROOT / "configs", [*words, "logger=null"]))
+    return check_config(compose(PROJECT, [*words, "logger=null"]))
 
 
 def test_strategies_take_what_they_promise() -> None:

@@ -16,10 +16,11 @@ from conftest import require
 from omegaconf import OmegaConf
 
 from boltcutter.cli import FLAGS, complete, main
-from boltcutter.config import compose, groups
+from boltcutter.config import compose
+from boltcutter.project import Project
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = ROOT / "configs"
+PROJECT = Project.find(__file__)
 TRAIN = "Train: python scripts/train.py [group=option …] [key=value …]"
 EVALUATE = "Evaluate: python scripts/evaluate.py run=<folder> [ckpt=best|last|path] [split=test] [key=value …]"
 Script = Callable[..., subprocess.CompletedProcess[str]]
@@ -50,7 +51,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Read:
     """The lines that words in this process print."""
 
     def call(*words: str, usage: str = TRAIN) -> list[str]:
-        main(CONFIGS, "boltcutter.assemble", usage, words)
+        main(PROJECT, "boltcutter.assemble", usage, words)
         return capsys.readouterr().out.splitlines()
 
     return call
@@ -58,7 +59,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Read:
 
 def test_help() -> None:
     text = light("--help")
-    for group, options in groups(CONFIGS).items():
+    for group, options in PROJECT.groups().items():
         assert f"\n{group}=\n" in text
         for option, comment in options.items():
             assert re.search(rf"^  {option} +{re.escape(comment)}$", text, re.M), option
@@ -94,7 +95,7 @@ def test_print_hides_secrets(said: Read, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("word", ["resume", "reproduce", "run"])
 def test_print_an_earlier_run(word: str, said: Read, tmp_path: Path) -> None:
-    config = OmegaConf.to_container(compose(CONFIGS, ["model=mlp", "seed=5"]))
+    config = OmegaConf.to_container(compose(PROJECT, ["model=mlp", "seed=5"]))
     (tmp_path / "record.json").write_text(json.dumps({"config": config}))
     found = yaml.safe_load("\n".join(said("--print", f"{word}={tmp_path}", "data.batch_size=32")))
     assert (found["model"]["hidden_sizes"], found["seed"], found["data"]["batch_size"]) == ([256, 128], 5, 32)
@@ -160,7 +161,9 @@ TEXT = ["model=gpt", "task=language"]
 ELSEWHERE = ["trainer=fsdp", "trainer=deepspeed", "trainer=horovod", "trainer=tpu"]
 if find_spec("keras") is None:  # it needs Python 3.11
     ELSEWHERE += ["model=keras_convnet", "callback=keras_file"]
-OPTIONS = [f"{p.parent.name}={p.stem}" for p in sorted(CONFIGS.glob("*/*.yaml")) if p.parent.name != "launch"]
+OPTIONS = [
+    f"{p.parent.name}={p.stem}" for p in sorted(PROJECT.config_dirs[0].glob("*/*.yaml")) if p.parent.name != "launch"
+]
 
 
 @pytest.mark.parametrize("option", [option for option in OPTIONS if option not in ELSEWHERE])
@@ -209,13 +212,13 @@ def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
     ],
 )
 def test_complete(given: str, words: str) -> None:
-    assert complete(CONFIGS, TRAIN, *given.split()) == words.split()
+    assert complete(PROJECT, TRAIN, *given.split()) == words.split()
 
 
 def test_complete_what_only_one_script_takes() -> None:
-    assert complete(CONFIGS, EVALUATE, "ru") == ["run=", "runs="]
-    assert complete(CONFIGS, EVALUATE, "sp") == ["split="]
-    assert complete(CONFIGS, TRAIN, "sp") == []
+    assert complete(PROJECT, EVALUATE, "ru") == ["run=", "runs="]
+    assert complete(PROJECT, EVALUATE, "sp") == ["split="]
+    assert complete(PROJECT, TRAIN, "sp") == []
 
 
 def test_complete_is_light() -> None:

@@ -10,15 +10,15 @@ from boltcutter.config import (
     ConfigError,
     compose,
     format_value,
-    groups,
     merge,
     one_line,
     parse,
     paths,
     resolve_reference,
 )
+from boltcutter.project import Project, summary
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+PROJECT = Project.find(__file__)
 FILES = {
     "train": "defaults:\n  m: a\n  o: null\n  experiment: null\nx: 1\ny: ${x}\nuses: ${m}\nalso: [{inner: '${o}'}]\n"
     "name: ${choices.m}\n",
@@ -44,10 +44,10 @@ def write(folder: Path, name: str, text: str) -> None:
 
 
 @pytest.fixture
-def configs(tmp_path: Path) -> Path:
+def project(tmp_path: Path) -> Project:
     for name, text in FILES.items():
         write(tmp_path, name, text)
-    return tmp_path
+    return Project(tmp_path, None, (tmp_path,))
 
 
 def get(cfg: DictConfig, path: str) -> Any:
@@ -110,8 +110,8 @@ SGD = {"_target_": "SGD", "_partial_": True, "lr": 1, "momentum": 2}
         pytest.param("+m.best={val/loss: min}", "m.best", {"val/loss": "min"}, id="a slash in a key"),
     ],
 )
-def test_compose(configs: Path, words: str, path: str, value: Any) -> None:
-    assert get(compose(configs, split(words)), path) == value
+def test_compose(project: Project, words: str, path: str, value: Any) -> None:
+    assert get(compose(project, split(words)), path) == value
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_compose(configs: Path, words: str, path: str, value: Any) -> None:
         pytest.param("uses=1 also=1", set(), id="references between unused groups do not count"),
     ],
 )
-def test_a_group_that_nothing_refers_to_is_left_out(configs: Path, words: str, left: set[str]) -> None:
-    write(configs, "o/chained", "lr: ${m.k}")
-    cfg = compose(configs, [*split(words), "name=x"])
+def test_a_group_that_nothing_refers_to_is_left_out(project: Project, words: str, left: set[str]) -> None:
+    write(project.root, "o/chained", "lr: ${m.k}")
+    cfg = compose(project, [*split(words), "name=x"])
     assert {"m", "o"} & set(cfg) == left
     assert {"m", "o"} & set(cfg.choices) == left
 
@@ -144,9 +144,9 @@ def test_a_group_that_nothing_refers_to_is_left_out(configs: Path, words: str, l
         ("uses=1 experiment=other", "experiment=other"),
     ],
 )
-def test_a_group_that_is_named_though_nothing_refers_to_it(configs: Path, words: str, named: str) -> None:
+def test_a_group_that_is_named_though_nothing_refers_to_it(project: Project, words: str, named: str) -> None:
     with pytest.raises(ConfigError) as error:
-        compose(configs, [*split(words), "name=x"])
+        compose(project, [*split(words), "name=x"])
     assert str(error.value).startswith(f"{named}: nothing refers to m,")
 
 
@@ -206,15 +206,15 @@ def test_parse_and_say(text: str, value: Any) -> None:
         ("o=sgdd", "o=sgdd: no such option; did you mean sgd? (there are: adam, layers, sgd, warm)"),
         ("m.kk=1", "m.kk: no such key; did you mean m.k?"),
         ("k=1", "k: no such key; did you mean m.k?"),
-        ("+z.=1", "+z.=1: cannot be read; say group=option, key=value, +key=value or ~key"),
+        ("+z.=1", "+z.=1: not a valid override; write group=option, key=value, +key=value or ~key"),
         ("quite.else=1", "quite.else: no such key; --print shows all"),
         ("m.quite_else=1", "m.quite_else: no such key; +m.quite_else=… adds it"),
         ("m.l.2=1", "m.l.2: no such key; did you mean m.l?"),
         ("x.z=1", "x.z: no such key; --print shows all"),
         ("~nope", "~nope"),
-        ("~x=1", "~x=1: cannot be read; say ~x"),
-        ("x", "x: cannot be read; say group=option, key=value, +key=value or ~key"),
-        ("", "'': cannot be read; say group=option, key=value, +key=value or ~key"),
+        ("~x=1", "~x=1: not a valid override; write ~x"),
+        ("x", "x: not a valid override; write group=option, key=value, +key=value or ~key"),
+        ("", "'': not a valid override; write group=option, key=value, +key=value or ~key"),
         ("~", "~: cannot be read"),
         ("+", "+: cannot be read"),
         ("=1", "=1: cannot be read"),
@@ -230,9 +230,9 @@ def test_parse_and_say(text: str, value: Any) -> None:
         ("+m.token=abc", "m.token: a secret must not be stored"),
     ],
 )
-def test_mistakes_in_words(configs: Path, word: str, mistake: str) -> None:
+def test_mistakes_in_words(project: Project, word: str, mistake: str) -> None:
     with pytest.raises(ConfigError) as error:
-        compose(configs, [word])
+        compose(project, [word])
     assert str(error.value).startswith(mistake.removeprefix("~nope") or "nope: no such key")
     assert "\n" not in str(error.value)
 
@@ -253,61 +253,61 @@ def test_mistakes_in_words(configs: Path, word: str, mistake: str) -> None:
         ("train", "defaults: [a]", "x=1", "train.yaml: defaults must name an option of each group"),
     ],
 )
-def test_mistakes_in_files(configs: Path, name: str, text: str, word: str, mistake: str) -> None:
+def test_mistakes_in_files(project: Project, name: str, text: str, word: str, mistake: str) -> None:
     if name == "experiment/e":
-        write(configs, "nn/a", "k: 1")
-    write(configs, name, text)
+        write(project.root, "nn/a", "k: 1")
+    write(project.root, name, text)
     with pytest.raises(ConfigError) as error:
-        compose(configs, [word])
+        compose(project, [word])
     assert mistake in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_no_text(configs: Path) -> None:
-    (configs / "m" / "a.yaml").write_bytes(b"\xff\xfe\x00")
+def test_a_file_that_is_no_text(project: Project) -> None:
+    (project.root / "m" / "a.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"m/a\.yaml: "):
-        compose(configs)
+        compose(project)
 
 
-def test_an_option_may_be_a_path(configs: Path, tmp_path: Path) -> None:
+def test_an_option_may_be_a_path(project: Project, tmp_path: Path) -> None:
     own = tmp_path / "elsewhere" / "mine.yaml"
     own.parent.mkdir()
     own.write_text("defaults: a\nk: 5\n")
-    cfg = compose(configs, [f"m={own}"])
+    cfg = compose(project, [f"m={own}"])
     assert get(cfg, "m") == A | {"k": 5}
     assert cfg.name == "mine"
-    assert get(compose(configs, [f"m=[c,{own}]"]), "m.z") == 3
+    assert get(compose(project, [f"m=[c,{own}]"]), "m.z") == 3
 
 
-def test_a_missing_value_stays_missing(configs: Path) -> None:
-    write(configs, "m/a", "k: ???")
-    cfg = compose(configs)
+def test_a_missing_value_stays_missing(project: Project) -> None:
+    write(project.root, "m/a", "k: ???")
+    cfg = compose(project)
     assert OmegaConf.is_missing(cfg.m, "k")
-    assert compose(configs, ["m.k=3"]).m.k == 3
+    assert compose(project, ["m.k=3"]).m.k == 3
 
 
-def test_environment_variables(configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLACE", "/scratch")
-    assert compose(configs, ["x=${oc.env:PLACE}/data"]).x == "/scratch/data"
-    assert compose(configs, ["x=${oc.env:NO_SUCH_PLACE,here}"]).x == "here"
+    assert compose(project, ["x=${oc.env:PLACE}/data"]).x == "/scratch/data"
+    assert compose(project, ["x=${oc.env:NO_SUCH_PLACE,here}"]).x == "here"
 
 
-def test_a_secret_may_be_referred_to(configs: Path) -> None:
-    cfg = compose(configs, ["+m.api_key=${oc.env:KEY}"])
+def test_a_secret_may_be_referred_to(project: Project) -> None:
+    cfg = compose(project, ["+m.api_key=${oc.env:KEY}"])
     assert OmegaConf.to_container(cfg)["m"]["api_key"] == "${oc.env:KEY}"  # type: ignore[index, call-overload]
 
 
 @pytest.mark.parametrize("word", ["+m.pad_token=<pad>", "+m.tokens=3", "+m.password=null", "+m.token=''"])
-def test_no_secret(configs: Path, word: str) -> None:
-    compose(configs, [word])
+def test_no_secret(project: Project, word: str) -> None:
+    compose(project, [word])
 
 
-def test_on_top_of_an_earlier_result(configs: Path) -> None:
-    first = compose(configs, ["experiment=e", "x=3"])
-    again = compose(configs, ["m.k=6"], base=first)
+def test_on_top_of_an_earlier_result(project: Project) -> None:
+    first = compose(project, ["experiment=e", "x=3"])
+    again = compose(project, ["m.k=6"], base=first)
     assert get(again, "m") == {"k": 6, "l": [7], "shape": 3}
     assert again.x == 3
-    assert get(compose(configs, ["o=sgd"], base=first), "o") == SGD
+    assert get(compose(project, ["o=sgd"], base=first), "o") == SGD
     assert first.m.k == 2
 
 
@@ -317,16 +317,21 @@ def test_merge_leaves_both_as_they_were() -> None:
     assert (below, above) == ({"a": {"b": 1}}, {"a": {"c": "${a.b}"}})
 
 
-def test_follow(configs: Path) -> None:
-    cfg = compose(configs)
+def test_follow(project: Project) -> None:
+    cfg = compose(project)
     assert resolve_reference(cfg, "uses.k") == "m.k"
     assert resolve_reference(cfg, "uses.shape") == "x"
     assert resolve_reference(cfg, "nothing.there") == "nothing.there"
 
 
-def test_groups_and_paths(configs: Path) -> None:
-    assert groups(configs)["m"] == {"a": "The first.", "b": "The second.", "both": "", "c": ""}
-    assert {"m.k", "m.l", "uses", "choices.m"} <= set(paths(compose(configs)))
+def test_groups_and_paths(project: Project) -> None:
+    assert {name: summary(file) for name, file in project.groups()["m"].items()} == {
+        "a": "The first.",
+        "b": "The second.",
+        "both": "",
+        "c": "",
+    }
+    assert {"m.k", "m.l", "uses", "choices.m"} <= set(paths(compose(project)))
 
 
 def test_one_line() -> None:
@@ -334,10 +339,11 @@ def test_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [f"{p.parent.name}={p.stem}" for p in CONFIGS.glob("*/*.yaml")] + ["callback=[default,ema]"]
+    "option",
+    [f"{p.parent.name}={p.stem}" for p in PROJECT.config_dirs[0].glob("*/*.yaml")] + ["callback=[default,ema]"],
 )
 def test_every_option_of_the_project_composes(option: str) -> None:
-    compose(CONFIGS, [option])
+    compose(PROJECT, [option])
 
 
 def test_no_torch() -> None:

@@ -4,21 +4,20 @@ from collections.abc import Callable
 from email.message import Message
 
 import pytest
-from conftest import ROOT
 from foreign.gallery import overrides
 
 from boltcutter import doctor
-from boltcutter.config import groups
 from boltcutter.doctor import backends, extras, machine, works
+from boltcutter.project import Project
 
-CONFIGS = ROOT / "configs"
+PROJECT = Project.find(__file__)
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_what_works_here_and_what_the_rest_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program: None)
-    told = dict(works(CONFIGS))
-    assert {f"trainer={option}" for option in groups(CONFIGS)["trainer"]} < told.keys()
+    told = dict(works(PROJECT))
+    assert {f"trainer={option}" for option in PROJECT.groups()["trainer"]} < told.keys()
     assert told["trainer=default"] == told["trainer=ddp"] == told["trainer.precision=bf16-mixed"] == "yes"
     assert told["trainer=mpi"] == "no: mpirun is not here; apt-get install openmpi-bin"
     assert told["launch=slurm"].startswith("no: sbatch is not here")
@@ -36,7 +35,7 @@ def test_extras_that_are_missing_say_how_to_install_them(monkeypatch: pytest.Mon
     monkeypatch.setattr(doctor.metadata, "requires", lambda project: needs)
     monkeypatch.setattr(doctor, "_fault", lambda configs, words: None)
     assert extras() == {"here": [], "away": ["no-such-package"]}
-    shown = dict(works(CONFIGS))
+    shown = dict(works(PROJECT))
     assert shown["extra away"] == "no: needs no-such-package; pip install -c constraints.txt -e '.[away]'"
     assert shown["extra here"] == "yes"
 
@@ -83,5 +82,5 @@ def test_data_without_a_known_batch_is_not_estimated(
 ) -> None:
     for section in ("machine", "works"):
         monkeypatch.setattr(doctor, section, lambda *given: iter([("nothing", "to see")]))
-    doctor.main(CONFIGS, overrides("own_loaders"))
+    doctor.main(PROJECT, overrides("own_loaders"))
     assert "not estimated  data=none has no batch_size" in capsys.readouterr().out

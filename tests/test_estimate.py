@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
-from conftest import ROOT
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -14,6 +13,7 @@ from boltcutter import build
 from boltcutter.assemble import check_config
 from boltcutter.config import ConfigError, DictConfig, compose
 from boltcutter.estimate import EstimationError, SampleSpec, estimate_step, sample_spec
+from boltcutter.project import Project
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -30,9 +30,11 @@ WORKS = {
 }
 SLOW = ("mlp, bf16-mixed", "gpt", "gpt, bf16-true")
 
+PROJECT = Project.find(__file__)
+
 
 def config(*words: str) -> DictConfig:
-    return check_config(compose(ROOT / "configs", [*words, "logger=null"]))
+    return check_config(compose(PROJECT, [*words, "logger=null"]))
 
 
 def sample(words: list[str]) -> SampleSpec:

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from boltcutter import lineage, run
+from boltcutter.project import Project
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+PROJECT = Project.find(__file__)
 
 
 def git(where: Path, *words: str) -> str:
@@ -167,7 +168,7 @@ def test_code_outside_git_has_no_commit(tmp_path: Path) -> None:
 
 
 def test_differences_are_told_one_by_one(tmp_path: Path) -> None:
-    cfg = run.read_overrides(CONFIGS, [])
+    cfg = run.read_overrides(PROJECT, [])
     cfg.folder = str(tmp_path / "run")
     run.create(cfg)
     record = run.read_record(tmp_path / "run")

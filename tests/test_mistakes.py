@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from boltcutter.cli import main
+from boltcutter.project import Project
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+PROJECT = Project.find(__file__)
 DDP = "trainer=ddp trainer.accelerator=cpu trainer.devices=2"
 FOREIGN = Path(__file__).parent / "foreign" / "configs"
 GAN = f"task={FOREIGN}/task/gan.yaml data={FOREIGN}/data/digits.yaml"
@@ -217,15 +218,15 @@ FILES = [
         "experiment/mine",
         "defaults:\n  - override /model: mlp",
         "experiment=mine",
-        "mine.yaml: '- override /model: mlp' is how Hydra says it; write model: mlp, without the dash",
+        "mine.yaml: '- override /model: mlp' is Hydra's syntax; write model: mlp, without the dash",
     ),
     (
         "experiment/mine",
         "defaults:\n  - /model: mlp\n  - _self_",
         "experiment=mine",
-        "'- /model: mlp' is how Hydra says it; write model: mlp, without the dash",
+        "'- /model: mlp' is Hydra's syntax; write model: mlp, without the dash",
     ),
-    ("experiment/mine", "defaults:\n  - _self_", "experiment=mine", "'- _self_' is how Hydra says it; leave it out"),
+    ("experiment/mine", "defaults:\n  - _self_", "experiment=mine", "'- _self_' is Hydra's syntax; leave it out"),
     ("experiment/mine", "trainer:\n  max_epoch: 3", "experiment=mine", "trainer.max_epoch: Trainer takes no such"),
     ("logger/csv", "api_key: abc", "logger=csv", "logger.api_key: a secret must not be stored with the run"),
 ]
@@ -236,9 +237,9 @@ def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """What is said of words, a line for each mistake."""
     monkeypatch.delenv("BOLTCUTTER_DEBUG", raising=False)
 
-    def call(*words: str, configs: Path = CONFIGS, module: str = "boltcutter.assemble") -> list[str]:
+    def call(*words: str, project: Project = PROJECT, module: str = "boltcutter.assemble") -> list[str]:
         with pytest.raises(SystemExit) as left:
-            main(configs, module, "", words)
+            main(project, module, "", words)
         out, err = capsys.readouterr()
         assert left.value.code == 2
         assert not out
@@ -259,11 +260,11 @@ def test_a_mistake_in_words(words: str, text: str, say: Say) -> None:
 def test_a_mistake_in_a_file(
     name: str, contents: str, words: str, text: str, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configs = shutil.copytree(CONFIGS, tmp_path / "configs")
+    configs = shutil.copytree(PROJECT.root / "configs", tmp_path / "configs")
     (configs / f"{name}.yaml").write_text(f"{contents}\n")
     (tmp_path / "needy.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
-    lines = say(*words.split(), configs=configs)
+    lines = say(*words.split(), project=Project(tmp_path, None, (configs,)))
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
     assert text in lines[0]
@@ -287,7 +288,7 @@ def test_a_split_that_does_not_add_up(say: Say, tmp_path: Path) -> None:
 def test_a_traceback_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOLTCUTTER_DEBUG", "1")
     with pytest.raises(Exception, match="sed: no such key"):
-        main(CONFIGS, "boltcutter.assemble", "", ["sed=1"])
+        main(PROJECT, "boltcutter.assemble", "", ["sed=1"])
 
 
 @pytest.mark.parametrize(

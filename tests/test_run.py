@@ -8,12 +8,13 @@ from omegaconf import OmegaConf
 
 from boltcutter import run
 from boltcutter.config import ConfigError
+from boltcutter.project import Project
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+PROJECT = Project.find(__file__)
 
 
 def made(tmp_path: Path, *words: str) -> Path:
-    cfg = run.read_overrides(CONFIGS, words)
+    cfg = run.read_overrides(PROJECT, words)
     cfg.folder = str(tmp_path / "run")
     run.create(cfg)
     return Path(cfg.folder)
@@ -40,12 +41,12 @@ def test_a_run_opens_again_with_new_words(tmp_path: Path) -> None:
     cfg = run.read_overrides(CONFIGS, [f"resume={folder}", "trainer.max_epochs=9"])
     assert cfg.model.hidden_sizes == [5]
     assert (cfg.data.seed, cfg.trainer.max_epochs, cfg.folder) == (3, 9, str(folder))
-    again = run.read_overrides(CONFIGS, [f"reproduce={folder}", "seed=4"])
+    again = run.read_overrides(PROJECT, [f"reproduce={folder}", "seed=4"])
     assert (again.data.seed, again.folder, again.reproduce) == (4, None, str(folder))
 
 
 def test_a_group_can_be_changed_on_the_way(tmp_path: Path) -> None:
-    cfg = run.load_run_config(CONFIGS, made(tmp_path, "trainer=ddp", "trainer.devices=2"), ["trainer=default"])
+    cfg = run.load_run_config(PROJECT, made(tmp_path, "trainer=ddp", "trainer.devices=2"), ["trainer=default"])
     assert cfg.trainer.devices == 1
     assert cfg.choices.trainer == "default"
 
@@ -60,7 +61,7 @@ def test_a_group_can_be_changed_on_the_way(tmp_path: Path) -> None:
 )
 def test_no_run_is_told_in_one_line(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run.read_overrides(CONFIGS, words)
+        run.read_overrides(PROJECT, words)
 
 
 @pytest.mark.parametrize("left", ["{", "", "{}", "[]", "null", '{"config": 1}', "\x00" * 20])
@@ -69,10 +70,10 @@ def test_a_damaged_record_is_told_in_one_line(tmp_path: Path, left: str) -> None
     (folder / "record.json").write_text(left)
     for verb in ("resume", "reproduce"):
         with pytest.raises(ConfigError, match=r"record\.json is damaged .*; restore it from a copy") as error:
-            run.read_overrides(CONFIGS, [f"{verb}={folder}"])
+            run.read_overrides(PROJECT, [f"{verb}={folder}"])
         assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="damaged"):
-        run.load_evaluation_config(CONFIGS, {"run": str(folder)}, [])
+        run.load_evaluation_config(PROJECT, {"run": str(folder)}, [])
 
 
 def test_a_run_begins_where_an_empty_record_lies(tmp_path: Path) -> None:

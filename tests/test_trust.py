@@ -7,13 +7,14 @@ from foreign.gallery import overrides
 
 from boltcutter import trust
 from boltcutter.config import ConfigError, compose, plain
+from boltcutter.project import Project
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+PROJECT = Project.find(__file__)
 
 
 def refused(target: str, folder: Path = Path("/nowhere")) -> bool:
     try:
-        trust.check({"a": [{"b": {"_target_": target}}]}, "run=x", folder, CONFIGS)
+        trust.check({"a": [{"b": {"_target_": target}}]}, "run=x", folder, PROJECT)
     except ConfigError as error:
         return f"run=x: its record.json names {target}," in str(error) and "say trust=true" in str(error)
     return False
@@ -110,7 +111,7 @@ def test_a_package_of_the_system_is_not_own_code(tmp_path: Path, monkeypatch: py
 )
 def test_a_reference_that_makes_a_call_or_reads_a_secret_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="say trust=true"):
-        trust.check({"callback": {"a": [text]}}, "run=x", tmp_path, CONFIGS)
+        trust.check({"callback": {"a": [text]}}, "run=x", tmp_path, PROJECT)
 
 
 def test_references_to_keys_and_variables_are_accepted(tmp_path: Path) -> None:
@@ -122,12 +123,12 @@ def test_references_to_keys_and_variables_are_accepted(tmp_path: Path) -> None:
         "${runs}/${name}/<id>",
         "${oc.decode:${oc.env:NODES,1}}",
     ):
-        trust.check({"a": text}, "run=x", tmp_path, CONFIGS)
+        trust.check({"a": text}, "run=x", tmp_path, PROJECT)
 
 
 @pytest.mark.parametrize("trainer", ["default", "ddp", "mpi", "horovod"])
 def test_a_configuration_of_the_project_is_accepted_unsigned(tmp_path: Path, trainer: str) -> None:
-    trust.check(plain(compose(CONFIGS, [f"trainer={trainer}", "launch=slurm"])), "run=x", tmp_path, CONFIGS)
+    trust.check(plain(compose(PROJECT, [f"trainer={trainer}", "launch=slurm"])), "run=x", tmp_path, PROJECT)
 
 
 def test_a_signature_holds_for_just_these_values_and_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +137,7 @@ def test_a_signature_holds_for_just_these_values_and_this_user(tmp_path: Path, m
     signature = trust.sign(node)
     stored = json.loads(json.dumps({**node, "folder": "/moved"}))
     assert trust.is_signed(stored, signature)
-    trust.check(stored, "run=x", tmp_path, CONFIGS, signature=signature)
+    trust.check(stored, "run=x", tmp_path, PROJECT, signature=signature)
     assert (tmp_path / "home" / "key").stat().st_mode & 0o777 == 0o600
     stored["task"]["sizes"]["2"] = 2
     assert not any(trust.is_signed(stored, given) for given in (signature, None, 1, "é"))

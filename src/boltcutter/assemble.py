@@ -37,6 +37,7 @@ from boltcutter.data_hooks import seed_hooks
 from boltcutter.environment.mpi import disable_mpi_detection
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.precision import FLOAT8, check_precision, device_type, placeholder_precision, set_precision
+from boltcutter.project import Project
 from boltcutter.sharding import shard_loaders
 
 SET_ELSEWHERE = {
@@ -125,17 +126,17 @@ class Components:
     task: L.LightningModule
 
 
-def read_config(configs: Path, overrides: list[str]) -> DictConfig:
+def read_config(project: Project, overrides: list[str]) -> DictConfig:
     """Compose the configuration from overrides and check every value.
 
     Args:
-        configs: Folder of the configuration.
+        project: Whose configuration is used.
         overrides: Command-line overrides, such as ``model=mlp``.
 
     Raises:
         ConfigError: There are mistakes, one line for each.
     """
-    return check_config(run.read_overrides(configs, overrides))
+    return check_config(run.read_overrides(project, overrides))
 
 
 def check_config(cfg: DictConfig) -> DictConfig:
@@ -169,11 +170,11 @@ def check_config(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
-def main(configs: Path, overrides: list[str]) -> None:
+def main(project: Project, overrides: list[str]) -> None:
     """Check the configuration as far as possible without training, and print ``ok``.
 
     Args:
-        configs: Folder of the configuration.
+        project: Whose configuration is used.
         overrides: Overrides of training, or ``run=<folder>`` for the configuration of an earlier run.
 
     Raises:
@@ -182,18 +183,18 @@ def main(configs: Path, overrides: list[str]) -> None:
     filter_warnings()
     special, rest = run.split_overrides(overrides, "run")
     cfg = (
-        check_config(run.load_run_config(configs, Path(special["run"]), rest))
+        check_config(run.load_run_config(project, Path(special["run"]), rest))
         if special
-        else read_config(configs, overrides)
+        else read_config(project, overrides)
     )
     cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / "check")
     assemble(cfg)
     print("ok")
 
 
-def describe_overrides(configs: Path, overrides: list[str], prefix: str) -> Iterator[str]:
+def describe_overrides(project: Project, overrides: list[str], prefix: str) -> Iterator[str]:
     """Describe every key that can be set below ``prefix``, one line for each."""
-    return describe.describe(run.read_overrides(configs, overrides), Config, prefix)
+    return describe.describe(run.read_overrides(project, overrides), Config, prefix)
 
 
 def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_callbacks: bool = True) -> Components:

@@ -12,9 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from boltcutter import trust
-from boltcutter.config import ConfigError, as_yaml, compose, groups, hint, paths, redacted
+from boltcutter.config import ConfigError, as_yaml, compose, hint, paths, redacted
 from boltcutter.environment import mpi, platform, slurm
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
+from boltcutter.project import Project, summary
 
 FLAGS = {
     "--help": "this text",
@@ -75,7 +76,7 @@ fi
 
 
 def main(
-    configs: Path,
+    project: Project,
     module: str,
     usage: str,
     arguments: Sequence[str] | None = None,
@@ -86,8 +87,8 @@ def main(
     """Answer what needs no training, else call ``module``'s own main; end with 2 for a mistake, 1 for a failure.
 
     Args:
-        configs: Folder of the configuration.
-        module: Imported only once the words ask for what is heavy; its ``main`` takes ``configs`` and the words.
+        project: Whose configuration is used.
+        module: Imported only once the words ask for what is heavy; its ``main`` takes the project and the words.
         usage: What --help says first.
         arguments: Instead of those of the process.
         begin: Called before anything else where there is more to do than to answer.
@@ -96,18 +97,17 @@ def main(
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--complete" not in words:
         words = [expand_home(word) for word in words]
-    if (root := str(configs.resolve().parent)) not in sys.path:
-        sys.path.append(root)  # modules of the project's own may lie beside configs
+    project.activate()
     try:
         words = trust.apply_overrides(words)
         flags = [word for word in words if word.startswith("-")]
         if not set(flags) <= own.keys():
-            _answer(configs, usage, flags, words, {**FLAGS, **own})
+            _answer(project, usage, flags, words, {**FLAGS, **own})
         else:
             begin()
             _adopt()
             retain_freed_memory()
-            importlib.import_module(module).main(configs, words)
+            importlib.import_module(module).main(project, words)
     except ConfigError as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":
             raise
@@ -140,12 +140,12 @@ def _adopt() -> None:
         raise ConfigError(str(error)) from error
 
 
-def _answer(configs: Path, usage: str, flags: list[str], words: list[str], known: Mapping[str, str]) -> None:
+def _answer(project: Project, usage: str, flags: list[str], words: list[str], known: Mapping[str, str]) -> None:
     flag = "--help" if flags[0] == "-h" else flags[0]
     at = words.index(flags[0])
     rest = words[:at] + words[at + 1 :]
     if flag == "--complete":
-        print("".join(f"{word}\n" for word in complete(configs, usage, *words[at + 1 :], flags=known)), end="")
+        print("".join(f"{word}\n" for word in complete(project, usage, *words[at + 1 :], flags=known)), end="")
         return
     for other in flags:
         if other not in (*known, "-h"):
@@ -153,42 +153,45 @@ def _answer(configs: Path, usage: str, flags: list[str], words: list[str], known
     if len(flags) > 1:
         raise ConfigError(f"{flags[1]}: cannot go with {flags[0]}; give one of them")
     if flag == "--help":
-        print(_help(configs, usage, known))
+        print(_help(project, usage, known))
     elif flag == "--print":
         _adopt()
-        print(_resolved(configs, rest), end="")
+        print(_resolved(project, rest), end="")
     elif flag == "--check":
         from boltcutter import assemble
 
         _adopt()
-        assemble.main(configs, rest)
+        assemble.main(project, rest)
     elif flag == "--describe":
         from boltcutter.assemble import describe_overrides
 
         at_key = at < len(rest) and "=" not in rest[at] and not rest[at].startswith("~")
         prefix = rest.pop(at) if at_key else ""
-        print("\n".join(describe_overrides(configs, rest, prefix)))
+        print("\n".join(describe_overrides(project, rest, prefix)))
     else:
         print(_completion(Path(sys.argv[0]).resolve().parent))
 
 
-def _resolved(configs: Path, words: list[str]) -> str:
+def _resolved(project: Project, words: list[str]) -> str:
     """The configuration as YAML, every reference followed."""
     from boltcutter.run import load_evaluation_config, read_overrides, split_overrides
 
     special, rest = split_overrides(words, "run", "ckpt", "split", "input", "output")
-    cfg = load_evaluation_config(configs, special, rest)[0] if "run" in special else read_overrides(configs, words)
+    cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, words)
     if not cfg.get("folder"):
         # The name is given when the run begins, and the references for it may lead nowhere.
         cfg.folder = "${runs}/${name}/<id>"
     return as_yaml(redacted(cfg))
 
 
-def _help(configs: Path, usage: str, flags: Mapping[str, str]) -> str:
+def _help(project: Project, usage: str, flags: Mapping[str, str]) -> str:
     lines = [usage.strip(), "", "Flags:", *(f"  {flag:14}{text}" for flag, text in flags.items()), ""]
-    for group, options in groups(configs).items():
+    has_own = len(project.config_dirs) > 1
+    for group, options in project.groups().items():
         lines.append(f"{group}=")
-        lines += [f"  {option:18}{text}" for option, text in options.items()]
+        for option, file in options.items():
+            origin = " (of the project)" if has_own and project.origin(file) == "project" else ""
+            lines.append(f"  {option:18}{summary(file)}{origin}")
     return "\n".join(lines)
 
 
@@ -198,7 +201,9 @@ def _completion(scripts: Path) -> str:
     return COMPLETION.strip() % {"python": sys.executable, "folder": scripts, "scripts": " | ".join(names)}
 
 
-def complete(configs: Path, usage: str, current: str = "", *given: str, flags: Mapping[str, str] = FLAGS) -> list[str]:
+def complete(
+    project: Project, usage: str, current: str = "", *given: str, flags: Mapping[str, str] = FLAGS
+) -> list[str]:
     """Words that begin with ``current``: flags, groups, their options, and keys of what ``given`` words mean.
 
     Keys come one level at a time, so that a hundred of them do not fill the screen; none for what a file may be.
@@ -207,7 +212,7 @@ def complete(configs: Path, usage: str, current: str = "", *given: str, flags: M
         return [flag for flag in flags if flag.startswith(current)]
     key, equals, start = current.lstrip("+~").partition("=")
     sign = current[: len(current) - len(current.lstrip("+~"))]
-    known = groups(configs)
+    known = project.groups()
     if equals:
         opening, last = re.fullmatch(r"(\[(?:[^,\]]*,)*)?(.*)", start, re.S).groups(default="")  # type: ignore[union-attr]
         taken = opening.strip("[").split(",")
@@ -215,17 +220,17 @@ def complete(configs: Path, usage: str, current: str = "", *given: str, flags: M
         ends = ("]", ",") if opening else ("",)  # with two ways to go on, no shell takes the word for finished
         return [f"{sign}{key}={opening}{o}{end}" for o in options if o.startswith(last) for end in ends]
     own = [f"{word}=" for word in re.findall(r"(\w+)=", usage.partition("\n")[0]) if word not in ("group", "key")]
-    everything = [*(f"{group}=" for group in known), *own, *(f"{path}=" for path in _keys(configs, given))]
+    everything = [*(f"{group}=" for group in known), *own, *(f"{path}=" for path in _keys(project, given))]
     found = [f"{sign}{word}" for word in everything if f"{sign}{word}".startswith(current)]
     depth = current.count(".")
     return list(dict.fromkeys(w if w.count(".") <= depth else ".".join(w.split(".")[: depth + 1]) + "." for w in found))
 
 
-def _keys(configs: Path, given: Sequence[str]) -> list[str]:
+def _keys(project: Project, given: Sequence[str]) -> list[str]:
     """Every key that can be set, as far as the words given so far can be read."""
     for words in (given, ()):
         with suppress(ConfigError):
-            cfg = compose(configs, [word for word in words if not word.startswith("-")])
+            cfg = compose(project, [word for word in words if not word.startswith("-")])
             found = [path for path in paths(cfg) if "_target_" not in path and path.partition(".")[0] != "choices"]
             return [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
     return []

@@ -14,17 +14,18 @@ from boltcutter.config import ConfigError, plain
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluate import find_checkpoint
 from boltcutter.loading import load
+from boltcutter.project import Project
 from boltcutter.weights import extract_weights
 
 NO_RESULT = {"recompiles"}  # which a run that was resumed counts anew
 OWN = ("folder", "checkpoints", "resume", "reproduce", "runs")  # settings that say where, and not what
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Tell in what two runs differ; end with 1 if their metrics or weights do.
 
     Args:
-        configs: Folder of the configuration.
+        project: Whose configuration is used.
         words: ``run=<folder> with=<folder>``, and ``ckpt=last|best|<name>``.
     """
     filter_warnings()
@@ -32,7 +33,7 @@ def main(configs: Path, words: list[str]) -> None:
     if rest or not special.get("run") or not special.get("with"):
         raise ConfigError(f"{rest[0] if rest else 'run, with'}: say run=<folder> with=<folder>, and ckpt=best if so")
     cfgs = [
-        run.load_run_config(configs, Path(special[name]), setting=name, instantiates=False) for name in ("run", "with")
+        run.load_run_config(project, Path(special[name]), setting=name, instantiates=False) for name in ("run", "with")
     ]
     records = [run.read_record(Path(special[name])) for name in ("run", "with")]
     for line in setting_differences(plain(cfgs[0]), plain(cfgs[1])):

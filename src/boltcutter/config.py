@@ -1,8 +1,8 @@
-"""Read configuration: YAML groups under one folder, one experiment, and ``key=value`` words.
+"""Compose the configuration from YAML groups, one experiment and ``key=value`` overrides.
 
-``configs/train.yaml`` names its groups under ``defaults``; ``model=mlp`` picks ``configs/model/mlp.yaml``;
-``experiment=x`` lays ``configs/experiment/x.yaml`` over everything; ``trainer.devices=8`` sets one value.
-This module imports neither torch nor Lightning, so that help and completion answer at once.
+``train.yaml`` names an option of each group under ``defaults``; ``model=mlp`` selects ``model/mlp.yaml``;
+``experiment=x`` is merged over everything; ``trainer.devices=8`` sets one value. Options of the project come before the
+built-in options of the library. This module imports neither torch nor Lightning, so that help and completion are fast.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig as DictConfig  # the type of a configuration, for those who take one
+from omegaconf import DictConfig as DictConfig  # re-exported for annotations
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter import redaction
+from boltcutter.project import Project
 
 INTEGER = re.compile(r"[-+]?(0|[1-9](_?\d)*)")
 NUMBER = re.compile(r"[-+]?(?!0\d)((\d+\.\d*|\.\d+)(e[-+]?\d+)?|\d+e[-+]?\d+)", re.I)
@@ -29,12 +30,12 @@ QUOTING = ("[", "{", "'", '"')
 KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
 OVERRIDE = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-# Groups that a training or a launch builds itself; any other is built where something refers to it, as model by a task.
+# Groups that training or a launch instantiates; others are instantiated where they are referred to.
 ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger", "launch")
 
 
 class ConfigError(Exception):
-    """A mistake in what the user wrote, told in one line."""
+    """A mistake in what the user wrote, reported in one line."""
 
 
 def hint(word: str, known: Iterable[Any]) -> str:
@@ -48,47 +49,33 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split())
 
 
-def groups(folder: Path) -> dict[str, dict[str, str]]:
-    """Each group of ``folder`` with its options, and the first comment line of each option."""
-    return {
-        group.name: {file.stem: _first_comment(file) for file in sorted(group.glob("*.yaml"))}
-        for group in sorted(folder.iterdir())
-        if group.is_dir()
-    }
-
-
-def compose(folder: Path, words: Iterable[str] = (), base: DictConfig | None = None) -> DictConfig:
-    """Put together ``train.yaml``, its groups, the experiment and the words of the command line.
+def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | None = None) -> DictConfig:
+    """Merge ``train.yaml``, its groups, the experiment and the overrides of the command line.
 
     Args:
-        folder: Where ``train.yaml`` and a folder for each group are.
-        words: ``group=option``, ``key=value``, ``+key=value`` or ``~key``.
-        base: An earlier result, kept as it was but for the words; instead of ``train.yaml``.
+        project: Where options are searched; its ``train.yaml`` is merged over the built-in one.
+        overrides: ``group=option``, ``key=value``, ``+key=value`` or ``~key``.
+        base: An earlier result to change by the overrides, instead of ``train.yaml``.
 
     Raises:
-        ConfigError: A word or a file is wrong.
+        ConfigError: An override or a file is wrong.
     """
-    if base is None:
-        cfg, picked = _read(folder / "train.yaml")
-    else:
-        cfg, picked = base.copy(), {}
-    if not isinstance(picked, dict):
-        raise ConfigError(f"{folder / 'train.yaml'}: defaults must name an option of each group; write group: option")
-    picks, values = _sort(folder, words)
-    experiment, chosen = _pick(folder, "experiment", (picks if "experiment" in picks else picked).get("experiment"))
-    options = {**picked, **chosen, **picks}
+    cfg, defaults = _read_train(project) if base is None else (base.copy(), {})
+    picks, values = _sort(project, overrides)
+    experiment, chosen = _pick(project, "experiment", {**defaults, **picks}.get("experiment"))
+    options = {**defaults, **chosen, **picks}
     for group, option in options.items():
         if group != "experiment":
-            _known_group(folder, group)
-            cfg[group], others = _pick(folder, group, option)
+            _check_group(project, group)
+            cfg[group], others = _pick(project, group, option)
             if others:
                 raise ConfigError(
                     f"{group}={_label(option)}: only an experiment's defaults can pick {', '.join(others)}"
                 )
     cfg = merge(cfg, experiment or DictConfig({}))
     cfg.choices = {**cfg.get("choices", {}), **{group: _label(option) for group, option in options.items()}}
-    for word in values:
-        _set(cfg, *word)
+    for key, text in values:
+        _set(cfg, key, text)
     _refuse_secrets(cfg)
     named = {
         group: f"experiment={_label(options['experiment'])}"
@@ -101,8 +88,20 @@ def compose(folder: Path, words: Iterable[str] = (), base: DictConfig | None = N
     return cfg
 
 
+def _read_train(project: Project) -> tuple[DictConfig, dict[str, Any]]:
+    """``train.yaml``, that of the project merged over the built-in one, and the default option of each group."""
+    cfg, defaults = DictConfig({}), dict[str, Any]()
+    files = [file for folder in reversed(project.config_dirs) if (file := folder / "train.yaml").is_file()]
+    for file in files or [project.config_dirs[0] / "train.yaml"]:
+        own, picked = _read(file)
+        if not isinstance(picked or {}, dict):
+            raise ConfigError(f"{file}: defaults must name an option of each group; write group: option")
+        cfg, defaults = merge(cfg, own), defaults | (picked or {})
+    return cfg, defaults
+
+
 def merge(below: DictConfig, above: DictConfig) -> DictConfig:
-    """Lay ``above`` over ``below``; another ``_target_`` replaces the call with its arguments, not ``_partial_``."""
+    """Merge ``above`` over ``below``; a different ``_target_`` drops the old arguments, except ``_partial_``."""
     out = below.copy()
     if "_target_" in above and above._target_ != below.get("_target_"):
         out = DictConfig({"_partial_": below._partial_} if "_partial_" in below else {})
@@ -113,7 +112,7 @@ def merge(below: DictConfig, above: DictConfig) -> DictConfig:
 
 
 def _node(cfg: Any, key: Any) -> Any:
-    """What stands at ``key``, references not followed; None where nothing does."""
+    """The node at ``key``, with references unresolved; None if there is none."""
     return cfg._get_node(key, validate_access=False) if _is_map(cfg) else None
 
 
@@ -122,7 +121,7 @@ def _is_map(node: Any) -> bool:
 
 
 def parse(key: str, text: str) -> Any:
-    """Numbers, true, false, null, [lists], {maps} and "quoted text" as in YAML; all else is text."""
+    """Parse numbers, true, false, null, [lists], {maps} and "quoted text" as YAML; anything else is text."""
     if text.lower() in RESERVED:
         return RESERVED[text.lower()]
     if INTEGER.fullmatch(text):
@@ -133,12 +132,12 @@ def parse(key: str, text: str) -> Any:
         try:
             return OmegaConf.create(f"v: {text}").v
         except (yaml.YAMLError, OmegaConfBaseException):
-            raise ConfigError(f"{key}: cannot read {text}; quote the word for the shell, as in '{key}=[1,2]'") from None
+            raise ConfigError(f"{key}: cannot read {text}; quote it for the shell, as in '{key}=[1,2]'") from None
     return text
 
 
 def format_value(value: Any) -> str:
-    """A value as a person would write it: what ``parse`` reads."""
+    """Format a value such that ``parse`` reads it back."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(format_value, value))}]"
     if isinstance(value, dict):
@@ -150,11 +149,11 @@ def format_value(value: Any) -> str:
 
 
 def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
-    """OmegaConf's several lines on a reference as one: where, what, remedy."""
+    """Summarize OmegaConf's error on a reference in one line: setting, problem, remedy."""
     where = getattr(error, "full_key", None) or "configuration"
     text = str(getattr(error, "msg", None) or error).split("\n")[0]
     if missing := re.search(r"Missing mandatory value: (\S+)", text):
-        return f"{missing[1]}: not set; say {missing[1]}=…"
+        return f"{missing[1]}: not set; give {missing[1]}=…"
     if unset := re.search(r"Environment variable '(\w+)' not found", text):
         return f"{where}: environment variable {unset[1]} is not set; export {unset[1]}=…"
     if key := re.search(r"Interpolation key '(.+)' not found|Error trying to access (.+): node", text):
@@ -165,15 +164,15 @@ def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
-    """Plain types, references as they are written."""
+    """Convert to plain types, with references unresolved."""
     return dict(OmegaConf.to_container(cfg))  # type: ignore[arg-type]
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """Plain types, every reference followed.
+    """Convert to plain types, with references resolved.
 
     Raises:
-        ConfigError: A reference leads nowhere.
+        ConfigError: A reference points to nothing.
     """
     try:
         return dict(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
@@ -182,62 +181,80 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 
 
 def redacted(cfg: DictConfig) -> dict[str, Any]:
-    """Plain types, every reference followed, secrets veiled.
+    """Convert to plain types, with references resolved and secrets masked.
 
     Raises:
-        ConfigError: A reference leads nowhere.
+        ConfigError: A reference points to nothing.
     """
     return redaction.redact(resolved(cfg), plain(cfg))
 
 
 def as_yaml(values: dict[str, Any]) -> str:
-    """Values as a YAML file."""
+    """Format values as YAML."""
     return OmegaConf.to_yaml(DictConfig(values))
 
 
 def paths(node: Any, prefix: str = "") -> Iterator[str]:
-    """Every dotted key under ``node``."""
+    """List every dotted key below ``node``."""
     for key in map(str, node if _is_map(node) else ()):
         yield f"{prefix}{key}"
         yield from paths(_node(node, key), f"{prefix}{key}.")
 
 
-def _sort(folder: Path, words: Iterable[str]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Words that pick an option of a group, and words that set one value; another ``_target_`` comes first."""
+def _sort(project: Project, overrides: Iterable[str]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Overrides that select an option of a group, and those that set one value; another ``_target_`` comes first."""
     picks: dict[str, Any] = {}
     values = []
-    for word in words:
-        found = OVERRIDE.fullmatch(word)
+    for override in overrides:
+        found = OVERRIDE.fullmatch(override)
         if not found:
-            key = word.partition("=")[0]
-            remedy = f"say {key}" if OVERRIDE.fullmatch(key) else "say group=option, key=value, +key=value or ~key"
-            raise ConfigError(f"{word or repr(word)}: cannot be read; {remedy}")
+            key = override.partition("=")[0]
+            remedy = f"write {key}" if OVERRIDE.fullmatch(key) else "write group=option, key=value, +key=value or ~key"
+            raise ConfigError(f"{override or repr(override)}: not a valid override; {remedy}")
         sign, key, text = found[1] or found[4] or "", found[2] or found[5], found[3] or ""
-        if _is_group(folder, key):
+        if project.has_group(key):
             picks[key] = None if sign == "~" else parse(key, text)
         else:
             values.append((sign + key, text))
     return picks, sorted(values, key=lambda value: not value[0].endswith("._target_"))
 
 
-def _is_group(folder: Path, name: str) -> bool:
-    return name.isidentifier() and (folder / name).is_dir()
+def _check_group(project: Project, group: str) -> None:
+    if not project.has_group(group):
+        known = list(project.groups())
+        raise ConfigError(f"{group}: no such group{hint(group, known)} (there are: {', '.join(known)})")
 
 
-def _known_group(folder: Path, group: str) -> None:
-    if not _is_group(folder, group):
-        known = [path.name for path in folder.iterdir() if path.is_dir()]
-        raise ConfigError(f"{group}: no such group{hint(group, known)} (there are: {', '.join(sorted(known))})")
+def _find_option(project: Project, group: str, option: str, above: tuple[Path, ...]) -> Path:
+    """The file of an option; for a file that inherits from its own name, the next one on the search path.
+
+    Raises:
+        ConfigError: There is no such option, or it inherits from itself.
+    """
+    if option.endswith(".yaml"):
+        path = Path(option)
+    else:
+        paths = [folder / group / f"{option}.yaml" for folder in project.config_dirs]
+        skipped = paths.index(above[-1]) + 1 if above and above[-1] in paths else 0
+        if skipped == len(paths):
+            raise ConfigError(f"{above[-1]}: inherits from itself; correct its defaults")
+        path = next((path for path in paths[skipped:] if path.is_file()), paths[-1])
+    if path in above:
+        raise ConfigError(f"{path}: inherits from itself; correct its defaults")
+    if not path.is_file():
+        known = project.groups().get(group, {})
+        raise ConfigError(f"{group}={option}: no such option{hint(path.stem, known)}{project.list_options(group)}")
+    return path
 
 
-def _pick(folder: Path, group: str, options: Any, above: tuple[Path, ...] = ()) -> tuple[Any, dict[str, Any]]:
-    """One option of a group, or several laid over each other; and which other groups their ``defaults`` pick.
+def _pick(project: Project, group: str, options: Any, above: tuple[Path, ...] = ()) -> tuple[Any, dict[str, Any]]:
+    """One option of a group, or several merged in order; and what their ``defaults`` select of other groups.
 
     Args:
-        folder: Of the configuration.
+        project: Where options are searched.
         group: Whose option.
         options: A name, a path of a YAML file, a list of these, or None.
-        above: Files that inherit from this.
+        above: Files that inherit from this one, the nearest last.
     """
     if options is None:
         return None, {}
@@ -245,23 +262,17 @@ def _pick(folder: Path, group: str, options: Any, above: tuple[Path, ...] = ()) 
     for option in options if isinstance(options, list | ListConfig) else [options]:
         if option is None:
             continue
-        path = Path(str(option)) if str(option).endswith(".yaml") else folder / group / f"{option}.yaml"
-        if path in above:
-            raise ConfigError(f"{path}: inherits from itself; correct its defaults")
-        own, defaults = _read(path, f"{group}={option}")
+        path = _find_option(project, group, str(option), above)
+        own, defaults = _read(path)
         others = dict(defaults) if isinstance(defaults, dict) else {group: defaults}
-        below, inherited = _pick(folder, group, others.pop(group, None), (*above, path))
+        below, inherited = _pick(project, group, others.pop(group, None), (*above, path))
         chosen |= inherited | others
         cfg = merge(cfg, merge(below or DictConfig({}), own))
     return cfg, chosen
 
 
-def _read(path: Path, what: str = "") -> tuple[DictConfig, Any]:
-    """A file's contents, and its ``defaults`` apart."""
-    if not path.is_file():
-        known = sorted(file.stem for file in path.parent.glob("*.yaml"))
-        listed = f" (there are: {', '.join(known)})" if known else ""
-        raise ConfigError(f"{what or path}: no such option{hint(path.stem, known)}{listed}")
+def _read(path: Path) -> tuple[DictConfig, Any]:
+    """The contents of a file without its ``defaults``, and these."""
     try:
         cfg = OmegaConf.load(path)
     except yaml.MarkedYAMLError as error:
@@ -281,12 +292,12 @@ def _read(path: Path, what: str = "") -> tuple[DictConfig, Any]:
                 group = str(key).removeprefix("override ").strip("/").partition("@")[0]
                 remedy = f"write {group}: {option}, without the dash" if option is not None else "leave it out"
                 given = f"{key}: {option}" if option is not None else key
-                raise ConfigError(f"{path}: '- {given}' is how Hydra says it; {remedy}")
+                raise ConfigError(f"{path}: '- {given}' is Hydra's syntax; {remedy}")
     return cfg, defaults
 
 
 def _set(cfg: DictConfig, key: str, text: str) -> None:
-    """Set ``key``, add ``+key``, or drop ``~key``. Next to a ``_target_`` any key may be set: ``check`` knows."""
+    """Set ``key``, add ``+key`` or delete ``~key``; ``build.check`` validates the arguments of a ``_target_``."""
     parent, _, leaf = key.lstrip("+~").rpartition(".")
     parent = resolve_reference(cfg, parent)
     path = f"{parent}.{leaf}".lstrip(".")
@@ -317,7 +328,7 @@ def _set(cfg: DictConfig, key: str, text: str) -> None:
 
 
 def resolve_reference(cfg: DictConfig, path: str) -> str:
-    """The place that ``path`` means when a key on it only refers to another, as ``task.model: ${model}``."""
+    """Replace the part of ``path`` that is only a reference by its target, as for ``task.model: ${model}``."""
     node, parts = cfg, path.split(".")
     for end, part in enumerate(parts, 1):
         node = _node(node, part)
@@ -328,21 +339,21 @@ def resolve_reference(cfg: DictConfig, path: str) -> str:
 
 
 def _refuse_secrets(cfg: DictConfig) -> None:
-    """A run's folder and W&B keep the configuration, so a secret may stand there by reference only."""
+    """Refuse literal secrets, as the configuration is stored in the run's folder and in W&B; references are fine."""
     for path, what in redaction.find_secrets(plain(cfg)):
         name = re.sub(r"\W", "_", path.rpartition(".")[2]).upper()
         remedy = f"write '{path}=${{oc.env:{name}}}' and set {name}"
         if what.startswith("the value of "):  # in a line of shell
-            remedy = f"export {what.split()[-1]} where you start, which runs and jobs inherit"
+            remedy = f"export {what.split()[-1]} where you start, so that runs and jobs inherit it"
         raise ConfigError(f"{path}: {what} must not be stored with the run; {remedy}")
 
 
 def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:
-    """Take out groups that nothing refers to, so that they are neither checked, nor built, nor recorded.
+    """Remove groups that nothing refers to, so that they are neither checked, instantiated nor recorded.
 
     Args:
-        cfg: Composed.
-        named: What the user said of each top-level key.
+        cfg: The composed configuration.
+        named: The override that set each top-level key.
 
     Raises:
         ConfigError: The user named such a group.
@@ -354,7 +365,7 @@ def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:
     for group in [group for group in cfg.choices if group not in (*used, "experiment")]:
         if group in named:
             raise ConfigError(
-                f"{named[group]}: nothing refers to {group}, so it would have no effect; leave it out, or refer to it "
+                f"{named[group]}: nothing refers to {group}, so it would have no effect; remove it, or refer to it "
                 f"as ${{{group}}} in task={cfg.choices.get('task')}"
             )
         cfg.pop(group, None)
@@ -362,17 +373,12 @@ def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:
 
 
 def _refers(text: str, group: str) -> bool:
-    """Whether a reference in ``text`` leads to ``group`` or below it."""
+    """Whether ``text`` has a reference to ``group`` or to a key below it."""
     return re.search(rf"\$\{{(?:[^{{}}]*[:,])?\s*\.*{re.escape(group)}[.\[,}}]", text) is not None
 
 
 def _label(option: Any) -> str:
-    """An option's name without its folder; several with a plus between them."""
+    """The name of an option without its folder; several are joined by a plus sign."""
     if isinstance(option, list | ListConfig):
         return "+".join(map(_label, option)) or "none"
     return "none" if option is None else Path(str(option)).stem if str(option).endswith(".yaml") else str(option)
-
-
-def _first_comment(file: Path) -> str:
-    first = file.read_text().split("\n", 1)[0]
-    return first.lstrip("# ") if first.startswith("#") else ""

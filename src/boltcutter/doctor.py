@@ -22,11 +22,12 @@ from boltcutter import build, lineage, run
 from boltcutter.assemble import as_config_error, assemble, check_config
 from boltcutter.checks import check_kind
 from boltcutter.choose import UNITS, StrategyEstimate, estimate_strategies, fits_in_memory, format_bytes, recommend
-from boltcutter.config import ConfigError, DictConfig, groups, one_line
+from boltcutter.config import ConfigError, DictConfig, one_line
 from boltcutter.environment.platform import launched_layout
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.estimate import SampleSpec, sample_spec
 from boltcutter.locate import locate
+from boltcutter.project import Project
 
 # Programs without which an option can be chosen but not used, and where they come from.
 PROGRAMS = {
@@ -38,11 +39,11 @@ Lines = Iterator[tuple[str, str]]
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "transformer-engine")
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Tell of the machine, of what works on it, and of the memory that the chosen model takes.
 
     Args:
-        configs: Folder of the configuration.
+        project: Whose configuration is used.
         words: Those of training, ``run=<folder>`` for an earlier run's, and ``devices=8 memory=80GiB`` for devices that
             need not be there.
 
@@ -53,16 +54,16 @@ def main(configs: Path, words: list[str]) -> None:
     special, rest = run.split_overrides(words, "devices", "memory", "run")
     count, memory = _devices(special), _memory(special)
     cfg = check_config(
-        run.load_evaluation_config(configs, special, rest)[0] if "run" in special else run.read_overrides(configs, rest)
+        run.load_evaluation_config(project, special, rest)[0] if "run" in special else run.read_overrides(project, rest)
     )
     batch = (cfg.data or {}).get("batch_size")
     sample = sample_of(cfg) if batch else None
     _print("this machine", machine())
-    _print("what works here", works(configs))
+    _print("what works here", works(project))
     if sample is None:
         _print("memory", iter([("not estimated", f"data={cfg.choices.data} has no batch_size that is known here")]))
         return
-    options = groups(configs).get("trainer", ())
+    options = project.groups().get("trainer", ())
     found = [row for row in estimate_strategies(cfg, sample, count) if row.option in options]
     of = f"{batch} samples a step, {count} × {format_bytes(memory)}"
     shown = f"model={cfg.choices.model}" if "model" in cfg.choices else f"task={cfg.choices.task}"
@@ -109,14 +110,14 @@ def backends() -> dict[str, bool]:
     }
 
 
-def works(configs: Path) -> Lines:
+def works(project: Project) -> Lines:
     """Each strategy, precision, launcher and extra: yes, or what is missing."""
-    known = groups(configs)
+    known = project.groups()
     chosen = [f"trainer={option}" for option in known.get("trainer", ())]
     chosen += [f"trainer.precision={precision}" for precision in PRECISIONS]
     chosen += [f"launch={option}" for option in known.get("launch", ())]
     for words in [*chosen, "task.compile=true"]:
-        yield words, _fault(configs, words) or "yes"
+        yield words, _fault(project, words) or "yes"
     for extra, missing in extras().items():
         remedy = f"no: needs {', '.join(missing)}; pip install -c constraints.txt -e '.[{extra}]'"
         yield f"extra {extra}", remedy if missing else "yes"
@@ -193,7 +194,7 @@ def _memory(special: dict[str, str]) -> int:
     return min(found, default=free())
 
 
-def _fault(configs: Path, words: str) -> str | None:
+def _fault(project: Project, words: str) -> str | None:
     """Why a run with ``words`` could not begin here; None where it could."""
     program, remedy = PROGRAMS.get(words, (None, ""))
     if program and not shutil.which(program):
@@ -201,7 +202,7 @@ def _fault(configs: Path, words: str) -> str | None:
     if words.startswith("launch="):
         return None
     try:
-        cfg = check_config(run.read_overrides(configs, [words]))
+        cfg = check_config(run.read_overrides(project, [words]))
         cfg.folder = str(Path(cfg.runs) / "doctor")
         assemble(cfg, with_callbacks=False)
     except ConfigError as error:

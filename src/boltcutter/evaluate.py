@@ -20,21 +20,22 @@ from boltcutter.environment.process import distributed_shutdown, is_rank_zero
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.loading import find_damage
 from boltcutter.outcomes import PredictionWriter
+from boltcutter.project import Project
 from boltcutter.selection import find_best, find_newest, list_names
 from boltcutter.storage import CheckpointError
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Evaluate a run.
 
     Args:
-        configs: Folder of the configuration.
+        project: Whose configuration is used.
         words: ``run=<folder>``, and ``ckpt=best|last|<path>``, ``split=test|val|train``, ``output=<folder>``; any other
             word changes the run's configuration, as ``data=…`` does.
     """
     filter_warnings()
     special, rest = run.split_overrides(words, "run", "ckpt", "split", "output")
-    cfg, folder = run.load_evaluation_config(configs, special, rest)
+    cfg, folder = run.load_evaluation_config(project, special, rest)
     split = special.get("split", "test")
     if split not in ("train", "val", "test"):
         raise ConfigError(f"split={split}: expected train, val or test{hint(split, ('train', 'val', 'test'))}")

@@ -22,17 +22,18 @@ from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluate import find_checkpoint
 from boltcutter.loading import load
 from boltcutter.outcomes import columns
+from boltcutter.project import Project
 
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Write a line for each new sample; or where the run's task can ``generate``, go on with a text.
 
     Data modules that read no files are asked for their ``predict_dataloader``.
 
     Args:
-        configs: Folder of the configuration.
+        project: Whose configuration is used.
         words: ``run=<folder>``, ``input=<file or folder>`` (several with commas), and ``ckpt=best|last|<path>``,
             ``output=<file>``; for a text ``input=<file or text>``, ``tokens=<how many>``, ``temperature=<0 or more>``,
             ``top_k=<likeliest tokens to draw from>`` and ``seed=<number>``; any other word changes the run's
@@ -40,7 +41,7 @@ def main(configs: Path, words: list[str]) -> None:
     """
     filter_warnings()
     special, rest = run.split_overrides(words, "run", "input", "ckpt", "output", *SAMPLING)
-    cfg, folder = run.load_evaluation_config(configs, special, rest)
+    cfg, folder = run.load_evaluation_config(project, special, rest)
     check_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     if not is_native_data(components.data):

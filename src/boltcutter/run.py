@@ -25,6 +25,7 @@ from boltcutter.atomic import write_text
 from boltcutter.config import ConfigError, DictConfig, as_yaml, compose, merge, plain, redacted
 from boltcutter.environment import lease
 from boltcutter.environment.process import is_rank_zero
+from boltcutter.project import Project
 
 
 def split_overrides(overrides: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
@@ -57,7 +58,7 @@ def prefix_errors(setting: str, *kinds: type[Exception]) -> Iterator[None]:
         raise ConfigError(text if f"{key}=" in text else f"{setting}: {text.removeprefix(f'{value}: ')}") from error
 
 
-def read_overrides(configs: Path, overrides: Sequence[str]) -> DictConfig:
+def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
     """Compose the configuration; ``resume=`` and ``reproduce=`` start from the configuration of an earlier run.
 
     Raises:
@@ -67,11 +68,11 @@ def read_overrides(configs: Path, overrides: Sequence[str]) -> DictConfig:
     if len(special) == 2:
         raise ConfigError("resume and reproduce exclude each other; give one of them")
     if not special:
-        return compose(configs, rest)
+        return compose(project, rest)
     ((verb, text),) = special.items()
     if verb == "resume":
         check_resume(Path(text), rest)
-    cfg = load_run_config(configs, Path(text), rest, verb)
+    cfg = load_run_config(project, Path(text), rest, verb)
     cfg.resume = text if verb == "resume" else None
     if verb == "reproduce":
         cfg.reproduce = text
@@ -95,12 +96,12 @@ def check_resume(folder: Path, overrides: Sequence[str]) -> None:
 
 
 def load_run_config(
-    configs: Path, folder: Path, overrides: Sequence[str] = (), setting: str = "run", *, instantiates: bool = True
+    project: Project, folder: Path, overrides: Sequence[str] = (), setting: str = "run", *, instantiates: bool = True
 ) -> DictConfig:
     """Load the configuration of an earlier run and apply ``overrides``.
 
     Args:
-        configs: Folder of the configuration files.
+        project: Whose configuration is used.
         folder: Folder of the run.
         overrides: Overrides of the command line.
         setting: Key of the override that names the folder, for error messages.
@@ -111,8 +112,8 @@ def load_run_config(
     """
     recorded = _recorded(folder, setting)
     if instantiates and not is_signed_by_user(folder):
-        trust.check(recorded, f"{setting}={folder}", folder, configs)
-    cfg = compose(configs, overrides, base=DictConfig(recorded))
+        trust.check(recorded, f"{setting}={folder}", folder, project)
+    cfg = compose(project, overrides, base=DictConfig(recorded))
     cfg.folder = str(folder)
     return cfg
 
@@ -125,7 +126,9 @@ def _recorded(folder: Path, setting: str) -> dict[str, Any]:
     return config
 
 
-def load_evaluation_config(configs: Path, special: dict[str, str], overrides: Sequence[str]) -> tuple[DictConfig, Path]:
+def load_evaluation_config(
+    project: Project, special: dict[str, str], overrides: Sequence[str]
+) -> tuple[DictConfig, Path]:
     """Load the configuration of ``run=<folder>``, for one device unless an override sets the trainer.
 
     Returns:
@@ -137,7 +140,7 @@ def load_evaluation_config(configs: Path, special: dict[str, str], overrides: Se
     if not special.get("run"):
         raise ConfigError("run is not set; use run=<folder of a run>, as in run=runs/digits-convnet/…")
     folder = Path(special["run"])
-    cfg = load_run_config(configs, folder, overrides)
+    cfg = load_run_config(project, folder, overrides)
     if not any(override.lstrip("+~").startswith("trainer") for override in overrides):
         cfg.trainer = merge(cfg.trainer, DictConfig({"devices": 1, "num_nodes": 1, "strategy": "auto"}))
     return cfg, folder

@@ -29,6 +29,7 @@ from boltcutter.failure import explain_errors
 from boltcutter.loading import load, read_metadata
 from boltcutter.log import capture_output
 from boltcutter.monitors import MonitorCheck
+from boltcutter.project import Project
 from boltcutter.restart import check_start
 from boltcutter.selection import find_best, list_names
 from boltcutter.storage import CheckpointError, check_writable
@@ -43,18 +44,18 @@ NO_METRICS = (
 )  # prefixes of columns in metrics.csv that are not training metrics
 
 
-def main(configs: Path, overrides: list[str]) -> None:
+def main(project: Project, overrides: list[str]) -> None:
     """Train from the command line.
 
     Args:
-        configs: Folder of the configuration.
+        project: Whose configuration is used.
         overrides: Command-line overrides, such as ``model=mlp``.
 
     Raises:
         ConfigError: The configuration has mistakes, or another process uses the run folder.
     """
     filter_warnings()
-    cfg = read_config(configs, overrides)
+    cfg = read_config(project, overrides)
     startup.prepare()
     isolate_attempts()
     with run_id(overrides) as name, distributed_shutdown():

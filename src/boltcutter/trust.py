@@ -27,11 +27,12 @@ from typing import Any
 
 from boltcutter.atomic import temporary_path
 from boltcutter.config import ConfigError
+from boltcutter.project import Project
 from boltcutter.redaction import VARIABLE, looks_secret
 
 PROJECT = __name__.partition(".")[0]
 KEY_FILE = Path("~/.config/boltcutter/key")  # of this user; whoever has it can sign records
-# Of this project, whose classes configurations name. Functions are accepted where a file in configs names them.
+# Of this project, whose classes configurations name. Functions are accepted where a configuration file names them.
 PROJECT_PACKAGES = ("model", "data", "task", "callback", "logger", "strategy", "launch", "checkpoint")
 # Folders of the project that run commands and change files; no configuration has to name them.
 TOOL_FOLDERS = ("scripts", "tests", "hooks")
@@ -84,7 +85,7 @@ def is_granted() -> bool:
 
 
 def check(
-    node: Any, where: str, folder: Path, configs: Path | None = None, *, signature: object = None, runs: bool = False
+    node: Any, where: str, folder: Path, project: Project | None = None, *, signature: object = None, runs: bool = False
 ) -> None:
     """Refuse what a record names, unless this user has signed it, it is known, or the user has said ``trust=true``.
 
@@ -92,7 +93,7 @@ def check(
         node: Part of the record.
         where: The setting that opens the run.
         folder: Of the run.
-        configs: Folder of the project's configuration.
+        project: Whose configuration is used.
         signature: Of ``node``, as ``sign`` has made it.
         runs: Whether commands in ``node`` are to be run, so that known classes are not enough.
 
@@ -105,7 +106,7 @@ def check(
     if text := next(_odd_references(node), None):
         raise ConfigError(f"{where}: its record.json has {text}, which computes a value or reads a secret; {remedy}")
     for target in iter_targets(node):
-        if not ((configs and target in _configured(configs)) or _is_own(target, folder) or _is_known(target)):
+        if not ((project and target in _configured(project)) or _is_own(target, folder, project) or _is_known(target)):
             raise ConfigError(
                 f"{where}: its record.json names {target}, which is neither this project's nor of a known package, and "
                 f"would be executed; {remedy}"
@@ -198,17 +199,17 @@ def _within(path: str, parts: tuple[str, ...]) -> bool:
     return any(f"{path}.".startswith(f"{part}.") for part in parts)
 
 
-def _is_own(target: str, folder: Path) -> bool:
+def _is_own(target: str, folder: Path, project: Project | None) -> bool:
     """Whether something is written in the user's own code: on the path, but in no installed package."""
     top = target.partition(".")[0]
-    if top == PROJECT or not _is_users(target, folder):
+    if top == PROJECT or not _is_users(target, folder, project):
         return False
     found = _located(target)
     # None where it is not importable, so that nothing is executed. A built-in method, as of sys.path, has no module.
-    return found is None or _is_users(str(getattr(found, "__module__", None)), folder)
+    return found is None or _is_users(str(getattr(found, "__module__", None)), folder, project)
 
 
-def _is_users(path: str, folder: Path) -> bool:
+def _is_users(path: str, folder: Path, project: Project | None) -> bool:
     """Whether a dotted path leads to the user's own code, and not into the run's folder, which is as strange."""
     top, *names = path.split(".")
     if top in sys.stdlib_module_names or not top.isidentifier():
@@ -224,11 +225,12 @@ def _is_users(path: str, folder: Path) -> bool:
     # Also of the system, the user, or a module of the cluster on PYTHONPATH.
     if any({"site-packages", "dist-packages"} & set(place.parts) for place in places):
         return False
-    root, strange = Path(__file__).resolve().parents[2], folder.resolve()
-    if any(place.is_relative_to(root / tool) for place in places for tool in TOOL_FOLDERS):
+    strange = folder.resolve()
+    root = project.root.resolve() if project else None
+    if root and any(place.is_relative_to(root / tool) for place in places for tool in TOOL_FOLDERS):
         return False
     reached = [place.joinpath(*names[:depth]) for place in places for depth in range(len(names) + 1)]
-    if root.is_relative_to(strange):  # this is the copy of the code that a launcher has put there
+    if root and root.is_relative_to(strange):  # this is the copy of the code that a launcher has put there
         return all(place.is_relative_to(root) or not place.is_relative_to(strange) for place in reached)
     return not any(place.is_relative_to(strange) for place in reached)
 
@@ -250,7 +252,8 @@ def _located(target: str) -> Any:
 
 
 @cache
-def _configured(configs: Path) -> frozenset[str]:
+def _configured(project: Project) -> frozenset[str]:
     """All that the project's own configuration files name."""
-    found = (re.findall(r"_target_:\s*['\"]?([\w.]+)", file.read_text()) for file in configs.rglob("*.yaml"))
+    files = (file for place in project.config_dirs for file in place.rglob("*.yaml"))
+    found = (re.findall(r"_target_:\s*['\"]?([\w.]+)", file.read_text()) for file in files)
     return frozenset(target for names in found for target in names)

@@ -15,8 +15,10 @@ from foreign.gallery import overrides
 from boltcutter import lineage, run, trust
 from boltcutter.config import ConfigError, DictConfig
 from boltcutter.launch import command
+from boltcutter.project import Project
 
 ROOT = Path(__file__).parents[2]
+PROJECT = Project.find(__file__)
 Launch = Callable[..., str]
 
 
@@ -30,7 +32,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # whether SLURM is installed or not
 
     def call(*words: str) -> str:
-        command.main(ROOT / "configs", [*words])
+        command.main(PROJECT, [*words])
         return capsys.readouterr().out
 
     return call
@@ -119,7 +121,7 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     settings = {"_target_": slurm, "time": "9:00:00", "partition": "big", "memory": "64G"}
     settings |= {"array": "seed=1,2", "max_parallel": 1}
     facts = {"launch": {"settings": settings, "id": "7", "submitted": "", "signature": trust.sign(settings)}}
-    training = run.read_overrides(ROOT / "configs", [])
+    training = run.read_overrides(PROJECT, [])
     run.save_config(DictConfig({**training, "folder": str(folder)}), **facts)
     for words in (["launch=slurm"], []):
         text = launch(*words, f"resume={folder}", "launch.memory=9G", "--dry-run")

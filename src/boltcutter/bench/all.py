@@ -8,12 +8,13 @@ from pathlib import Path
 
 from boltcutter.bench import harness
 from boltcutter.bench.harness import Ratio
+from boltcutter.project import Project
 
 PARTS = ("step", "scaling", "startup", "memory", "loader")
 ROUNDS = {"startup": "3", "memory": "3"}
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Measure all; ``folder=runs/bench`` says where results go, and ``parts=step,loader`` what is measured.
 
     Raises:
@@ -26,7 +27,7 @@ def main(configs: Path, words: list[str]) -> None:
         if part not in PARTS:
             raise harness.BenchmarkError(f"parts={part}: no such measurement; there are: {', '.join(PARTS)}")
         more = [f"rounds={ROUNDS[part]}"] if part in ROUNDS else []
-        import_module(f"boltcutter.bench.{part}").main(configs, [f"folder={folder}", *more])
+        import_module(f"boltcutter.bench.{part}").main(project, [f"folder={folder}", *more])
         for found in json.loads((folder / f"{part}.json").read_text())["ratios"]:
             found.pop("met")
             ratios.append(Ratio(**{**found, "what": f"{part}: {found['what']}", "spread": tuple(found["spread"])}))

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import yaml
 
+from boltcutter.project import Project
+
 TRIAL = ["trainer.limit_train_batches=3", "trainer.max_epochs=1", "trainer.limit_val_batches=2"]
 TRIAL += ["trainer.log_every_n_steps=1", "logger=null", "test=false", "report=false"]
 NO_MEMORY = re.compile(r"out of memory")
@@ -27,11 +29,11 @@ class TrialError(RuntimeError):
     hide_traceback = True
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Double ``data.batch_size`` until three steps fail, then halve the gap; each trial in fresh processes.
 
     Args:
-        configs: Folder of the configuration.
+        project: Whose configuration is used.
         words: Those of training, and ``limit_gib=…``: memory that each process on a CPU may take; by default nine
             tenths of what is free.
     """
@@ -43,7 +45,7 @@ def main(configs: Path, words: list[str]) -> None:
         limit = 0.0
     if limit <= 0:
         raise TrialError(f"limit_gib={limits[-1]} is not a number of GiB; try 4")
-    script = configs.parent / "scripts" / "train.py"
+    script = project.root / "scripts" / "train.py"
     printed = _run([sys.executable, str(script), "--print", *words])
     if printed.returncode:
         raise TrialError(printed.stderr.strip().removeprefix("error: "))

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from boltcutter.bench import harness
 from boltcutter.bench.harness import ratio_of_turns
+from boltcutter.project import Project
 
 Array = npt.NDArray[Any]
 Read = Callable[[Array], Any]
@@ -105,7 +106,7 @@ WORKS: dict[str, Callable[[Path, int], Work]] = {
 }
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Measure in one process; ``rounds=5 turns=10 batches=300 folder=runs/bench`` choose how.
 
     Raises:

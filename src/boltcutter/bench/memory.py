@@ -9,11 +9,12 @@ from typing import Any
 from boltcutter.bench import harness
 from boltcutter.bench.harness import Ratio, ratio
 from boltcutter.bench.step import COMPILED, GUIDE, OURS, WORKS, measure
+from boltcutter.project import Project
 
 MOST = 1.15
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Measure; ``work=resnet threads=2 rounds=1 folder=runs/bench`` choose what.
 
     Raises:

@@ -11,6 +11,7 @@ from boltcutter.bench import harness
 from boltcutter.bench.harness import Process
 from boltcutter.bench.step import AS_SHIPPED, PLAIN, WORKS, adapted, by_hand, train, turns
 from boltcutter.bench.turns import Coordinator
+from boltcutter.project import Project
 
 PARTS = {
     "all of it": [],
@@ -40,7 +41,7 @@ PLAIN_PARTS = {
 }
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Measure on one core, all in turn; ``work=mlp rounds=3 folder=runs/bench`` choose what.
 
     Beside it stands what parts cost in Lightning as its guides have it.

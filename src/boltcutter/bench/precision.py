@@ -9,12 +9,13 @@ import torch
 
 from boltcutter.bench import harness
 from boltcutter.bench.strategy import compare
+from boltcutter.project import Project
 
 WORK = ["model=convnet", "logger=null", "report=false"]
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Train each; ``epochs=5 folder=runs/bench`` choose how long, and where the result goes.
 
     Raises:

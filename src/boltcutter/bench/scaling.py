@@ -11,6 +11,7 @@ from boltcutter.bench import harness
 from boltcutter.bench.harness import Process, ratio_of_turns
 from boltcutter.bench.step import AS_SHIPPED, BEST, CPU, Work, adapted, by_hand, train, turns
 from boltcutter.bench.turns import Coordinator
+from boltcutter.project import Project
 
 BATCH = 64  # samples of each process
 WORK = Work(
@@ -24,7 +25,7 @@ BY_HAND = 1.0  # of what DistributedDataParallel does in a loop written by hand
 GROUPS = ("together", "gloo", "by hand", "apart")
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Measure; ``rounds=3 turns=10 steps=12 folder=runs/bench`` choose how.
 
     Beside two runs at the same time, which never wait for each other, stand two that wait at each step for the

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter.bench import harness
 from boltcutter.bench.harness import ROOT, ratio
+from boltcutter.project import Project
 
 MOST = 1.35  # for the first training step
 
@@ -27,12 +28,12 @@ class FirstStep(Callback):
         os._exit(0)
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Measure in fresh processes, in turn, and print medians as ratios; ``rounds=5 folder=runs/bench`` choose how."""
     chosen = harness.parse_options(words, {"rounds": "5", "folder": "runs/bench"})
     rounds = int(chosen["rounds"])
     with tempfile.TemporaryDirectory() as scratch:
-        script = str(configs.parent / "scripts" / "train.py")
+        script = str(project.root / "scripts" / "train.py")
         first_step = f"+callback.first_step={{_target_: {__name__}.FirstStep}}"
         commands = {
             "import lightning.pytorch": ["-c", "import lightning.pytorch"],

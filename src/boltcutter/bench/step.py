@@ -17,6 +17,7 @@ import torch
 from boltcutter.bench import harness
 from boltcutter.bench.harness import BenchmarkError, Process, Ratio, ratio_of_turns
 from boltcutter.bench.turns import Coordinator
+from boltcutter.project import Project
 
 # Without W&B, which works in a process of its own; what comes after training is not timed anyway.
 AS_SHIPPED = ["logger=csv", "report=false", "test=false"]
@@ -97,7 +98,7 @@ ON_CUDA = {
 Measured = dict[str, list[list[dict[str, Any]]]]  # by loop, for each round and turn
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Measure; ``work=mlp,gpt threads=1,2 rounds=3 turns=6 steps=20 folder=runs/bench`` choose what.
 
     ``clock=cpu`` counts the time of processors instead, which tells more while other things run on the machine;

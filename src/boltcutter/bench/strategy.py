@@ -15,6 +15,7 @@ import torch
 
 from boltcutter.bench import harness
 from boltcutter.bench.harness import ROOT, TRAIN, BenchmarkError, Process
+from boltcutter.project import Project
 
 MPIRUN = ["--allow-run-as-root", "--oversubscribe", "-np", "2"]
 # Plain descent: Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
@@ -57,7 +58,7 @@ class Outcome(NamedTuple):
     rate: float  # samples a second in the last epoch
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Train each; ``epochs=3 rows=one,dp,ddp model=convnet folder=runs/bench`` choose what.
 
     Rows are those whose names begin so; the first is what the others are compared with.

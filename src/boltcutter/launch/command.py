@@ -24,6 +24,7 @@ from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher, UnclearSubmissionError
 from boltcutter.launch.jobs import ask, launched, list_runs, reason, shown
+from boltcutter.project import Project
 
 SITE = Path("~/.config/boltcutter/launch")  # a user's own values: <option>.yaml, laid over those of configs/launch
 OF_SLURM = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # without a default
@@ -47,7 +48,7 @@ class Settings:
     launch: Launcher
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: Project, words: list[str]) -> None:
     """Launch, or ask after what has been launched.
 
     Raises:
@@ -57,19 +58,19 @@ def main(configs: Path, words: list[str]) -> None:
     words = [word for word in words if word not in FLAGS]
     with refusals():
         if "--describe" in flags:
-            describe(configs, words)
+            describe(project, words)
         elif words and words[0] == "list":
             special, rest = run.split_overrides(words[1:], "runs")
             if rest:
                 raise ConfigError(f"list: {rest[0]}: takes nothing but runs=<folder>; leave it out")
-            list_runs(Path(special.get("runs") or run.read_overrides(configs, []).runs))
+            list_runs(Path(special.get("runs") or run.read_overrides(project, []).runs))
         elif words and words[0] in VERBS:
             special, rest = run.split_overrides(words[1:], "run")
             if rest or not special.get("run"):
                 raise ConfigError(f"{words[0]}: say {words[0]} run=<folder of a run or of an array>, and nothing else")
             ask(words[0], Path(special["run"]), follow="--wait" in flags)
         else:
-            launch(configs, words, flags)
+            launch(project, words, flags)
 
 
 @contextmanager
@@ -81,19 +82,19 @@ def refusals() -> Iterator[None]:
         raise ConfigError(one_line(error)) from error
 
 
-def launch(configs: Path, words: list[str], flags: Sequence[str]) -> None:
+def launch(project: Project, words: list[str], flags: Sequence[str]) -> None:
     """Do all up to submission, as far as the flags go."""
     resumed, _ = run.split_overrides(words, "resume")
-    settings, launcher = read_launcher(configs, words, recorded(resumed))
+    settings, launcher = read_launcher(project, words, recorded(resumed))
     rest = [word for word in words if not is_launch(word)]
     tasks = combinations(launcher.array) if launcher.array else [[]]
     if resumed and launcher.array:
         raise ConfigError("launch.array: a run goes on alone; leave out resume or the array")
-    root = Path(configs).absolute().parent
+    root = project.root
     copies = launcher.snapshot and snapshot.can_copy(root)
     if launcher.snapshot and not copies:
         print(f"note: git does not know {root}: the job runs the code as it is when it starts, not as it is now")
-    cfgs = [read_training(configs, [*rest, *task]) for task in tasks]
+    cfgs = [read_training(project, [*rest, *task]) for task in tasks]
     with variables_of_the_job(cfgs, launcher.environment) as late:
         cfgs = [check(cfg, values=not late) for cfg in cfgs]
         if late:
@@ -159,12 +160,12 @@ def is_launch(word: str) -> bool:
 
 
 def read_launcher(
-    configs: Path, words: Sequence[str], earlier: DictConfig | None = None
+    project: Project, words: Sequence[str], earlier: DictConfig | None = None
 ) -> tuple[DictConfig, Launcher]:
     """The launcher that the words, the project and the user's own file mean; and its settings.
 
     Args:
-        configs: Folder of the configuration.
+        project: Whose configuration is used.
         words: Of the command line.
         earlier: Settings with which the run was launched before; they stay, but for what the words change.
     """
@@ -173,23 +174,22 @@ def read_launcher(
     picked = parse("launch", special.get("launch") or "null")
     options = [picked] if isinstance(picked, str) else list(picked or [])
     if not options and earlier is None:
-        known = ", ".join(sorted(file.stem for file in (configs / "launch").glob("*.yaml")))
-        raise ConfigError(f"launch: not set; say launch=… (there are: {known})")
+        raise ConfigError(f"launch: not set; give launch=…{project.list_options('launch')}")
     base = DictConfig({"launch": earlier}) if earlier is not None else DictConfig({})
     own = [str(file) for option in options if (file := (SITE / f"{option}.yaml").expanduser()).is_file()]
-    chosen = compose(configs, [f"launch={format_value([*options, *own])}"], base=DictConfig({})) if options else base
+    chosen = compose(project, [f"launch={format_value([*options, *own])}"], base=DictConfig({})) if options else base
     # Several options name a cluster by what differs there, so they count more than those of the last one.
     stays = earlier is not None and len(options) < 2 and chosen.launch.get("_target_") == earlier.get("_target_")
-    settings = compose(configs, rest, base=base if stays else chosen)
+    settings = compose(project, rest, base=base if stays else chosen)
     alone = DictConfig({"launch": settings.launch})
     if mistakes := build.check(alone, Settings):
         raise ConfigError("\n".join(mistakes))
     return settings.launch, build.build(settings.launch, "launch")
 
 
-def read_training(configs: Path, words: Sequence[str]) -> DictConfig:
+def read_training(project: Project, words: Sequence[str]) -> DictConfig:
     """The configuration of the training, which does not know how it is launched."""
-    cfg = run.read_overrides(configs, words)
+    cfg = run.read_overrides(project, words)
     cfg.pop("launch", None)
     return cfg
 
@@ -340,15 +340,15 @@ def refuse_used(folder: Path, resumed: bool) -> None:
             raise ConfigError(f"resume={shown(folder)}: {status.text}; cancel it first")
 
 
-def describe(configs: Path, words: list[str]) -> None:
+def describe(project: Project, words: list[str]) -> None:
     """Show what can be set for a launch, or for the training."""
     prefix = next((word for word in words if "=" not in word and not word.startswith("~")), "launch")
     rest = [word for word in words if word != prefix]
     if prefix.partition(".")[0] == "launch":
-        settings, _ = read_launcher(configs, rest)
+        settings, _ = read_launcher(project, rest)
         lines = describe_keys(DictConfig({"launch": settings}), Settings, prefix)
     else:
         from boltcutter.assemble import describe_overrides  # imports torch
 
-        lines = describe_overrides(configs, [word for word in rest if not is_launch(word)], prefix)
+        lines = describe_overrides(project, [word for word in rest if not is_launch(word)], prefix)
     print("\n".join(lines))

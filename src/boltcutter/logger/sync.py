@@ -21,14 +21,14 @@ class SyncError(ValueError):
     hide_traceback = True  # needs no traceback
 
 
-def main(configs: Path, words: list[str]) -> None:
+def main(project: object, words: list[str]) -> None:
     """Bring up ``run=<folder>``, one or several, from its configuration, record and ``metrics.csv``.
 
     A run that was killed and went on has a W&B folder of each attempt, and ``wandb sync`` sends the steps that two of
     them have twice. ``metrics.csv`` has each step once. What the server may have of the run already is replaced.
 
     Args:
-        configs: Not used: the run's own folder has all.
+        project: Not used: the run's own folder has all.
         words: ``run=<folder>``, any number of times.
 
     Raises:

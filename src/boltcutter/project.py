@@ -1,0 +1,145 @@
+"""Where the project is: its root folder, its package and its configuration folders.
+
+A project is a folder whose ``pyproject.toml`` has a table ``[tool.boltcutter]``. Its options in ``configs/`` take
+precedence over the built-in options that come with the library.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LIBRARY = __name__.partition(".")[0]
+BUILTIN_CONFIGS = Path(__file__).parent / "configs"
+VARIABLE = "BOLTCUTTER_PROJECT"  # a folder of the project, for processes that start elsewhere
+TABLE = "[tool.boltcutter]"
+
+
+class ProjectError(Exception):
+    """A ``pyproject.toml`` that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Project:
+    """The folder that a researcher works in.
+
+    Args:
+        root: Folder with ``pyproject.toml``.
+        package: Python package of the project's own code, in ``src`` or in the root; None if it has none.
+        config_dirs: Where options are searched, in this order.
+    """
+
+    root: Path
+    package: str | None = None
+    config_dirs: tuple[Path, ...] = (BUILTIN_CONFIGS,)
+
+    @classmethod
+    def find(cls, start: Path | str | None = None) -> Project:
+        """Search upwards for a ``pyproject.toml`` with a table ``[tool.boltcutter]``.
+
+        Without one, ``start`` itself is the project, which then has no package.
+
+        Args:
+            start: A file or folder of the project; by default the environment variable ``BOLTCUTTER_PROJECT``, or else
+                the working directory.
+
+        Raises:
+            ProjectError: The table cannot be read.
+        """
+        place = Path(start or os.environ.get(VARIABLE) or Path.cwd()).absolute()
+        place = place.parent if place.is_file() else place
+        for folder in (place, *place.parents):
+            settings = _read_settings(folder / "pyproject.toml")
+            if settings is not None:
+                return cls.at(folder, settings.get("package"))
+        return cls.at(place)
+
+    @classmethod
+    def at(cls, root: Path, package: str | None = None) -> Project:
+        """The project with this root folder; its ``configs/``, if any, comes before the built-in options."""
+        own = root / "configs"
+        if not own.is_dir():
+            return cls(root, package)
+        is_builtin = own.resolve() == BUILTIN_CONFIGS.resolve()  # in the library's own repository
+        return cls(root, package, (own,) if is_builtin else (own, BUILTIN_CONFIGS))
+
+    def activate(self) -> None:
+        """Make the project's own modules importable, and have its package treated as the user's own code."""
+        source, root = str(self.root / "src"), str(self.root)
+        if source not in sys.path and os.path.isdir(source):
+            sys.path.insert(1, source)  # before another installation of the same package
+        if root not in sys.path:
+            sys.path.append(root)
+        if self.package:
+            _own_packages.add(self.package)
+
+    def has_group(self, name: str) -> bool:
+        """Whether there are options for a group of this name."""
+        return name.isidentifier() and any((folder / name).is_dir() for folder in self.config_dirs)
+
+    def groups(self) -> dict[str, dict[str, Path]]:
+        """The options of each group and their files; the project's own replaces a built-in option of the same name."""
+        found: dict[str, dict[str, Path]] = {}
+        for folder in reversed(self.config_dirs):
+            for group in (path for path in folder.iterdir() if path.is_dir()):
+                found.setdefault(group.name, {}).update({file.stem: file for file in group.glob("*.yaml")})
+        return {name: dict(sorted(options.items())) for name, options in sorted(found.items())}
+
+    def origin(self, file: Path) -> str:
+        """``built-in`` for an option of the library, else ``project``."""
+        return "built-in" if file.is_relative_to(BUILTIN_CONFIGS) or len(self.config_dirs) == 1 else "project"
+
+    def list_options(self, group: str) -> str:
+        """The options of a group in parentheses, by their origin."""
+        found: dict[str, list[str]] = {}
+        for name, file in self.groups().get(group, {}).items():
+            found.setdefault(self.origin(file), []).append(name)
+        if len(found) > 1:
+            return f" (project: {', '.join(found['project'])}; built-in: {', '.join(found['built-in'])})"
+        return "".join(f" (there are: {', '.join(names)})" for names in found.values())
+
+
+def summary(file: Path) -> str:
+    """The comment in the first line of an option."""
+    first = file.read_text().split("\n", 1)[0]
+    return first.lstrip("# ") if first.startswith("#") else ""
+
+
+_own_packages = {LIBRARY}
+
+
+def is_own_package(name: str) -> bool:
+    """Whether a top-level package is the library's or the active project's, rather than somebody else's."""
+    return name in _own_packages
+
+
+def _read_settings(file: Path) -> dict[str, Any] | None:
+    """The table of this library in a ``pyproject.toml``; None where there is none."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    if b"boltcutter" not in content:
+        return None
+    try:
+        settings = tomllib.loads(content.decode()).get("tool", {}).get(LIBRARY)
+    except ValueError as error:
+        raise ProjectError(f"{file}: not valid TOML: {error}; correct it") from error
+    if settings is None:
+        return None
+    package = settings.get("package") if isinstance(settings, dict) else settings
+    if not isinstance(settings, dict) or not (package is None or (isinstance(package, str) and package.isidentifier())):
+        raise ProjectError(
+            f'{file}: {TABLE} package={package!r} is not the name of a package; try package = "my_project"'
+        )
+    if unknown := settings.keys() - {"package"}:
+        raise ProjectError(f"{file}: {TABLE} {', '.join(sorted(unknown))}: no such setting; use package")
+    return settings
