@@ -17,8 +17,10 @@ OPEN_TO_ROOMS: dict[str, set[str]] = {
     # It composes, checks and freezes as train does.
     "data": {"seeding", "stream"},  # randomness that ranks and resumed runs share
     "launch": {
-        *("atomic", "config", "redaction", "trust", "build", "describe", "run", "lineage", "assemble", "environment")
+        *("atomic", "config", "redaction", "trust", "build", "describe", "run", "lineage", "assemble", "environment"),
+        "project",
     },
+    "bench": {"project"},
 }
 SOLE_KNOWERS = {
     "omegaconf": {"config", "build"},

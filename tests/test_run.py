@@ -38,7 +38,7 @@ def test_the_folder_tells_what_made_the_run(tmp_path: Path) -> None:
 
 def test_a_run_opens_again_with_new_words(tmp_path: Path) -> None:
     folder = made(tmp_path, "model=mlp", "model.hidden_sizes=[5]", "seed=3")
-    cfg = run.read_overrides(CONFIGS, [f"resume={folder}", "trainer.max_epochs=9"])
+    cfg = run.read_overrides(PROJECT, [f"resume={folder}", "trainer.max_epochs=9"])
     assert cfg.model.hidden_sizes == [5]
     assert (cfg.data.seed, cfg.trainer.max_epochs, cfg.folder) == (3, 9, str(folder))
     again = run.read_overrides(PROJECT, [f"reproduce={folder}", "seed=4"])

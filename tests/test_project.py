@@ -1,0 +1,93 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from boltcutter.config import ConfigError, compose
+from boltcutter.project import BUILTIN_CONFIGS, Project, ProjectError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A project with an option of its own, one that extends a built-in option, and its own defaults."""
+    files = {
+        "pyproject.toml": '[tool.boltcutter]\npackage = "small"\n',
+        "src/small/__init__.py": "",
+        "configs/model/tiny.yaml": "# A tiny model.\n_target_: small.Tiny\n",
+        "configs/model/mlp.yaml": "# A small MLP.\ndefaults: mlp\nhidden_sizes: [8]\n",
+        "configs/train.yaml": "# Defaults.\ndefaults:\n  model: mlp\nseed: 7\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_found_from_any_file_or_folder_in_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = Project(root, "small", (root / "configs", BUILTIN_CONFIGS))
+    assert Project.find(root / "configs" / "train.yaml") == expected
+    monkeypatch.chdir(root / "src" / "small")
+    assert Project.find() == expected
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("BOLTCUTTER_PROJECT", str(root))
+    assert Project.find() == expected
+
+
+def test_the_nearest_project_counts(root: Path) -> None:
+    inner = root / "inner"
+    inner.mkdir()
+    (inner / "pyproject.toml").write_text('[project]\nname = "inner"\n')  # a package, but no project
+    assert Project.find(inner).root == root
+    (inner / "pyproject.toml").write_text("[tool.boltcutter]\n")
+    assert Project.find(inner) == Project(inner, None, (BUILTIN_CONFIGS,))
+
+
+def test_any_folder_can_be_used_with_built_in_options(tmp_path: Path) -> None:
+    assert Project.find(tmp_path) == Project(tmp_path, None, (BUILTIN_CONFIGS,))
+
+
+def test_the_library_repository_is_a_project() -> None:
+    assert Project.find(__file__) == Project(ROOT, None, (ROOT / "configs",))
+
+
+@pytest.mark.parametrize("text", ["[tool.boltcutter", "[tool]\nboltcutter = 3", '[tool.boltcutter]\npackage = "a-b"\n'])
+def test_mistakes_in_pyproject(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"{text}\n")
+    with pytest.raises(ProjectError, match=r"pyproject\.toml: "):
+        Project.find(tmp_path)
+
+
+def test_options_of_the_project_come_before_built_in_ones(root: Path) -> None:
+    project = Project.find(root)
+    options = project.groups()["model"]
+    assert {"tiny", "mlp", "convnet"} < options.keys()
+    assert options["mlp"] == root / "configs" / "model" / "mlp.yaml"
+    assert [project.origin(options[name]) for name in ("tiny", "mlp", "convnet")] == ["project", "project", "built-in"]
+    cfg = compose(project)
+    assert cfg.choices.model == "mlp"
+    assert cfg.model._target_ == "boltcutter.model.mlp.MLP"  # inherited from the built-in option of the same name
+    assert (cfg.model.hidden_sizes, cfg.seed, cfg.choices.data) == ([8], 7, "digits")
+    with pytest.raises(
+        ConfigError, match=r"^model=tin: .* tiny\? \(project: mlp, tiny; built-in: "
+    ):
+        compose(project, ["model=tin"])
+
+
+def test_an_option_cannot_inherit_from_itself(root: Path) -> None:
+    (root / "configs" / "model" / "tiny.yaml").write_text("# Tiny.\ndefaults: tiny\n")
+    with pytest.raises(ConfigError, match="tiny"):
+        compose(Project.find(root), ["model=tiny"])
+    (root / "configs" / "model" / "tiny.yaml").write_text("# Tiny.\ndefaults: mlp\n")
+    (root / "configs" / "model" / "mlp.yaml").write_text("# MLP.\ndefaults: tiny\n")
+    with pytest.raises(ConfigError, match="inherits from itself"):
+        compose(Project.find(root), ["model=tiny"])
+
+
+def test_modules_of_the_project_come_before_installed_ones(root: Path) -> None:
+    code = "import sys; from boltcutter.project import Project; Project.find(sys.argv[1]).activate()"
+    code += "; import small; print(small.__file__)"
+    done = subprocess.run([sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(root / "src" / "small" / "__init__.py")
