@@ -338,7 +338,7 @@ class Recorder(Callback):
             where = getattr(logger, "where", None)
             if isinstance(where, str):  # the dummy logger of fast_dev_run has every attribute
                 run.update_record(folder, wandb={"id": logger.version, "where": where})
-        summary.print_begin(folder, trainer, pl_module)
+        summary.print_start(folder, trainer, pl_module)
 
     def _is_resumable(self) -> bool:
         """Whether a checkpoint to resume from was written before the one that is being saved."""
