@@ -22,9 +22,9 @@ from boltcutter.logger.csv import CSVLogger
 from boltcutter.model.linear import Linear
 from boltcutter.task.classification import Classification
 
-# Dropout, BatchNorm, a moving average, accumulated gradients, clipping, metrics over the epoch, best checkpoints.
-WORDS = ["logger=null", "report=false", "trainer.max_epochs=10", "trainer.accumulate_grad_batches=2"]
-WORDS += ["callback=[default,ema,early_stopping]"]
+# Dropout, BatchNorm, EMA, gradient accumulation, clipping, epoch metrics, best checkpoints.
+OVERRIDES = ["logger=null", "report=false", "trainer.max_epochs=10", "trainer.accumulate_grad_batches=2"]
+OVERRIDES += ["callback=[default,ema,early_stopping]"]
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
 
 
@@ -37,9 +37,9 @@ def last(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def training(forks: ForkServer, folder: Path, *words: str, ranks: int = 0) -> Iterator[list[Forked]]:
+def training(forks: ForkServer, folder: Path, *overrides: str, ranks: int = 0) -> Iterator[list[Forked]]:
     """The ranks of a run, or its only process, once it has a checkpoint and is in the middle of an epoch."""
-    argv = ["scripts/train.py", *WORDS, f"folder={folder}", *words]
+    argv = ["scripts/train.py", *OVERRIDES, f"folder={folder}", *overrides]
     with ExitStack() as stack:
         nothing = stack.enter_context(open(os.devnull, "wb")).fileno()
         errors = stack.enter_context(open(folder.with_name("errors"), "ab")).fileno()
@@ -57,19 +57,19 @@ def training(forks: ForkServer, folder: Path, *words: str, ranks: int = 0) -> It
 
 
 @pytest.fixture(scope="module")
-def untouched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The same run on one process and on two, left alone."""
-    found = {}
-    for processes, words in ((1, []), (2, TWO)):
-        found[processes] = tmp_path_factory.mktemp("untouched") / "run"
+def uninterrupted(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The same run on one process and on two, uninterrupted."""
+    folders = {}
+    for processes, overrides in ((1, []), (2, TWO)):
+        folders[processes] = tmp_path_factory.mktemp("uninterrupted") / "run"
         ranks = 2 if processes == 2 else 0
-        done = script("train", *WORDS, *words, f"folder={found[processes]}", ranks=ranks)
+        done = script("train", *OVERRIDES, *overrides, f"folder={folders[processes]}", ranks=ranks)
         assert done.returncode == 0, done.stderr
-    return found
+    return folders
 
 
 @pytest.mark.parametrize(
-    ("name", "to", "words", "resume"),
+    ("name", "to", "overrides", "resume"),
     [
         ("SIGTERM", "first", [], []),
         ("SIGTERM", "group", ["data.num_workers=2"], ["data.num_workers=0"]),
@@ -78,20 +78,20 @@ def untouched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[
         ("SIGTERM", "last", TWO, []),  # both as by torchrun
     ],
 )
-def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(
+def test_a_signal_saves_and_the_resumed_run_is_bitwise_identical(
     forks: ForkServer,
     script: Script,
-    untouched: dict[int, Path],
+    uninterrupted: dict[int, Path],
     tmp_path: Path,
     name: str,
     to: str,
-    words: list[str],
+    overrides: list[str],
     resume: list[str],
 ) -> None:
     folder, number = tmp_path / "run", getattr(signal, name)
-    whole = untouched[2 if words == TWO else 1]
+    whole = uninterrupted[2 if overrides == TWO else 1]
     ranks = 2 if to == "last" else 0
-    with training(forks, folder, *words, ranks=ranks) as processes:
+    with training(forks, folder, *overrides, ranks=ranks) as processes:
         if to == "group":
             processes[0].kill_group(number)
         else:
@@ -105,7 +105,7 @@ def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(
     )
     saved = torch.load(folder / "checkpoints" / "last-preempted.ckpt", weights_only=True)
     assert saved["global_step"] < record_steps(whole)
-    done = script("train", f"resume={folder}", *resume, ranks=2 if words == TWO else 0)
+    done = script("train", f"resume={folder}", *resume, ranks=2 if overrides == TWO else 0)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     ours, theirs = last(folder), last(whole)
@@ -118,22 +118,22 @@ def record_steps(folder: Path) -> int:
     return int(torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"])
 
 
-def test_two_processes_go_on_as_one(forks: ForkServer, script: Script, tmp_path: Path) -> None:
-    # No dropout, no BatchNorm, and no Adam, which makes much of differences in rounding.
-    words = ["model=mlp", "callback=default", "optimizer=sgd", "optimizer.lr=0.02"]
-    whole = script("train", *WORDS, *words, f"folder={tmp_path}/whole")
+def test_a_run_on_two_processes_resumes_on_one(forks: ForkServer, script: Script, tmp_path: Path) -> None:
+    # No dropout, no BatchNorm, and no Adam, which amplifies rounding differences.
+    overrides = ["model=mlp", "callback=default", "optimizer=sgd", "optimizer.lr=0.02"]
+    whole = script("train", *OVERRIDES, *overrides, f"folder={tmp_path}/whole")
     assert whole.returncode == 0, whole.stderr
-    with training(forks, tmp_path / "cut", *words, *TWO, ranks=2) as processes:
+    with training(forks, tmp_path / "cut", *overrides, *TWO, ranks=2) as processes:
         processes[0].send_signal(signal.SIGTERM)
         assert [process.wait(timeout=20) for process in processes] == [128 + signal.SIGTERM] * 2
-    done = script("train", f"resume={tmp_path}/cut", "trainer=default", "trainer.max_epochs=10", *WORDS[3:4])
+    done = script("train", f"resume={tmp_path}/cut", "trainer=default", "trainer.max_epochs=10", *OVERRIDES[3:4])
     assert done.returncode == 0, done.stderr
     ours, theirs = last(tmp_path / "cut"), last(tmp_path / "whole")
     assert max(float((ours[k].double() - theirs[k].double()).abs().max()) for k in theirs) < 1e-6
     assert record(tmp_path / "cut")["metrics"] == pytest.approx(record(tmp_path / "whole")["metrics"], abs=1e-6)
 
 
-def test_a_second_interrupt_leaves_at_once(forks: ForkServer, tmp_path: Path) -> None:
+def test_a_second_interrupt_exits_immediately(forks: ForkServer, tmp_path: Path) -> None:
     with training(forks, tmp_path / "run") as (process,):
         process.send_signal(signal.SIGINT)
         time.sleep(0.0005)
@@ -142,20 +142,20 @@ def test_a_second_interrupt_leaves_at_once(forks: ForkServer, tmp_path: Path) ->
     assert record(tmp_path / "run")["attempts"][0]["reason"].startswith(("interrupted", "exit 1", "preempted"))
 
 
-@pytest.mark.parametrize("words", [["model=mlp"], ["optimizer=sgd"]], ids=" ".join)
-def test_what_cannot_go_on_is_told_before_anything_starts(
-    script: Script, untouched: dict[int, Path], words: list[str]
+@pytest.mark.parametrize("overrides", [["model=mlp"], ["optimizer=sgd"]], ids=" ".join)
+def test_incompatible_overrides_are_refused_before_training(
+    script: Script, uninterrupted: dict[int, Path], overrides: list[str]
 ) -> None:
-    before = record(untouched[1])
-    done = script("train", f"resume={untouched[1]}", *words)
+    before = record(uninterrupted[1])
+    done = script("train", f"resume={uninterrupted[1]}", *overrides)
     assert done.returncode == 2
     assert "does not match the task" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert record(untouched[1]) == before
+    assert record(uninterrupted[1]) == before
 
 
 class SignalAt(L.Callback):
-    """Sets the flag as a handler would, before a batch of training, or of the validation that comes after it."""
+    """Sets the flag like a signal handler, before a training batch or a batch of the validation after it."""
 
     def __init__(self, epoch: int, batch: int, validation: int | None) -> None:
         self.place, self.validation = (epoch, batch), validation
@@ -177,7 +177,7 @@ Place = tuple[int, int, int | None]
 
 
 def fit(folder: Path, interval: float, place: Place | None = None, checkpoint: Path | None = None) -> str:
-    """Train, perhaps interrupted at (epoch, batch, batch of validation) or resumed; what the logger then has."""
+    """Train, optionally interrupted at (epoch, batch, validation batch) or resumed; returns the contents of the log."""
     L.seed_everything(0, verbose=False)
     trainer = L.Trainer(
         accelerator="cpu",
@@ -193,9 +193,9 @@ def fit(folder: Path, interval: float, place: Place | None = None, checkpoint: P
     )
     task = Classification(Linear((1, 8, 8), 10), optimizer=torch.optim.SGD)
     if place:
-        with pytest.raises(signals.PreemptionError) as left:
+        with pytest.raises(signals.PreemptionError) as error:
             trainer.fit(task, datamodule=Digits(), ckpt_path=checkpoint)
-        assert left.value.code == 128 + signal.SIGTERM
+        assert error.value.code == 128 + signal.SIGTERM
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     else:
         trainer.fit(task, datamodule=Digits(), ckpt_path=checkpoint, weights_only=True)
@@ -212,7 +212,7 @@ def fit(folder: Path, interval: float, place: Place | None = None, checkpoint: P
         *((0.5, place) for place in ((0, 8, 0), (1, 8, 2), (2, 17, 4))),
     ],
 )
-def test_wherever_it_stops_the_loggers_see_the_same(tmp_path: Path, interval: float, place: Place) -> None:
+def test_logged_metrics_do_not_depend_on_the_interruption(tmp_path: Path, interval: float, place: Place) -> None:
     whole = fit(tmp_path / "whole", interval)
     fit(tmp_path / "cut", interval, place)
     assert fit(tmp_path / "cut", interval, checkpoint=tmp_path / "cut" / "last-preempted.ckpt") == whole
@@ -241,29 +241,29 @@ else:
 """
 
 
-def test_ranks_wait_for_one_another_no_longer_than_the_timeout(two_ranks: Script) -> None:
+def test_ranks_wait_for_each_other_until_the_timeout(two_ranks: Script) -> None:
     two_ranks(TIME_LIMIT)
 
 
 @pytest.mark.slow
-def test_torchrun_signals_the_groups_of_ranks_and_all_save(tmp_path: Path) -> None:
+def test_torchrun_signals_all_process_groups_and_all_save(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = [*TWO, "logger=null", "report=false", "model=linear", "trainer.max_epochs=100000", "data.num_workers=2"]
-    command = [*TORCHRUN, "scripts/train.py", *words, f"folder={folder}"]
+    overrides = [*TWO, "logger=null", "report=false", "model=linear", "trainer.max_epochs=100000", "data.num_workers=2"]
+    command = [*TORCHRUN, "scripts/train.py", *overrides, f"folder={folder}"]
     with (
-        open(tmp_path / "said", "wb") as said,
-        subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=said, stderr=said) as process,
+        open(tmp_path / "output", "wb") as output,
+        subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=output, stderr=output) as process,
     ):
         try:
             end = time.monotonic() + 90
             while not (folder / "checkpoints" / "last.ckpt").exists():
-                assert process.poll() is None, (tmp_path / "said").read_text()
+                assert process.poll() is None, (tmp_path / "output").read_text()
                 assert time.monotonic() < end
                 time.sleep(0.05)
             process.terminate()
             process.wait(timeout=60)
         finally:
             process.kill()
-    text = (tmp_path / "said").read_text()
+    text = (tmp_path / "output").read_text()
     assert "DataLoader worker" not in text
     assert record(folder)["attempts"][0]["reason"].startswith("preempted by SIGTERM, saved "), text

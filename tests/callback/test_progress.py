@@ -27,7 +27,7 @@ pytestmark = [
 
 
 class Clock:
-    """Stands still but for what it is told."""
+    """A clock that advances only when set."""
 
     now = 1000.0
 
@@ -43,7 +43,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Timed(L.LightningModule):
-    """Has a loss of 3, and takes its time."""
+    """A module with a loss of 3 whose steps take a given time."""
 
     def __init__(self, clock: Clock, train: float, validate: float = 0.0, fail_at: int = -1) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def fit(
     return trainer
 
 
-def at_a_terminal(width: int = 119, **options: Any) -> tuple[Progress, io.StringIO]:
+def with_terminal(width: int = 119, **options: Any) -> tuple[Progress, io.StringIO]:
     bar, file = Progress(**options), io.StringIO()
     bar.console = Console(file=file, force_terminal=True, color_system=None, width=width + 1)
     return bar, file
@@ -99,14 +99,14 @@ def drawings(file: io.StringIO) -> list[str]:
     return [line.strip() for line in file.getvalue().split("\r\x1b[2K")[1:]]
 
 
-def without_a_terminal(**options: Any) -> Progress:
+def without_terminal(**options: Any) -> Progress:
     bar = Progress(**options)
     bar.console = Console(file=io.StringIO(), force_terminal=False)
     return bar
 
 
-def test_it_shows_loss_metric_speed_and_time_left_and_reaches_the_end(tmp_path: Path, ticking: Clock) -> None:
-    bar, file = at_a_terminal()
+def test_the_bar_shows_loss_metric_speed_and_remaining_time(tmp_path: Path, ticking: Clock) -> None:
+    bar, file = with_terminal()
     fit(tmp_path, Timed(ticking, train=1.0), bar)
     seen = drawings(file)
     assert re.fullmatch(r"epoch 1/2  [━╸]+    5 %  loss 3\.0000  10 samples/s  step 1/20  0:19 left", seen[0])
@@ -121,13 +121,13 @@ def test_it_shows_loss_metric_speed_and_time_left_and_reaches_the_end(tmp_path: 
 
 @pytest.mark.parametrize("width", [79, 119])
 def test_a_drawing_fits_the_terminal(tmp_path: Path, ticking: Clock, width: int) -> None:
-    bar, file = at_a_terminal(width)
+    bar, file = with_terminal(width)
     fit(tmp_path, Timed(ticking, train=1.0), bar)
     assert {len(line) for line in drawings(file)} == {width}
 
 
-def test_it_draws_no_more_often_than_it_may(tmp_path: Path, ticking: Clock) -> None:
-    bar, file = at_a_terminal(refresh_per_second=4)
+def test_the_refresh_rate_is_limited(tmp_path: Path, ticking: Clock) -> None:
+    bar, file = with_terminal(refresh_per_second=4)
     fit(tmp_path, Timed(ticking, train=0.01, validate=0.02), bar, max_epochs=20, num_sanity_val_steps=0)
     seconds = ticking.now - 1000
     assert seconds == pytest.approx(20 * 0.3)
@@ -135,15 +135,15 @@ def test_it_draws_no_more_often_than_it_may(tmp_path: Path, ticking: Clock) -> N
     assert 0.6 * often < len(drawings(file)) <= often
 
 
-def test_speed_is_that_of_training_alone(tmp_path: Path, ticking: Clock) -> None:
-    bar, file = at_a_terminal()
+def test_speed_excludes_validation(tmp_path: Path, ticking: Clock) -> None:
+    bar, file = with_terminal()
     fit(tmp_path, Timed(ticking, train=1.0, validate=1000.0), bar, val_check_interval=5)
     assert {re.search(r"(\d+) samples/s", line)[1] for line in drawings(file) if "samples/s" in line} == {"10"}  # type: ignore[index]
     assert any("validating 10/10" in line for line in drawings(file))
 
 
 def test_the_loss_shown_is_the_mean_of_accumulated_batches(tmp_path: Path, ticking: Clock) -> None:
-    bar, file = at_a_terminal()
+    bar, file = with_terminal()
     fit(tmp_path, Timed(ticking, train=1.0), bar, accumulate_grad_batches=3)
     seen = drawings(file)
     assert all("loss 3.0000" in line for line in seen)
@@ -152,9 +152,9 @@ def test_the_loss_shown_is_the_mean_of_accumulated_batches(tmp_path: Path, ticki
 
 
 def test_a_resumed_run_starts_where_it_stopped(tmp_path: Path, ticking: Clock) -> None:
-    first = fit(tmp_path, Timed(ticking, train=1.0), at_a_terminal()[0])
+    first = fit(tmp_path, Timed(ticking, train=1.0), with_terminal()[0])
     first.save_checkpoint(tmp_path / "a.ckpt")
-    bar, file = at_a_terminal()
+    bar, file = with_terminal()
     fit(tmp_path, Timed(ticking, train=1.0), bar, tmp_path / "a.ckpt", max_epochs=4)
     seen = drawings(file)
     assert re.search(r"^epoch 3/4 .* 52 % .* step 21/40  0:19 left$", seen[0])
@@ -162,19 +162,19 @@ def test_a_resumed_run_starts_where_it_stopped(tmp_path: Path, ticking: Clock) -
 
 
 def test_training_that_ends_early_shows_where(tmp_path: Path, ticking: Clock) -> None:
-    bar, file = at_a_terminal()
+    bar, file = with_terminal()
     fit(tmp_path, Timed(ticking, train=1.0), bar, max_epochs=10, stop=EarlyStopping("val/loss", patience=1))
     assert re.search(r"^epoch 2/10 .* 20 % .* step 20/100  in 0:20$", drawings(file)[-1])
 
 
 def test_training_without_an_end_counts_steps(tmp_path: Path, ticking: Clock) -> None:
-    bar, file = at_a_terminal()
+    bar, file = with_terminal()
     fit(tmp_path, Timed(ticking, train=1.0), bar, max_epochs=-1, stop=EarlyStopping("val/loss", patience=1))
     assert drawings(file)[-1] == "epoch 2  loss 3.0000  val/loss 0.2500  10 samples/s  step 20  in 0:20"
 
 
-def test_the_terminal_is_given_back_when_training_fails(tmp_path: Path, ticking: Clock) -> None:
-    bar, file = at_a_terminal()
+def test_the_terminal_is_restored_when_training_fails(tmp_path: Path, ticking: Clock) -> None:
+    bar, file = with_terminal()
     out = sys.stdout
     with pytest.raises(RuntimeError, match="broken"):
         fit(tmp_path, Timed(ticking, train=1.0, fail_at=7), bar)
@@ -183,37 +183,37 @@ def test_the_terminal_is_given_back_when_training_fails(tmp_path: Path, ticking:
     assert sys.stdout is out
 
 
-def test_without_a_terminal_there_is_a_line_for_an_epoch(
+def test_without_a_terminal_each_epoch_prints_a_line(
     tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fit(tmp_path, Timed(ticking, train=1.0, validate=2.0), without_a_terminal())
+    fit(tmp_path, Timed(ticking, train=1.0, validate=2.0), without_terminal())
     assert capsys.readouterr().out.splitlines() == [
         "epoch 1/2  loss 3.0000  val/loss 0.2500  10 samples/s  0:30 left",
         "epoch 2/2  loss 3.0000  val/loss 0.2500  10 samples/s  in 1:00",
     ]
 
 
-def test_lines_are_not_too_many_and_the_last_is_among_them(
+def test_lines_are_limited_and_include_the_last_epoch(
     tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fit(tmp_path, Timed(ticking, train=0.1), without_a_terminal(seconds_between_lines=3.5), max_epochs=10)
+    fit(tmp_path, Timed(ticking, train=0.1), without_terminal(seconds_between_lines=3.5), max_epochs=10)
     assert re.findall(r"epoch (\d+)/10", capsys.readouterr().out) == ["1", "5", "9", "10"]
-    fit(tmp_path, Timed(ticking, train=0.1), without_a_terminal(seconds_between_lines=99), max_epochs=10, max_steps=35)
+    fit(tmp_path, Timed(ticking, train=0.1), without_terminal(seconds_between_lines=99), max_epochs=10, max_steps=35)
     assert re.findall(r"epoch (\d+)/10", capsys.readouterr().out) == ["1", "4"]
 
 
-def test_a_silent_rank_shows_nothing(tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    bar, file = at_a_terminal()
+def test_a_disabled_rank_shows_nothing(tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    bar, file = with_terminal()
     bar.disable()
     fit(tmp_path, Timed(ticking, train=1.0), bar)
-    other = without_a_terminal()
+    other = without_terminal()
     other.disable()
     fit(tmp_path, Timed(ticking, train=1.0), other)
     assert not file.getvalue()
     assert not capsys.readouterr().out
 
 
-def test_a_rate_of_nothing_is_refused() -> None:
+def test_a_refresh_rate_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^callback\.progress\.refresh_per_second=0 "):
         Progress(refresh_per_second=0)
 
@@ -222,12 +222,12 @@ def test_a_rate_of_nothing_is_refused() -> None:
     ("value", "text"),
     [(0.0, "0.0000"), (0.34412, "0.3441"), (-12.5, "-12.5000"), (1e-7, "1.00e-07"), (123456.0, "1.23e+05")],
 )
-def test_numbers_have_a_steady_width(value: float, text: str) -> None:
+def test_numbers_are_formatted(value: float, text: str) -> None:
     assert format_number(torch.tensor(value)) == text
     assert format_number(float("nan")) == "nan"
 
 
-def test_times_are_read_at_a_glance() -> None:
+def test_durations_are_formatted() -> None:
     assert [format_duration(seconds) for seconds in (0, 9.6, 65, 3600, 100_000)] == [
         "0:00",
         "0:10",

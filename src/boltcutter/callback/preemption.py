@@ -1,4 +1,4 @@
-"""Signals: save, and leave together."""
+"""Preemption: save a checkpoint and exit on all ranks after a signal."""
 
 from __future__ import annotations
 
@@ -12,91 +12,91 @@ from lightning.pytorch.callbacks import Callback, WeightAveraging
 from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.workers import protect_workers
 
-ENDLESS = 2**31 - 1  # batches of a stream
+UNLIMITED = 2**31 - 1  # batches of a data set of unknown length
 
 
 class Preemption(Callback):
-    """Save at the next step and leave, when a signal has come to any of the ranks.
+    """Save a checkpoint at the next step and exit, if any rank has received a signal.
 
-    A handler only sets a flag. Before each optimizer step's first batch, and before each batch of a validation or a
-    test, the ranks compare their flags; if one is set they all save there, once, and leave with 128 + the signal's
-    number. A validation that was cut short begins again on resume. A second interrupt from the keyboard leaves at once.
+    Signal handlers only set a flag. Before the first batch of each optimizer step, and before each batch of validation
+    or test, the ranks compare their flags; if one is set, they save one checkpoint and exit with 128 + the signal's
+    number. An interrupted validation restarts on resume. A second SIGINT exits immediately.
 
     Args:
-        folder: Where ``last-preempted.ckpt`` goes; a path or a URL.
+        folder: Folder of ``last-preempted.ckpt``; a path or a URL.
     """
 
-    handles_signals = True  # so that nobody else has to
+    handles_signals = True  # so other code need not handle them
 
     def __init__(self, folder: str) -> None:
         self.folder = str(folder)
-        self._lease: lease.Lease | None = None  # where this process was spawned by the one that holds it
+        self._lease: lease.Lease | None = None  # of the parent process, if it spawned this one
         self._world: Any = None
         self._group: Any = None
-        self._saving = self._began_to_listen = False
-        self._common = self._seen = 0  # batches of a validation or test that all ranks have, and those seen
+        self._saving = self._installed_handlers = False
+        self._common = self._seen = 0  # batches of a validation or test that all ranks have, and those started
 
     def __getstate__(self) -> dict[str, Any]:
-        """Hand the lease to a process that is spawned."""
+        """Pass the lease to spawned processes."""
         return {**vars(self), "_lease": lease.current()}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Listen from here on, in place of Lightning, whose handlers run collectives."""
-        self._began_to_listen |= not signals.handlers_installed()
+        """Install signal handlers in place of Lightning's, which run collectives."""
+        self._installed_handlers |= not signals.handlers_installed()
         startup.finish()
         lease.watch(self._lease)
         protect_workers()
         trainer._signal_connector.register_signal_handlers = signals.install_handlers  # type: ignore[method-assign]
         if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not self._world:
-            # The flag stays on the host: on the device it would make each step wait for the one before.
+            # The flag is reduced on the host; on the device it would synchronize each step with the previous one.
             self._world, self._group = (
                 dist.group.WORLD,
                 dist.new_group(backend="gloo", timeout=getattr(trainer.strategy, "_timeout", None)),
             )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """As ``teardown``, which does not come then."""
+        """Clean up like ``teardown``, which is not called after an exception."""
         self.teardown(trainer, pl_module, "")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Give the signals back to whom they belonged."""
-        if self._began_to_listen:
+        """Restore the previous signal handlers."""
+        if self._installed_handlers:
             signals.restore_handlers()
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Where all ranks are at the same place and no gradient is half added up."""
+        """Compare flags where all ranks are at the same step and no gradients are partly accumulated."""
         if batch_idx % trainer.accumulate_grad_batches == 0 and (number := self._agree(trainer)):
-            self._save_and_leave(trainer, pl_module, number)
+            self._save_and_exit(trainer, pl_module, number)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """See how far all ranks go together; the last one may have a batch less."""
-        self._begin(trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches)
+        """Determine how many batches all ranks have; the last rank may have one less."""
+        self._count_common(trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches)
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """See how far all ranks go together."""
-        self._begin(trainer.num_test_batches)
+        """Determine how many batches all ranks have."""
+        self._count_common(trainer.num_test_batches)
 
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Leave a validation, to begin it again; but not in mid-step, where half a gradient would be lost."""
+        """Exit during validation, which restarts on resume, unless gradients are partly accumulated."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or trainer.fit_loop._should_accumulate():
             return
         if number := self._agree_in_evaluation(trainer):
-            self._save_and_leave(trainer, pl_module, number)
+            self._save_and_exit(trainer, pl_module, number)
 
     def on_test_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Leave a test; training has saved what there is."""
+        """Exit during a test; training has already saved a checkpoint."""
         if number := self._agree_in_evaluation(trainer):
-            _refuse_if_lost(trainer, number)
+            _exit_if_lease_lost(trainer, number)
             signals.exit(number, "trained but not tested")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Let Lightning think that the batch which will not be trained on, or the validation, has not begun.
+        """Record that the current batch, or validation, has not started, so that Lightning runs it on resume.
 
         Raises:
             LeaseLostError: Another process trains in the folder.
@@ -106,23 +106,23 @@ class Preemption(Callback):
             return
         loops = checkpoint["loops"]["fit_loop"]
         if trainer.validating:
-            begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}  # Lightning then runs it from its start
+            started = {"ready": 1, "started": 1, "processed": 0, "completed": 0}  # so Lightning restarts it
             progress = loops["epoch_loop.val_loop.batch_progress"]
-            progress.update(total=dict(begun), current=dict(begun), is_last_batch=False)
+            progress.update(total=dict(started), current=dict(started), is_last_batch=False)
             return
         progress = loops["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
             counts["ready"] -= 1
         progress["is_last_batch"] = False
-        if _validates_first(trainer):
-            # Lightning then passes over one validation, and counts a step for the loggers that is none.
+        if _is_validation_due(trainer):
+            # Lightning then skips one validation, and counts one step too many for the loggers.
             loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
 
-    def _begin(self, batches: list[int | float]) -> None:
+    def _count_common(self, batches: list[int | float]) -> None:
         self._seen = 0
-        count = int(min(sum(map(float, batches)), ENDLESS))
-        if count == ENDLESS and self._group is not None:
-            count = 0  # nobody knows which rank has the fewest, and the others would wait for it
+        count = int(min(sum(map(float, batches)), UNLIMITED))
+        if count == UNLIMITED and self._group is not None:
+            count = 0  # the shortest rank is unknown, and the others would wait for it
         self._common = self._reduce(count, dist.ReduceOp.MIN)
 
     def _agree_in_evaluation(self, trainer: L.Trainer) -> int:
@@ -130,7 +130,7 @@ class Preemption(Callback):
         return self._agree(trainer) if self._seen <= self._common else 0
 
     def _agree(self, trainer: L.Trainer) -> int:
-        """The largest signal number that any rank has received; 0 for none."""
+        """Largest signal number that any rank has received; 0 if none."""
         largest = getattr(trainer.strategy, "all_reduce_max", None)
         found: int | None = largest(signals.received_signal()) if largest else None
         return found if found is not None else self._reduce(signals.received_signal(), dist.ReduceOp.MAX)
@@ -142,22 +142,24 @@ class Preemption(Callback):
         dist.all_reduce(flag, how, group=self._group)
         return int(flag)
 
-    def _save_and_leave(self, trainer: L.Trainer, pl_module: L.LightningModule, number: int) -> None:
-        _refuse_if_lost(trainer, number)
+    def _save_and_exit(self, trainer: L.Trainer, pl_module: L.LightningModule, number: int) -> None:
+        _exit_if_lease_lost(trainer, number)
         if trainer.validating:
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, WeightAveraging):
-                    callback.on_validation_epoch_end(trainer, pl_module)  # the average stood in for the weights
+                    callback.on_validation_epoch_end(
+                        trainer, pl_module
+                    )  # restores the weights, which validation replaced by their average
         path = f"{self.folder}/last-preempted.ckpt"
         self._saving = True
         trainer.save_checkpoint(path)
         self._saving = False
-        getattr(trainer.strategy.checkpoint_io, "wait", int)()  # until an asynchronous one is on the disk
+        getattr(trainer.strategy.checkpoint_io, "wait", int)()  # for asynchronous writes
         signals.exit(number, f"saved {path}")
 
 
-def _refuse_if_lost(trainer: L.Trainer, number: int) -> None:
-    """End without saving, on all ranks, where another process trains in the folder.
+def _exit_if_lease_lost(trainer: L.Trainer, number: int) -> None:
+    """Exit without saving, on all ranks, if another process trains in the folder.
 
     Raises:
         LeaseLostError: On the rank that held the lease.
@@ -169,10 +171,10 @@ def _refuse_if_lost(trainer: L.Trainer, number: int) -> None:
 
 
 def _check_lease(trainer: L.Trainer) -> None:
-    """See that no other process trains in the folder; else nothing more is written there.
+    """Check that no other process trains in the folder; otherwise loggers write nothing more there.
 
     Raises:
-        LeaseLostError: One does.
+        LeaseLostError: Another process does.
     """
     try:
         lease.check()
@@ -182,8 +184,8 @@ def _check_lease(trainer: L.Trainer) -> None:
         raise
 
 
-def _validates_first(trainer: L.Trainer) -> bool:
-    """Whether Lightning, resumed before the batch that has just been fetched, thinks a validation is due."""
+def _is_validation_due(trainer: L.Trainer) -> bool:
+    """Whether Lightning, resumed before the batch just fetched, would run a validation first."""
     loop: Any = trainer.fit_loop.epoch_loop
     progress = loop.batch_progress
     last, progress.is_last_batch = progress.is_last_batch, False

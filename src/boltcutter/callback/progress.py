@@ -1,4 +1,4 @@
-"""What a person sees while a model trains."""
+"""Progress bar of training."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from boltcutter.batches import count_samples
 from boltcutter.callback.status_line import Field, StatusLine
 from boltcutter.callback.throughput import ThroughputMonitor, data_parallel_size
 
-SMOOTHING = 3.0  # seconds over which speed is averaged
+SMOOTHING = 3.0  # time constant in seconds of the averaged speed
 
 
 class Progress(ProgressBar):
-    """A bar over the whole training with loss, metric, samples a second and time left.
+    """A progress bar over the whole training with loss, metric, throughput and remaining time.
 
-    It is drawn, and the loss read from the device, at most ``refresh_per_second`` times a second; what others print
-    stands above it. Where standard output is not a terminal it prints one line for an epoch, no more often than
-    ``seconds_between_lines``, and always the last.
+    The bar is drawn, and the loss read from the device, at most ``refresh_per_second`` times per second; other output
+    appears above it. If standard output is not a terminal, one line per epoch is printed instead, at most every
+    ``seconds_between_lines``, and always the last one.
 
     Args:
-        monitor: The metric shown, as it is logged; None takes the one that the best checkpoint is chosen by.
-        refresh_per_second: Drawings a second at most.
-        seconds_between_lines: Where there is no terminal.
+        monitor: Metric to show, as logged; None for the metric that selects the best checkpoint.
+        refresh_per_second: Maximum number of redraws per second.
+        seconds_between_lines: Minimum seconds between two lines if there is no terminal.
 
     Attributes:
-        console: What is drawn on; the terminal when training starts, if there is one.
+        console: Console to draw on; None selects the terminal when training starts, if there is one.
+
+    Raises:
+        ValueError: ``refresh_per_second`` is not positive.
     """
 
     def __init__(
@@ -47,44 +50,44 @@ class Progress(ProgressBar):
         self.interval, self.seconds_between_lines = 1 / refresh_per_second, seconds_between_lines
         self.enabled = True
         self.console: Console | None = None
-        self._screen: StatusLine | None = None
-        self._total: int | None = None  # optimizer steps; none if training has no end
-        self._began, self._began_at = 0.0, 0  # time and step
+        self._status_line: StatusLine | None = None
+        self._total: int | None = None  # optimizer steps; None if training is unlimited
+        self._began, self._began_at = 0.0, 0  # time and step when training started
         self._next = self._next_line = 0.0
-        self._due = ""  # a line not printed, being too early
+        self._pending = ""  # a line to be printed after ``seconds_between_lines``
         self._samples, self._since = 0, 0.0
-        self._speed: float | None = None  # in units a second
-        self._unit = "samples"  # or batches, where these do not say how many samples they have
-        self._loss: Any = None  # of the newest step, still on its device
-        self._metric: Any = None  # likewise
-        self._validated: str | None = None  # how far validation is, while it runs
+        self._speed: float | None = None  # units per second
+        self._unit = "samples"  # or batches, if their number of samples is unknown
+        self._loss: Any = None  # of the latest step, still on its device
+        self._metric: Any = None  # of the latest validation
+        self._validation: str | None = None  # progress of a running validation
 
     def disable(self) -> None:
-        """Be silent: Lightning asks this of all ranks but the first."""
+        """Disable the bar; Lightning calls this on all ranks but rank zero."""
         self.enabled = False
 
     def enable(self) -> None:
-        """Speak again."""
+        """Enable the bar."""
         self.enabled = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the terminal, where there is one."""
+        """Open the status line, if standard output is a terminal."""
         super().on_train_start(trainer, pl_module)
         self._began = self._since = time.monotonic()
         self._began_at = trainer.global_step
         self._samples, self._speed, self._loss, self._metric = 0, None, None, None
         steps = trainer.estimated_stepping_batches
         self._total = int(steps) if 0 < steps < math.inf else None
-        # The terminal itself, past whatever keeps a log of standard output: a log of drawings is of no use.
+        # The terminal itself, not a stream that also writes a log, in which redraws are useless.
         out = sys.__stdout__ or sys.stdout
         console = self.console or Console(file=out, force_terminal=out.isatty())
         if self.enabled and console.is_terminal and not console.is_dumb_terminal:
-            self._screen = StatusLine(console)
+            self._status_line = StatusLine(console)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Draw, if the last drawing is old enough."""
+        """Redraw the bar, if it is time to."""
         if not self.enabled:
             return
         count = count_samples(batch)
@@ -92,14 +95,14 @@ class Progress(ProgressBar):
             self._unit = "batches"
         self._samples += count or 1
         self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if self._screen and time.monotonic() >= self._next:
-            self._look(trainer)
+        if self._status_line and time.monotonic() >= self._next:
+            self._update_metric(trainer)
             self._draw(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop the clock of training."""
-        self._measure()
-        self._validated = ""
+        """Pause the clock."""
+        self._update_speed()
+        self._validation = ""
 
     def on_validation_batch_end(
         self,
@@ -110,64 +113,64 @@ class Progress(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Draw how far validation is."""
-        if self._screen and time.monotonic() >= self._next:
+        """Draw the progress of validation."""
+        if self._status_line and time.monotonic() >= self._next:
             batches = trainer.num_val_batches[dataloader_idx]
-            self._validated = f"{batch_idx + 1}/{batches}" if batches < math.inf else f"{batch_idx + 1}"
+            self._validation = f"{batch_idx + 1}/{batches}" if batches < math.inf else f"{batch_idx + 1}"
             self._draw(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the metric; start the clock again."""
-        self._validated = None
+        """Update the metric and restart the clock."""
+        self._validation = None
         self._since = time.monotonic()
         if not trainer.sanity_checking:
-            self._look(trainer)
+            self._update_metric(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw; or without a terminal, print a line."""
-        if self._screen:
+        """Redraw the bar; without a terminal, print a line."""
+        if self._status_line:
             self._draw(trainer)
         elif self.enabled:
-            self._due = "  ".join(f.text for f in self._fields(trainer) if f.weight > 1)
+            self._pending = "  ".join(f.text for f in self._fields(trainer) if f.weight > 1)
             if time.monotonic() >= self._next_line:
                 self._print_line()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave the last drawing standing."""
-        if self._screen and trainer.current_epoch:
+        """Draw the bar a last time."""
+        if self._status_line and trainer.current_epoch:
             self._draw(trainer, ended=True)
         self._stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Give the terminal back."""
+        """Close the status line."""
         self._stop()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Give the terminal back, however training ended."""
+        """Close the status line."""
         self._stop()
 
     def _stop(self) -> None:
-        if self._due:
+        if self._pending:
             self._print_line()
-        if self._screen:
-            self._screen.close()
-            self._screen = None
+        if self._status_line:
+            self._status_line.close()
+            self._status_line = None
 
     def _print_line(self) -> None:
-        print(self._due, flush=True)
-        self._due, self._next_line = "", time.monotonic() + self.seconds_between_lines
+        print(self._pending, flush=True)
+        self._pending, self._next_line = "", time.monotonic() + self.seconds_between_lines
 
-    def _look(self, trainer: L.Trainer) -> None:
-        # Not at the end of an epoch: there Lightning would reduce over ranks, and the others do not ask.
+    def _update_metric(self, trainer: L.Trainer) -> None:
+        # Not at the end of an epoch, where Lightning would reduce over ranks, which the other ranks do not call.
         self._metric = trainer.callback_metrics.get(monitored_metric(self, trainer), self._metric)
 
     def _draw(self, trainer: L.Trainer, *, ended: bool = False) -> None:
-        if self._screen:
-            share = trainer.global_step / self._total if self._total else None
-            self._screen.show(self._fields(trainer, ended=ended), share)
+        if self._status_line:
+            progress = trainer.global_step / self._total if self._total else None
+            self._status_line.show(self._fields(trainer, ended=ended), progress)
             self._next = time.monotonic() + self.interval
 
-    def _measure(self) -> None:
+    def _update_speed(self) -> None:
         now = time.monotonic()
         seconds = now - self._since
         if self._samples and seconds > 0:
@@ -177,23 +180,23 @@ class Progress(ProgressBar):
             self._samples, self._since = 0, now
 
     def _fields(self, trainer: L.Trainer, *, ended: bool = False) -> list[Field]:
-        """What is told, as far as it is known."""
-        if self._validated is None:
-            self._measure()
+        """Fields of the bar, as far as their values are known."""
+        if self._validation is None:
+            self._update_speed()
         step, total = trainer.global_step, self._total
         epoch = trainer.current_epoch + (not ended)
-        ends = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
+        limit = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
         spent, done = time.monotonic() - self._began, step - self._began_at
-        found = [Field("epoch", f"{epoch}{ends}", 9)]
+        found = [Field("epoch", f"{epoch}{limit}", 9)]
         if total:
             found.append(Field("", f"{math.floor(100 * step / total):3d} %", 1))
         if self._loss is not None:
-            # Lightning has divided it, so that accumulated gradients add up to a mean.
+            # Lightning divides the loss by the number of accumulated batches.
             found.append(Field("loss", format_number(self._loss * trainer.accumulate_grad_batches), 6))
         if self._metric is not None:
             found.append(Field(monitored_metric(self, trainer), format_number(self._metric), 5))
-        if self._validated is not None:
-            found.append(Field("validating", self._validated, 4))
+        if self._validation is not None:
+            found.append(Field("validating", self._validation, 4))
         elif self._speed is not None:
             meters = (c for c in trainer.callbacks if isinstance(c, ThroughputMonitor))  # type: ignore[attr-defined]
             found += speed_fields(self._speed * data_parallel_size(trainer), next(meters, None), self._unit)
@@ -206,13 +209,13 @@ class Progress(ProgressBar):
 
 
 def monitored_metric(bar: Progress, trainer: L.Trainer) -> str:
-    """The metric that is shown."""
-    kept = (c.monitor for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.save_top_k)
-    return bar.monitor or next(filter(None, kept), "val/loss")
+    """Name of the metric to show."""
+    monitors = (c.monitor for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.save_top_k)
+    return bar.monitor or next(filter(None, monitors), "val/loss")
 
 
 def speed_fields(samples: float, meter: ThroughputMonitor | None, unit: str = "samples") -> list[Field]:
-    """Samples or tokens a second, and what else is measured."""
+    """Fields for throughput, MFU, time spent waiting for data, and memory."""
     tokens, rates = (meter.tokens, meter.rates) if meter else (0, dict[str, float]())
     found = [Field("", f"{samples * tokens:,.0f} tokens/s" if tokens else f"{samples:,.0f} {unit}/s", 3)]
     if "mfu" in rates:
@@ -225,13 +228,13 @@ def speed_fields(samples: float, meter: ThroughputMonitor | None, unit: str = "s
 
 
 def format_number(value: Any) -> str:
-    """Four digits that tell, in a width that rarely changes."""
+    """Format a number with four significant decimals, in a nearly constant width."""
     number = float(value)
     return f"{number:.4f}" if number == 0 or 1e-3 <= abs(number) < 1e4 else f"{number:.2e}"
 
 
 def format_duration(seconds: float) -> str:
-    """As m:ss, or h:mm:ss."""
+    """Format seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -21,8 +21,8 @@ WINDOW = 10.0  # seconds of training over which the time spent waiting for data 
 class ThroughputMonitor(Callback):
     """Log throughput over all devices at each logging step, and samples per second also per epoch.
 
-    Metrics are prefixed with ``throughput/``: ``samples_per_second``, or ``batches_per_second`` if the number of samples
-    of a batch is unknown; ``tokens_per_second`` for language modeling; ``mfu``, model FLOPs utilization, where the peak
+    Metrics are prefixed with ``throughput/``: ``samples_per_second``, or ``batches_per_second`` if a batch's number
+    of samples is unknown; ``tokens_per_second`` for language modeling; ``mfu``, model FLOPs utilization, where the peak
     FLOPS are known; ``data_wait``, the fraction of time spent waiting for data, if the loader measures it (``waited``,
     seconds); ``memory_gib``, peak memory of this process, on a CUDA device or else on the host.
 
