@@ -13,13 +13,13 @@ DIGITS = SampleSpec([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch
 PROJECT = Project.find(__file__)
 
 
-def config(*words: str) -> DictConfig:
-    return check_config(compose(PROJECT, [*words, "logger=null"]))
+def config(*overrides: str) -> DictConfig:
+    return check_config(compose(PROJECT, [*overrides, "logger=null"]))
 
 
-def test_strategies_take_what_they_promise() -> None:
+def test_memory_of_each_strategy() -> None:
     found = {
-        row.words: row.memory
+        row.overrides: row.memory
         for row in estimate_strategies(config("model=mlp", f"model.hidden_sizes={[256] * 8}"), DIGITS, 4)
     }
     one, ddp = found["trainer=default trainer.devices=1"], found["trainer=ddp trainer.devices=4"]
@@ -31,8 +31,8 @@ def test_strategies_take_what_they_promise() -> None:
     assert isinstance(one, Memory)
     for memory in (fsdp, tensor, both):
         assert isinstance(memory, Memory)
-        for part in ("weights", "gradients", "optimizer"):
-            assert getattr(memory, part) == pytest.approx(getattr(one, part) / 4, rel=0.02), part
+        for name in ("weights", "gradients", "optimizer"):
+            assert getattr(memory, name) == pytest.approx(getattr(one, name) / 4, rel=0.02), name
         assert memory.peak < one.peak
     assert isinstance(ddp, Memory)
     assert (ddp.weights, ddp.gradients, ddp.optimizer) == (one.weights, one.gradients, one.optimizer)
@@ -51,7 +51,7 @@ def test_strategies_take_what_they_promise() -> None:
 def test_a_batch_that_does_not_divide_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "estimate_step", lambda cfg, sample, size, **options: memory(size))
     found = [
-        (row.words, row.memory) for row in estimate_strategies(config("model=mlp", "data.batch_size=10"), DIGITS, 4)
+        (row.overrides, row.memory) for row in estimate_strategies(config("model=mlp", "data.batch_size=10"), DIGITS, 4)
     ]
     assert found[0] == ("trainer=default trainer.devices=1", memory(10))
     assert found[1] == ("trainer=ddp trainer.devices=4 data.batch_size=12", memory(3))
@@ -67,7 +67,7 @@ FOUND = [
     StrategyEstimate("trainer=ddp trainer.devices=4", memory(80)),
     StrategyEstimate("trainer=dp trainer.devices=4", memory(20)),
     StrategyEstimate("trainer=fsdp2 trainer.devices=4", memory(40)),
-    StrategyEstimate("trainer=fsdp2 trainer.devices=4 trainer.strategy.tensor_parallel_size=4", "cannot be cut"),
+    StrategyEstimate("trainer=fsdp2 trainer.devices=4 trainer.strategy.tensor_parallel_size=4", "cannot be sharded"),
     StrategyEstimate("trainer=deepspeed trainer.devices=4 trainer.strategy.stage=3", memory(10)),
 ]
 
@@ -76,20 +76,20 @@ FOUND = [
     ("size", "text"),
     [
         (100, "trainer=ddp trainer.devices=4"),
-        (80, "trainer=fsdp2 trainer.devices=4"),  # nine tenths are planned with
+        (80, "trainer=fsdp2 trainer.devices=4"),  # 90 % of the memory is usable
         (
             23,
-            "nothing fits; trainer=fsdp2 trainer.devices=4 needs least, 40 B: try trainer.accumulate_grad_batches=3",
+            "nothing fits; trainer=fsdp2 trainer.devices=4 needs least, 40 B; try trainer.accumulate_grad_batches=3",
         ),
-        (3, "nothing fits; trainer=fsdp2 trainer.devices=4 needs least, 40 B, 3 B of it without any sample: take more"),
+        (3, "nothing fits; trainer=fsdp2 trainer.devices=4 needs least, 40 B, of which 3 B"),
     ],
 )
 def test_the_simplest_that_fits_is_recommended(size: int, text: str) -> None:
     assert recommend(FOUND, size).startswith(text)
 
 
-def test_one_device_is_recommended_as_it_is() -> None:
+def test_recommendation_for_one_device() -> None:
     assert recommend(FOUND[:1], 200) == "trainer=default trainer.devices=1"
     assert recommend([StrategyEstimate("trainer=default trainer.devices=1", "?")], 200).startswith(
-        "cannot be told for this model"
+        "no estimate for this model"
     )

@@ -33,17 +33,17 @@ SLOW = ("mlp, bf16-mixed", "gpt", "gpt, bf16-true")
 PROJECT = Project.find(__file__)
 
 
-def config(*words: str) -> DictConfig:
-    return check_config(compose(PROJECT, [*words, "logger=null"]))
+def config(*overrides: str) -> DictConfig:
+    return check_config(compose(PROJECT, [*overrides, "logger=null"]))
 
 
-def sample(words: list[str]) -> SampleSpec:
-    return TOKENS if "model=gpt" in words else DIGITS
+def sample(overrides: list[str]) -> SampleSpec:
+    return TOKENS if "model=gpt" in overrides else DIGITS
 
 
-def really(words: list[str], batch: tuple[Tensor, ...]) -> int:
-    """Bytes at most at once that torch's allocator gives to two real steps, with what is kept between them."""
-    cfg = config(*words)
+def measured_peak(overrides: list[str], batch: tuple[Tensor, ...]) -> int:
+    """Return the peak allocation in bytes of two real steps, including the state between them."""
+    cfg = config(*overrides)
     trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)
     precision = str(cfg.trainer.precision)
     cast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed")
@@ -71,26 +71,26 @@ def really(words: list[str], batch: tuple[Tensor, ...]) -> int:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in WORKS]
 )
-def test_the_estimate_is_what_two_real_steps_take(name: str) -> None:
-    words = WORKS[name]
-    looks = sample(words)
-    size = 128 if looks == DIGITS else 8
-    found = estimate_step(config(*words), looks, size)
-    assert found.peak == pytest.approx(really(words, looks.batch(size)), rel=0.08)
+def test_the_estimate_equals_two_real_steps(name: str) -> None:
+    overrides = WORKS[name]
+    spec = sample(overrides)
+    size = 128 if spec == DIGITS else 8
+    found = estimate_step(config(*overrides), spec, size)
+    assert found.peak == pytest.approx(measured_peak(overrides, spec.batch(size)), rel=0.08)
 
 
-def test_parts_of_the_estimate() -> None:
+def test_components_of_the_estimate() -> None:
     found = estimate_step(config("model=mlp"), DIGITS, 64)
     weights = 4 * (64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10)
     assert found.weights == pytest.approx(weights, rel=0.01)  # buffers, too
     assert found.gradients == weights
     assert found.optimizer == pytest.approx(2 * weights, rel=0.001)  # and a step for each
     model = build.build(config("model=mlp").model, "model")
-    kept_anyway = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    persistent = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     saved: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() not in kept_anyway:
+        if tensor.untyped_storage().data_ptr() not in persistent:
             saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
@@ -100,20 +100,20 @@ def test_parts_of_the_estimate() -> None:
     assert found.activations == pytest.approx(sum(saved.values()), rel=0.1)
 
 
-def test_what_cannot_be_estimated_says_why() -> None:
-    with pytest.raises(EstimationError, match=r"ConvNet does not say how it is cut; give it a method shard\(mesh\)"):
+def test_estimation_errors_give_the_reason() -> None:
+    with pytest.raises(EstimationError, match=r"ConvNet cannot be sharded; add a method shard\(mesh\)"):
         estimate_step(config("model=convnet"), DIGITS, 4, data_ranks=2, tensor_ranks=1)
-    with pytest.raises(EstimationError, match=r"ConvNet does not say its stages; give it a method stages\(count\)"):
+    with pytest.raises(EstimationError, match=r"ConvNet has no pipeline stages; add a method stages\(count\)"):
         estimate_step(config("model=convnet"), DIGITS, 4, stages=2)
     with pytest.raises(EstimationError, match="must have same reduction dim"):
         estimate_step(config("model=mlp"), SampleSpec([torch.Size([3]), torch.Size([])], [torch.uint8, torch.int64]), 4)
 
 
-def test_a_sample_is_looked_at_in_the_data(tmp_path: Path) -> None:
+def test_sample_spec_of_the_data(tmp_path: Path) -> None:
     found = sample_spec(build.build(config().data, "data"))
     assert list(found.shapes) == [torch.Size([1, 8, 8]), torch.Size([])]
     data = SimpleNamespace(prepare_data=int, setup=str, train_dataloader=lambda: [{"x": torch.zeros(2)}])
-    with pytest.raises(ConfigError, match="data: memory can be estimated for batches that are tuples of tensors"):
+    with pytest.raises(ConfigError, match="data: memory can be estimated only for batches that are tuples of tensors"):
         sample_spec(data)  # type: ignore[arg-type]
 
 
@@ -149,7 +149,7 @@ def steps():
         optimizer.step()
         optimizer.zero_grad()
 
-steps()  # what is only made once
+steps()  # allocates what is created once
 gc.collect()
 with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
     steps()
@@ -165,7 +165,7 @@ if dist.get_rank() == 0:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
-def test_the_estimate_of_a_cut_model_is_what_two_real_ranks_take(ranks: tuple[int, int], two_ranks: Script) -> None:
+def test_the_estimate_of_a_sharded_model_equals_two_real_ranks(ranks: tuple[int, int], two_ranks: Script) -> None:
     most = int(two_ranks(REAL, ",".join(map(str, ranks)), *GPT).stdout)
     found = estimate_step(config(*GPT), TOKENS, 8 // ranks[0], data_ranks=ranks[0], tensor_ranks=ranks[1])
-    assert found.peak == pytest.approx(most, rel=0.15)  # gloo holds the tensors of its last exchanges
+    assert found.peak == pytest.approx(most, rel=0.15)  # gloo keeps the tensors of its last collectives

@@ -1,7 +1,8 @@
-"""Memory of a training step, on devices that need not be there.
+"""Estimate the memory of a training step on hypothetical devices.
 
-The step is really taken, but on tensors without contents, which cost neither memory nor time: the model is made and
-cut, run forward and back, and stepped, while torch notes what would be alive. Ranks are imagined likewise.
+The step runs on fake tensors, which have shapes but no data: the model is instantiated and sharded, and forward,
+backward and optimizer step run while a dispatch mode counts the bytes that would be alive. Other ranks are a fake
+process group.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "64": torch.float64, "tra
 
 
 class EstimationError(RuntimeError):
-    """The model cannot be run on tensors without contents, or not be cut so."""
+    """The model cannot be run on fake tensors, or cannot be sharded as requested."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device, or on the one that needs most.
+    """Bytes on each device, or on the device that needs most.
 
     Args:
         weights: Parameters and buffers.
-        gradients: Of all parameters that are trained.
-        optimizer: What the optimizer keeps.
-        activations: What the backward pass needs of the forward pass; gathered weights too, where these are cut.
-        peak: The most that is alive at once.
+        gradients: Gradients of all trainable parameters.
+        optimizer: State of the optimizer.
+        activations: Tensors saved for the backward pass; with sharding also the gathered weights.
+        peak: Maximum of the allocated memory.
     """
 
     weights: int
@@ -59,34 +60,34 @@ class Memory:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """What one sample's tensors look like.
+    """Shapes and dtypes of the tensors of one sample.
 
     Args:
-        shapes: Without the batch.
-        dtypes: Of each.
+        shapes: Shape of each tensor, without the batch dimension.
+        dtypes: Dtype of each tensor.
     """
 
     shapes: Sequence[torch.Size]
     dtypes: Sequence[torch.dtype]
 
     def batch(self, size: int) -> tuple[Tensor, ...]:
-        """Zeros, in the mode that torch is in."""
-        both = zip(self.shapes, self.dtypes, strict=True)
-        return tuple(torch.zeros((size, *shape), dtype=dtype) for shape, dtype in both)
+        """Create a batch of zeros, under the active torch mode."""
+        specs = zip(self.shapes, self.dtypes, strict=True)
+        return tuple(torch.zeros((size, *shape), dtype=dtype) for shape, dtype in specs)
 
 
 def sample_spec(data: L.LightningDataModule) -> SampleSpec:
-    """What a sample of the training split looks like.
+    """Read the shapes and dtypes of a sample from the training split.
 
     Raises:
-        ConfigError: A batch is not made of tensors.
+        ConfigError: A batch is not a tuple or list of tensors.
     """
     data.prepare_data()
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
-    if not isinstance(batch, list | tuple) or not all(isinstance(part, Tensor) for part in batch):
-        raise ConfigError("data: memory can be estimated for batches that are tuples of tensors alone")
-    return SampleSpec([part.shape[1:] for part in batch], [part.dtype for part in batch])
+    if not isinstance(batch, list | tuple) or not all(isinstance(tensor, Tensor) for tensor in batch):
+        raise ConfigError("data: memory can be estimated only for batches that are tuples of tensors")
+    return SampleSpec([tensor.shape[1:] for tensor in batch], [tensor.dtype for tensor in batch])
 
 
 def estimate_step(
@@ -96,37 +97,37 @@ def estimate_step(
     *,
     data_ranks: int = 1,
     tensor_ranks: int = 0,
-    spread: int = 1,
+    replicas: int = 1,
     stages: int = 1,
-    held: bool = False,
+    keep_gradients: bool = False,
 ) -> Memory:
-    """Take a step of ``cfg`` on tensors without contents.
+    """Estimate the memory of a training step by running it on fake tensors.
 
     Args:
-        cfg: Checked.
-        sample: What the batch is made of.
+        cfg: Checked configuration.
+        sample: Shapes and dtypes of a sample.
         size: Samples in the batch of one rank.
-        data_ranks: Over which weights are cut between layers, where ``tensor_ranks`` is set.
-        tensor_ranks: Over which they are cut within layers; 0: they are not cut at all.
-        spread: Devices of one process that share the batch; their outputs come together on the first.
-        stages: Ranks that have some of the layers each, through which at least four parts of the batch flow.
-        held: Whether gradients keep their memory from step to step.
+        data_ranks: Ranks of FSDP, if ``tensor_ranks`` is set.
+        tensor_ranks: Ranks of tensor parallelism; 0: the model is not sharded.
+        replicas: Devices of one process that split the batch, with outputs gathered on the first (DataParallel).
+        stages: Pipeline stages, with at least four microbatches.
+        keep_gradients: Whether gradients stay allocated between steps.
 
     Raises:
-        EstimationError: The model looks at numbers, or cannot be cut so.
+        EstimationError: The model depends on the values of tensors, or cannot be sharded as requested.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # a second that nothing else needs
+    from torch._subclasses.fake_tensor import FakeTensorMode  # its import takes a second
 
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # what fails is told below
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # errors are raised below
     precision = CANONICAL.get(str(cfg.trainer.precision), str(cfg.trainer.precision))
     dtype = DTYPES.get(precision.partition("-")[0])
     mixed = precision.endswith("-mixed") or precision.startswith("transformer")
-    parts = min(2, int(cfg.trainer.get("accumulate_grad_batches", 1)))
+    batches = min(2, int(cfg.trainer.get("accumulate_grad_batches", 1)))
     try:
-        with _imagined(data_ranks * tensor_ranks) as ranks, warnings.catch_warnings():
+        with _fake_process_group(data_ranks * tensor_ranks) as ranks, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             disable_mpi_detection()
-            trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)  # asks nothing of the task
+            trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)  # needs no hooks of the task
             with torch.device("meta"):
                 task = _task(cfg, trainer)
             if dtype and not mixed:
@@ -134,142 +135,147 @@ def estimate_step(
             mesh = ranks and init_device_mesh(
                 "cpu", (data_ranks, tensor_ranks), mesh_dim_names=("data_parallel", "tensor_parallel")
             )
-            empty = FakeTensorMode(allow_non_fake_inputs=True)
-            with empty:
-                _place(task)
+            fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+            with fake_mode:
+                _materialize(task)
             if mesh:
-                _shard(task.model, mesh)  # the mesh has contents, which are looked at
-            with empty:
-                if spread > 1:
-                    _spread(task.model, spread)
+                _shard(task.model, mesh)  # outside the fake mode, since it reads the mesh
+            with fake_mode:
+                if replicas > 1:
+                    _replicate(task.model, replicas)
                 batch = sample.batch(size)
                 if dtype and not mixed:
-                    batch = tuple(part.to(dtype) if part.is_floating_point() else part for part in batch)
+                    batch = tuple(x.to(dtype) if x.is_floating_point() else x for x in batch)
                 cast = torch.autocast("cpu", dtype) if dtype and mixed else nullcontext()
                 if stages > 1:
                     return _pipeline(task, batch, stages, cast)
-                return _step(task, _optimizers(task.configure_optimizers()), batch, parts, cast, held)
+                return _step(task, _optimizers(task.configure_optimizers()), batch, batches, cast, keep_gradients)
     except (ConfigError, EstimationError):
         raise
-    except Exception as error:  # whatever a model's code does with tensors that have no contents
+    except Exception as error:  # a model's code may raise anything on fake tensors
         raise EstimationError(one_line(error)[:200]) from error
 
 
 def _step(
-    task: L.LightningModule, optimizers: list[Optimizer], batch: tuple[Tensor, ...], parts: int, cast: Any, held: bool
+    task: L.LightningModule,
+    optimizers: list[Optimizer],
+    batch: tuple[Tensor, ...],
+    batches: int,
+    cast: Any,
+    keep_gradients: bool,
 ) -> Memory:
-    """A step, with what the optimizer would have made in one before."""
-    trained = [p for p in task.parameters() if p.requires_grad]
-    with Watch() as watch:
-        watch.see([*task.parameters(), *task.buffers(), *batch])
-        for parameter in trained:
+    """Run a step after a warm-up that allocates the state of the optimizer."""
+    trainable = [p for p in task.parameters() if p.requires_grad]
+    with MemoryTracker() as tracker:
+        tracker.track([*task.parameters(), *task.buffers(), *batch])
+        for parameter in trainable:
             parameter.grad = torch.zeros_like(parameter)
-        _advance(optimizers, held)
-        # At first torch tries out what happens to shapes that are cut, on tensors that are whole.
-        for _ in range(2 if any(isinstance(parameter, DTensor) for parameter in trained) else 1):
-            watch.most = watch.alive
-            for number in range(parts):
-                before = watch.alive
+        _optimizer_step(optimizers, keep_gradients)
+        # The first step with DTensors also allocates full tensors for sharding propagation, so measure the second.
+        for _ in range(2 if any(isinstance(parameter, DTensor) for parameter in trainable) else 1):
+            tracker.peak = tracker.allocated
+            for number in range(batches):
+                before = tracker.allocated
                 with cast:
                     loss: Any = task.training_step(batch, number)
-                activations = watch.alive - before
+                activations = tracker.allocated - before
                 (loss["loss"] if isinstance(loss, dict) else loss).backward()
                 del loss
-            _advance(optimizers, held)
-    states = [v for o in optimizers for kept in o.state.values() for v in kept.values() if isinstance(v, Tensor)]
+            _optimizer_step(optimizers, keep_gradients)
+    states = [v for o in optimizers for state in o.state.values() for v in state.values() if isinstance(v, Tensor)]
     weights = _bytes([*task.parameters(), *task.buffers()])
-    return Memory(weights, _bytes(trained), _bytes(states), activations, watch.most)
+    return Memory(weights, _bytes(trainable), _bytes(states), activations, tracker.peak)
 
 
 def _pipeline(task: Any, batch: tuple[Tensor, ...], stages: int, cast: Any) -> Memory:
-    """The stage that needs most: an earlier one keeps more parts of the batch, the last one has outputs and loss."""
+    """Estimate the stage that needs most: earlier ones keep more microbatches, the last has outputs and loss."""
     if not callable(getattr(task.model, "stages", None)):
-        raise EstimationError(f"{type(task.model).__name__} does not say its stages; give it a method stages(count)")
+        raise EstimationError(f"{type(task.model).__name__} has no pipeline stages; add a method stages(count)")
     count = max(4, stages)
     optimizers = _optimizers(task.configure_optimizers())
     for parameter in task.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    _advance(optimizers, held=False)
-    kept: dict[Any, Any] = {p: state for optimizer in optimizers for p, state in optimizer.state.items()}
+    _optimizer_step(optimizers, keep_gradients=False)
+    state_of: dict[Any, Any] = {p: state for optimizer in optimizers for p, state in optimizer.state.items()}
     x = batch[0][: len(batch[0]) // count]
     found: list[Memory] = []
-    with Watch() as watch:
+    with MemoryTracker() as tracker:
         for number, stage in enumerate(task.model.stages(stages)):
-            before = watch.alive
+            before = tracker.allocated
             with cast:
-                made = stage(x)
-            activations = (watch.alive - before) * min(count, stages - number)
-            own = list(stage.parameters())
-            states = [v for p in own for v in kept.get(p, {}).values() if isinstance(v, Tensor)]
-            sizes = (_bytes([*own, *stage.buffers()]), _bytes(own), _bytes(states), activations)
+                outputs = stage(x)
+            activations = (tracker.allocated - before) * min(count, stages - number)
+            parameters = list(stage.parameters())
+            states = [v for p in parameters for v in state_of.get(p, {}).values() if isinstance(v, Tensor)]
+            sizes = (_bytes([*parameters, *stage.buffers()]), _bytes(parameters), _bytes(states), activations)
             found.append(Memory(*sizes, sum(sizes)))
-            x = made.detach().requires_grad_()
-        before = watch.alive
+            x = outputs.detach().requires_grad_()
+        before = tracker.allocated
         with cast:
             outputs = torch.zeros((len(batch[0]), *x.shape[1:]), dtype=x.dtype, requires_grad=True)
             loss = task.losses(outputs, batch[1]).mean()
-        after = watch.alive - before  # on each rank, once its parts are done
+        after = tracker.allocated - before  # on each rank, after its microbatches
         del loss
     peaks = [max(m.peak, m.peak - m.activations + after) for m in found]
     peaks[-1] = found[-1].peak + after
     return max((replace(m, peak=peak) for m, peak in zip(found, peaks, strict=True)), key=lambda m: m.peak)
 
 
-def _advance(optimizers: Sequence[Optimizer], held: bool) -> None:
+def _optimizer_step(optimizers: Sequence[Optimizer], keep_gradients: bool) -> None:
     for optimizer in optimizers:
         optimizer.step()
-        optimizer.zero_grad(set_to_none=not held)
+        optimizer.zero_grad(set_to_none=not keep_gradients)
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors without contents that are alive.
+class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all fake tensors that are alive.
 
     Attributes:
-        alive: Now.
-        most: At most at once.
+        allocated: Bytes that are allocated now.
+        peak: Maximum of ``allocated``.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.alive = self.most = 0
+        self.allocated = self.peak = 0
         self._sizes: dict[int, int] = {}
         self._mode: Any = None
 
-    def __enter__(self) -> Watch:
-        """Begin, in the mode that torch is in."""
+    def __enter__(self) -> MemoryTracker:
+        """Start tracking under the active fake mode."""
         from torch._guards import active_fake_mode
 
         self._mode, self._resize = active_fake_mode(), torch.UntypedStorage.resize_
-        watch, resize = self, self._resize
+        tracker, resize = self, self._resize
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             done = resize(storage, size)
-            watch._count(id(storage), storage.nbytes(), known=True)
+            tracker._count(id(storage), storage.nbytes(), known=True)
             return done
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]  # no operation of tensors
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]  # not dispatched, so patched
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End."""
+        """Stop tracking."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # what it does with its parts comes here again
+            return NotImplemented  # its local tensors are dispatched here again
         if func is torch.ops._c10d_functional.wait_tensor.default:
-            return args[0]  # without contents, it would be a copy
-        made = func(*args, **(kwargs or {}))
-        self.see(tree_leaves(made))
-        return made
+            return args[0]  # on fake tensors it would copy
+        result = func(*args, **(kwargs or {}))
+        self.track(tree_leaves(result))
+        return result
 
-    def see(self, values: Iterable[Any]) -> None:
-        """Count those of ``values`` that are tensors and have memory of their own."""
+    def track(self, values: Iterable[Any]) -> None:
+        """Count the storage of those ``values`` that are tensors of the active fake mode."""
         for value in values:
             tensor = value.to_local() if isinstance(value, DTensor) else value
-            # Others are those with which torch works out what shapes will be.
+            # Tensors of other fake modes belong to sharding propagation.
             if isinstance(tensor, Tensor) and getattr(tensor, "fake_mode", None) is self._mode:
                 storage = tensor.untyped_storage()
                 if id(storage) not in self._sizes:
@@ -279,26 +285,26 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, key: int, size: int, known: bool = False) -> None:
         if known and key not in self._sizes:
             return
-        self.alive += size - self._sizes.pop(key, 0)
+        self.allocated += size - self._sizes.pop(key, 0)
         if size or known:
             self._sizes[key] = size
-        self.most = max(self.most, self.alive)
+        self.peak = max(self.peak, self.allocated)
 
 
 def _task(cfg: DictConfig, trainer: L.Trainer) -> Any:
-    """The task, without schedule and metrics."""
+    """Build the task without scheduler and metrics."""
     task = build.build(cfg.task, "task")
     if hasattr(task, "scheduler"):
         task.scheduler = None
     for module in task.modules():
         if isinstance(module, Metric):
-            module.update = lambda *values: None  # type: ignore[method-assign]  # it may look at numbers
+            module.update = lambda *values: None  # type: ignore[method-assign]  # metrics may depend on values
     task.trainer = trainer
     return task.train()
 
 
-def _place(task: nn.Module) -> None:
-    """Give parameters and buffers a place on the processor, which they only seem to have."""
+def _materialize(task: nn.Module) -> None:
+    """Replace meta parameters and buffers by fake CPU tensors."""
     seen: dict[int, Any] = {}
     for module in task.modules():
         for name, old in [*module._parameters.items(), *module._buffers.items()]:
@@ -315,35 +321,38 @@ def _place(task: nn.Module) -> None:
 
 def _shard(model: Any, mesh: DeviceMesh) -> None:
     if not callable(getattr(model, "shard", None)):
-        raise EstimationError(f"{type(model).__name__} does not say how it is cut; give it a method shard(mesh)")
+        raise EstimationError(f"{type(model).__name__} cannot be sharded; add a method shard(mesh)")
     model.shard(mesh)
 
 
-def _spread(model: nn.Module, devices: int) -> None:
-    """The first device computes its part of the batch, and gets as much from each other."""
+def _replicate(model: nn.Module, devices: int) -> None:
+    """Compute the first chunk of the batch, and gather outputs of the same size from the other devices."""
     forward = model.forward
     model.forward = lambda x: torch.cat([forward(x[: len(x) // devices])] * devices)
 
 
-def _optimizers(made: Any) -> list[Optimizer]:
-    if isinstance(made, Optimizer):
-        return [made]
-    inner = made.values() if isinstance(made, dict) else made if isinstance(made, list | tuple) else ()
-    return [optimizer for part in inner for optimizer in _optimizers(part)]
+def _optimizers(configured: Any) -> list[Optimizer]:
+    if isinstance(configured, Optimizer):
+        return [configured]
+    if isinstance(configured, dict):
+        configured = configured.values()
+    elif not isinstance(configured, list | tuple):
+        configured = ()
+    return [optimizer for item in configured for optimizer in _optimizers(item)]
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
-    here = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-    return sum(tensor.numel() * tensor.element_size() for tensor in here)
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)
 
 
 @contextmanager
-def _imagined(ranks: int) -> Iterator[bool]:
-    """A process group whose other ranks are not there."""
+def _fake_process_group(ranks: int) -> Iterator[bool]:
+    """Create a process group whose other ranks do not exist; yields whether there is one."""
     if not ranks:
         yield False
         return
-    import_module("torch.distributed._tools.fake_collectives")  # what they do to shapes
+    import_module("torch.distributed._tools.fake_collectives")  # registers the shapes that collectives return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
