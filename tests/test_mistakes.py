@@ -116,7 +116,7 @@ MISTAKES = [
     ("model=mlp model.dropout=2", "model.dropout=2.0 is not in [0, 1); try 0.1"),
     ("model=mlp model.hidden_sizes=[]", "model.hidden_sizes=[] has no hidden layer; try model=linear"),
     ("model.input_shape=[3]", "model.input_shape=(3,): ConvNet needs (channels, height, width)"),
-    ("task.label_smoothing=2", "task.label_smoothing=2.0 is not a share in [0, 1); try 0.1"),
+    ("task.label_smoothing=2", "task.label_smoothing=2.0 is not in [0, 1); try 0.1"),
     ("task.l1=-1", "task.l1=-1.0 would reward large weights; give 0 or more"),
     ("optimizer.lr=-1", "optimizer: Invalid learning rate: -1"),
     ("scheduler.warmup_ratio=2", "scheduler.warmup_ratio=2.0 is not in [0, 1); try 0.05"),

@@ -24,7 +24,7 @@ def is_native_data(data: Any) -> bool:
 
 def is_native_task(task: Any) -> bool:
     """Whether a task is one of the library's own, which list the metrics that they log."""
-    return isinstance(getattr(task, "logged", None), set)
+    return isinstance(getattr(task, "logged_metrics", None), set)
 
 
 def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:

@@ -241,7 +241,7 @@ def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> N
     Raises:
         ConfigError: One is not logged; training would end without a checkpoint.
     """
-    logged = getattr(task, "logged", None)
+    logged = getattr(task, "logged_metrics", None)
     if logged is None:
         return
     monitored = {f"callback.{name}.monitor": getattr(callback, "monitor", None) for name, callback in callbacks.items()}

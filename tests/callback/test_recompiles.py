@@ -16,7 +16,7 @@ class Task:
         self.reasons: list[str] = []
         self.logged: list[float] = []
 
-    def recompiled(self) -> list[str]:
+    def recompile_reasons(self) -> list[str]:
         return self.reasons
 
     def log(self, name: str, value: float) -> None:

@@ -63,10 +63,10 @@ def test_predictions_are_probabilities(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_smoothing_is_a_share(share: float) -> None:
-    with pytest.raises(ValueError, match=rf"^task\.label_smoothing={share} is not a share in \[0, 1\); try 0\.1$"):
+    with pytest.raises(ValueError, match=rf"^task\.label_smoothing={share} is not in \[0, 1\); try 0\.1$"):
         task(label_smoothing=share)
 
 
 def test_a_weight_is_not_negative() -> None:
-    with pytest.raises(ValueError, match=r"^task\.class_weights=\[1, -1\]: a factor of 0 or more for each class"):
+    with pytest.raises(ValueError, match=r"^task\.class_weights=\[1, -1\] .* 0 or more for each class"):
         task(class_weights=[1, -1])

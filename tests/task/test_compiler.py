@@ -30,9 +30,9 @@ def test_each_time_after_the_first_is_counted_with_its_reason() -> None:
     compiled = Inductor(model)
     found = [float(compiled(torch.ones(()))) for _ in range(2)]
     assert found == [1, 2]
-    (reason,) = compiled.recompiled()
+    (reason,) = compiled.recompile_reasons()
     assert "calls" in reason
-    assert Inductor(Counting()).recompiled() == []  # of another model
+    assert Inductor(Counting()).recompile_reasons() == []  # of another model
 
 
 @pytest.fixture(scope="module")

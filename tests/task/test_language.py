@@ -17,35 +17,35 @@ from forkserver import ForkServer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from boltcutter.task.language import BitsPerByte, Language
+from boltcutter.task.language import BitsPerByte, LanguageModeling
 
 
 class Counting(nn.Module):
     """Thinks that each token is followed by the next number, and is not sure."""
 
-    context = 8
+    context_length = 8
 
     def __init__(self) -> None:
         super().__init__()
         self.sure = nn.Parameter(torch.tensor(3.0))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        assert tokens.size(1) <= self.context
+        assert tokens.size(1) <= self.context_length
         return self.sure * nn.functional.one_hot((tokens.long() + 1) % 10, 10)
 
 
 class Cached(Counting):
-    caches = True
+    supports_cache = True
 
     def forward(self, tokens: Tensor, cache: list[Any] | None = None) -> Tensor:
         if cache is not None:
             cache[:] = [(cache[0] if cache else 0) + tokens.size(1)]
-            assert cache[0] <= self.context
+            assert cache[0] <= self.context_length
         return super().forward(tokens)
 
 
-def task(model: nn.Module | None = None) -> Language:
-    return Language(model or Counting(), optimizer=partial(torch.optim.SGD, lr=0.1))
+def task(model: nn.Module | None = None) -> LanguageModeling:
+    return LanguageModeling(model or Counting(), optimizer=partial(torch.optim.SGD, lr=0.1))
 
 
 def go_on(model: nn.Module, count: int = 30, **settings: Any) -> list[int]:
@@ -82,7 +82,7 @@ def test_bits_per_byte_and_perplexity_are_those_of_the_text() -> None:
     assert found["test/perplexity"] == pytest.approx(math.exp(found["test/loss"]), rel=1e-5)
     counted = nats[targets > 0].sum().item() / math.log(2)
     assert found["test/bits_per_byte"] == pytest.approx(counted / targets.sum().item(), rel=1e-5)
-    assert task().logged >= found.keys()
+    assert task().logged_metrics >= found.keys()
     assert "test/bits_per_byte" not in measured(Data())  # nobody knows how long tokens are
 
 
@@ -90,7 +90,7 @@ TWO = """
 import torch
 from boltcutter.task.language import BitsPerByte
 bits = BitsPerByte()
-bits.learn([1, 3], torch.device("cpu"))
+bits.set_token_bytes([1, 3], torch.device("cpu"))
 rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else None
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
@@ -126,7 +126,7 @@ def test_draws_depend_on_the_seed_and_get_wilder_with_heat() -> None:
 def test_a_metric_that_is_told_nothing_stays_silent() -> None:
     bits = BitsPerByte()
     bits.update(torch.ones(1, 1), torch.zeros(1, 1))
-    assert not bits.known
+    assert not bits.has_token_bytes
     assert bits.bytes == 0
 
 

@@ -14,7 +14,7 @@ from boltcutter.model.convnet import ConvNet
 from boltcutter.model.gpt import GPT
 from boltcutter.model.mlp import MLP
 from boltcutter.task import xla
-from boltcutter.task.compiler import NoCompiler
+from boltcutter.task.errors import CompilerError
 from boltcutter.task.xla import XLA
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="torchax needs Python 3.11")
@@ -44,7 +44,7 @@ def test_outputs_gradients_and_statistics_are_those_of_torch(name: str) -> None:
     assert max(float((p - q).abs().max()) for p, q in gradients if p is not None and q is not None) < 1e-6
     for one, other in zip(eager.buffers(), model.buffers(), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
-    assert compiled.recompiled() == []
+    assert compiled.recompile_reasons() == []
 
 
 def test_dropout_is_drawn_from_torch_s_seed() -> None:
@@ -68,7 +68,7 @@ def test_another_shape_is_counted_and_frozen_weights_get_no_gradient() -> None:
     compiled = XLA(model, None)
     for rows in (4, 4, 2):
         compiled(torch.ones(rows, 3)).sum().backward()
-    assert compiled.recompiled() == ["inputs (2, 3) of float32, and before inputs (4, 3) of float32"]
+    assert compiled.recompile_reasons() == ["inputs (2, 3) of float32, previously inputs (4, 3) of float32"]
     assert model.bias.grad is None
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == [[10.0] * 3] * 2
@@ -96,7 +96,7 @@ def test_what_cannot_be_traced_is_told_in_one_line() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return inputs if inputs.sum() > 0 else -inputs
 
-    with pytest.raises(NoCompiler, match=r"^task.compile=xla: Branch .*; take task.compile=true") as error:
+    with pytest.raises(CompilerError, match=r"^task.compile=xla: Branch .*; try task.compile=true") as error:
         XLA(Branch(), None)(torch.ones(3))
     assert "\n" not in str(error.value)
 
@@ -126,10 +126,10 @@ def test_a_copy_makes_programs_of_its_own() -> None:
 
 
 def test_what_is_missing_or_does_not_go_together_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoCompiler, match=r"^task.compile=xla: ModelParallelStrategy cuts the model over ranks"):
+    with pytest.raises(CompilerError, match=r"^task.compile=xla .* ModelParallelStrategy.* trainer=ddp"):
         XLA(nn.Linear(3, 2), ModelParallelStrategy())
     monkeypatch.setattr(xla, "find_spec", lambda name: None)
-    with pytest.raises(NoCompiler, match=r"^task.compile=xla: torchax and jax are not installed; pip install -e"):
+    with pytest.raises(CompilerError, match=r"^task.compile=xla: torchax .* pip install"):
         XLA(nn.Linear(3, 2), None)
 
 
@@ -157,4 +157,4 @@ def test_mixed_precision_is_refused(script: Script, tmp_path: Path) -> None:
     done = script("train", *WORDS, "trainer.precision=bf16-mixed", f"folder={tmp_path}/run")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "error: task.compile=xla: trainer.precision=bf16-mixed" in done.stderr
+    assert "error: task.compile=xla does not support trainer.precision=bf16-mixed" in done.stderr

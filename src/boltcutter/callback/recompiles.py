@@ -50,7 +50,7 @@ class RecompileMonitor(Callback):
             self._log(pl_module)
 
     def _log(self, task: Any) -> None:
-        reasons = task.recompiled()
+        reasons = task.recompile_reasons()
         task.log("recompiles", float(len(reasons)))
         if len(reasons) > self.warn_after and not self._warned:
             self._warned = True

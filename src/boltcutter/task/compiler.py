@@ -1,4 +1,4 @@
-"""Compilers that a model may be trained through: torch's own, and XLA."""
+"""Compilation of models for training: ``torch.compile`` or XLA."""
 
 from __future__ import annotations
 
@@ -8,70 +8,64 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
-
-class NoCompiler(RuntimeError):
-    """This machine, or the way in which it is to train, cannot do what ``compile`` asks for."""
-
-    hide_traceback = True  # needs no traceback
+from boltcutter.task.errors import CompilerError
 
 
 class Compiler(Protocol):
-    """Runs a model while it is trained."""
+    """Calls a compiled model."""
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """What the model makes of ``inputs``."""
+        """Return the model's outputs."""
 
-    def recompiled(self) -> list[str]:
-        """Why it was compiled anew, once for each time, so far."""
+    def recompile_reasons(self) -> list[str]:
+        """Return the reason of each recompilation so far."""
 
 
-def compiler(model: nn.Module, kind: Literal[True, "xla"], strategy: Any) -> Compiler:
-    """The one that is asked for.
+def make_compiler(model: nn.Module, backend: Literal[True, "xla"], strategy: Any) -> Compiler:
+    """Return a compiler for ``model``.
 
     Args:
-        model: That is to be trained; keys of its state stay as they are.
-        kind: The value of ``task.compile``.
-        strategy: Of the trainer.
+        model: Its parameter names do not change.
+        backend: Value of ``task.compile``.
+        strategy: Strategy of the trainer.
 
     Raises:
-        NoCompiler: It is not installed, or does not go with the strategy.
+        CompilerError: The compiler is not installed, or does not support the strategy.
     """
-    if kind == "xla":
-        from boltcutter.task.xla import XLA  # where it is not used, jax need not be there
+    if backend == "xla":
+        from boltcutter.task.xla import XLA  # imports optional packages
 
         return XLA(model, strategy)
     return Inductor(model)
 
 
 class Inductor:
-    """Torch's compiler.
+    """Compiles a model by ``torch.compile``.
 
     Args:
-        model: Compiled when it is first called.
+        model: Compiled in place when it is first called.
 
     Raises:
-        NoCompiler: It has nothing to make machine code with.
+        CompilerError: There is no C++ compiler.
     """
 
     def __init__(self, model: nn.Module) -> None:
         if not any(map(which, (os.environ.get("CXX", "g++"), "clang++", "cl"))):
-            raise NoCompiler(
-                "task.compile=true, but there is no C++ compiler here; install g++, or set task.compile=false"
-            )
+            raise CompilerError("task.compile=true needs a C++ compiler; install g++, or set task.compile=false")
         from torch._dynamo import utils
 
         utils.clear_compilation_metrics()
-        utils.set_compilation_metrics_limit(1 << 12)  # as many as a run may tell of
+        utils.set_compilation_metrics_limit(1 << 12)  # the maximum number of recompilations that are reported
         self.model = model
         model.compile()
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """What the model makes of ``inputs``."""
+        """Return the model's outputs."""
         outputs: Tensor = self.model(inputs)
         return outputs
 
-    def recompiled(self) -> list[str]:
-        """Why it was compiled anew, once for each time, so far."""
+    def recompile_reasons(self) -> list[str]:
+        """Return the reason of each recompilation so far."""
         from torch._dynamo.utils import get_compilation_metrics
 
-        return [found.recompile_reason for found in get_compilation_metrics() if found.recompile_reason]
+        return [metric.recompile_reason for metric in get_compilation_metrics() if metric.recompile_reason]

@@ -1,4 +1,4 @@
-"""The next token, at each place of a text."""
+"""Language modeling: prediction of the next token."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torchmetrics import Metric
 from boltcutter.task.base import Pair, Task
 
 
-class Language(Task):
-    """Cross-entropy over V tokens at each of T places.
+class LanguageModeling(Task):
+    """Language modeling by cross-entropy over a vocabulary of V tokens at each of T positions.
 
-    Besides the loss, which is the mean over all tokens in nats, validation and test log its exponential, the
-    perplexity; and bits per byte of text, which tokenizers do not change, where the data module's ``statistics`` tell
-    how many bytes each token stands for (``token_bytes``, V whole numbers).
+    Besides the loss, the mean over all tokens in nats, validation and test log the perplexity, and bits per byte, which
+    are comparable between tokenizers, if the data module's ``statistics`` have the number of bytes of each token
+    (``token_bytes``, V integers).
 
     Args:
-        model: Gives logits (N, T, V) for tokens (N, T). To sample faster it may take a list as second argument in
-            which it keeps what it needs of the tokens so far, and say so by ``caches = True``.
-        task: ``optimizer``, ``scheduler``, ``interval``, ``monitor``, ``metrics``, ``l1``, ``l2``, ``compile`` and
-            ``channels_last``, as for ``Task``.
+        model: Maps tokens (N, T) to logits (N, T, V). A model with the attribute ``supports_cache = True`` takes a list
+            as second argument, in which it caches keys and values for faster generation; ``context_length`` is its
+            maximum number of tokens.
+        task: Arguments of ``Task``.
 
     Source: Jelinek et al., Perplexity – a Measure of the Difficulty of Speech Recognition Tasks, 1977; Gao et al.,
     The Pile, 2020 (bits per byte).
@@ -38,101 +38,104 @@ class Language(Task):
         self.bits = nn.ModuleDict({f"{stage}_": BitsPerByte() for stage in ("val", "test")})
 
     @property
-    def logged(self) -> set[str]:
-        """The names of everything that this task logs."""
-        return super().logged | {f"{stage}/{name}" for stage in ("val", "test") for name in ("perplexity", BITS)}
+    def logged_metrics(self) -> set[str]:
+        """Names of all metrics that this task logs."""
+        return super().logged_metrics | {
+            f"{stage}/{name}" for stage in ("val", "test") for name in ("perplexity", BITS_PER_BYTE)
+        }
 
     def on_validation_start(self) -> None:
-        """Learn how long tokens are."""
-        self._measure("val")
+        """Set the number of bytes of each token."""
+        self._set_token_bytes("val")
 
     def on_test_start(self) -> None:
-        """Learn how long tokens are."""
-        self._measure("test")
+        """Set the number of bytes of each token."""
+        self._set_token_bytes("test")
 
     def token_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of each token in nats, shape (N, T)."""
+        """Return the cross-entropy of each token in nats, shape (N, T)."""
         flat = F.cross_entropy(outputs.flatten(0, 1), targets.long().flatten(), reduction="none")
         return flat.view(targets.shape)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of each window in nats, shape (N,)."""
+        """Return the mean cross-entropy of each sequence in nats, shape (N,)."""
         return self.token_losses(outputs, targets).mean(dim=-1)
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """Probability of each token to come next, shape (N, T, V)."""
+        """Return the probability of each next token, shape (N, T, V)."""
         return outputs.float().softmax(dim=-1)
 
     def test_step(self, batch: Pair, batch_idx: int) -> dict[str, Tensor]:
-        """Gather losses; give out that of each window."""
-        losses, _ = self._observe("test", batch)
+        """Update losses, and return the loss of each sequence."""
+        losses, _ = self._evaluate("test", batch)
         return {"losses": losses}
 
     @torch.inference_mode()
     def generate(
-        self, prompt: Tensor, count: int, *, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
+        self, prompt: Tensor, max_new_tokens: int, *, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
     ) -> Iterator[int]:
-        """Go on with a text.
+        """Generate tokens that continue a prompt.
 
-        Where the context is full, its newer half is kept.
+        When the context is full, its older half is dropped.
 
         Args:
             prompt: Tokens (T,), at least one.
-            count: How many to give.
-            temperature: Divides the logits; 0 takes the likeliest token each time.
-            top_k: How many of the likeliest tokens are drawn from; none means all.
-            seed: All that the draws depend on.
+            max_new_tokens: Number of tokens to generate.
+            temperature: Divides the logits; 0 selects the most likely token each time.
+            top_k: Sample from this number of most likely tokens; ``None`` means all.
+            seed: Seed of the random generator.
 
         Yields:
-            One token after another.
+            One token at a time.
         """
         self.eval()
-        context, caches = int(getattr(self.model, "context", 1 << 30)), getattr(self.model, "caches", False)
-        random = torch.Generator().manual_seed(seed)
+        context = int(getattr(self.model, "context_length", 1 << 30))
+        supports_cache = getattr(self.model, "supports_cache", False)
+        generator = torch.Generator().manual_seed(seed)
         tokens, cache = prompt[-context:].long().to(self.device)[None], list[Any]()  # (1, T)
-        fresh = tokens
-        for _ in range(count):
-            logits = self.model(fresh, cache) if caches else self.model(tokens)
-            token = _draw(logits[0, -1].float().cpu(), temperature, top_k, random)
+        new_tokens = tokens
+        for _ in range(max_new_tokens):
+            logits = self.model(new_tokens, cache) if supports_cache else self.model(tokens)
+            token = _sample(logits[0, -1].float().cpu(), temperature, top_k, generator)
             yield int(token)
-            fresh = token.view(1, 1).to(self.device)
-            tokens = torch.cat([tokens, fresh], dim=1)
+            new_tokens = token.view(1, 1).to(self.device)
+            tokens = torch.cat([tokens, new_tokens], dim=1)
             if tokens.size(1) > context:
                 tokens = tokens[:, -max(1, context // 2) :]
-                fresh, cache = tokens, []
+                new_tokens, cache = tokens, []
 
-    def _observe_training(self, batch: Pair) -> Tensor:
-        return self._observe("train", batch)[0].mean()
+    def _training_loss(self, batch: Pair) -> Tensor:
+        return self._evaluate("train", batch)[0].mean()
 
-    def _observe(self, stage: str, batch: Pair) -> Pair:
+    def _evaluate(self, stage: str, batch: Pair) -> Pair:
         inputs, targets = batch
         outputs = self(inputs)
-        tokens = self.token_losses(outputs, targets)
-        losses = tokens.mean(dim=-1)
+        token_losses = self.token_losses(outputs, targets)
+        losses = token_losses.mean(dim=-1)
         self.means[f"{stage}_"].update(losses.detach())  # type: ignore[operator]
         if stage != "train":
-            self.bits[f"{stage}_"].update(tokens, targets)  # type: ignore[operator]
+            self.bits[f"{stage}_"].update(token_losses, targets)  # type: ignore[operator]
         return losses, outputs
 
-    def _report(self, stage: str, loss: str, *, reset: bool = True) -> None:
+    def _log_epoch(self, stage: str, loss: str, *, reset: bool = True) -> None:
         if stage != "train":
             self.log(f"{stage}/perplexity", self.means[f"{stage}_"].compute().exp())  # type: ignore[operator]
             bits: Any = self.bits[f"{stage}_"]
-            if bits.known:
-                self.log(f"{stage}/{BITS}", bits.compute())
+            if bits.has_token_bytes:
+                self.log(f"{stage}/{BITS_PER_BYTE}", bits.compute())
             bits.reset()
-        super()._report(stage, loss, reset=reset)
+        super()._log_epoch(stage, loss, reset=reset)
 
-    def _measure(self, stage: str) -> None:
+    def _set_token_bytes(self, stage: str) -> None:
         statistics = getattr(getattr(self.trainer, "datamodule", None), "statistics", {})
         bits: Any = self.bits[f"{stage}_"]
-        bits.learn(statistics.get("token_bytes"), self.device)
+        bits.set_token_bytes(statistics.get("token_bytes"), self.device)
 
 
 class BitsPerByte(Metric):
-    """Bits that it takes to tell each byte of a text.
+    """Cross-entropy per byte of text, in bits.
 
-    Tokens that stand for no text, as the end of a document, count neither as bits nor as bytes.
+    Tokens without text, such as the end of a document, are ignored.
     """
 
     full_state_update = False
@@ -141,38 +144,38 @@ class BitsPerByte(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lengths: Tensor | None = None
+        self.token_bytes: Tensor | None = None
         self.add_state("nats", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("bytes", torch.tensor(0), dist_reduce_fx="sum")
 
     @property
-    def known(self) -> bool:
-        """Whether it has been told how long tokens are."""
-        return self.lengths is not None
+    def has_token_bytes(self) -> bool:
+        """Whether the number of bytes of each token is known; updates are ignored otherwise."""
+        return self.token_bytes is not None
 
-    def learn(self, lengths: list[int] | None, device: torch.device) -> None:
-        """Take the bytes of each token, or none if they are not known."""
-        self.lengths = None if lengths is None else torch.tensor(lengths, device=device)
+    def set_token_bytes(self, token_bytes: list[int] | None, device: torch.device) -> None:
+        """Set the number of bytes of each token, or ``None`` if unknown."""
+        self.token_bytes = None if token_bytes is None else torch.tensor(token_bytes, device=device)
 
     def update(self, losses: Tensor, targets: Tensor) -> None:
-        """Add losses in nats (N, T) of the tokens ``targets`` (N, T)."""
-        if self.lengths is not None:
-            lengths = self.lengths[targets.long()]
+        """Add the losses in nats (N, T) of the tokens ``targets`` (N, T)."""
+        if self.token_bytes is not None:
+            lengths = self.token_bytes[targets.long()]
             self.nats += (losses * (lengths > 0)).sum()
             self.bytes += lengths.sum()
 
     def compute(self) -> Tensor:
-        """Bits per byte."""
+        """Return bits per byte."""
         return self.nats / math.log(2) / self.bytes
 
 
-BITS = "bits_per_byte"
+BITS_PER_BYTE = "bits_per_byte"
 
 
-def _draw(logits: Tensor, temperature: float, top_k: int | None, random: torch.Generator) -> Tensor:
-    """One token (1,) by logits (V,)."""
+def _sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
+    """Sample a token (1,) from logits (V,)."""
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     if top_k is not None:
         logits = logits.masked_fill(logits < logits.topk(min(top_k, len(logits))).values[-1], -math.inf)
-    return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=random)
+    return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)

@@ -1,4 +1,4 @@
-"""One or more numbers for each sample."""
+"""Regression: one or more target values per sample."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, 
 
 
 class Regression(Task):
-    """T numbers, learnt on the scale of the training targets and given in their own units.
+    """Regression of T target columns, standardized for training; predictions are in the original units.
 
-    The targets' mean and standard deviation are taken from the ``statistics`` of the data module where it has them
-    (``target_mean`` and ``target_std``, T numbers each) and kept in checkpoints.
+    Mean and standard deviation of the targets come from the data module's ``statistics`` if it has them
+    (``target_mean`` and ``target_std``, T values each), and are saved in checkpoints.
 
     Args:
-        model: Gives (N, T), on the scale of mean 0 and deviation 1.
-        loss: Squared error, absolute error, or Huber's between the two; of scaled targets, averaged over T.
+        model: Returns standardized predictions (N, T).
+        loss: Squared, absolute or Huber loss of standardized targets, averaged over T.
         num_outputs: T.
-        task: ``optimizer``, ``scheduler``, ``interval``, ``monitor``, ``metrics``, ``l1`` and ``l2``, as for ``Task``.
+        task: Arguments of ``Task``.
 
     Raises:
-        ValueError: The data has another number of targets than ``num_outputs``.
+        ValueError: The number of target columns of the data differs from ``num_outputs``.
 
     Source: Huber, Robust Estimation of a Location Parameter, 1964.
     """
@@ -45,7 +45,7 @@ class Regression(Task):
         self.register_buffer("std", torch.ones(num_outputs))
 
     def setup(self, stage: str) -> None:
-        """Take the targets' scale from the training data."""
+        """Set mean and standard deviation of the targets from the training data."""
         super().setup(stage)
         statistics = getattr(getattr(self.trainer, "datamodule", None), "statistics", {})
         if "target_mean" in statistics:
@@ -56,20 +56,20 @@ class Regression(Task):
                     f"set task.num_outputs={len(mean)}"
                 )
             self.mean.copy_(mean)
-            self.std.copy_(torch.where(std > 0, std, 1))  # all targets alike: nothing to scale by
+            self.std.copy_(torch.where(std > 0, std, 1))  # constant targets are not scaled
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Numbers in the targets' own units, shape (N, T)."""
-        outputs = self.outputs(inputs)
-        # Sums in bfloat16 or float16 would lose what tells large targets apart.
+        """Return predictions in the original units, shape (N, T)."""
+        outputs = self.call_model(inputs)
+        # In bfloat16 or float16, adding a large mean would round small differences away.
         return outputs.to(torch.promote_types(outputs.dtype, torch.float32)) * self.std + self.mean
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of each sample on the targets' scale, shape (N,)."""
+        """Return the loss of each sample for standardized targets, shape (N,)."""
         error = self.loss((outputs - self.mean) / self.std, (targets - self.mean) / self.std, reduction="none")
         per_sample: Tensor = error.mean(dim=-1)
         return per_sample
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """The numbers, shape (N, T)."""
+        """Return the predicted values, shape (N, T)."""
         return outputs

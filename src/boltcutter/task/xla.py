@@ -1,4 +1,4 @@
-"""Training through XLA: torchax turns the model into a JAX function, whose passes run as machine code of their own."""
+"""Compilation by XLA: torchax converts the model to a JAX function, whose forward and backward passes are jitted."""
 
 from __future__ import annotations
 
@@ -19,110 +19,112 @@ from torch._ops import OpOverloadPacket
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from boltcutter.task.compiler import NoCompiler
+from boltcutter.task.errors import CompilerError
 
-ELSEWHERE = "take task.compile=true, torch's own compiler"
+REMEDY = "try task.compile=true"
 
 
 class XLA:
-    """Runs forward and backward pass as two XLA programs; loss, gradients and weights remain torch's.
+    """Runs the forward and backward passes as two XLA programs; parameters, gradients and the loss stay torch tensors.
 
-    So clipping, accumulation, the optimizer and checkpoints are what they are without it. Tensors are handed over
-    without a copy where both have them in the same memory. Programs are made anew for inputs of another shape or type,
-    and where parts of the model begin or cease to be trained.
+    Gradient clipping, gradient accumulation, the optimizer and checkpoints are therefore unaffected. Tensors are shared
+    by DLPack, without a copy if they are on the same device. Programs are recompiled for other shapes or dtypes of the
+    inputs, and if parameters are frozen or unfrozen.
 
     Args:
-        model: Takes one tensor and gives one.
-        strategy: Of the trainer.
+        model: Maps one tensor to one tensor.
+        strategy: Strategy of the trainer.
 
     Raises:
-        NoCompiler: torchax is not installed, or the strategy cuts the model.
+        CompilerError: torchax is not installed, or the strategy shards the model.
 
     Source: Frostig, Johnson and Leary, Compiling machine learning programs via high-level tracing, 2018.
     """
 
     def __init__(self, model: nn.Module, strategy: Any) -> None:
         if not (find_spec("jax") and find_spec("torchax")):
-            raise NoCompiler(
+            raise CompilerError(
                 "task.compile=xla: torchax and jax are not installed; pip install -e '.[xla]' (Python 3.11 or later), "
-                f"or {ELSEWHERE}"
+                f"or {REMEDY}"
             )
-        cuts = isinstance(strategy, ModelParallelStrategy | FSDPStrategy | DeepSpeedStrategy)
-        if cuts or getattr(strategy, "strategy_name", "") == "pipeline":
-            raise NoCompiler(
-                f"task.compile=xla: {type(strategy).__name__} cuts the model over ranks, and XLA would see one part; "
-                f"take trainer=ddp, or {ELSEWHERE}"
+        is_sharded = isinstance(strategy, ModelParallelStrategy | FSDPStrategy | DeepSpeedStrategy)
+        if is_sharded or getattr(strategy, "strategy_name", "") == "pipeline":
+            raise CompilerError(
+                f"task.compile=xla does not support {type(strategy).__name__}, which shards the model over ranks; "
+                f"use trainer=ddp, or {REMEDY}"
             )
         plugin = getattr(strategy, "precision_plugin", None)
         if isinstance(plugin, MixedPrecision | TransformerEnginePrecision):
-            raise NoCompiler(
-                f"task.compile=xla: trainer.precision={plugin.precision} mixes precisions within the model, where XLA "
-                "does not see it; try 32-true or bf16-true"
+            raise CompilerError(
+                f"task.compile=xla does not support trainer.precision={plugin.precision}, as autocast has no effect on "
+                "XLA programs; try 32-true or bf16-true"
             )
         self.model = model
-        self._seen: list[str] = []  # what programs were made for
+        self._traces: list[str] = []  # a description of the inputs for each compilation
         self._programs: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """What the model makes of ``inputs``."""
-        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        outputs: Tensor = _Passes.apply(self, inputs, list(trained), *trained.values())  # type: ignore[no-untyped-call]
+        """Return the model's outputs."""
+        trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        outputs: Tensor = _Function.apply(self, inputs, list(trainable), *trainable.values())  # type: ignore[no-untyped-call]
         return outputs
 
-    def recompiled(self) -> list[str]:
-        """Why programs were made anew, once for each time, so far."""
-        return [f"{now}, and before {before}" for before, now in zip(self._seen, self._seen[1:], strict=False)]
+    def recompile_reasons(self) -> list[str]:
+        """Return the reason of each recompilation so far."""
+        return [f"{new}, previously {old}" for old, new in zip(self._traces, self._traces[1:], strict=False)]
 
-    def forward(self, inputs: Tensor, trained: dict[str, Tensor]) -> tuple[Tensor, Any]:
-        """Outputs, and what the backward pass takes; buffers, as statistics of BatchNorm, are brought up to date.
+    def forward(self, inputs: Tensor, trainable: dict[str, Tensor]) -> tuple[Tensor, Any]:
+        """Run the forward pass and update buffers; return outputs and the residuals for the backward pass.
 
         Raises:
-            NoCompiler: torchax has no counterpart for something that the model does.
+            CompilerError: torchax does not support an operation of the model.
         """
         forward, _ = self._programs = self._programs or self._compile(inputs.device)
         state = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        rest = {name: tensor for name, tensor in state.items() if name not in trained}
-        # Drawn from torch's generator, so that dropout is what the seed, or a resumed run, makes it.
+        rest = {name: tensor for name, tensor in state.items() if name not in trainable}
+        # From torch's generator, so that dropout depends on the seed and continues in a resumed run.
         key = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32)
-        modes = tuple(part.training for part in self.model.modules())
-        with _widths(trained):
-            outputs, changed, pullback = forward(_lent(trained), _lent(rest), _lent(inputs), _lent(key), modes)
+        modes = tuple(module.training for module in self.model.modules())
+        with _enable_x64(trainable):
+            outputs, changed, pullback = forward(
+                _to_jax(trainable), _to_jax(rest), _to_jax(inputs), _to_jax(key), modes
+            )
         for name, value in changed.items():
-            state[name].copy_(_given(value))
-        return _given(outputs), pullback
+            state[name].copy_(_to_torch(value))
+        return _to_torch(outputs), pullback
 
     def backward(self, pullback: Any, gradient: Tensor) -> dict[str, Tensor]:
-        """Gradients by the parameters' names, each in memory of its own."""
+        """Return gradients by parameter name, none of which share memory."""
         assert self._programs
-        with _widths({"": gradient}):
-            found = self._programs[1](pullback, _lent(gradient))
-        taken, gradients = {gradient.data_ptr()}, dict[str, Tensor]()
-        for name, value in found.items():
-            tensor = _given(value)
-            # Equal gradients may share memory, where clipping one in place would clip it twice.
-            gradients[name] = tensor.clone() if tensor.data_ptr() in taken else tensor
-            taken.add(tensor.data_ptr())
+        with _enable_x64({"": gradient}):
+            arrays = self._programs[1](pullback, _to_jax(gradient))
+        used, gradients = {gradient.data_ptr()}, dict[str, Tensor]()
+        for name, array in arrays.items():
+            tensor = _to_torch(array)
+            # XLA may share memory between equal gradients, which clipping in place would then scale twice.
+            gradients[name] = tensor.clone() if tensor.data_ptr() in used else tensor
+            used.add(tensor.data_ptr())
         return gradients
 
     def _compile(self, device: torch.device) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        _load(device)
+        _import_jax(device)
         import jax
         import torchax
         from torchax import interop
 
         environment = torchax.default_env()
 
-        def run(trained: Any, rest: Any, inputs: Any, key: Any) -> tuple[Any, Any]:
-            self._seen.append(f"inputs {tuple(inputs.shape)} of {inputs.dtype}")
-            state = interop.torch_view({**trained, **rest})
+        def run(trainable: Any, rest: Any, inputs: Any, key: Any) -> tuple[Any, Any]:
+            self._traces.append(f"inputs {tuple(inputs.shape)} of {inputs.dtype}")
+            state = interop.torch_view({**trainable, **rest})
             key = jax.lax.bitcast_convert_type(key, "uint32")
-            with environment, environment.override_property(prng=key), _told(self.model):
+            with environment, environment.override_property(prng=key), _as_compiler_error(self.model):
                 outputs = torch.func.functional_call(self.model, state, (interop.torch_view(inputs),))
-            after = interop.jax_view({name: state[name] for name in rest})
-            return interop.jax_view(outputs), {name: now for name, now in after.items() if now is not rest[name]}
+            buffers = interop.jax_view({name: state[name] for name in rest})
+            return interop.jax_view(outputs), {name: new for name, new in buffers.items() if new is not rest[name]}
 
-        def forward(trained: Any, rest: Any, inputs: Any, key: Any, modes: Any) -> tuple[Any, Any, Any]:
-            outputs, pullback, changed = jax.vjp(lambda it: run(it, rest, inputs, key), trained, has_aux=True)
+        def forward(trainable: Any, rest: Any, inputs: Any, key: Any, modes: Any) -> tuple[Any, Any, Any]:
+            outputs, pullback, changed = jax.vjp(lambda it: run(it, rest, inputs, key), trainable, has_aux=True)
             return outputs, changed, pullback
 
         def backward(pullback: Any, gradient: Any) -> Any:
@@ -131,7 +133,7 @@ class XLA:
         return jax.jit(forward, static_argnums=4), jax.jit(backward)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return XLA, (self.model, None)  # a copy makes programs of its own
+        return XLA, (self.model, None)  # a copy compiles its own programs
 
 
 def batch_norm(
@@ -144,47 +146,47 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """As ``torch.nn.functional.batch_norm``; that of torchax leaves ``mean`` and ``variance`` as they were."""
+    """Replace torchax's ``torch.nn.functional.batch_norm``, which does not update running statistics."""
     axes = [0, *range(2, inputs.ndim)]
     shape = [1, -1] + [1] * (inputs.ndim - 2)
     if training or mean is None or variance is None:
-        now, spread = inputs.mean(axes), inputs.var(axes, correction=0)  # (C,)
+        batch_mean, batch_variance = inputs.mean(axes), inputs.var(axes, correction=0)  # (C,)
         if mean is not None and variance is not None:
             count = inputs.numel() // inputs.shape[1]
-            mean.mul_(1 - momentum).add_(momentum * now)
-            variance.mul_(1 - momentum).add_(momentum * count / (count - 1) * spread)
+            mean.mul_(1 - momentum).add_(momentum * batch_mean)
+            variance.mul_(1 - momentum).add_(momentum * count / (count - 1) * batch_variance)
     else:
-        now, spread = mean, variance
-    outputs = (inputs - now.view(shape)) * (spread.view(shape) + eps).rsqrt()
+        batch_mean, batch_variance = mean, variance
+    outputs = (inputs - batch_mean.view(shape)) * (batch_variance.view(shape) + eps).rsqrt()
     if weight is not None:
         outputs = outputs * weight.view(shape)
     return outputs if bias is None else outputs + bias.view(shape)
 
 
-class _Passes(torch.autograd.Function):
-    """The two passes, as torch's record of operations has them."""
+class _Function(torch.autograd.Function):
+    """Records the two programs in torch's autograd graph."""
 
     @staticmethod
-    def forward(ctx: Any, owner: XLA, inputs: Tensor, names: Sequence[str], *trained: Tensor) -> Tensor:
-        outputs, ctx.pullback = owner.forward(inputs, dict(zip(names, trained, strict=True)))
-        ctx.owner, ctx.names = owner, names
-        ctx.save_for_backward(*trained)  # so that torch tells if they are changed before the backward pass
+    def forward(ctx: Any, compiler: XLA, inputs: Tensor, names: Sequence[str], *parameters: Tensor) -> Tensor:
+        outputs, ctx.pullback = compiler.forward(inputs, dict(zip(names, parameters, strict=True)))
+        ctx.compiler, ctx.names = compiler, names
+        ctx.save_for_backward(*parameters)  # detects in-place changes before the backward pass
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         assert ctx.saved_tensors is not None
-        gradients = ctx.owner.backward(ctx.pullback, gradient)
+        gradients = ctx.compiler.backward(ctx.pullback, gradient)
         return None, None, None, *(gradients[name] for name in ctx.names)
 
 
 @contextmanager
-def _told(model: nn.Module) -> Iterator[None]:
-    """Say in one line what cannot be made a program of.
+def _as_compiler_error(model: nn.Module) -> Iterator[None]:
+    """Convert exceptions of torchax and JAX.
 
     Raises:
-        NoCompiler: In place of what torchax or JAX raised.
+        CompilerError: The model cannot be traced.
     """
     try:
         with warnings.catch_warnings():
@@ -192,88 +194,84 @@ def _told(model: nn.Module) -> Iterator[None]:
             yield
     except Exception as error:
         reason = str(error).strip().partition("\n")[0][:160].rstrip(".")
-        raise NoCompiler(
-            f"task.compile=xla: {type(model).__name__} cannot be made a program of ({type(error).__name__}: {reason}); "
-            f"{ELSEWHERE}"
+        raise CompilerError(
+            f"task.compile=xla: {type(model).__name__} cannot be traced ({type(error).__name__}: {reason}); {REMEDY}"
         ) from error
 
 
 @contextmanager
-def _widths(tensors: dict[str, Tensor]) -> Iterator[None]:
-    """Let JAX have numbers of 64 bits where the model has."""
+def _enable_x64(tensors: dict[str, Tensor]) -> Iterator[None]:
+    """Enable 64-bit types in JAX if a tensor is float64."""
     import jax
 
     with jax.enable_x64(any(tensor.dtype == torch.float64 for tensor in tensors.values())):
         yield
 
 
-def _lent(tensors: Any) -> Any:
-    """Torch's tensors as JAX has them, in the same memory where it can be."""
+def _to_jax(tensors: Any) -> Any:
+    """Convert torch tensors to JAX arrays, without a copy if possible."""
     import jax
 
     if isinstance(tensors, dict):
-        return {name: _lent(tensor) for name, tensor in tensors.items()}
+        return {name: _to_jax(tensor) for name, tensor in tensors.items()}
     return jax.dlpack.from_dlpack(tensors.detach().contiguous())
 
 
-def _given(array: Any) -> Tensor:
-    """JAX's array as a tensor, once it is computed."""
+def _to_torch(array: Any) -> Tensor:
+    """Convert a JAX array to a torch tensor, after its computation."""
     tensor: Tensor = torch.utils.dlpack.from_dlpack(array.block_until_ready())
     return tensor
 
 
-def _load(device: torch.device) -> None:
-    """Import JAX and torchax, with what keeps them from disturbing the rest.
+def _import_jax(device: torch.device) -> None:
+    """Import JAX and torchax, without their side effects on torch.
 
     Raises:
-        NoCompiler: JAX has no such device.
+        CompilerError: JAX does not support the device.
     """
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else it takes most of a GPU's memory from torch
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave GPU memory to torch
     import jax
 
     try:
         jax.devices(device.type)
     except RuntimeError as error:
-        raise NoCompiler(
-            f"task.compile=xla: JAX has no {device.type} device here; take trainer.accelerator=cpu, or {ELSEWHERE}"
+        raise CompilerError(
+            f"task.compile=xla: JAX has no {device.type} device; set trainer.accelerator=cpu, or {REMEDY}"
         ) from error
-    # Processes that load data are forked from this one, and use no JAX.
+    # Data loader workers are forked from this process, but do not use JAX.
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-    with _unregistered(), _missing_overloads():
+    with _no_device_registration(), _placeholder_overloads():
         import torchax
 
-        environment = torchax.default_env()  # loads the operations
+        environment = torchax.default_env()  # registers the operations
     environment.override_op_definition(F.batch_norm, batch_norm)
-    environment._should_use_torchax_tensor = lambda device: True  # what is made within a program is part of it
-    for kind in (torchax.tensor.Tensor, torchax.view.View):
-        kind.device = property(lambda tensor: torch.device("meta"))
+    environment._should_use_torchax_tensor = lambda device: True  # also trace tensors that are created in the program
+    for cls in (torchax.tensor.Tensor, torchax.view.View):
+        cls.device = property(lambda tensor: torch.device("meta"))
 
 
 @contextmanager
-def _unregistered() -> Iterator[None]:
-    """Keep torchax from naming a device of torch, which would then take it for an accelerator and ask it in vain.
-
-    Torch's compiler does so, and DDP.
-    """
+def _no_device_registration() -> Iterator[None]:
+    """Keep torchax from registering a torch device, which ``torch.compile`` and DDP would take for an accelerator."""
     names = ((torch.utils, "rename_privateuse1_backend"), (torch, "_register_device_module"))
-    found = [(owner, name, getattr(owner, name)) for owner, name in names]
-    for owner, name, _ in found:
+    originals = [(owner, name, getattr(owner, name)) for owner, name in names]
+    for owner, name, _ in originals:
         setattr(owner, name, lambda *args: None)
     try:
         yield
     finally:
-        for owner, name, function in found:
+        for owner, name, function in originals:
             setattr(owner, name, function)
 
 
 @contextmanager
-def _missing_overloads() -> Iterator[None]:
-    """Stand-ins for operations of named tensors, which torch 2.13 has no more but torchax names when it is imported."""
-    found = OpOverloadPacket.__getattr__
+def _placeholder_overloads() -> Iterator[None]:
+    """Provide placeholders for named-tensor overloads, removed in torch 2.13, which torchax needs when imported."""
+    original = OpOverloadPacket.__getattr__
 
     def get(packet: OpOverloadPacket, name: str) -> Any:
         try:
-            return found(packet, name)
+            return original(packet, name)
         except AttributeError:
             if name.startswith("_"):
                 raise
@@ -283,4 +281,4 @@ def _missing_overloads() -> Iterator[None]:
     try:
         yield
     finally:
-        OpOverloadPacket.__getattr__ = found  # type: ignore[method-assign]
+        OpOverloadPacket.__getattr__ = original  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""States of metrics in checkpoints: kept in plain types, and merged where the number of ranks has changed."""
+"""States of metrics in checkpoints: saved as plain types, and merged if the number of ranks changes."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat, dim_zero_mean, dim_zero_sum
 
-COUNT = "_update_count"
+UPDATE_COUNT = "_update_count"
 
 State = dict[str, Any]
 
 
-def state_of(metric: Metric) -> State:
-    """What a metric has gathered so far: a tensor, or a list of tensors, for each of its states."""
-    found: State = {COUNT: metric._update_count}
+def get_state(metric: Metric) -> State:
+    """Return a copy of a metric's state on the CPU: a tensor or a list of tensors for each of its variables."""
+    state: State = {UPDATE_COUNT: metric._update_count}
     for name in metric._defaults:
         value = getattr(metric, name)
-        found[name] = [part.cpu().clone() for part in value] if isinstance(value, list) else value.cpu().clone()
-    return found
+        state[name] = [tensor.cpu().clone() for tensor in value] if isinstance(value, list) else value.cpu().clone()
+    return state
 
 
-def restore(metric: Metric, state: State) -> None:
-    """Give a metric what ``state_of`` has returned."""
+def set_state(metric: Metric, state: State) -> None:
+    """Restore a metric's state as returned by ``get_state``."""
     for name, value in state.items():
         if isinstance(value, list):
-            value = [part.to(metric.device) for part in value]
+            value = [tensor.to(metric.device) for tensor in value]
         setattr(metric, name, value.to(metric.device) if isinstance(value, Tensor) else value)
 
 
-def merge(metric: Metric, states: Sequence[State]) -> State:
-    """One state that counts what several ranks have gathered, by the reduction of each state.
+def merge_states(metric: Metric, states: Sequence[State]) -> State:
+    """Merge the states of several ranks by the reduction of each variable.
 
     Raises:
-        ValueError: A state has no reduction by which it could be merged.
+        ValueError: A variable has no reduction.
     """
-    counts = [state[COUNT] for state in states]
-    merged: State = {COUNT: sum(counts)}
+    counts = [state[UPDATE_COUNT] for state in states]
+    merged: State = {UPDATE_COUNT: sum(counts)}
     reductions: dict[str, Any] = metric._reductions
     for name, reduction in reductions.items():
         values = [state[name] for state in states]
         if any(isinstance(value, list) for value in values):
             lists = [value if isinstance(value, list) else [value] for value in values]
-            merged[name] = [part for parts in lists for part in parts]
+            merged[name] = [tensor for tensors in lists for tensor in tensors]
         elif reduction is dim_zero_sum:
             merged[name] = torch.stack(values).sum(dim=0)
         elif reduction is dim_zero_mean:

@@ -4,7 +4,7 @@ from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric, MinMetric, Pe
 from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
 from torchmetrics.regression import MeanSquaredError
 
-from boltcutter.task.states import merge, restore, state_of
+from boltcutter.task.metric_states import get_state, merge_states, set_state
 
 SCORES = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
 CLASSES = torch.arange(12) % 3
@@ -49,7 +49,7 @@ def test_ranks_merged_count_what_one_counts(metric: Metric, inputs: tuple[torch.
         part.update(*(values[batch] for values in inputs))
     again = metric.clone()
     again.reset()
-    restore(again, merge(metric, [state_of(part) for part in parts]))
+    set_state(again, merge_states(metric, [get_state(part) for part in parts]))
     assert torch.allclose(again.compute(), metric.compute())
 
 
@@ -59,7 +59,7 @@ def test_a_state_goes_through_a_checkpoint(updated: bool) -> None:
     if updated:
         metric.update(SCORES, CLASSES)
     again = MulticlassAUROC(3)
-    restore(again, state_of(metric))
+    set_state(again, get_state(metric))
     again.update(SCORES, CLASSES)
     metric.update(SCORES, CLASSES)
     assert torch.equal(again.compute(), metric.compute())
@@ -69,4 +69,4 @@ def test_what_has_no_reduction_is_not_merged() -> None:
     metric = PearsonCorrCoef()
     metric.update(SCORES[:, 0], SCORES[:, 1])
     with pytest.raises(ValueError, match=r"PearsonCorrCoef\.\w+ has no reduction"):
-        merge(metric, [state_of(metric)] * 2)
+        merge_states(metric, [get_state(metric)] * 2)
