@@ -1,0 +1,1 @@
+"""Create projects, add files to them, and copy the library into them."""

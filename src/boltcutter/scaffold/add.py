@@ -1,0 +1,76 @@
+"""Add a component or an experiment to a project: code, YAML and a passing test."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from boltcutter.config import ConfigError, hint
+from boltcutter.project import Project
+
+PARTS = Path(__file__).parent / "parts"
+KINDS = sorted(folder.name for folder in PARTS.iterdir())
+USAGE = f"boltcutter add {'|'.join(KINDS)} <name>"
+
+
+def main(project: Project, arguments: list[str]) -> list[Path]:
+    """Write the files of a new component and print their paths.
+
+    Args:
+        project: Project to add to.
+        arguments: Kind and name, such as ``model tiny``.
+
+    Raises:
+        ConfigError: Kind or name is wrong, or a file exists already.
+    """
+    if len(arguments) != 2:
+        raise ConfigError(f"add: expected a kind and a name; usage: {USAGE}")
+    kind, name = arguments
+    if kind not in KINDS:
+        raise ConfigError(f"add {kind}: no such kind{hint(kind, KINDS)}; usage: {USAGE}")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        raise ConfigError(f"add {kind} {name}: a name consists of lower-case words joined by underscores; try tiny")
+    files = {file: text for file, text in render(kind, name, require_package(project)).items()}
+    if existing := [file for file in files if (project.root / file).exists()]:
+        raise ConfigError(f"add {kind} {name}: {existing[0]} exists already; choose another name")
+    for file, text in files.items():
+        write(project.root, file, text)
+        print(file)
+    return list(files)
+
+
+def render(kind: str, name: str, package: str) -> dict[Path, str]:
+    """Return the text of each new file by its path in the project."""
+    targets = {
+        "source.py.txt": Path("src", package, kind, f"{name}.py"),
+        "option.yaml.txt": Path("configs", kind, f"{name}.yaml"),
+        "test.py.txt": Path("tests", f"test_{kind}_{name}.py"),
+    }
+    words = {"PACKAGE": package, "NAME": name, "CLASS": name.title().replace("_", "")}
+    return {
+        targets[part.name]: re.sub(r"\b(PACKAGE|NAME|CLASS)\b", lambda match: words[match[0]], part.read_text())
+        for part in sorted((PARTS / kind).iterdir())
+    }
+
+
+def require_package(project: Project) -> str:
+    """Return the name of the project's own package.
+
+    Raises:
+        ConfigError: ``pyproject.toml`` does not name it.
+    """
+    if not project.package:
+        raise ConfigError(
+            f'{project.root}: pyproject.toml has no `package = "…"` in [tool.boltcutter]; run this in a project, or '
+            "create one by `boltcutter new my-project`"
+        )
+    return project.package
+
+
+def write(root: Path, file: Path, text: str) -> None:
+    """Write a file of the project; a new folder of source code becomes a package."""
+    folder = (root / file).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if file.parts[0] == "src" and not (folder / "__init__.py").exists():
+        (folder / "__init__.py").touch()
+    (root / file).write_text(text)

@@ -1,0 +1,113 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from boltcutter.project import tomllib
+
+from boltcutter.config import ConfigError
+from boltcutter.scaffold import new
+
+ROOT = Path(__file__).parents[2]
+COOKIECUTTER, CRUFT = (str(Path(sys.executable).parent / name) for name in ("cookiecutter", "cruft"))
+
+
+def run(*command: str, cwd: Path) -> str:
+    names = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "BOLTCUTTER_"))}
+    env |= names | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    done = subprocess.run(command, cwd=cwd, env=env, text=True, capture_output=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def requirement(project: Path) -> str:
+    settings = tomllib.loads((project / "pyproject.toml").read_text())
+    return str(settings["project"]["dependencies"][0])
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone without uncommitted changes."""
+    folder = tmp_path_factory.mktemp("template") / "clone"
+    run("git", "clone", "-q", str(ROOT), str(folder), cwd=ROOT)
+    run("git", "remote", "remove", "origin", cwd=folder)
+    return folder
+
+
+def files(project: Path) -> dict[str, str]:
+    names = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=project).split()
+    return {name: (project / name).read_text() for name in names if name != ".cruft.json"}
+
+
+def test_project_passes_its_tests(tmp_path: Path) -> None:
+    project = new.main(["my-project", f"folder={tmp_path}", "author=Ada"])
+    assert "Ada" in (project / "LICENSE").read_text()
+    assert sum(len(text.splitlines()) for text in files(project).values()) <= 600
+    assert "2 passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=project)
+
+
+def test_cookiecutter_cruft_and_new_create_the_same_project(template: Path, tmp_path: Path) -> None:
+    created = new.main(["my-project", f"folder={tmp_path}/new", f"template={template}", "author="])
+    for name, command in {
+        "cookiecutter": [COOKIECUTTER, "--no-input", str(template)],
+        "cruft": [CRUFT, "create", "-y", str(template)],
+    }.items():
+        (tmp_path / name).mkdir()
+        run(*command, cwd=tmp_path / name)
+        project = tmp_path / name / "my-project"
+        if name == "cruft":
+            run("git", "init", "-q", cwd=project)
+        assert files(project) == files(created)
+        assert json.loads((project / ".cruft.json").read_text())["template"] == str(template)
+    assert run("git", "remote", cwd=created) == ""
+    commit = run("git", "rev-parse", "HEAD", cwd=template).strip()
+    assert requirement(created) == f"boltcutter @ git+{template.as_uri()}@{commit}"
+
+
+def test_release_is_required_at_its_tag(template: Path, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    run("git", "clone", "-q", str(template), str(clone), cwd=tmp_path)
+    version = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["version"]
+    run("git", "tag", f"v{version}", cwd=clone)
+    assert requirement(new.main(["a", f"folder={tmp_path}", f"template={clone}"])) == f"boltcutter>={version}"
+
+
+def test_origin_is_required_where_it_has_the_commit(template: Path, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    run("git", "clone", "-q", str(template), str(clone), cwd=tmp_path)
+    run("git", "remote", "set-url", "origin", "https://user:password@example.com/them/library.git", cwd=clone)
+    required = requirement(new.main(["a", f"folder={tmp_path}", f"template={clone}"]))
+    assert required.startswith("boltcutter @ git+https://example.com/them/library.git@")
+    run("git", "commit", "-q", "--allow-empty", "-m", "Not pushed", cwd=clone)
+    assert requirement(new.main(["b", f"folder={tmp_path}", f"template={clone}"])).startswith(
+        f"boltcutter @ git+{clone.as_uri()}@"
+    )
+
+
+def test_answers_are_changed_by_an_update_in_a_subfolder_of_a_repository(template: Path, tmp_path: Path) -> None:
+    run("git", "init", "-q", cwd=tmp_path)
+    project = new.main(["my-project", f"folder={tmp_path}", f"template={template}"])
+    assert not (project / ".git").exists()
+    run("git", "add", "-A", cwd=tmp_path)
+    run("git", "commit", "-qm", "Begin", cwd=tmp_path)
+    run(CRUFT, "check", cwd=project)
+    run(CRUFT, "update", "-y", "--variables-to-update", '{"license": "BSD-3-Clause", "author": "Eve"}', cwd=project)
+    assert (project / "LICENSE").read_text().startswith("BSD 3-Clause License\n\nCopyright (c) Eve\n")
+
+
+@pytest.mark.parametrize("license", ["none", "Apache-2.0"])
+def test_license(license: str, tmp_path: Path) -> None:
+    project = new.main(["my-project", f"folder={tmp_path}", f"license={license}"])
+    assert (project / "LICENSE").exists() == (license != "none")
+    settings = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert settings.get("license", "none") == license
+
+
+@pytest.mark.parametrize("arguments", [[], ["My Project"], ["torch"], ["json"], ["a", "b"], ["a", "lisense=MIT"]])
+def test_mistakes(arguments: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        new.main([*arguments, f"folder={tmp_path}"])
+    assert not list(tmp_path.iterdir())
