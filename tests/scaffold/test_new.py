@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from boltcutter.project import tomllib
 
 from boltcutter.config import ConfigError
+from boltcutter.project import tomllib
 from boltcutter.scaffold import new
 
 ROOT = Path(__file__).parents[2]

@@ -30,7 +30,7 @@ def main(project: Project, arguments: list[str]) -> list[Path]:
         raise ConfigError(f"add {kind}: no such kind{hint(kind, KINDS)}; usage: {USAGE}")
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise ConfigError(f"add {kind} {name}: a name consists of lower-case words joined by underscores; try tiny")
-    files = {file: text for file, text in render(kind, name, require_package(project)).items()}
+    files = render(kind, name, require_package(project))
     if existing := [file for file in files if (project.root / file).exists()]:
         raise ConfigError(f"add {kind} {name}: {existing[0]} exists already; choose another name")
     for file, text in files.items():

@@ -84,14 +84,11 @@ def template_folder(template: str | None, scratch: Path) -> Path:
     local = Path(template.removeprefix("git+").removeprefix("file://"))
     if commit is None and (local / "cookiecutter.json").is_file():
         return local.resolve()
-    try:
-        subprocess.run(
-            ["git", "clone", "-q", "--", template.removeprefix("git+"), str(scratch / "template")], check=True
-        )
-        subprocess.run(["git", "-C", str(scratch / "template"), "checkout", "-q", commit or "HEAD"], check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise ConfigError(f"template={template}: could not be cloned: {error}") from error
-    return scratch / "template"
+    clone = scratch / "template"
+    if subprocess.run(["git", "clone", "-q", "--", template.removeprefix("git+"), str(clone)]).returncode:
+        raise ConfigError(f"template={template}: could not be cloned; give a URL or folder that git can clone")
+    subprocess.run(["git", "-C", str(clone), "checkout", "-q", commit or "HEAD"], check=True)
+    return clone
 
 
 def _installed_from() -> tuple[str | None, str | None]:
