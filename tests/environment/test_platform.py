@@ -15,10 +15,10 @@ from forkserver import Forked, ForkServer, communicate
 from boltcutter.environment.platform import PLATFORM, PlatformError, export_torchrun_env, job_run_id, launched_layout
 
 Env = dict[str, str]
-Nodes = Callable[[int], Env]  # a platform's variables on node 0 or 1 of two
+Nodes = Callable[[int], Env]  # variables of a platform on node 0 or 1 of two
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
-FIRST, SECOND = "127.0.0.1", "127.0.0.2"  # both are this machine, as its two nodes
+FIRST, SECOND = "127.0.0.1", "127.0.0.2"  # both loopback: this machine plays two nodes
 
 
 def vertex(node: int, port: str = "2222", **more: str) -> Env:
@@ -50,8 +50,8 @@ def sagemaker(node: int, port: str = "") -> Env:
 def azureml_by_node(node: int, port: str = "6105") -> Env:
     # https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu, process_count_per_instance: 1
     ranks = {"NODE_RANK": str(node), "RANK": str(node), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-    meeting = {"MASTER_ADDR": FIRST, "MASTER_PORT": port}
-    return {"AZUREML_RUN_ID": "jolly_fig_1", "AZUREML_NODE_COUNT": "2", **ranks, **meeting}
+    rendezvous = {"MASTER_ADDR": FIRST, "MASTER_PORT": port}
+    return {"AZUREML_RUN_ID": "jolly_fig_1", "AZUREML_NODE_COUNT": "2", **ranks, **rendezvous}
 
 
 def azureml_mpi(node: int, port: str = "") -> Env:
@@ -111,7 +111,7 @@ def azureml(rank: int, port: str = "6105") -> Env:
 
 @pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize("platform", BY_NODE)
-def test_lightning_is_told_of_the_node_and_nothing_of_ranks(platform: Callable[..., Env], node: int) -> None:
+def test_variables_describe_the_node_but_no_ranks(platform: Callable[..., Env], node: int) -> None:
     env = platform(node)
     export_torchrun_env(env)
     assert (env["NODE_RANK"], env["BOLTCUTTER_NODES"], env["MASTER_ADDR"]) == (str(node), "2", FIRST)
@@ -119,12 +119,12 @@ def test_lightning_is_told_of_the_node_and_nothing_of_ranks(platform: Callable[.
     assert not env.keys() & {"RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK"}
     assert launched_layout(env) == (env[PLATFORM], 2, 2 if platform in (pytorchjob, trainjob) else None)
     again = dict(env)
-    export_torchrun_env(again)  # as a process would that was started from here
+    export_torchrun_env(again)  # as in a child process
     assert again == env
 
 
 @pytest.mark.parametrize("platform", BY_NODE)
-def test_both_nodes_meet_at_one_place_and_name_one_run(platform: Callable[..., Env]) -> None:
+def test_nodes_agree_on_the_rendezvous_and_the_run_id(platform: Callable[..., Env]) -> None:
     nodes = [platform(0), platform(1)]
     for env in nodes:
         export_torchrun_env(env)
@@ -132,13 +132,13 @@ def test_both_nodes_meet_at_one_place_and_name_one_run(platform: Callable[..., E
     assert first == second
     names = {job_run_id(["seed=1"], env) for env in nodes}
     assert len(names) == 1
-    # Kubernetes gives a name to the next job of the same name, too: the processes agree on one.
+    # Names of Kubernetes jobs are not unique over time, so the processes agree on an ID instead.
     assert (None in names) == (platform in (pytorchjob, trainjob, pods))
     assert job_run_id(["seed=1"], nodes[0]) != job_run_id(["seed=2"], nodes[0]) or None in names
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_processes_of_azure_are_told_as_torchrun_would(rank: int) -> None:
+def test_processes_of_azure_have_the_variables_of_torchrun(rank: int) -> None:
     env = azureml(rank)
     export_torchrun_env(env)
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"]
@@ -170,7 +170,7 @@ def test_the_file_of_a_sagemaker_container(tmp_path: Path) -> None:
         ({"TF_CONFIG": '{"cluster": {}, "task": {"trial": "7"}}', "CLOUD_ML_JOB_ID": "e"}, "vertex-e-7"),
     ],
 )
-def test_one_node_keeps_the_job_s_name_and_needs_no_meeting(env: Env, name: str) -> None:
+def test_a_single_node_has_the_job_s_id_and_no_rendezvous(env: Env, name: str) -> None:
     export_torchrun_env(env)
     assert job_run_id([], env) == f"{name}-{zlib.crc32(b''):08x}"
     assert "MASTER_PORT" not in env
@@ -201,14 +201,14 @@ def test_no_platform(env: Env) -> None:
         {"HOROVOD_RANK": "3"},
     ],
 )
-def test_ranks_of_a_launcher_are_left_alone_but_the_job_is_known(launcher: Env) -> None:
+def test_ranks_of_a_launcher_are_not_changed_but_the_job_is_known(launcher: Env) -> None:
     env = skypilot(1) | launcher
     export_torchrun_env(env)
     job = {"BOLTCUTTER_JOB": "skypilot-sky-2026-11-21_gpt_"}
     assert env == skypilot(1) | launcher | {PLATFORM: "skypilot"} | job
 
 
-def test_mpirun_on_a_platform_learns_where_the_first_node_is() -> None:
+def test_mpirun_on_a_platform_has_the_address_of_the_first_node() -> None:
     mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     env = sagemaker(1) | mpi
     export_torchrun_env(env)
@@ -217,7 +217,7 @@ def test_mpirun_on_a_platform_learns_where_the_first_node_is() -> None:
     assert launched_layout(env) is None
 
 
-def test_ranks_that_a_person_has_set_for_each_process_stay() -> None:
+def test_manually_set_ranks_are_not_changed() -> None:
     env = vertex(1, RANK="3", LOCAL_RANK="1", WORLD_SIZE="4")
     export_torchrun_env(env)
     assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == ("3", "1", "4", "2")
@@ -226,46 +226,43 @@ def test_ranks_that_a_person_has_set_for_each_process_stay() -> None:
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (vertex(1, RANK="0"), "RANK=0, but this is node 1 of 2 by what vertex says; unset RANK"),
-        (vertex(1, RANK="1", WORLD_SIZE="3"), "WORLD_SIZE=3 does not fit 2 nodes, as node 1 of 2"),
-        (trainjob(1) | {"WORLD_SIZE": "6"}, "WORLD_SIZE=6 does not fit 2 nodes with 2 processes each"),
+        (vertex(1, RANK="0"), "RANK=0, but this is node 1 of 2 according to vertex; unset RANK"),
+        (vertex(1, RANK="1", WORLD_SIZE="3"), "WORLD_SIZE=3 does not match 2 nodes (node 1 of 2"),
+        (trainjob(1) | {"WORLD_SIZE": "6"}, "WORLD_SIZE=6 does not match 2 nodes with 2 processes each"),
         (vertex(1, WORLD_SIZE="two"), "WORLD_SIZE=two is not a number"),
-        (vertex(1, WORLD_SIZE="0"), "WORLD_SIZE=0 does not fit 2 nodes"),
+        (vertex(1, WORLD_SIZE="0"), "WORLD_SIZE=0 does not match 2 nodes"),
         (
             skypilot(1) | {"NODE_RANK": "0"},
-            "NODE_RANK=0, but this is node 1 of 2 by what skypilot says; unset NODE_RANK",
+            "NODE_RANK=0, but this is node 1 of 2 according to skypilot; unset NODE_RANK",
         ),
-        (vertex(0, RANK="3", LOCAL_RANK="1", WORLD_SIZE="4"), "RANK=3, LOCAL_RANK=1, WORLD_SIZE=4 do not fit node 0"),
-        (vertex(1, RANK="1", LOCAL_RANK="1", WORLD_SIZE="2"), "RANK=1, LOCAL_RANK=1, WORLD_SIZE=2 do not fit node 1"),
+        (vertex(0, RANK="3", LOCAL_RANK="1", WORLD_SIZE="4"), "RANK=3, LOCAL_RANK=1, WORLD_SIZE=4 do not match node 0"),
+        (vertex(1, RANK="1", LOCAL_RANK="1", WORLD_SIZE="2"), "RANK=1, LOCAL_RANK=1, WORLD_SIZE=2 do not match node 1"),
         (skypilot(1) | {"LOCAL_RANK": "1"}, "LOCAL_RANK=1 is set, RANK and WORLD_SIZE are not; set all or none"),
-        (trainjob(2), "kubeflow: node 2 of 2 cannot be, as they count from 0"),
-        (aws_batch(0) | {"AWS_BATCH_JOB_NODE_INDEX": "5"}, "aws-batch: node 5 of 2 cannot be"),
+        (trainjob(2), "kubeflow: node 2 of 2 is invalid"),
+        (aws_batch(0) | {"AWS_BATCH_JOB_NODE_INDEX": "5"}, "aws-batch: node 5 of 2 is invalid"),
         (
             skypilot(1) | trainjob(0),
-            "skypilot says that this is node 1 of 2, kubeflow that it is node 0 of 2; unset the",
+            "node 1 of 2 according to skypilot, but node 0 of 2 according to kubeflow; unset the variables",
         ),
-        (
-            {"PET_NODE_RANK": "1", "PET_NNODES": "2"},
-            "MASTER_ADDR is not set, and kubeflow does not say where the first",
-        ),
-        ({"PET_NODE_RANK": "1"}, "PET_NNODES is not set, though others of its platform are"),
+        ({"PET_NODE_RANK": "1", "PET_NNODES": "2"}, "MASTER_ADDR is not set, and kubeflow does not specify"),
+        ({"PET_NODE_RANK": "1"}, "PET_NNODES is not set, but other variables of its platform are"),
         ({"PET_NODE_RANK": "1", "PET_NNODES": "1:3"}, "PET_NNODES=1:3 is not a number"),
-        ({"PET_RDZV_ENDPOINT": "first:29400"}, "an elastic job has no ranks of its own; start it with torchrun"),
+        ({"PET_RDZV_ENDPOINT": "first:29400"}, "start it with torchrun"),
         (skypilot(1) | {"SKYPILOT_NODE_IPS": FIRST}, "SKYPILOT_NUM_NODES=2, but SKYPILOT_NODE_IPS has 1"),
-        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST=algo-2 is none of SM_HOSTS="),
+        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST=algo-2 is not in SM_HOSTS="),
         ({"SM_HOSTS": "algo-1"}, "SM_HOSTS: cannot be read as JSON"),
         ({"CLUSTER_SPEC": "{}"}, "CLUSTER_SPEC: cannot be read as JSON (expected cluster, task)"),
-        (vertex(3), "CLUSTER_SPEC: workerpool3 0 is none of the machines that train"),
+        (vertex(3), "CLUSTER_SPEC: workerpool3 0 is not in a worker pool that trains"),
     ],
 )
-def test_a_contradiction_is_refused(env: Env, message: str) -> None:
+def test_contradicting_variables_are_refused(env: Env, message: str) -> None:
     with pytest.raises(PlatformError) as error:
         export_torchrun_env(env)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "trainer.accelerator=cpu", "trainer.max_epochs=1"]
+OVERRIDES = [*QUICK, "model=mlp", "optimizer=sgd", "trainer.accelerator=cpu", "trainer.max_epochs=1"]
 
 
 @pytest.fixture
@@ -275,30 +272,30 @@ def port() -> str:
         return str(free.getsockname()[1])
 
 
-def together(
-    forks: ForkServer, words: list[str], environments: list[Env], timeout: float = 150
+def train_in_each(
+    forks: ForkServer, overrides: list[str], environments: list[Env], timeout: float = 150
 ) -> tuple[list[int | None], str]:
-    """Start a training once in each environment, as a platform does; their exit statuses, and all that they said."""
+    """Start a training once in each environment, as a platform does; their exit statuses, and their output."""
     read, write = os.pipe()
     with ExitStack() as stack:
         processes: list[Forked] = []
         try:
             for env in environments:
-                started = forks.start(["scripts/train.py", *words], environment(**env), write, write)
+                started = forks.start(["scripts/train.py", *overrides], environment(**env), write, write)
                 processes.append(stack.enter_context(started))
         finally:
             os.close(write)
-        said, ended = communicate(processes, [read], timeout)
+        output, ended = communicate(processes, [read], timeout)
         os.close(read)
-        assert ended, said[0]
-        return [process.returncode for process in processes], said[0]
+        assert ended, output[0]
+        return [process.returncode for process in processes], output[0]
 
 
-def two_by_two(forks: ForkServer, folder: Path, environments: list[Env], *words: str) -> Path:
-    """Train as four ranks, and see that they are the ranks 0 to 3 of one run which saw each sample once."""
-    every = [*WORDS, f"runs={folder}", "name=both", "trainer.devices=2", *words]
-    statuses, said = together(forks, every, environments)
-    assert not any(statuses), said
+def train_on_four_ranks(forks: ForkServer, folder: Path, environments: list[Env]) -> Path:
+    """Train on two nodes of two ranks; check that they are ranks 0 to 3 of one run, which saw each sample once."""
+    overrides = [*OVERRIDES, f"runs={folder}", "name=both", "trainer.devices=2"]
+    statuses, output = train_in_each(forks, overrides, environments)
+    assert not any(statuses), output
     (run,) = (folder / "both").iterdir()
     assert {log.name for log in (run / "logs").iterdir()} == {f"rank-{rank}.log" for rank in range(4)}
     with open(run / "evaluation" / "test" / "predictions.csv", newline="") as file:
@@ -314,39 +311,38 @@ def two_by_two(forks: ForkServer, folder: Path, environments: list[Env], *words:
 def test_two_nodes_of_two_devices_are_one_run(
     platform: Callable[..., Env], forks: ForkServer, port: str, tmp_path: Path
 ) -> None:
-    two_by_two(forks, tmp_path, [platform(node, port=port) for node in (0, 1)])
+    train_on_four_ranks(forks, tmp_path, [platform(node, port=port) for node in (0, 1)])
 
 
-def test_four_processes_of_azure_are_one_run_as_of_one_process(
+def test_four_processes_of_azure_are_one_run_with_the_weights_of_one_process(
     forks: ForkServer, script: Script, port: str, tmp_path: Path
 ) -> None:
-    run = two_by_two(forks, tmp_path, [azureml(rank, port=port) for rank in range(4)])
-    done = script("train", *WORDS, f"folder={tmp_path}/one")
+    run = train_on_four_ranks(forks, tmp_path, [azureml(rank, port=port) for rank in range(4)])
+    done = script("train", *OVERRIDES, f"folder={tmp_path}/one")
     assert done.returncode == 0, done.stderr
     four, one = saved_weights(run), saved_weights(tmp_path / "one")
     assert max(float((four[name] - one[name]).abs().max()) for name in one) < 1e-5
 
 
 @pytest.mark.slow
-def test_a_job_that_is_started_again_goes_on_with_its_run(forks: ForkServer, port: str, tmp_path: Path) -> None:
+def test_a_restarted_job_resumes_its_run(forks: ForkServer, port: str, tmp_path: Path) -> None:
     nodes = [skypilot(node, port=port) for node in (0, 1)]
-    before = two_by_two(forks, tmp_path, nodes)
-    after = two_by_two(forks, tmp_path, nodes)
+    before = train_on_four_ranks(forks, tmp_path, nodes)
+    after = train_on_four_ranks(forks, tmp_path, nodes)
     assert before == after
     assert len(json.loads((after / "record.json").read_text())["attempts"]) == 2
 
 
-def test_a_node_that_waits_for_one_that_never_comes_says_where(forks: ForkServer, tmp_path: Path) -> None:
-    (status,), said = together(forks, [*WORDS, f"runs={tmp_path}", "timeout=3"], [skypilot(1)])
+def test_a_node_that_waits_in_vain_reports_the_rendezvous_address(forks: ForkServer, tmp_path: Path) -> None:
+    (status,), output = train_in_each(forks, [*OVERRIDES, f"runs={tmp_path}", "timeout=3"], [skypilot(1)])
     assert status == 1
-    (line,) = (line for line in said.splitlines() if line.startswith("error: "))
+    (line,) = (line for line in output.splitlines() if line.startswith("error: "))
     assert line.startswith("error: MASTER_ADDR=127.0.0.1, MASTER_PORT=")
-    assert ": 2 ranks did not meet there (" in line
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (
             ["trainer.num_nodes=3"],
@@ -359,18 +355,20 @@ def test_a_node_that_waits_for_one_that_never_comes_says_where(forks: ForkServer
         (["trainer=dp", "trainer.devices=2"], "trainer.strategy=DataParallelStrategy trains on one node, but kubeflow"),
     ],
 )
-def test_words_that_contradict_the_platform(words: list[str], message: str, script: Script, tmp_path: Path) -> None:
-    done = script("check", *WORDS, *words, f"runs={tmp_path}", env=trainjob(0))
+def test_overrides_that_contradict_the_platform_are_refused(
+    overrides: list[str], message: str, script: Script, tmp_path: Path
+) -> None:
+    done = script("check", *OVERRIDES, *overrides, f"runs={tmp_path}", env=trainjob(0))
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {message}")
     assert not list(tmp_path.iterdir())
 
 
-def test_each_node_says_what_is_wrong_with_its_variables(script: Script, tmp_path: Path) -> None:
-    done = script("train", *WORDS, f"runs={tmp_path}", env=vertex(1, RANK="3", WORLD_SIZE="2"))
+def test_each_node_reports_invalid_variables(script: Script, tmp_path: Path) -> None:
+    done = script("train", *OVERRIDES, f"runs={tmp_path}", env=vertex(1, RANK="3", WORLD_SIZE="2"))
     assert done.returncode == 2
-    assert done.stderr.startswith("error: RANK=3, but this is node 1 of 2 by what vertex says; unset RANK")
+    assert done.stderr.startswith("error: RANK=3, but this is node 1 of 2 according to vertex; unset RANK")
     assert done.stderr.count("\n") == 1
 
 

@@ -1,4 +1,4 @@
-"""With the variables that a real SLURM sets."""
+"""The variables are those that SLURM sets."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def script_of(tasks: int, **changed: str) -> dict[str, str]:
 
 
 def task_of(*each: int, **changed: str) -> dict[str, str]:
-    """Variables of a task of srun, with so many on each node."""
+    """Variables of a task of srun, given the number of tasks on each node."""
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, each)), "SLURM_NNODES": str(len(each))}
     return script_of(sum(each)) | step | changed
 
@@ -41,7 +41,7 @@ def test_tasks_per_node() -> None:
     ],
     ids=["nowhere", "batch script", "srun", "one task", "srun in salloc", "srun --pty bash", "interactive step"],
 )
-def test_lightning_sees_a_task_where_there_is_one(env: dict[str, str], is_task: bool) -> None:
+def test_lightning_detects_tasks_of_srun_only(env: dict[str, str], is_task: bool) -> None:
     from lightning.fabric.plugins.environments import SLURMEnvironment
 
     prepared = dict(env)
@@ -52,13 +52,13 @@ def test_lightning_sees_a_task_where_there_is_one(env: dict[str, str], is_task: 
             patch.delenv(name)
         for name, value in prepared.items():
             patch.setenv(name, value)
-        patch.setenv("PATH", "")  # without srun, Lightning has nothing to warn of
+        patch.setenv("PATH", "")  # Lightning warns if it finds srun
         assert SLURMEnvironment.detect() is is_task
         if is_task:
             SLURMEnvironment()
 
 
-def test_processes_of_other_launchers_are_left_alone() -> None:
+def test_processes_of_other_launchers_are_not_changed() -> None:
     env = task_of(2, RANK="0")
     prepare(env)
     assert env == task_of(2, RANK="0")
@@ -66,16 +66,16 @@ def test_processes_of_other_launchers_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "asked", "told"),
+    ("env", "settings", "message"),
     [
         (task_of(1), (2, 2, 1), "1 task on 1 node; try trainer.devices=1 trainer.num_nodes=1, or srun .*per-node=2"),
         (task_of(2), (1, 1, 1), "2 tasks on 1 node; try trainer.devices=2 trainer.num_nodes=1, or srun"),
         (task_of(2, 2), (2, 2, 1), "4 tasks on 2 nodes; try trainer.devices=2 trainer.num_nodes=2"),
-        (task_of(2, 1), (2, 2, 2), r"\[2, 1\]\); start them by srun --nodes=2 --ntasks-per-node=2"),
+        (task_of(2, 1), (2, 2, 2), r"\[2, 1\].*srun --nodes=2 --ntasks-per-node=2"),
         (task_of(2), (2, 1, 1), "2 tasks on 1 node; try srun --nodes=1 --ntasks-per-node=1"),
         (script_of(2), (2, 2, 1), "the job has 2 tasks, but .* put srun before python"),
-        (script_of(1), (2, 2, 1), "the job has 1 task; ask for --nodes=1 --ntasks-per-node=2, and put srun"),
-        (script_of(2, SLURM_JOB_NAME="interactive"), (1, 1, 2), "start it by srun --nodes=2 --ntasks-per-node=1"),
+        (script_of(1), (2, 2, 1), "the job has 1 task; .* --nodes=1 --ntasks-per-node=2, and put srun"),
+        (script_of(2, SLURM_JOB_NAME="interactive"), (1, 1, 2), "srun --nodes=2 --ntasks-per-node=1"),
         (task_of(2), (2, 2, 1), None),
         (task_of(2, 2, 2), (2, 2, 3), None),
         (script_of(1), (1, 1, 1), None),
@@ -84,16 +84,16 @@ def test_processes_of_other_launchers_are_left_alone() -> None:
         ({}, (2, 2, 2), None),
     ],
 )
-def test_mismatches(env: dict[str, str], asked: tuple[int, int, int], told: str | None) -> None:
+def test_mismatches(env: dict[str, str], settings: tuple[int, int, int], message: str | None) -> None:
     env = dict(env)
     prepare(env)
-    found = mismatch(*asked, env)
-    assert (found and re.search(told, found)) if told else found is None
-    assert not found or found.startswith(f"trainer.devices={asked[0]}, trainer.num_nodes={asked[2]}: ")
+    found = mismatch(*settings, env)
+    assert (found and re.search(message, found)) if message else found is None
+    assert not found or found.startswith(f"trainer.devices={settings[0]}, trainer.num_nodes={settings[2]}: ")
 
 
 @pytest.mark.parametrize(
-    ("env", "words", "told"),
+    ("env", "overrides", "message"),
     [
         (
             task_of(1),
@@ -105,19 +105,19 @@ def test_mismatches(env: dict[str, str], asked: tuple[int, int, int], told: str 
     ],
     ids=["fewer tasks", "more tasks", "no srun"],
 )
-def test_a_mismatch_ends_the_start(
-    script: Script, tmp_path: Path, env: dict[str, str], words: list[str], told: str
+def test_training_does_not_start_after_a_mismatch(
+    script: Script, tmp_path: Path, env: dict[str, str], overrides: list[str], message: str
 ) -> None:
-    words = [*QUICK, "model=linear", "trainer.accelerator=cpu", f"folder={tmp_path}/run", *words]
-    done = script("train", *words, env=env, timeout=60)
+    overrides = [*QUICK, "model=linear", "trainer.accelerator=cpu", f"folder={tmp_path}/run", *overrides]
+    done = script("train", *overrides, env=env, timeout=60)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_one_process_of_a_larger_job_trains_and_says_so(script: Script, tmp_path: Path) -> None:
-    words = [*QUICK, "model=linear", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1", "test=false"]
-    done = script("train", *words, f"folder={tmp_path}/run", "trainer.max_epochs=1", env=script_of(2), timeout=60)
+def test_a_single_process_in_a_larger_job_prints_a_note(script: Script, tmp_path: Path) -> None:
+    overrides = [*QUICK, "model=linear", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1", "test=false"]
+    done = script("train", *overrides, f"folder={tmp_path}/run", "trainer.max_epochs=1", env=script_of(2), timeout=60)
     assert done.returncode == 0, done.stderr
     assert "note: trainer.devices=1: the job has 2 tasks" in done.stdout
