@@ -1,7 +1,6 @@
-"""Compare two runs, to the bit: python scripts/compare.py run=<folder> with=<folder> [ckpt=last|best|<name>]"""
+"""Compare two runs, bit by bit: python scripts/compare.py --help"""
 
-from boltcutter.cli import main
-from boltcutter.project import Project
+from boltcutter.commands import script
 
 if __name__ == "__main__":
-    main(Project.find(__file__), "boltcutter.compare", __doc__ or "")
+    script("compare", __file__)

@@ -1,7 +1,6 @@
-"""Evaluate: python scripts/evaluate.py run=<folder> [ckpt=best|last|path] [split=test] [data=…] [key=value …]"""
+"""Evaluate a run: python scripts/evaluate.py --help"""
 
-from boltcutter.cli import main
-from boltcutter.project import Project
+from boltcutter.commands import script
 
 if __name__ == "__main__":
-    main(Project.find(__file__), "boltcutter.evaluate", __doc__ or "")
+    script("evaluate", __file__)

@@ -1,15 +1,6 @@
-"""Launch: python scripts/launch.py launch=slurm|local [the words of train.py]
+"""Launch a training on a cluster or in the background: python scripts/launch.py --help"""
 
-python scripts/launch.py launch=slurm trainer.num_nodes=2 trainer.devices=8 launch.time=2:00:00
-python scripts/launch.py launch=slurm launch.array='seed=1,2,3;optimizer.lr=0.1,0.01'
-python scripts/launch.py launch=slurm resume=runs/…
-python scripts/launch.py status|logs|cancel run=runs/…
-python scripts/launch.py list
-"""
-
-from boltcutter.cli import main
-from boltcutter.launch.command import FLAGS
-from boltcutter.project import Project
+from boltcutter.commands import script
 
 if __name__ == "__main__":
-    main(Project.find(__file__), "boltcutter.launch.command", __doc__ or "", own=FLAGS)
+    script("launch", __file__)

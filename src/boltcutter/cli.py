@@ -22,7 +22,7 @@ FLAGS = {
     "--print": "show the resolved configuration and leave",
     "--check": "look for mistakes and leave",
     "--describe": "list every key that can be set below the next word, with type, value and documentation",
-    "--completion": 'complete words in bash and zsh: eval "$(python scripts/train.py --completion)"',
+    "--completion": 'complete words in bash and zsh: eval "$(boltcutter train --completion)"',
 }
 COMPLETION = r"""
 _boltcutter_owns() {  # whether a word is one of the scripts that know --complete; no other is ever started
@@ -169,7 +169,7 @@ def _answer(project: Project, usage: str, flags: list[str], words: list[str], kn
         prefix = rest.pop(at) if at_key else ""
         print("\n".join(describe_overrides(project, rest, prefix)))
     else:
-        print(_completion(Path(sys.argv[0]).resolve().parent))
+        print(_completion(project.root.resolve() / "scripts"))
 
 
 def _resolved(project: Project, words: list[str]) -> str:
@@ -197,7 +197,7 @@ def _help(project: Project, usage: str, flags: Mapping[str, str]) -> str:
 
 def _completion(scripts: Path) -> str:
     """Shell code that completes the words of those scripts which are answered here."""
-    names = [file.name for file in sorted(scripts.glob("*.py")) if f"from {__name__} import main" in file.read_text()]
+    names = [file.name for file in sorted(scripts.glob("*.py")) if "from boltcutter." in file.read_text()]
     return COMPLETION.strip() % {"python": sys.executable, "folder": scripts, "scripts": " | ".join(names)}
 
 

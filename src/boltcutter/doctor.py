@@ -119,7 +119,7 @@ def works(project: Project) -> Lines:
     for override in [*options, "task.compile=true"]:
         yield override, _find_problem(project, override) or "yes"
     for extra, missing in extras().items():
-        remedy = f"no: needs {', '.join(missing)}; pip install -c constraints.txt -e '.[{extra}]'"
+        remedy = f"no: needs {', '.join(missing)}; pip install 'boltcutter[{extra}]'"
         yield f"extra {extra}", remedy if missing else "yes"
 
 

@@ -105,7 +105,7 @@ def out_of_memory_message(trainer: L.Trainer) -> str:
     per_rank = f" ({size // ranks} on each of {ranks} ranks)" if ranks > 1 else ""
     return (
         f"{device} is out of memory with data.batch_size={size}{per_rank}: try {half} for the same effective "
-        "batch size, or `python scripts/bench.py batch` with your overrides for the largest batch that fits"
+        "batch size, or `boltcutter find-batch-size` with your overrides for the largest batch that fits"
     )
 
 

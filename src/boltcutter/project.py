@@ -7,6 +7,7 @@ precedence over the built-in options that come with the library.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,17 @@ class Project:
         if self.package:
             _own_packages.add(self.package)
 
+    @property
+    def train_command(self) -> list[str]:
+        """Arguments of a Python interpreter that trains in this project; elsewhere it needs ``environment``."""
+        script = self.root / "scripts" / "train.py"
+        return [str(script)] if script.is_file() else ["-m", LIBRARY, "train"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which a process finds this project from any working directory."""
+        return {VARIABLE: str(self.root)}
+
     def has_group(self, name: str) -> bool:
         """Whether there are options for a group of this name."""
         return name.isidentifier() and any((folder / name).is_dir() for folder in self.config_dirs)
@@ -111,6 +123,16 @@ def summary(file: Path) -> str:
     """The comment in the first line of an option."""
     first = file.read_text().split("\n", 1)[0]
     return first.lstrip("# ") if first.startswith("#") else ""
+
+
+def command(name: str) -> str:
+    """How to call a command: by a script of the project if this process was started by one, else by ``boltcutter``."""
+    script = Path(sys.argv[0]).with_name(f"{name}.py")
+    return (
+        f"python {shlex.quote(str(script))}"
+        if sys.argv[0].endswith(".py") and script.is_file()
+        else f"boltcutter {name}"
+    )
 
 
 _own_packages = {LIBRARY}

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from boltcutter.adapt import is_native_data
+from boltcutter.project import command
 from boltcutter.run import read_record
 
 
@@ -67,9 +68,9 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     rows["report"] = str(report) if report.is_file() else None
     if kept:
         commands = [
-            f"python scripts/evaluate.py run={folder}" if evaluates else "",
-            f"python scripts/predict.py run={folder} {predicts}".rstrip() if predicts is not None else "",
-            f"python scripts/train.py resume={folder} trainer.{_limit(record)}=<more>",
+            f"{command('evaluate')} run={folder}" if evaluates else "",
+            f"{command('predict')} run={folder} {predicts}".rstrip() if predicts is not None else "",
+            f"{command('train')} resume={folder} trainer.{_limit(record)}=<more>",
         ]
         rows["next"] = "\n".join(filter(None, commands))
     _show(rows)

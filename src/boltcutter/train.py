@@ -29,7 +29,7 @@ from boltcutter.failure import explain_errors
 from boltcutter.loading import load, read_metadata
 from boltcutter.log import capture_output
 from boltcutter.monitors import MonitorCheck
-from boltcutter.project import Project
+from boltcutter.project import Project, command
 from boltcutter.restart import check_start
 from boltcutter.selection import find_best, list_names
 from boltcutter.storage import CheckpointError, check_writable
@@ -76,7 +76,7 @@ def main(project: Project, overrides: list[str]) -> None:
 def resume_hint(folder: Path) -> str:
     """Return the command that resumes an interrupted run; empty if the run has no record yet."""
     has_record = (folder / "record.json").is_file()
-    return f"; continue with: python {shlex.quote(sys.argv[0])} resume={shlex.quote(str(folder))}" if has_record else ""
+    return f"; continue with: {command('train')} resume={shlex.quote(str(folder))}" if has_record else ""
 
 
 def train(cfg: DictConfig) -> dict[str, float]:

@@ -302,7 +302,7 @@ def test_where_nobody_is_logged_in_a_run_is_offline(runs: Runs) -> None:
     result, folder = runs.result("nobody"), runs.folder("nobody")
     assert result["offline"]
     assert not result["told"]
-    assert re.fullmatch(rf"offline; python scripts/sync.py run={folder}", result["location"])
+    assert re.fullmatch(rf"offline; boltcutter sync run={folder}", result["location"])
     assert [row["trainer/global_step"] for row in history(folder)] == list(range(10))
     assert [row["val/loss"] for row in history(folder)] == [abs(step - 5) for step in range(10)]
     (run,) = (record.run for record in records(folder) if record.WhichOneof("record_type") == "run")
@@ -325,7 +325,7 @@ def test_a_server_that_fails_neither_stops_nor_holds_up_a_run(runs: Runs, name: 
     assert result["offline"]
     assert result["seconds"] < 45  # with several runs at once; W&B alone waits for 110 s
     (told,) = result["told"]
-    assert re.fullmatch(r"W&B: .*; going on offline, `scripts/sync.py` later", told)
+    assert re.fullmatch(r"W&B: .*; going on offline, `boltcutter sync` later", told)
     pid, deadline = int(runs.wait_for(name, "pid")), time.monotonic() + 8
     while Path(f"/proc/{pid}").exists() and sys.platform == "linux":
         assert time.monotonic() < deadline, "the process does not end"
@@ -494,7 +494,7 @@ def test_the_mode_is_chosen_by_login_and_server(
     assert resolve_mode("auto") == "online"
     monkeypatch.setenv("WANDB_BASE_URL", refused)
     with pytest.warns(
-        UserWarning, match=rf"^W&B: {refused} does not answer; going on offline, `scripts/sync.py` later$"
+        UserWarning, match=rf"^W&B: {refused} does not answer; going on offline, `boltcutter sync` later$"
     ):
         assert resolve_mode("online") == "offline"
 

@@ -141,7 +141,7 @@ def test_without_mpirun_one_line_tells_how_to_start_it(script: Script, tmp_path:
 
 
 def test_without_mpi4py_one_line_tells_what_is_missing() -> None:
-    assert refused("mpi4py") == "mpi4py: mpi4py is not installed; pip install -e '.[mpi]'"
+    assert refused("mpi4py") == "mpi4py: mpi4py is not installed; pip install 'boltcutter[mpi]'"
 
 
 @pytest.mark.parametrize("backend", ["mpi", "cpu:glo"])

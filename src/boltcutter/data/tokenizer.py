@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 END = "<|endoftext|>"  # between documents
-INSTALL = "pip install -c constraints.txt -e '.[text]'"
+INSTALL = "pip install 'boltcutter[text]'"
 
 
 class Tokenizer(Protocol):

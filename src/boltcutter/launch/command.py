@@ -24,7 +24,7 @@ from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher, UnclearSubmissionError
 from boltcutter.launch.jobs import ask, launched, list_runs, reason, shown
-from boltcutter.project import Project
+from boltcutter.project import Project, command
 
 SITE = Path("~/.config/boltcutter/launch")  # a user's own values: <option>.yaml, laid over those of configs/launch
 OF_SLURM = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # without a default
@@ -109,7 +109,7 @@ def launch(project: Project, words: list[str], flags: Sequence[str]) -> None:
         print("ok")
     else:
         submit(launcher, settings, job, cfgs, bool(resumed))
-        print(f"python {sys.argv[0]} status|logs|cancel run={shown(job.folder)}")
+        print(f"{command('launch')} status|logs|cancel run={shown(job.folder)}")
         if "--wait" in flags:
             ask("logs", job.folder, follow=True)
             sys.exit(any(reason(folder) != "completed" for folder in job.runs))

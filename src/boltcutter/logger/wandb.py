@@ -37,7 +37,7 @@ class WandbLogger(LightningWandbLogger):
     """One W&B run for the whole run, over all of its attempts.
 
     Where the server cannot be reached it goes on offline, after twenty seconds at most;
-    ``scripts/sync.py`` brings such a run up later. What was logged is on disk within a second,
+    ``boltcutter sync`` brings such a run up later. What was logged is on disk within a second,
     also when the process is killed.
 
     Args:
@@ -151,7 +151,7 @@ class WandbLogger(LightningWandbLogger):
             if mode == "disabled":
                 raise
             reason = " ".join(str(error).split())[:120]
-            instead = "disabled" if mode == "offline" else "offline, `scripts/sync.py` later"
+            instead = "disabled" if mode == "offline" else "offline, `boltcutter sync` later"
             rank_zero_warn(f"W&B: {type(error).__name__}: {reason}; going on {instead}")
             self._tear_down()
             self._begin(instead.partition(",")[0])
@@ -166,7 +166,7 @@ class WandbLogger(LightningWandbLogger):
         run = self.experiment
         if run.disabled:
             return "disabled"
-        return f"offline; python scripts/sync.py run={self.save_dir}" if run.offline else str(run.url)
+        return f"offline; boltcutter sync run={self.save_dir}" if run.offline else str(run.url)
 
     @rank_zero_only
     def close(self, exit_code: int) -> None:
@@ -185,7 +185,7 @@ class WandbLogger(LightningWandbLogger):
             run.finish(exit_code=exit_code)
         except (ConnectionError, HandleAbandonedError) as error:
             why = f"{base_url()} does not answer any more" if silent else f"its process has died ({error})"
-            rank_zero_warn(f"W&B: {why}; the end of the run is not there; `scripts/sync.py` later")
+            rank_zero_warn(f"W&B: {why}; the end of the run is not there; `boltcutter sync` later")
             self._tear_down()
         finally:
             giving_up.cancel()
@@ -204,7 +204,7 @@ def resolve_mode(mode: Mode) -> str:
     if wanted == "auto":
         wanted = "online" if logged_in() else "offline"
     if wanted == "online" and not is_reachable(base_url()):
-        rank_zero_warn(f"W&B: {base_url()} does not answer; going on offline, `scripts/sync.py` later")
+        rank_zero_warn(f"W&B: {base_url()} does not answer; going on offline, `boltcutter sync` later")
         return "offline"
     return wanted
 

@@ -243,7 +243,7 @@ def register() -> None:
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI as library
     except ModuleNotFoundError:
-        raise ImportError(f"{SETTING}: mpi4py is not installed; pip install -e '.[mpi]'") from None
+        raise ImportError(f"{SETTING}: mpi4py is not installed; pip install 'boltcutter[mpi]'") from None
     except (ImportError, RuntimeError) as error:
         told = " ".join(str(error).split())
         raise ImportError(f"{SETTING}: no MPI library ({told}); on Debian: apt-get install openmpi-bin") from None

@@ -44,8 +44,8 @@ class XLA:
     def __init__(self, model: nn.Module, strategy: Any) -> None:
         if not (find_spec("jax") and find_spec("torchax")):
             raise CompilerError(
-                "task.compile=xla: torchax and jax are not installed; pip install -e '.[xla]' (Python 3.11 or later), "
-                f"or {REMEDY}"
+                "task.compile=xla: torchax and jax are not installed; pip install 'boltcutter[xla]' "
+                f"(Python 3.11 or later), or {REMEDY}"
             )
         is_sharded = isinstance(strategy, ModelParallelStrategy | FSDPStrategy | DeepSpeedStrategy)
         if is_sharded or getattr(strategy, "strategy_name", "") == "pipeline":
