@@ -16,7 +16,7 @@ def refused(target: str, folder: Path = Path("/nowhere")) -> bool:
     try:
         trust.check({"a": [{"b": {"_target_": target}}]}, "run=x", folder, PROJECT)
     except ConfigError as error:
-        return f"run=x: its record.json names {target}," in str(error) and "say trust=true" in str(error)
+        return f"run=x: its record.json refers to {target}," in str(error) and "set trust=true" in str(error)
     return False
 
 
@@ -110,7 +110,7 @@ def test_a_package_of_the_system_is_not_own_code(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_a_reference_that_makes_a_call_or_reads_a_secret_is_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="say trust=true"):
+    with pytest.raises(ConfigError, match="set trust=true"):
         trust.check({"callback": {"a": [text]}}, "run=x", tmp_path, PROJECT)
 
 
@@ -188,7 +188,7 @@ def test_the_folder_of_a_stranger_is_not_executed(script: Script, strange: Path,
     done = script(name, *(word.format(strange) for word in words))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "names os.mkdir" in done.stderr
-    assert "say trust=true" in done.stderr
+    assert "set trust=true" in done.stderr
     assert not (strange.parent / "evil").exists()
 
 
@@ -207,7 +207,7 @@ def test_an_own_run_needs_no_trust_until_somebody_changes_its_record(script: Scr
     words = ["--print", f"resume={tmp_path}/run"]
     refused = script("train", *words)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "say trust=true" in refused.stderr
+    assert "set trust=true" in refused.stderr
     assert "collections.Counter" in script("train", *words, "trust=true").stdout
     wrong = script("train", *words, "trust=yes")
     assert (wrong.returncode, wrong.stderr) == (2, "error: trust=yes: expected trust=true or trust=false\n")

@@ -14,13 +14,8 @@ import torch
 from boltcutter import sharded, unpickle
 from boltcutter.storage import CheckpointError, is_url, open_file, store_errors
 
-READ_ERRORS = (
-    EOFError,
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-)  # raised by torch on damaged files
+# Raised by torch on damaged files.
+READ_ERRORS = (EOFError, LookupError, TypeError, ValueError, AttributeError)
 
 
 def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> dict[str, Any]:

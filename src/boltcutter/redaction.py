@@ -1,4 +1,4 @@
-"""What must not be stored with a run: secrets by their keys, their variables and their files, passwords in URLs."""
+"""Find and redact secrets that must not be stored with a run: in keys, environment variables, files and URLs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-# A token alone or of a service; pad_token and its like belong to a vocabulary.
+# Keys such as token and hf_token; pad_token and the like are tokens of a vocabulary.
 _SERVICES = (
     "access api auth aws bearer bot client csrf deploy git github gitlab hf hub jwt oauth oauth2 personal refresh sas "
     "secret security session slack sts wandb"
@@ -29,27 +29,27 @@ SECRET_FILE = re.compile(
 )
 PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY")
 MASK = "***"
-MIN_SECRET_LENGTH = 6  # letters of a secret that is also looked for within other values
+MIN_SECRET_LENGTH = 6  # characters; shorter secrets are not searched for within other values
 VARIABLE = re.compile(r"oc\.env:\s*['\"]?(\w+)")
 URL = re.compile(r"([A-Za-z][\w+.-]*://)([^\s'\"<>,]*@[^\s'\"<>,]*)")
-ASSIGNMENT = re.compile(r"(?<![\w$])([A-Z][A-Z0-9_]*)=[\"']?(?=[^\s\"'$])")  # in a line of shell: export NAME=value
+ASSIGNMENT = re.compile(r"(?<![\w$])([A-Z][A-Z0-9_]*)=[\"']?(?=[^\s\"'$])")  # in a shell command: export NAME=value
 QUERY_PARAMETER = re.compile(r"[?&]([\w-]+)=[^\s&$]")  # in a URL
 SIGNATURE_PARAMETERS = ("sig", "x-amz-signature", "x-goog-signature")
-PASSWORD = re.compile(r"[^/@:\s]*:(?!\d+(/|$))[^\s]*@")  # the beginning of a URL; after a host comes a port
+PASSWORD = re.compile(r"[^/@:\s]*:(?!\d+(/|$))[^\s]*@")  # user:password@ at the start of a URL, as opposed to host:port
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a key, or an environment variable, is one that holds a secret."""
+    """Return whether a key or an environment variable of this name probably holds a secret."""
     return bool(SECRET_KEY.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")))
 
 
 def is_secret_file(name: str) -> bool:
-    """Whether a file of this name holds keys, certificates or passwords."""
+    """Return whether a file of this name probably holds keys, certificates or passwords."""
     return bool(SECRET_FILE.fullmatch(name.rpartition("/")[2]))
 
 
 def without_credentials(url: str) -> str:
-    """A URL without user and password."""
+    """Remove user and password from a URL."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url
@@ -60,12 +60,12 @@ def without_credentials(url: str) -> str:
 
 
 def has_password(text: str) -> bool:
-    """Whether a text has a URL with a password, and not a reference to one."""
+    """Return whether a string contains a URL with a literal password."""
     return any(PASSWORD.match(rest) and "${" not in rest.rpartition("@")[0] for _, rest in URL.findall(text))
 
 
 def hide_passwords(text: str) -> str:
-    """A text in which URLs have no passwords."""
+    """Redact passwords of URLs in a string."""
 
     def hidden(found: re.Match[str]) -> str:
         plain = without_credentials(found[0])
@@ -75,7 +75,7 @@ def hide_passwords(text: str) -> str:
 
 
 def find_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Where a configuration, its references not followed, has a secret itself: the key's path, and what it is."""
+    """Find literal secrets in an unresolved configuration; yield the dotted key, and the kind of secret."""
     if isinstance(node, dict | list):
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
             where = f"{path}.{key}" if path else str(key)
@@ -84,7 +84,7 @@ def find_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
                 yield where, "a secret"
             elif isinstance(value, str) and has_password(value):
                 yield where, "a password in a URL"
-            elif isinstance(value, str) and "://" in value and any(map(_signs, QUERY_PARAMETER.findall(value))):
+            elif isinstance(value, str) and "://" in value and any(map(_is_signature, QUERY_PARAMETER.findall(value))):
                 yield where, "a key in a URL"
             elif isinstance(value, str) and (names := [*filter(looks_secret, ASSIGNMENT.findall(value))]):
                 yield where, f"the value of {names[0]}"
@@ -92,16 +92,16 @@ def find_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
                 yield from find_secrets(value, where)
 
 
-def _signs(name: str) -> bool:
+def _is_signature(name: str) -> bool:
     return name.lower() in SIGNATURE_PARAMETERS or looks_secret(name)
 
 
 def redact(resolved: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without secrets.
+    """Redact the secrets in a configuration.
 
     Args:
-        resolved: The configuration, every reference followed.
-        raw: The same, references as they are written.
+        resolved: The configuration, with all references resolved.
+        raw: The same configuration, unresolved.
     """
     secrets = sorted(
         {text for text in _secrets(resolved, raw, False) if len(text) >= MIN_SECRET_LENGTH}, key=len, reverse=True
@@ -110,14 +110,14 @@ def redact(resolved: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _secrets(node: Any, raw: Any, secret: bool) -> Iterator[str]:
-    """Texts that references bring in under keys, or from variables, which look secret."""
+    """Yield the values of references that are under a secret key, or to a secret environment variable."""
     if isinstance(node, dict):
         for key, value in node.items():
             below = raw.get(key) if isinstance(raw, dict) else raw
             yield from _secrets(value, below, secret or looks_secret(str(key)))
     elif isinstance(node, list):
-        for place, value in enumerate(node):
-            below = raw[place] if isinstance(raw, list) and place < len(raw) else raw
+        for i, value in enumerate(node):
+            below = raw[i] if isinstance(raw, list) and i < len(raw) else raw
             yield from _secrets(value, below, secret)
     elif isinstance(raw, str) and "${" in raw and isinstance(node, str):
         if secret:

@@ -1,4 +1,4 @@
-"""Loaders that Boltcutter's data modules did not make: sharded over ranks, reproducible, and resumed in mid-epoch."""
+"""Shard, seed and resume data loaders that were not created by Boltcutter's data modules."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from boltcutter.stream import Stream
 
 
 class Sharded(Protocol):
-    """A loader, or the data set of one, that yields the samples of its own rank alone: it is used as it is."""
+    """A loader, or the data set of a loader, that yields only the samples of its rank; it is not sharded again."""
 
     is_sharded: bool
 
 
 def shard_loaders(trainer: L.Trainer, seed: int) -> None:
-    """Have ``trainer`` shard every loader that does not do so itself.
+    """Make ``trainer`` shard every loader that is not sharded yet.
 
-    Lightning's own samplers repeat samples in validation and test, shuffle what was not to be shuffled, and let each
-    rank draw weighted samples from its own generator, so that ranks overlap.
+    The samplers of Lightning repeat samples in validation and test, shuffle loaders that are not shuffled, and draw
+    weighted samples from a different generator on each rank, so that ranks overlap.
     """
     connector, loaders = trainer._accelerator_connector, trainer._data_connector
     preparation = LoaderPreparation(
@@ -39,27 +39,27 @@ def shard_loaders(trainer: L.Trainer, seed: int) -> None:
 
 
 class LoaderPreparation:
-    """What Lightning calls with each loader that it is about to use.
+    """Prepares each loader before Lightning uses it.
 
     Args:
-        trainer: Whose loaders they are.
-        seed: What the order of training samples depends on, with the epoch.
-        otherwise: Lightning's own preparation, for prediction.
+        trainer: Trainer that uses the loaders.
+        seed: Seed of the order of training samples, together with the epoch.
+        prepare: Lightning's own preparation, which is used for prediction.
         enabled: Whether loaders are sharded; ``trainer.use_distributed_sampler``.
     """
 
-    def __init__(self, trainer: L.Trainer, seed: int, otherwise: Callable[..., Any], *, enabled: bool) -> None:
-        self.trainer, self.seed, self.otherwise, self.enabled = trainer, seed, otherwise, enabled
+    def __init__(self, trainer: L.Trainer, seed: int, prepare: Callable[..., Any], *, enabled: bool) -> None:
+        self.trainer, self.seed, self.prepare, self.enabled = trainer, seed, prepare, enabled
         self._group: Any = None
-        self._stated: set[str] = set()
+        self._printed: set[str] = set()
 
     def __call__(self, loader: Any, shuffle: bool, mode: RunningStage) -> Any:
-        """The loader, or one in its place with this rank's samples."""
+        """Return the loader, or a replacement that yields this rank's samples."""
         if mode == RunningStage.PREDICTING:
-            # Lightning makes a copy that notes indices for writers, which fails for DataLoader(dataset, 4).
+            # Lightning creates a copy that tracks indices for writers, which fails for DataLoader(dataset, 4).
             callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
             copies = self.trainer.world_size > 1 or any(isinstance(c, BasePredictionWriter) for c in callbacks)
-            return self.otherwise(loader, shuffle=shuffle, mode=mode) if copies else loader
+            return self.prepare(loader, shuffle=shuffle, mode=mode) if copies else loader
         if getattr(loader, "is_sharded", False):
             return loader
         ranks = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
@@ -68,7 +68,9 @@ class LoaderPreparation:
         if not training and world_size == 1:
             return loader
         if not self.enabled and world_size > 1:
-            self._state(f"trainer.use_distributed_sampler=false: {mode.dataloader_prefix}_dataloader is not sharded")
+            self._print_once(
+                f"trainer.use_distributed_sampler=false: {mode.dataloader_prefix}_dataloader is not sharded"
+            )
             rank, world_size = 0, 1
         epoch, done = epoch_position(self.trainer) if training else (0, 0)
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
@@ -85,36 +87,36 @@ class LoaderPreparation:
         if world_size == 1 and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             return loader  # Lightning saves and restores its position
         if training:
-            self._state(
-                f"train_dataloader: a stream ({type(getattr(loader, 'dataset', loader)).__name__}) cannot be entered "
-                "in its middle: a resume in mid-epoch reads the finished batches again and drops them, and is exact "
-                "if the stream yields the same each time"
+            self._print_once(
+                f"train_dataloader: a stream ({type(getattr(loader, 'dataset', loader)).__name__}) has no random "
+                "access: resuming within an epoch reads the finished batches again and skips them, and is exact if "
+                "the stream is deterministic"
             )
         stream = Stream(loader, seed=self.seed, rank=rank, world_size=world_size, training=training, group=self._groups)
         stream.epoch, stream.start = epoch, done
         return stream
 
     def _groups(self) -> Any:
-        """Processes that agree on the host, made once: on the device, each batch would wait for the one before."""
+        """Return the process group for communication on the host; on the device, each batch would wait for the last."""
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
         return self._group
 
     def _cycles(self) -> bool:
-        """Whether a shorter loader begins again while a longer one beside it goes on; known once all are prepared."""
+        """Return whether shorter loaders are cycled until the longest ends; known once all loaders are prepared."""
         combined: Any = self.trainer.fit_loop._combined_loader
         return getattr(combined, "_mode", None) == "max_size_cycle"
 
-    def _state(self, text: str) -> None:
-        if self.trainer.is_global_zero and text not in self._stated:
-            self._stated.add(text)
+    def _print_once(self, text: str) -> None:
+        if self.trainer.is_global_zero and text not in self._printed:
+            self._printed.add(text)
             print(f"data: {text}")
 
 
 def epoch_position(trainer: L.Trainer) -> tuple[int, int]:
-    """The epoch, and how many of its batches were trained on: as restored, or as in the checkpoint to be restored."""
+    """Return the epoch and the number of its finished batches, as restored or as in the checkpoint to be restored."""
     loop: Any = trainer.fit_loop
-    # Lightning asks for the loader before it restores the loops where a scheduler wants the number of steps.
+    # If a scheduler needs the number of steps, Lightning prepares the loader before it restores the loops.
     saved = (trainer._checkpoint_connector._loaded_checkpoint or {}).get("loops", {}).get("fit_loop")
     if saved:
         batches, epochs = saved["epoch_loop.batch_progress"], saved["epoch_progress"]
@@ -138,18 +140,18 @@ def shard_loader(
     done: int = 0,
     cycles: Callable[[], bool] = bool,
 ) -> DataLoader[Any]:
-    """A copy of a loader of a map-style data set, with one rank's samples in an order that all ranks agree on.
+    """Copy a loader of a map-style data set so that it yields one rank's samples, in an order known to all ranks.
 
     Args:
-        loader: With any sampler or batch sampler; those that shard themselves are left to it.
-        seed: What order and randomness of the samples depend on, with the epoch.
-        rank: Of this process.
+        loader: Loader with any sampler or batch sampler; distributed samplers are not sharded again.
+        seed: Seed of the order and the randomness of samples, together with the epoch.
+        rank: Rank of this process.
         world_size: Number of ranks.
-        training: Whether all ranks get equally many samples, of which at most ``world_size - 1`` are repeated.
-            Otherwise each sample comes once.
-        epoch: Whose order is next.
-        done: Batches of it that were trained on.
-        cycles: Whether these may be more than the loader has, because it began again.
+        training: Whether all ranks get the same number of samples, by repeating at most ``world_size - 1``.
+            Otherwise each sample is yielded exactly once.
+        epoch: The next epoch.
+        done: Number of finished batches of this epoch.
+        cycles: Returns whether the loader is cycled, so that ``done`` may exceed its length.
     """
     if getattr(loader.dataset, "is_sharded", False) or has_distributed_sampler(loader):
         rank, world_size = 0, 1
@@ -161,18 +163,20 @@ def shard_loader(
     elif type(batches) is BatchSampler:
         sampler = changed["sampler"] = RankSampler(batches.sampler, **settings)
         changed["batch_sampler"] = BatchSampler(sampler, batches.batch_size, batches.drop_last)
-    else:  # its batches cannot be made anew from other samples, but they can be dealt out
+    else:  # a custom batch sampler: shard its batches, not its samples
         sampler = changed["batch_sampler"] = RankSampler(batches, **settings)
     sampler.epoch = epoch
     if training:
         name = "sampler" if batches is None else "batch_sampler"
-        changed[name] = SeededBatchSampler(changed[name], sampler, done, here=not loader.num_workers, cycles=cycles)
-    vars(copied).update(changed)  # torch refuses plain assignment
+        changed[name] = SeededBatchSampler(
+            changed[name], sampler, done, in_process=not loader.num_workers, cycles=cycles
+        )
+    vars(copied).update(changed)  # DataLoader does not allow setting these attributes
     return copied
 
 
 def has_distributed_sampler(loader: DataLoader[Any]) -> bool:
-    """Whether sampler or batch sampler know the ranks."""
+    """Return whether the sampler or batch sampler is a distributed one."""
     samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     return any(
         isinstance(s, DistributedSampler) or (hasattr(s, "num_replicas") and hasattr(s, "rank")) for s in samplers
@@ -180,34 +184,34 @@ def has_distributed_sampler(loader: DataLoader[Any]) -> bool:
 
 
 class RankSampler(Sampler[Any]):
-    """One rank's part of what another sampler yields: samples, or whole batches.
+    """One rank's shard of the samples or batches of another sampler.
 
-    All ranks draw the same order, from generators seeded by (seed, epoch), and take every ``world_size``-th of it.
+    All ranks draw the same order, with generators seeded by (seed, epoch), and take every ``world_size``-th entry.
 
     Args:
-        sampler: Of all samples or batches.
-        seed: What the order depends on, with the epoch.
-        rank: Of this process.
+        sampler: Sampler of all samples or batches.
+        seed: Seed of the order, together with the epoch.
+        rank: Rank of this process.
         world_size: Number of ranks.
-        training: Whether the first ones are repeated until all ranks have equally many.
+        training: Whether the first entries are repeated until all ranks have the same number.
     """
 
     def __init__(self, sampler: Any, *, seed: int, rank: int, world_size: int, training: bool) -> None:
         self.source, self.seed, self.rank, self.world_size = sampler, seed, rank, world_size
         self.training = training
         self.epoch = 0
-        self.start = 0  # of this rank's part to skip, once
-        for name in ("batch_size", "drop_last"):  # of a batch sampler
+        self.start = 0  # number of this rank's entries to skip in the next epoch
+        for name in ("batch_size", "drop_last"):  # attributes of a batch sampler
             if hasattr(sampler, name):
                 setattr(self, name, getattr(sampler, name))
 
     @property
     def sampler(self) -> RankSampler:
-        """Where Lightning looks for ``set_epoch``, if this yields batches."""
+        """The object on which Lightning calls ``set_epoch`` if this is a batch sampler."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
+        """Set the epoch, on which the order depends."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -218,37 +222,37 @@ class RankSampler(Sampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         start, self.start = self.start, 0
-        if sized_len(self.source) is None:  # it may have no end
+        if sized_len(self.source) is None:  # it may be infinite
             return islice(iter(self.source), self.rank + start * self.world_size, None, self.world_size)
         drawn = draw_indices(self.source, self.seed, self.epoch)
         missing = -len(drawn) % self.world_size if self.training or len(drawn) < self.world_size else 0
-        while missing and drawn:  # there may be fewer of them than ranks
+        while missing and drawn:  # there may be fewer entries than ranks
             drawn += drawn[:missing]
             missing = -len(drawn) % self.world_size
         return iter(drawn[self.rank :: self.world_size][start:])
 
 
 class SeededBatchSampler(Sampler[list[Any]]):
-    """Batches before each of which all generators are seeded, in the process that reads the samples.
+    """Seeds all generators before each batch, in the process that reads the samples.
 
-    Random changes of samples then depend neither on how training came to this batch nor on the number of workers.
+    Random augmentation is then independent of previous batches, and of the number of workers.
 
     Args:
-        batches: Sampler of batches.
-        sampler: What knows the epoch.
-        done: Batches of the epoch that ``sampler`` will skip, once.
-        here: Whether this process reads the samples.
-        cycles: Whether ``done`` may be more than there are, because they began again.
+        batches: Batch sampler.
+        sampler: Sampler that holds the epoch.
+        done: Number of finished batches of the next epoch, to be skipped.
+        in_process: Whether this process reads the samples, not a worker.
+        cycles: Returns whether the loader is cycled, so that ``done`` may exceed its length.
     """
 
     def __init__(
-        self, batches: Any, sampler: RankSampler, done: int, *, here: bool, cycles: Callable[[], bool] = bool
+        self, batches: Any, sampler: RankSampler, done: int, *, in_process: bool, cycles: Callable[[], bool] = bool
     ) -> None:
-        self.batches, self.sampler, self.done, self.here, self.cycles = batches, sampler, done, here, cycles
+        self.batches, self.sampler, self.done, self.in_process, self.cycles = batches, sampler, done, in_process, cycles
         self.batch_size, self.drop_last = getattr(batches, "batch_size", None), getattr(batches, "drop_last", False)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
+        """Set the epoch, on which the order depends."""
         self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
@@ -262,17 +266,17 @@ class SeededBatchSampler(Sampler[list[Any]]):
         sampler.start = first * (self.batches.batch_size if type(self.batches) is BatchSampler else 1)
         for number, batch in enumerate(self.batches, start=first):
             key = (sampler.seed, sampler.epoch, number, sampler.rank)
-            if self.here:
+            if self.in_process:
                 seed_generators(*key)
-            yield SeededBatch(batch, key) if not self.here and isinstance(batch, (list, tuple)) else batch
+            yield SeededBatch(batch, key) if not self.in_process and isinstance(batch, (list, tuple)) else batch
 
 
 class SeededBatch(list[Any]):
-    """Indices of a batch; whoever goes through them, to read the samples, has its generators seeded first.
+    """Indices of a batch; iterating over them, in order to read the samples, first seeds all generators.
 
     Args:
-        indices: Of the samples.
-        key: What the seed depends on.
+        indices: Indices of the samples.
+        key: Integers from which the seed is computed.
     """
 
     def __init__(self, indices: Iterable[Any], key: tuple[int, ...]) -> None:

@@ -1,9 +1,8 @@
-"""Which classes and functions the record of a run may name, given that whoever made the folder may be a stranger.
+"""Check which classes and functions the record of a run may call, since run folders may come from untrusted sources.
 
-A configuration calls what its ``_target_`` keys name, so that opening a run folder would execute whatever its record
-says. A record that carries this user's own signature is accepted as it is. Of any other the project's own code, what
-the project's configuration files name, and the classes of well-known packages are accepted; ``trust=true`` accepts
-everything.
+A configuration calls its ``_target_`` values, so opening a run folder could execute arbitrary code. Records that are
+signed by this user are trusted. In other records, only the project's own code, targets in the project's configuration
+files, and classes of well-known packages are allowed, unless ``trust=true`` is set.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from boltcutter.project import Project
 from boltcutter.redaction import VARIABLE, looks_secret
 
 PROJECT = __name__.partition(".")[0]
-KEY_FILE = Path("~/.config/boltcutter/key")  # of this user; whoever has it can sign records
-# Of this project, whose classes configurations name. Functions are accepted where a configuration file names them.
+KEY_FILE = Path("~/.config/boltcutter/key")  # secret key of this user, with which records are signed
+# Packages of this library whose classes are allowed. Functions are allowed if a configuration file refers to them.
 PROJECT_PACKAGES = ("model", "data", "task", "callback", "logger", "strategy", "launch", "checkpoint")
-# Folders of the project that run commands and change files; no configuration has to name them.
+# Folders of the project with code that runs commands and changes files, which no configuration needs.
 TOOL_FOLDERS = ("scripts", "tests", "hooks")
-# Packages, and parts of packages, whose classes only compute.
+# Packages whose classes only compute.
 TRUSTED_PACKAGES = (
     *("torch.nn", "torch.optim", "torch.utils.data", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.amp"),
     *("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric", "torchmetrics"),
@@ -47,79 +46,80 @@ TRUSTED_PACKAGES = (
     *("monai.networks", "monai.losses", "monai.metrics", "monai.transforms", "monai.inferers", "monai.optimizers"),
     *("segmentation_models_pytorch", "pytorch_forecasting", "torchrl.modules", "torchrl.objectives"),
 )
-# Parts of these whose classes import by name, start processes or unpickle files.
+# Modules of these packages whose classes import by name, start processes or unpickle files.
 UNTRUSTED_MODULES = (
     *("lightning.pytorch.cli", "pytorch_lightning.cli", "torchvision.datasets.lsun", "kornia.core.external"),
     *("transformers.data", "transformers.utils", "transformers.commands", "accelerate.commands"),
 )
-# Of these, public functions as well; of others a function may read any file or run any command.
+# Modules whose public functions are allowed as well; in other modules, functions may read files or run commands.
 TRUSTED_FUNCTIONS = (
     *("torch.nn.functional", "torch.nn.init", "torch.nn.utils.parametrizations", "torchmetrics.functional"),
     *("torchvision.models", "torchvision.transforms", "torchvision.ops"),
 )
-# A reference to another key, or to an environment variable; all others compute, and might make a _target_.
+# A reference to another key or to an environment variable. Other resolvers compute values, which may contain _target_.
 PLAIN_REFERENCE = re.compile(
     r"\$\{\s*(?:oc\.(?:env|select):\s*[\w.]+\s*(?:,[^{}]*)?|oc\.decode:\s*\$\{oc\.env:\w+(?:,[\w.+-]*)?\}|[\w.\[\]/\0-]+)\s*\}"
 )
 _granted = False
 
 
-def apply_overrides(words: list[str]) -> list[str]:
-    """Words without ``trust=…``, which counts from now on.
+def apply_overrides(overrides: list[str]) -> list[str]:
+    """Apply ``trust=…`` to this process, and return the other overrides.
 
     Raises:
-        ConfigError: It is neither true nor false.
+        ConfigError: The value is neither true nor false.
     """
     global _granted
-    for word in words:
-        if word.startswith("trust="):
-            if word.lower() not in ("trust=true", "trust=false"):
-                raise ConfigError(f"{word}: expected trust=true or trust=false")
-            _granted = word.lower() == "trust=true"
-    return [word for word in words if not word.startswith("trust=")]
+    for override in overrides:
+        if override.startswith("trust="):
+            if override.lower() not in ("trust=true", "trust=false"):
+                raise ConfigError(f"{override}: expected trust=true or trust=false")
+            _granted = override.lower() == "trust=true"
+    return [override for override in overrides if not override.startswith("trust=")]
 
 
 def is_granted() -> bool:
-    """Whether everything is accepted."""
+    """Return whether ``trust=true`` is set."""
     return _granted
 
 
 def check(
     node: Any, where: str, folder: Path, project: Project | None = None, *, signature: object = None, runs: bool = False
 ) -> None:
-    """Refuse what a record names, unless this user has signed it, it is known, or the user has said ``trust=true``.
+    """Check that all targets in a record are allowed, unless this user has signed it or has set ``trust=true``.
 
     Args:
         node: Part of the record.
-        where: The setting that opens the run.
-        folder: Of the run.
-        project: Whose configuration is used.
-        signature: Of ``node``, as ``sign`` has made it.
-        runs: Whether commands in ``node`` are to be run, so that known classes are not enough.
+        where: The override that opens the run, for error messages.
+        folder: Folder of the run.
+        project: The project, whose configuration files are searched for targets.
+        signature: Signature of ``node``, from ``sign``.
+        runs: Whether commands in ``node`` will be run, so that a signature is required.
 
     Raises:
-        ConfigError: Something else is named.
+        ConfigError: A target is not allowed.
     """
     if _granted or is_signed(node, signature):
         return
-    remedy = "say trust=true if you know who made the folder"
-    if text := next(_odd_references(node), None):
+    remedy = "set trust=true if you trust the source of the folder"
+    if text := next(_unsafe_references(node), None):
         raise ConfigError(f"{where}: its record.json has {text}, which computes a value or reads a secret; {remedy}")
     for target in iter_targets(node):
-        if not ((project and target in _configured(project)) or _is_own(target, folder, project) or _is_known(target)):
+        configured = project and target in _configured_targets(project)
+        if not (configured or _is_user_target(target, folder, project) or _is_known(target)):
             raise ConfigError(
-                f"{where}: its record.json names {target}, which is neither this project's nor of a known package, and "
-                f"would be executed; {remedy}"
+                f"{where}: its record.json refers to {target}, which is neither part of this project nor of a "
+                f"well-known package, and would be executed; {remedy}"
             )
     if runs:
         raise ConfigError(
-            f"{where}: its record.json holds settings of a launch, with commands, that are not your own; {remedy}"
+            f"{where}: its record.json holds launch settings, with commands, that you have not signed; {remedy}"
         )
 
 
 def sign(node: Any) -> str | None:
-    """A signature of plain values that only this user can make; None where no key can be stored."""
-    with suppress(OSError, RuntimeError):  # a folder that cannot be written, or no home
+    """Sign plain values with this user's key; return None if no key can be stored."""
+    with suppress(OSError, RuntimeError):  # a folder that is not writable, or no home directory
         path = KEY_FILE.expanduser()
         if not path.is_file():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,20 +127,20 @@ def sign(node: Any) -> str | None:
             os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             try:
                 draft.write_text(secrets.token_hex(32))
-                os.link(draft, path)  # fails where another process was first
+                os.link(draft, path)  # fails if another process has created it
             finally:
                 draft.unlink()
     return _signature(node)
 
 
 def is_signed(node: Any, signature: object) -> bool:
-    """Whether this user has signed just these values."""
+    """Return whether ``signature`` is this user's signature of these values."""
     expected = _signature(node) if isinstance(signature, str) else None
     return expected is not None and hmac.compare_digest(expected.encode(), str(signature).encode())
 
 
 def signed_content(node: Any) -> bytes:
-    """What is signed: the values as they are read again from the record, wherever the folder lies."""
+    """Return the bytes that are signed: the values as stored in the record, without the location of the folder."""
     stored = json.loads(json.dumps(node, default=str))
     if isinstance(stored, dict):
         stored = {key: value for key, value in stored.items() if key not in ("folder", "resume", "reproduce")}
@@ -156,7 +156,7 @@ def _signature(node: Any) -> str | None:
 
 
 def iter_targets(node: Any) -> Iterator[str]:
-    """All that a configuration calls."""
+    """Yield all ``_target_`` values of a configuration."""
     if isinstance(node, dict):
         if "_target_" in node:
             yield str(node["_target_"])
@@ -165,27 +165,27 @@ def iter_targets(node: Any) -> Iterator[str]:
         yield from iter_targets(inner)
 
 
-def _odd_references(node: Any) -> Iterator[str]:
-    """Texts whose references could make a ``_target_``, as ``oc.create`` does, or bring in a secret variable."""
+def _unsafe_references(node: Any) -> Iterator[str]:
+    """Yield strings with resolvers that could create a ``_target_``, as ``oc.create``, or read a secret variable."""
     if isinstance(node, dict | list):
         for inner in node.values() if isinstance(node, dict) else node:
-            yield from _odd_references(inner)
+            yield from _unsafe_references(inner)
     elif isinstance(node, str) and "${" in node:
         left, before = node, ""
-        while left != before:  # from the innermost reference on
+        while left != before:  # from the innermost reference outwards
             left, before = PLAIN_REFERENCE.sub("\0", left), left
         if "${" in left or any(map(looks_secret, VARIABLE.findall(node))):
             yield node
 
 
 def _is_known(target: str) -> bool:
-    accepted = (*TRUSTED_PACKAGES, *(f"{PROJECT}.{room}" for room in PROJECT_PACKAGES))
+    accepted = (*TRUSTED_PACKAGES, *(f"{PROJECT}.{package}" for package in PROJECT_PACKAGES))
     if not _within(target, accepted) or _within(target, UNTRUSTED_MODULES):
         return False
-    found = _located(target)
-    if found is None:  # not installed here, so that nothing is executed here
+    found = _import_target(target)
+    if found is None:  # not installed, so nothing can be executed
         return True
-    # What a module has imported is reached by its name as well: torch.nn.functional.torch.hub.load.
+    # Imported modules are attributes of a module, too: torch.nn.functional.torch.hub.load.
     home = str(getattr(found, "__module__", None))
     if not _within(home, accepted) or _within(home, UNTRUSTED_MODULES):
         return False
@@ -199,18 +199,18 @@ def _within(path: str, parts: tuple[str, ...]) -> bool:
     return any(f"{path}.".startswith(f"{part}.") for part in parts)
 
 
-def _is_own(target: str, folder: Path, project: Project | None) -> bool:
-    """Whether something is written in the user's own code: on the path, but in no installed package."""
+def _is_user_target(target: str, folder: Path, project: Project | None) -> bool:
+    """Return whether a target is in the user's own code: importable, but not from an installed package."""
     top = target.partition(".")[0]
-    if top == PROJECT or not _is_users(target, folder, project):
+    if top == PROJECT or not _is_user_code(target, folder, project):
         return False
-    found = _located(target)
-    # None where it is not importable, so that nothing is executed. A built-in method, as of sys.path, has no module.
-    return found is None or _is_users(str(getattr(found, "__module__", None)), folder, project)
+    found = _import_target(target)
+    # If it cannot be imported, nothing can be executed. A built-in method, as of sys.path, has no module.
+    return found is None or _is_user_code(str(getattr(found, "__module__", None)), folder, project)
 
 
-def _is_users(path: str, folder: Path, project: Project | None) -> bool:
-    """Whether a dotted path leads to the user's own code, and not into the run's folder, which is as strange."""
+def _is_user_code(path: str, folder: Path, project: Project | None) -> bool:
+    """Return whether a dotted path refers to the user's own code, and not to the untrusted run folder."""
     top, *names = path.split(".")
     if top in sys.stdlib_module_names or not top.isidentifier():
         return False
@@ -222,27 +222,27 @@ def _is_users(path: str, folder: Path, project: Project | None) -> bool:
     installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
     if not places or any(place.is_relative_to(lib) for place in places for lib in installed):
         return False
-    # Also of the system, the user, or a module of the cluster on PYTHONPATH.
+    # Also those of the system, of the user, and of cluster modules on PYTHONPATH.
     if any({"site-packages", "dist-packages"} & set(place.parts) for place in places):
         return False
-    strange = folder.resolve()
+    run_folder = folder.resolve()
     root = project.root.resolve() if project else None
     if root and any(place.is_relative_to(root / tool) for place in places for tool in TOOL_FOLDERS):
         return False
     reached = [place.joinpath(*names[:depth]) for place in places for depth in range(len(names) + 1)]
-    if root and root.is_relative_to(strange):  # this is the copy of the code that a launcher has put there
-        return all(place.is_relative_to(root) or not place.is_relative_to(strange) for place in reached)
-    return not any(place.is_relative_to(strange) for place in reached)
+    if root and root.is_relative_to(run_folder):  # this is the copy of the code that a launcher has created
+        return all(place.is_relative_to(root) or not place.is_relative_to(run_folder) for place in reached)
+    return not any(place.is_relative_to(run_folder) for place in reached)
 
 
 @cache
-def _located(target: str) -> Any:
-    """What a dotted path names; None where it cannot be imported. Only for packages that may be imported."""
+def _import_target(target: str) -> Any:
+    """Import a dotted path; return None if it cannot be imported. Call only for packages that may be imported."""
     names, module = target.split("."), None
     for end in range(1, len(names) + 1):
         try:
             module = importlib.import_module(".".join(names[:end]))
-        except Exception:  # whatever a foreign module raises while it is imported; locate() reports it
+        except Exception:  # any error raised by the import, which locate() reports
             break
         depth = end
     found: Any = module
@@ -252,8 +252,8 @@ def _located(target: str) -> Any:
 
 
 @cache
-def _configured(project: Project) -> frozenset[str]:
-    """All that the project's own configuration files name."""
+def _configured_targets(project: Project) -> frozenset[str]:
+    """Return all ``_target_`` values in the project's configuration files."""
     files = (file for place in project.config_dirs for file in place.rglob("*.yaml"))
     found = (re.findall(r"_target_:\s*['\"]?([\w.]+)", file.read_text()) for file in files)
     return frozenset(target for names in found for target in names)

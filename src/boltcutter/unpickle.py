@@ -1,8 +1,8 @@
-"""Unpickle checkpoints as data: tensors and plain values are built, objects of all other classes become placeholders.
+"""Unpickle checkpoints as data: load tensors and plain values, and replace objects of other classes by placeholders.
 
-Hyperparameters of a LightningModule may be modules, functions, enums or data frames. They belong in the file, because
-``load_from_checkpoint`` needs them, but training and evaluation do not. Nothing that a file names is imported or
-called here, except what ``torch.load(weights_only=True)`` accepts and the plain types listed below.
+Hyperparameters of a LightningModule may be modules, functions, enums or data frames. ``load_from_checkpoint`` needs
+them, but training and evaluation do not. Nothing in a file is imported or called, except what
+``torch.load(weights_only=True)`` allows and the plain types listed below.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import _weights_only_unpickler as torchs
 
-BLOCKED = ("os", "posix", "nt", "sys")  # not even named, as for torch
-# A call to any other function or class of the standard library is not skipped but refused: it is an attack.
+BLOCKED = ("os", "posix", "nt", "sys")  # files that refer to these modules are refused, as by torch
+# Calls to these are replaced by placeholders; calls to the rest of the standard library are refused as attacks.
 SKIPPABLE_CALLS = {
     *("argparse", "array", "collections", "dataclasses", "datetime", "decimal", "enum", "fractions", "inspect"),
     *("ipaddress", "numbers", "pathlib", "pathlib._local", "random", "string", "typing", "uuid", "zoneinfo"),
@@ -36,17 +36,19 @@ SKIPPABLE_CALLS = {
     *("operator.attrgetter", "operator.itemgetter", "operator.methodcaller", "re._compile"),
     *("types.GenericAlias", "types.MappingProxyType", "types.SimpleNamespace"),
 }
-TYPES = {f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, str, tuple)}  # never called
+TYPES = {
+    f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, str, tuple)
+}  # referred to, never called
 SIMPLE_DTYPE = re.compile(r"[?biufc]\d{0,2}|[SU]\d+")
 
 
 @dataclass(eq=False)
 class Placeholder:
-    """Stands for an object that was not built, or for a class or function; it does nothing.
+    """Replaces an object that was not created, or a class or function.
 
     Args:
-        name: Of the class or function, with its module.
-        built: Whether it stands for an object.
+        name: Qualified name of the class or function.
+        built: Whether it replaces an instance, or the return value of the function.
     """
 
     name: str
@@ -57,20 +59,20 @@ class Placeholder:
 
 
 class _DType(Placeholder):
-    """A NumPy type; ``value`` is None where an array of it may hold objects."""
+    """A NumPy dtype; ``value`` is None if its arrays may hold objects."""
 
     value: np.dtype[Any] | None = None
 
 
 class _Array(Placeholder):
-    """A NumPy array before its contents are known."""
+    """A NumPy array before its state is set."""
 
 
-class Unpickler(pickle._Unpickler):  # the one written in Python: each instruction can be replaced
-    """Builds tensors and plain values, and placeholders for everything else.
+class Unpickler(pickle._Unpickler):  # the Python implementation, of which every opcode can be overridden
+    """Loads tensors and plain values, and creates placeholders for all other objects.
 
     Raises:
-        UnpicklingError: The file is damaged, or calls what could execute code.
+        UnpicklingError: The file is damaged, or would execute code.
     """
 
     stack: list[Any]
@@ -79,26 +81,26 @@ class Unpickler(pickle._Unpickler):  # the one written in Python: each instructi
     pop_mark: Callable[[], list[Any]]
 
     def load(self) -> Any:
-        """Read the whole pickle."""
+        """Load the pickle."""
         try:
             return super().load()
         except (pickle.UnpicklingError, RuntimeError, MemoryError):
             raise
-        except Exception as error:  # what an instruction does to a stack that does not fit it
+        except Exception as error:  # raised by opcodes on an invalid stack
             raise pickle.UnpicklingError(f"{type(error).__name__}: {error}") from error
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a file may name, else a placeholder; nothing is imported."""
+        """Return an allowed class or function, or a placeholder; imports nothing."""
         module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
         path = f"{module}.{name}"
         if module.partition(".")[0] in BLOCKED:
-            raise pickle.UnpicklingError(f"it names {path}")
-        if path in _accepted():
-            return _accepted()[path]
+            raise pickle.UnpicklingError(f"it refers to {path}")
+        if path in _allowed():
+            return _allowed()[path]
         return CONSTRUCTORS.get(path) or TYPES.get(path) or Placeholder(path)
 
     def persistent_load(self, pid: Any) -> Any:
-        """Replaced by torch, which reads the bytes of a tensor."""
+        """Overridden by torch, which loads the storage of a tensor."""
         raise pickle.UnpicklingError("it refers to data outside of the file")
 
     def _load_reduce(self) -> None:
@@ -112,24 +114,24 @@ class Unpickler(pickle._Unpickler):  # the one written in Python: each instructi
     def _load_newobj_ex(self) -> None:
         keywords, arguments, kind = self.stack.pop(), self.stack.pop(), self.stack.pop()
         if not isinstance(kind, Placeholder):
-            raise pickle.UnpicklingError(f"it calls {kind!r} with keywords")
+            raise pickle.UnpicklingError(f"it calls {kind!r} with keyword arguments")
         self.append(_call(kind, (*arguments, keywords)))
 
     def _load_build(self) -> None:
         state, built = self.stack.pop(), self.stack[-1]
         if isinstance(built, _DType):
-            built.value = _ordered(built.value, state)
+            built.value = _with_byte_order(built.value, state)
         elif isinstance(built, _Array):
             self._replace(built, _array(state))
         elif isinstance(built, Placeholder):
-            return  # its state stays unread
-        elif type(built) is OrderedDict and isinstance(state, dict):  # of weights: _metadata
+            return  # its state is ignored
+        elif type(built) is OrderedDict and isinstance(state, dict):  # _metadata of a state dict
             vars(built).update({key: value for key, value in state.items() if not _holds_placeholder(value)})
         else:
             raise pickle.UnpicklingError(f"it sets the state of a {type(built).__name__}")
 
     def _replace(self, built: Any, value: Any) -> None:
-        """Put ``value`` where ``built`` is, which came to the stack just now."""
+        """Replace ``built``, which is on top of the stack, by ``value``."""
         self.stack[-1] = value
         for place in reversed(self.memo):
             if self.memo[place] is built:
@@ -164,13 +166,13 @@ class Unpickler(pickle._Unpickler):  # the one written in Python: each instructi
                 target[key] = value
 
     def _target(self, *kinds: type) -> Any:
-        """The container on top of the stack; None for a placeholder, which takes no items."""
+        """Return the container on top of the stack, or None if it is a placeholder."""
         target = self.stack[-1]
         if type(target) in kinds:
             return target
         if isinstance(target, Placeholder):
             return None
-        raise pickle.UnpicklingError(f"it puts items into a {type(target).__name__}")
+        raise pickle.UnpicklingError(f"it adds items to a {type(target).__name__}")
 
     def _load_binpersid(self) -> None:
         pid = self.stack.pop()
@@ -179,44 +181,54 @@ class Unpickler(pickle._Unpickler):  # the one written in Python: each instructi
         self.append(self.persistent_load(pid))
 
 
-_DATA = (  # instructions that only build numbers, text and containers, or move them about
+_INHERITED = (  # opcodes that only create or move numbers, strings and containers
     *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP", "NONE", "NEWTRUE", "NEWFALSE"),
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
     *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
     *("UNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE"),
     *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT"),
     *("EMPTY_SET", "FROZENSET", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
-    *("GLOBAL", "STACK_GLOBAL"),  # both ask find_class
+    *("GLOBAL", "STACK_GLOBAL"),  # both call find_class
 )
-_OWN = ("REDUCE", "NEWOBJ", "NEWOBJ_EX", "BUILD", "APPEND", "APPENDS", "ADDITEMS", "SETITEM", "SETITEMS", "BINPERSID")
-# All others (INST, OBJ, EXT1, PERSID, …) are unknown here.
+_OVERRIDDEN = (
+    "REDUCE",
+    "NEWOBJ",
+    "NEWOBJ_EX",
+    "BUILD",
+    "APPEND",
+    "APPENDS",
+    "ADDITEMS",
+    "SETITEM",
+    "SETITEMS",
+    "BINPERSID",
+)
+# All other opcodes (INST, OBJ, EXT1, PERSID, …) are rejected.
 Unpickler.dispatch = {
-    **{code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, name)[0] for name in _DATA)},
-    **{getattr(pickle, name)[0]: getattr(Unpickler, f"_load_{name.lower()}") for name in _OWN},
+    **{code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, name)[0] for name in _INHERITED)},
+    **{getattr(pickle, name)[0]: getattr(Unpickler, f"_load_{name.lower()}") for name in _OVERRIDDEN},
 }
 
 
 def reject_legacy_format(file: IO[bytes], **options: Any) -> Any:
-    """In place of ``pickle.load``, which only formats older than torch 1.6 need.
+    """Refuse checkpoint formats older than torch 1.6, in place of ``pickle.load``.
 
     Raises:
         UnpicklingError: Always.
     """
-    raise pickle.UnpicklingError("it is of an old format")
+    raise pickle.UnpicklingError("it has a legacy format")
 
 
-PICKLE_MODULE = SimpleNamespace(
-    Unpickler=Unpickler, load=reject_legacy_format, __name__="boltcutter.unpickle"
-)  # as torch asks for one
+# The interface of pickle that torch uses.
+PICKLE_MODULE = SimpleNamespace(Unpickler=Unpickler, load=reject_legacy_format, __name__="boltcutter.unpickle")
 
 
 def find_placeholders(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[str]:
-    """A line for each placeholder in a checkpoint: where it is, and what it stands for."""
+    """Yield one line for each placeholder in a checkpoint, with its key and its class or function."""
     seen = set() if seen is None else seen
     if isinstance(value, Placeholder):
         yield f"{path} is a {value.name}" if value.built else f"{path} is {value.name}"
     elif isinstance(value, Mapping | list | tuple | set | frozenset | deque):
-        if id(value) in seen:  # a container may hold itself, or one container many times
+        if id(value) in seen:  # containers may be recursive or shared
             return
         seen.add(id(value))
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
@@ -224,7 +236,7 @@ def find_placeholders(value: Any, path: str = "", seen: set[int] | None = None) 
 
 
 def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """The result of a call that builds data; a placeholder for any other that is harmless when skipped.
+    """Call an allowed function, or return a placeholder if the call can safely be skipped.
 
     Raises:
         UnpicklingError: The call would execute code.
@@ -234,7 +246,9 @@ def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
         known = module.partition(".")[0] in sys.stdlib_module_names
         if function.built or (known and function.name not in SKIPPABLE_CALLS and module not in SKIPPABLE_CALLS):
             raise pickle.UnpicklingError(f"it calls {function.name}")
-        if function.name == "builtins.getattr" and not isinstance(arguments[0], Placeholder):  # an enum or a method
+        if function.name == "builtins.getattr" and not isinstance(
+            arguments[0], Placeholder
+        ):  # allowed for enums and methods
             raise pickle.UnpicklingError("it calls builtins.getattr")
         return Placeholder(function.name, built=True)
     if id(function) not in _callable():
@@ -245,7 +259,7 @@ def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def _holds_placeholder(value: Any, seen: set[int] | None = None) -> bool:
-    """Whether any part of a value is a placeholder."""
+    """Return whether a value is or contains a placeholder."""
     if isinstance(value, Placeholder):
         return True
     if not isinstance(value, Mapping | list | tuple | set | frozenset | deque):
@@ -259,19 +273,19 @@ def _holds_placeholder(value: Any, seen: set[int] | None = None) -> bool:
 
 
 @cache
-def _accepted() -> dict[str, Any]:
-    """By name, what ``torch.load(weights_only=True)`` accepts, without the tensor classes of formats before 1.6."""
+def _allowed() -> dict[str, Any]:
+    """Return what ``torch.load(weights_only=True)`` allows, by name; without the tensor classes of legacy formats."""
     return {name: value for name, value in torchs._get_allowed_globals().items() if value not in torch._tensor_classes}
 
 
 @cache
 def _callable() -> frozenset[int]:
-    """Identities of all that may be called."""
-    return frozenset(id(value) for value in (*_accepted().values(), *CONSTRUCTORS.values()) if callable(value))
+    """Return the ids of all functions and classes that may be called."""
+    return frozenset(id(value) for value in (*_allowed().values(), *CONSTRUCTORS.values()) if callable(value))
 
 
 def _no_bytes() -> bytes:
-    return b""  # all others come through _codecs.encode
+    return b""  # non-empty bytes are pickled as a call to _codecs.encode
 
 
 def _default_dict(factory: Any = None) -> Any:
@@ -287,15 +301,15 @@ def _windows_path(*parts: str) -> Any:
 
 
 def _dtype(code: Any, *_: Any) -> _DType:
-    """A type of numbers or text; of any other only the place is kept, since an array of it may hold objects."""
+    """Create a dtype of numbers or strings; other dtypes stay without value, since their arrays may hold objects."""
     found = _DType("numpy.dtype", built=True)
     if isinstance(code, str) and SIMPLE_DTYPE.fullmatch(code):
         found.value = np.dtype(code)
     return found
 
 
-def _ordered(kind: np.dtype[Any] | None, state: Any) -> np.dtype[Any] | None:
-    """A type in the byte order that its state gives; None if the state says anything else."""
+def _with_byte_order(kind: np.dtype[Any] | None, state: Any) -> np.dtype[Any] | None:
+    """Apply the byte order in a dtype's state; return None if the state has other entries, such as fields."""
     _, order, *rest = state
     return kind.newbyteorder(order) if kind is not None and rest[:3] == [None, None, None] else None
 
@@ -312,7 +326,7 @@ def _reconstruct(*_: Any) -> _Array:
 
 
 def _array(state: Any) -> Any:
-    """An array of numbers or text from its shape, type, order and bytes."""
+    """Create an array of numbers or strings from shape, dtype, memory order and bytes."""
     _, shape, kind, fortran, raw = state
     value = getattr(kind, "value", None)
     if value is None or type(raw) is not bytes or len(raw) != math.prod(shape) * value.itemsize:

@@ -134,7 +134,7 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     run.update_record(folder, config={**run.read_record(folder)["config"], "seed": 99})  # by another user, perhaps
     assert f"resume={folder}\n" in launch("launch=local", f"resume={folder}", "--dry-run")
     run.update_record(folder, launch={**facts["launch"], "settings": {**settings, "setup": ["touch evil"]}})
-    with pytest.raises(ConfigError, match=r"settings of a launch.*; say trust=true"):
+    with pytest.raises(ConfigError, match=r"launch settings.*; set trust=true"):
         launch(f"resume={folder}", "--dry-run")
 
 
@@ -216,6 +216,6 @@ def test_the_folder_of_a_stranger_is_not_executed(launch: Launch, tmp_path: Path
     (tmp_path / "run").mkdir()
     record = {"config": {}, "attempts": [], "launch": {"settings": evil, "id": "1"}}
     (tmp_path / "run" / "record.json").write_text(json.dumps(record))
-    with pytest.raises(ConfigError, match=r"names os\.mkdir, .*; say trust=true"):
+    with pytest.raises(ConfigError, match=r"refers to os\.mkdir, .*; set trust=true"):
         launch(*(word.format(tmp_path / "run") for word in words))
     assert not (tmp_path / "evil").exists()
