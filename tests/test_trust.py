@@ -158,15 +158,15 @@ def test_a_module_in_the_folder_of_the_run_is_refused_unread(tmp_path: Path, mon
     assert refused("evil.Evil", folder)
 
 
-def test_what_the_configuration_files_of_the_project_name_is_accepted(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "own.yaml").write_text("_target_: pandas.DataFrame\n")
-    trust.check({"_target_": "pandas.DataFrame"}, "run=x", tmp_path, tmp_path)
+def test_targets_in_configuration_files_of_the_project_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    (tmp_path / "configs" / "model" / "own.yaml").write_text("_target_: pandas.DataFrame\n")
+    trust.check({"_target_": "pandas.DataFrame"}, "run=x", tmp_path, Project.at(tmp_path))
 
 
 @pytest.fixture
-def strange(tmp_path: Path) -> Path:
-    """The folder of a run whose record would make a file when it is opened."""
+def untrusted(tmp_path: Path) -> Path:
+    """The folder of a run whose record would create a folder when it is opened."""
     evil = {"_target_": "os.mkdir", "path": str(tmp_path / "evil")}
     record = {"id": "a", "name": "a", "config": {"data": evil, "runs": "runs", "name": "a"}, "attempts": []}
     (tmp_path / "run").mkdir()
@@ -175,7 +175,7 @@ def strange(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "overrides"),
     [
         ("train", ["resume={}"]),
         ("train", ["reproduce={}"]),
@@ -184,15 +184,15 @@ def strange(tmp_path: Path) -> Path:
         ("check", ["run={}"]),
     ],
 )
-def test_the_folder_of_a_stranger_is_not_executed(script: Script, strange: Path, name: str, words: list[str]) -> None:
-    done = script(name, *(word.format(strange) for word in words))
+def test_an_untrusted_folder_is_not_executed(script: Script, untrusted: Path, name: str, overrides: list[str]) -> None:
+    done = script(name, *(override.format(untrusted) for override in overrides))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "names os.mkdir" in done.stderr
+    assert "refers to os.mkdir" in done.stderr
     assert "set trust=true" in done.stderr
-    assert not (strange.parent / "evil").exists()
+    assert not (untrusted.parent / "evil").exists()
 
 
-def test_an_own_run_needs_no_trust_until_somebody_changes_its_record(script: Script, tmp_path: Path) -> None:
+def test_a_signed_run_is_trusted_until_its_record_changes(script: Script, tmp_path: Path) -> None:
     env = {"PYTHONPATH": "tests"}  # where classes of other packages are
     done = script("train", *QUICK, *overrides("autoencoder"), "test=false", f"folder={tmp_path}/run", env=env)
     assert done.returncode == 0, done.stderr
