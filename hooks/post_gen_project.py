@@ -44,6 +44,7 @@ def as_requirement(template: Path) -> str:
         url = f"ssh://{scp[1]}/{scp[2]}"
     if "://" not in url:
         url = (template / url).resolve().as_uri()
+    url = url.replace("file:///", "file://localhost/")  # pip before 24 refuses a URL without a host
     return f"boltcutter @ git+{re.sub('//[^/@]*:[^/@]*@', '//', url)}@{commit}"  # without a password
 
 

@@ -40,11 +40,11 @@ class BreastCancer(DataModule):
     ) -> None:
         super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         self.shape, self.num_classes, self.split = shape, num_classes, split
+        self.classes = ["malignant", "benign"]
 
     def load(self) -> Splits:
         """Return the train, val and test splits, standardized by the mean and deviation of the train split."""
         table = load_breast_cancer()
-        self.classes = list(table.target_names)
         indices = split_indices(len(table.target), self.split, self.seed, table.target)
         if not self.statistics:  # otherwise they come from the checkpoint
             train = table.data[indices[0]]
