@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def logger(path: Path) -> CSVLogger:
-    """One that writes only when it is told to."""
+    """A logger that writes only on ``finalize``."""
     return CSVLogger(path, seconds_between_writes=3600)
 
 
@@ -42,18 +42,18 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
-def test_what_is_logged_at_one_step_stands_in_one_line(path: Path) -> None:
+def test_metrics_of_one_step_share_a_row(path: Path) -> None:
     log(path, (0, {"loss": 2.0, "epoch": 0}), (0, {"lr": 0.1}), (5, {"loss": 1.0, "epoch": 1}))
     assert lines(path) == ["step,epoch,loss,lr", "0,0,2.0,0.1", "5,1,1.0,"]
 
 
-def test_a_new_column_finds_its_place_in_all_lines(path: Path) -> None:
+def test_a_new_column_is_added_to_all_rows(path: Path) -> None:
     made = log(path, (0, {"loss": 2.0}), (1, {"loss": 1.0}))
     log(path, (2, {"loss": 0.5}), (2, {"val/loss": 0.7}), into=made)
     assert lines(path) == ["step,epoch,loss,val/loss", "0,,2.0,", "1,,1.0,", "2,,0.5,0.7"]
 
 
-def test_the_newest_line_may_grow_and_change_after_it_was_written(path: Path) -> None:
+def test_the_last_row_can_change_after_it_was_written(path: Path) -> None:
     made = log(path, (0, {"loss": 2.0, "lr": 0.1}), (1, {"loss": 1.0}))
     log(path, (1, {"lr": 0.05}), into=made)
     log(path, (2, {"loss": 0.5}), into=made)
@@ -64,13 +64,13 @@ def test_the_newest_line_may_grow_and_change_after_it_was_written(path: Path) ->
     assert lines(path) == ["step,epoch,loss,lr", "0,,2.0,0.1", "1,,1.0,0.05", "2,,0.25,", "3,,0.0,1.0"]
 
 
-def test_an_older_line_may_change_too(path: Path) -> None:
+def test_an_older_row_can_change(path: Path) -> None:
     made = log(path, (0, {"loss": 2.0}), (5, {"loss": 1.0}))
     log(path, (3, {"loss": 1.5}), (0, {"loss": 9.0}), into=made)
     assert lines(path) == ["step,epoch,loss", "0,,9.0", "3,,1.5", "5,,1.0"]
 
 
-def test_a_resumed_run_keeps_older_lines_and_does_later_ones_again(path: Path) -> None:
+def test_a_resumed_run_keeps_earlier_rows_and_overwrites_later_ones(path: Path) -> None:
     log(path, *((step, {"loss": 10.0 - step, "old": 1.0}) for step in range(6)))
     log(path, (3, {"loss": 0.3, "new": 2.0}), (4, {"loss": 0.4}))
     assert lines(path) == [
@@ -91,14 +91,14 @@ def test_a_resumed_run_that_logs_nothing_changes_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("rest", ["7,,0.1234", "7", "\n", "\0\0\0", "nonsense,1\n"])
-def test_a_line_that_a_kill_cut_off_is_left_out(path: Path, rest: str) -> None:
+def test_an_incomplete_last_row_is_dropped(path: Path, rest: str) -> None:
     log(path, (0, {"loss": 2.0}), (5, {"loss": 1.0}))
     path.write_text(path.read_text() + rest)
     log(path, (9, {"loss": 0.5}))
     assert lines(path) == ["step,epoch,loss", "0,,2.0", "5,,1.0", "9,,0.5"]
 
 
-def test_a_file_that_somebody_else_changed_is_written_anew(path: Path) -> None:
+def test_a_file_changed_by_others_is_rewritten(path: Path) -> None:
     made = log(path, (0, {"loss": 2.0}), (5, {"loss": 1.0}))
     path.write_text(path.read_text().replace("2.0", "2.000"))
     log(path, (6, {"loss": 0.5}), into=made)
@@ -108,7 +108,7 @@ def test_a_file_that_somebody_else_changed_is_written_anew(path: Path) -> None:
     assert lines(path) == ["step,epoch,loss", "7,,0.25"]
 
 
-def test_numbers_come_back_to_the_bit(path: Path) -> None:
+def test_values_round_trip_exactly(path: Path) -> None:
     torch.manual_seed(0)
     values = [*torch.randn(300, dtype=torch.float64).tolist(), *torch.randn(300).exp().tolist()]
     values += [1e-320, 5e-324, 1.7976931348623157e308, 0.1 + 0.2, -0.0, 2.0**53 + 2]
@@ -128,7 +128,7 @@ def test_other_ranks_write_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not path.parent.exists()
 
 
-def test_it_writes_by_itself_and_at_most_so_often(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_writes_periodically(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = CSVLogger(path, seconds_between_writes=0.2)
     written: list[int] = []
     write = made._write
@@ -139,7 +139,9 @@ def test_it_writes_by_itself_and_at_most_so_often(path: Path, monkeypatch: pytes
         made.save()
         time.sleep(0.01)
     deadline = time.monotonic() + 10
-    while not path.is_file() or lines(path)[-1] != "49,,49.0":  # the last line too, though nothing is logged any more
+    while (
+        not path.is_file() or lines(path)[-1] != "49,,49.0"
+    ):  # the last row is written although nothing more is logged
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert len(written) <= (time.monotonic() - began) / 0.2 + 1
@@ -156,12 +158,12 @@ def test_the_cost_does_not_grow_with_the_file(path: Path, monkeypatch: pytest.Mo
     for step in range(5000, 5010):
         log(path, (step, {"loss": 0.5}), (step, {"epoch": 1}), into=made)
     assert formatted == [1] * 10
-    assert not made._fresh
+    assert not made._pending
     monkeypatch.undo()
     assert len(pd.read_csv(path)) == 5010
 
 
-def test_the_file_is_whole_at_every_moment(path: Path) -> None:
+def test_the_file_is_never_incomplete(path: Path) -> None:
     made, stop = logger(path), threading.Event()
     seen: list[int] = []
 
@@ -217,28 +219,30 @@ def test_a_killed_process_loses_about_a_second(path: Path) -> None:
     assert kept["loss"].tolist() == [1 / (step + 1) for step in kept["step"]]
 
 
-def test_what_cannot_be_written_is_told_once_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_write_warns_once_and_keeps_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").write_text("in the way")
     made = CSVLogger(tmp_path / "run" / "metrics.csv", seconds_between_writes=0.01)
     for step in range(3):
         made.log_metrics({"loss": 1.0}, step)
         made.save()
         made.finalize("failed")
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert told.startswith(f"warning: {tmp_path}/run/metrics.csv: not written (")
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1
+    assert warning.startswith(f"warning: {tmp_path}/run/metrics.csv: not written (")
     (tmp_path / "run").unlink()
     made.finalize("success")
     assert pd.read_csv(tmp_path / "run" / "metrics.csv")["step"].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("room", [3, 12])  # for a part of the row that grows, and for a part of the next one
-def test_what_a_full_disk_took_in_part_is_written_later(path: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())  # pytest's is a file, too
+@pytest.mark.parametrize("space", [3, 12])  # for a part of the extended row, and for a part of the next one
+def test_a_partial_write_on_a_full_disk_is_completed_later(
+    path: Path, space: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())  # pytest's is a file
     made = log(path, (0, {"a": 1.0, "b": 0.25}), (1, {"a": 2.0}))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + space, before[1]))
         log(path, (1, {"b": 0.123456789}), (2, {"a": 3.0, "b": 0.5}), into=made)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -246,7 +250,7 @@ def test_what_a_full_disk_took_in_part_is_written_later(path: Path, room: int, m
     assert lines(path)[1:] == ["0,,1.0,0.25", "1,,2.0,0.123456789", "2,,3.0,0.5", "3,,4.0,"]
 
 
-def test_it_can_be_sent_to_another_process(path: Path) -> None:
+def test_the_logger_can_be_pickled(path: Path) -> None:
     copy = pickle.loads(pickle.dumps(logger(path)))
     assert (copy.path, copy.seconds_between_writes) == (path, 3600)
     assert (copy.name, copy.version, copy.save_dir) == ("csv", "", str(path.parent))
@@ -272,7 +276,7 @@ class Task(L.LightningModule):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
-def test_a_real_training_test_and_resumption(path: Path) -> None:
+def test_training_testing_and_resuming(path: Path) -> None:
     loader = DataLoader(torch.zeros(4, 1), 1)  # type: ignore[arg-type]
     table = pd.DataFrame()
     for attempt, epochs in enumerate((2, 3)):

@@ -15,13 +15,13 @@ from boltcutter.logger.sync import SyncError, main
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as W&B's server does, and keeps the history that it is sent."""
+    """Responds like the W&B server, and records the history it receives."""
 
     history: list[dict[str, Any]]
     upserted: list[dict[str, Any]]
 
     def do_GET(self) -> None:
-        self.answer(b"")
+        self.respond(b"")
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -33,9 +33,9 @@ class Handler(BaseHTTPRequestHandler):
                     self.history.extend(map(json.loads, file["content"]))
         elif b"upsertBucket" in body:
             self.upserted.append(json.loads(body)["variables"])
-        self.answer(body)
+        self.respond(body)
 
-    def answer(self, body: bytes) -> None:
+    def respond(self, body: bytes) -> None:
         text = json.dumps(GRAPHQL if self.path == "/graphql" else {}).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
@@ -58,7 +58,7 @@ def server() -> Iterator[str]:
         thread.join()
 
 
-def test_each_step_goes_up_once(script: Script, trained: Path, server: str, tmp_path: Path) -> None:
+def test_each_step_is_uploaded_once(script: Script, trained: Path, server: str, tmp_path: Path) -> None:
     folder = tmp_path / "name" / "run"
     shutil.copytree(trained, folder)
     env = {
@@ -76,27 +76,32 @@ def test_each_step_goes_up_once(script: Script, trained: Path, server: str, tmp_
     for row, line in zip(Handler.history, lines[1:], strict=True):
         for name, value in zip(names[1:], line.split(",")[1:], strict=True):
             assert row.get(name) == (float(value) if value else None)
-    told = json.loads((trained / "record.json").read_text())
-    assert any(variables.get("name") == told["id"] for variables in Handler.upserted)
+    record = json.loads((trained / "record.json").read_text())
+    assert any(variables.get("name") == record["id"] for variables in Handler.upserted)
 
 
 @pytest.mark.parametrize(
-    ("words", "env", "message"),
+    ("overrides", "env", "message"),
     [
-        ([], {}, "run: say run=<folder of a run>"),
-        (["runs=x"], {}, "runs=x: say run=<folder of a run>"),
-        (["run=nowhere"], {}, "run=nowhere: no run there"),
-        (["run={trained}"], {}, "nobody is logged in; run `wandb login` first"),
-        (["run={trained}"], {"WANDB_API_KEY": "k" * 40}, "http://127.0.0.1:9 does not answer"),
+        ([], {}, "run: expected run=<folder"),
+        (["runs=x"], {}, "runs=x: expected run=<folder"),
+        (["run=nowhere"], {}, "run=nowhere: "),
+        (["run={trained}"], {}, "run `wandb login`"),
+        (["run={trained}"], {"WANDB_API_KEY": "k" * 40}, "http://127.0.0.1:9 "),
     ],
 )
-def test_what_hinders_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path, words: list[str], env: dict[str, str], message: str
+def test_errors_are_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    trained: Path,
+    tmp_path: Path,
+    overrides: list[str],
+    env: dict[str, str],
+    message: str,
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     for name, value in {"WANDB_BASE_URL": "http://127.0.0.1:9", "HOME": str(tmp_path), **env}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SyncError) as error:
-        main(tmp_path, [word.format(trained=trained) for word in words])
+        main(tmp_path, [override.format(trained=trained) for override in overrides])
     assert message in str(error.value)
     assert "\n" not in str(error.value)

@@ -31,32 +31,32 @@ PLANTED = "planted-in-the-environment"
 
 
 class Server:
-    """Answers with a status, or as W&B's own server does.
+    """Responds with a status, or like the W&B server.
 
     Args:
-        get: Status of an answer to GET; None for no answer.
-        post: Of an answer to POST, likewise; "graphql" for that of W&B.
+        get: Status of the response to GET; None for no response.
+        post: Status of the response to POST; None for no response, "graphql" for that of W&B.
     """
 
     def __init__(self, get: int | None, post: int | Literal["graphql"] | None) -> None:
         stop = self.stopped = threading.Event()
         seen = self.seen = cast(list[str], [])
         outer = self
-        self.hushed = False
+        self.unresponsive = False
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.answer(get)
+                self.respond(get)
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
-                self.answer(post, body)
+                self.respond(post, body)
 
-            def answer(self, status: int | str | None, body: bytes = b"") -> None:
+            def respond(self, status: int | str | None, body: bytes = b"") -> None:
                 seen.append(f"{self.command} {self.path}")
-                if self.path == "/hush":
-                    outer.hushed = True
-                elif outer.hushed:
+                if self.path == "/stop-responding":
+                    outer.unresponsive = True
+                elif outer.unresponsive:
                     status = None
                 if self.path == "/vanish":
                     threading.Thread(target=outer.close).start()
@@ -86,7 +86,7 @@ class Server:
         self.server.server_close()
 
 
-# Imports once, then forks a process for each run: importing takes longer than most runs do.
+# Imports once, then forks a process for each run, because importing takes longer than most runs.
 RUNS = """
 import atexit, contextlib, json, os, sys, time, traceback, urllib.request, warnings
 from pathlib import Path
@@ -101,17 +101,17 @@ def main(name, how, folder, env):
     os.chdir(env["HOME"])
     sys.stdout = sys.stderr = open("printed", "w", buffering=1)
     Path("pid").write_text(str(os.getpid()))
-    told = []
-    warnings.showwarning = lambda message, *rest: told.append(str(message))
+    warned = []
+    warnings.showwarning = lambda message, *rest: warned.append(str(message))
     logger = WandbLogger(folder=Path(folder), project="p", best={"val/loss": "min", "val/accuracy": "max"})
     began = time.monotonic()
     run = logger.experiment
     seconds = time.monotonic() - began
     where, offline, disabled = logger.location, run.offline, run.disabled
     logger.log_hyperparams({"lr": 0.1, "api_key": "***"})
-    more = {f"m{i}": 1.0 for i in range(200)} if how == "full" else {}  # than the last page of a file has space for
+    more = {f"m{i}": 1.0 for i in range(200)} if how == "full" else {}  # more than fits into the last page of a file
     if how == "full":
-        wandb_module.SECONDS = 2.0
+        wandb_module.TIMEOUT = 2.0
     for step in range(10_000 if how == "killed" else 10):
         logger.log_metrics({"val/loss": abs(step - 5), "val/accuracy": step / 10, "train/loss": 1.0} | more, step)
         if how == "full" and 4 <= step < 9:
@@ -125,13 +125,13 @@ def main(name, how, folder, env):
         if how == "killed":
             print(time.time(), step)
             time.sleep(0.02)
-        if (how == "reborn" and step == 4) or (how == "given up" and step < 8):
+        if (how == "restarted" and step == 4) or (how == "given up" and step < 8):
             for child in psutil.Process().children():
                 if "wandb-core" in " ".join(child.cmdline()):
                     child.kill()
                     child.wait(10)
-        if how == "hushed" and step == 4:
-            urllib.request.urlopen(env["WANDB_BASE_URL"] + "/hush").close()
+        if how == "unresponsive" and step == 4:
+            urllib.request.urlopen(env["WANDB_BASE_URL"] + "/stop-responding").close()
         if how == "vanished" and step == 4:
             urllib.request.urlopen(env["WANDB_BASE_URL"] + "/vanish").close()
             time.sleep(0.5)
@@ -143,7 +143,7 @@ def main(name, how, folder, env):
         logger.log_metrics({"train/loss": 0.5}, 10)
         logger.close(0)
     modes = {"location": where, "offline": offline, "disabled": disabled}
-    return {"seconds": seconds, "closing": closing, "told": told} | modes
+    return {"seconds": seconds, "closing": closing, "warned": warned} | modes
 
 
 for run in json.loads(Path('runs.json').read_text()):
@@ -155,7 +155,7 @@ for run in json.loads(Path('runs.json').read_text()):
         Path(run["env"]["HOME"], "draft").write_text(json.dumps(result))
         Path(run["env"]["HOME"], "draft").rename(Path(run["env"]["HOME"], "result"))
         atexit._run_exitfuncs()
-        os._exit(0)  # taking all modules down takes seconds
+        os._exit(0)  # unloading all modules takes seconds
 try:
     while True:
         os.wait()
@@ -165,7 +165,7 @@ except ChildProcessError:
 
 
 class Runs:
-    """Processes that log to W&B, all begun at once; each with a home of its own and nobody logged in."""
+    """Processes that log to W&B, started together, each with its own home and no login."""
 
     def __init__(self, root: Path, runs: dict[str, dict[str, str]]) -> None:
         self.root, self.names = root, list(runs)
@@ -226,7 +226,7 @@ def servers() -> Iterator[dict[str, Server]]:
         "wandb": Server(200, "graphql"),
         "unwanted": Server(200, 200),
         "vanished": Server(200, "graphql"),
-        "hushed": Server(200, "graphql"),
+        "unresponsive": Server(200, "graphql"),
     }
     yield made
     for server in made.values():
@@ -236,7 +236,7 @@ def servers() -> Iterator[dict[str, Server]]:
 
 @pytest.fixture(scope="module")
 def black_hole() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as hole:  # the kernel accepts; nobody ever answers
+    with socket.create_server(("127.0.0.1", 0)) as hole:  # the kernel accepts, but nothing responds
         yield f"http://127.0.0.1:{hole.getsockname()[1]}"
 
 
@@ -253,13 +253,17 @@ def runs(
     def at(url: str) -> dict[str, str]:
         return {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url}
 
-    named = {name: at(servers[name].url) for name in ("silent", "broken", "forbids", "wandb", "vanished", "hushed")}
+    named = {
+        name: at(servers[name].url) for name in ("silent", "broken", "forbids", "wandb", "vanished", "unresponsive")
+    }
     nowhere = {"black hole": at(black_hole), "refused": at(refused), "no name": at("https://no.such.host.invalid")}
     modes = {mode: at(servers["unwanted"].url) | {"WANDB_MODE": mode} for mode in ("disabled", "offline")}
-    nobody: dict[str, dict[str, str]] = {name: {} for name in ("nobody", "resumed", "reborn", "given up", "killed")}
+    offline: dict[str, dict[str, str]] = {
+        name: {} for name in ("logged out", "resumed", "restarted", "given up", "killed")
+    }
     if os.geteuid() == 0:  # mounting a small disk takes root
-        nobody["full"] = {}
-    made = Runs(tmp_path_factory.mktemp("wandb"), named | nowhere | modes | nobody)
+        offline["full"] = {}
+    made = Runs(tmp_path_factory.mktemp("wandb"), named | nowhere | modes | offline)
     try:
         yield made
     finally:
@@ -267,7 +271,7 @@ def runs(
 
 
 def records(folder: Path) -> list[Any]:
-    """Of all .wandb files of a run, in order. They are logs as LevelDB writes them."""
+    """Records of all .wandb files of a run, in order; they are LevelDB logs."""
     found = []
     for file in sorted((folder / "wandb").glob("*run-*/*.wandb")):
         data, at, body = file.read_bytes(), 7, b""
@@ -298,10 +302,10 @@ def files(folder: Path) -> Iterator[bytes]:
 
 
 @pytest.mark.timeout(120)
-def test_where_nobody_is_logged_in_a_run_is_offline(runs: Runs) -> None:
-    result, folder = runs.result("nobody"), runs.folder("nobody")
+def test_a_run_without_a_login_is_offline(runs: Runs) -> None:
+    result, folder = runs.result("logged out"), runs.folder("logged out")
     assert result["offline"]
-    assert not result["told"]
+    assert not result["warned"]
     assert re.fullmatch(rf"offline; boltcutter sync run={folder}", result["location"])
     assert [row["trainer/global_step"] for row in history(folder)] == list(range(10))
     assert [row["val/loss"] for row in history(folder)] == [abs(step - 5) for step in range(10)]
@@ -311,21 +315,21 @@ def test_where_nobody_is_logged_in_a_run_is_offline(runs: Runs) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_the_summary_is_of_the_best(runs: Runs) -> None:
-    runs.result("nobody")
-    metrics = [record.metric for record in records(runs.folder("nobody")) if record.HasField("metric")]
+def test_the_summary_shows_the_best_value(runs: Runs) -> None:
+    runs.result("logged out")
+    metrics = [record.metric for record in records(runs.folder("logged out")) if record.HasField("metric")]
     best = {m.name: (m.summary.min, m.summary.max) for m in metrics if m.summary.min or m.summary.max}
     assert best == {"val/loss": (True, False), "val/accuracy": (False, True)}
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["refused", "black hole", "no name", "broken", "forbids", "silent"])
-def test_a_server_that_fails_neither_stops_nor_holds_up_a_run(runs: Runs, name: str) -> None:
+def test_a_failing_server_neither_stops_nor_delays_a_run(runs: Runs, name: str) -> None:
     result = runs.result(name)
     assert result["offline"]
     assert result["seconds"] < 45  # with several runs at once; W&B alone waits for 110 s
-    (told,) = result["told"]
-    assert re.fullmatch(r"W&B: .*; going on offline, `boltcutter sync` later", told)
+    (warned,) = result["warned"]
+    assert re.fullmatch(r"W&B: .*offline.*boltcutter sync.*", warned)
     pid, deadline = int(runs.wait_for(name, "pid")), time.monotonic() + 8
     while Path(f"/proc/{pid}").exists() and sys.platform == "linux":
         assert time.monotonic() < deadline, "the process does not end"
@@ -336,16 +340,16 @@ def test_a_server_that_fails_neither_stops_nor_holds_up_a_run(runs: Runs, name: 
 
 
 @pytest.mark.timeout(120)
-def test_where_somebody_is_logged_in_a_run_is_online(runs: Runs, servers: dict[str, Server]) -> None:
+def test_a_run_with_a_login_is_online(runs: Runs, servers: dict[str, Server]) -> None:
     result = runs.result("wandb")
     assert not result["offline"]
     assert result["location"] == f"{servers['wandb'].url}/me/p/runs/first"
     assert any(request.endswith("/first/file_stream") for request in servers["wandb"].seen)
-    assert not result["told"]
+    assert not result["warned"]
 
 
 @pytest.mark.timeout(120)
-def test_a_server_that_vanishes_does_not_stop_a_run(runs: Runs) -> None:
+def test_a_server_that_disappears_does_not_stop_a_run(runs: Runs) -> None:
     result = runs.result("vanished")
     assert not result["offline"]
     assert result["closing"] < 30
@@ -353,20 +357,20 @@ def test_a_server_that_vanishes_does_not_stop_a_run(runs: Runs) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_server_that_falls_silent_does_not_hold_up_the_end(runs: Runs) -> None:
-    result = runs.result("hushed")
+def test_a_server_that_stops_responding_does_not_delay_the_end(runs: Runs) -> None:
+    result = runs.result("unresponsive")
     assert not result["offline"]
     assert result["closing"] < 15  # W&B itself would try for 20 seconds and more
-    (told,) = result["told"]
-    assert "does not answer any more" in told
-    found = records(runs.folder("hushed"))
-    assert len(history(runs.folder("hushed"))) == 10
+    (warned,) = result["warned"]
+    assert "unreachable" in warned
+    found = records(runs.folder("unresponsive"))
+    assert len(history(runs.folder("unresponsive"))) == 10
     assert [record.exit.exit_code for record in found if record.HasField("exit")] == [3]
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("mode", ["disabled", "offline"])
-def test_the_environment_chooses_the_mode(runs: Runs, servers: dict[str, Server], mode: str) -> None:
+def test_the_environment_sets_the_mode(runs: Runs, servers: dict[str, Server], mode: str) -> None:
     result = runs.result(mode)
     assert result[mode]
     assert result["location"].startswith(mode)
@@ -384,8 +388,8 @@ def test_a_resumed_run_has_the_same_id(runs: Runs) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["nobody", "wandb", "silent", "broken"])
-def test_secrets_of_the_environment_are_in_no_file(runs: Runs, name: str) -> None:
+@pytest.mark.parametrize("name", ["logged out", "wandb", "silent", "broken"])
+def test_secrets_of_the_environment_are_not_written(runs: Runs, name: str) -> None:
     runs.result(name)
     kept = list(files(runs.folder(name)))
     assert any(b"train/loss" in file for file in kept)
@@ -393,28 +397,29 @@ def test_secrets_of_the_environment_are_in_no_file(runs: Runs, name: str) -> Non
 
 
 @pytest.mark.timeout(120)
-def test_a_run_outlives_the_process_of_wandb(runs: Runs) -> None:
-    result, folder = runs.result("reborn"), runs.folder("reborn")
-    (told,) = result["told"]
-    assert re.fullmatch(r"W&B: its process has died \(.*\); going on offline", told)
+def test_a_run_survives_the_death_of_the_wandb_service(runs: Runs) -> None:
+    result, folder = runs.result("restarted"), runs.folder("restarted")
+    (warned,) = result["warned"]
+    assert re.fullmatch(r"W&B: its process has died \(.*\); continuing offline", warned)
     assert [row["trainer/global_step"] for row in history(folder)][-5:] == [5, 6, 7, 8, 9]
     assert [record.exit.exit_code for record in records(folder) if record.HasField("exit")] == [3]
     assert sum(record.HasField("run") for record in records(folder)) >= 1
 
 
 @pytest.mark.timeout(120)
-def test_a_process_of_wandb_that_dies_again_and_again_is_given_up(runs: Runs) -> None:
-    told = runs.result("given up")["told"]
-    assert [text.rpartition(" ")[2] for text in told] == ["offline"] * 3 + ["disabled"]
+def test_a_wandb_service_that_dies_repeatedly_is_disabled(runs: Runs) -> None:
+    warned = runs.result("given up")["warned"]
+    assert [text.rpartition(" ")[2] for text in warned] == ["offline"] * 3 + ["disabled"]
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
-def test_a_full_disk_is_told_once_and_outlived(runs: Runs) -> None:
+def test_a_full_disk_warns_once_and_is_survived(runs: Runs) -> None:
     result, folder = runs.result("full"), runs.folder("full")
-    full, recovered = result["told"]
-    assert re.fullmatch(r"W&B: .*/run-first\.wandb does not grow; is its disk full\? What is logged .*", full)
-    assert recovered == "W&B: there is room on its disk; going on offline"
+    full, recovered = result["warned"]
+    assert re.fullmatch(r"W&B: .*/run-first\.wandb does not grow; .*", full)
+    assert recovered.startswith("W&B: ")
+    assert recovered.endswith("offline")
     steps = [row["trainer/global_step"] for row in history(folder)]
     assert steps[:5] == [0, 1, 2, 3, 4]
     assert steps[-1] == 9
@@ -434,7 +439,7 @@ def test_a_killed_run_loses_about_a_second(runs: Runs) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nobody is logged in here."""
+    """A home folder without a login."""
     for name in [name for name in os.environ if name.startswith("WANDB_") or name == "NETRC"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -446,7 +451,7 @@ def netrc(file: Path, machine: str) -> Path:
     return file
 
 
-def test_somebody_is_logged_in_by_environment_or_netrc(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logins_are_found_in_environment_or_netrc(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not logged_in()
     netrc(home / ".netrc", "elsewhere.org")
     assert not logged_in()
@@ -465,7 +470,7 @@ def test_somebody_is_logged_in_by_environment_or_netrc(home: Path, monkeypatch: 
     assert not logged_in()
 
 
-def test_the_server_is_that_of_the_environment_or_of_the_login(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_is_taken_from_environment_or_login(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert urlparse(base_url()).netloc in WANDB_HOSTS
     settings = home / ".config" / "wandb" / "settings"
     settings.parent.mkdir(parents=True)
@@ -479,7 +484,7 @@ def test_the_server_is_that_of_the_environment_or_of_the_login(home: Path, monke
     assert base_url() == "http://third.server"
 
 
-def test_the_mode_is_chosen_by_login_and_server(
+def test_the_mode_depends_on_login_and_server(
     home: Path, monkeypatch: pytest.MonkeyPatch, servers: dict[str, Server], refused: str
 ) -> None:
     assert resolve_mode("auto") == "offline"
@@ -493,9 +498,7 @@ def test_the_mode_is_chosen_by_login_and_server(
     monkeypatch.setenv("WANDB_MODE", "")
     assert resolve_mode("auto") == "online"
     monkeypatch.setenv("WANDB_BASE_URL", refused)
-    with pytest.warns(
-        UserWarning, match=rf"^W&B: {refused} does not answer; going on offline, `boltcutter sync` later$"
-    ):
+    with pytest.warns(UserWarning, match=rf"^W&B: {refused} .*offline.*boltcutter sync"):
         assert resolve_mode("online") == "offline"
 
 
@@ -504,7 +507,7 @@ def timed(call: Callable[[], bool]) -> tuple[bool, float]:
     return call(), time.monotonic() - began
 
 
-def test_any_answer_is_an_answer(servers: dict[str, Server], refused: str) -> None:
+def test_any_response_counts_as_reachable(servers: dict[str, Server], refused: str) -> None:
     for name in ("broken", "forbids", "wandb"):
         assert is_reachable(servers[name].url)
     assert not is_reachable("nonsense")
@@ -513,14 +516,14 @@ def test_any_answer_is_an_answer(servers: dict[str, Server], refused: str) -> No
     assert seconds < 2
 
 
-def test_silence_has_a_limit(black_hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_module, "SECONDS", 0.3)
+def test_a_missing_response_times_out(black_hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_module, "TIMEOUT", 0.3)
     found, seconds = timed(lambda: is_reachable(black_hole))
     assert not found
     assert seconds < 2
 
 
-def test_a_certificate_that_only_wandb_knows_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_unknown_to_python_counts_as_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*args: Any, **kwargs: Any) -> None:
         raise wandb_module.urllib.error.URLError(ssl.SSLCertVerificationError("unknown authority"))
 
@@ -528,14 +531,12 @@ def test_a_certificate_that_only_wandb_knows_is_an_answer(monkeypatch: pytest.Mo
     assert is_reachable("https://own.server")
 
 
-def test_online_needs_somebody_who_is_logged_in(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_online_requires_a_login(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"folder": home / "runs" / "name" / "first", "project": "p"}
-    with pytest.raises(
-        ValueError, match=r"^mode=online, but nobody is logged in; run `wandb login`, or choose auto or"
-    ):
+    with pytest.raises(ValueError, match=r"^mode=online.*; run `wandb login`"):
         WandbLogger(mode="online", **options)
     monkeypatch.setenv("WANDB_MODE", "online")
-    with pytest.raises(ValueError, match=r"^WANDB_MODE=online, but nobody is logged in; run `wandb login`, or choose"):
+    with pytest.raises(ValueError, match=r"^WANDB_MODE=online.*; run `wandb login`"):
         WandbLogger(**options)
     WandbLogger(mode="offline", **options)
     monkeypatch.setattr(rank_zero_only, "rank", 1)
@@ -543,7 +544,7 @@ def test_online_needs_somebody_who_is_logged_in(home: Path, monkeypatch: pytest.
     assert not (home / "runs").exists()
 
 
-def test_a_run_that_a_signal_ended_is_marked_preempted(tmp_path: Path) -> None:
+def test_a_run_ended_by_a_signal_is_marked_preempted(tmp_path: Path) -> None:
     logger = WandbLogger(folder=tmp_path / "run", project="p", mode="offline")
     logger.log_metrics({"a": 1.0}, step=0)
     logger.close(143)
@@ -553,7 +554,7 @@ def test_a_run_that_a_signal_ended_is_marked_preempted(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_a_copy_for_another_process_begins_the_run_there(tmp_path: Path) -> None:
+def test_a_pickled_logger_starts_the_run_in_the_other_process(tmp_path: Path) -> None:
     logger = WandbLogger(folder=tmp_path / "run", project="p", mode="offline")
     copy = pickle.loads(pickle.dumps(logger))
     assert not (tmp_path / "run").exists()
@@ -563,4 +564,4 @@ def test_a_copy_for_another_process_begins_the_run_there(tmp_path: Path) -> None
     while "history" not in [record.WhichOneof("record_type") for record in records(tmp_path / "run")]:
         assert time.monotonic() < end
         time.sleep(0.05)
-    logger.close(0)  # which has nothing to end
+    logger.close(0)  # no run was started here

@@ -1,4 +1,4 @@
-"""metrics.csv: a line for each step that logged something."""
+"""CSV logger: one file with one row per logged step."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ Row = dict[str, str]
 
 
 class CSVLogger(Logger):
-    """One file for the whole run, over all of its attempts.
+    """Log metrics to one CSV file for the whole run, over all of its attempts.
 
-    All that is logged at one step stands in one line. A resumed run overwrites the steps that it does again, and a
-    new column rewrites the file; otherwise lines are only added, so writing costs no more late than early. It is done
-    by a thread, and never leaves half a file. Numbers are as exact as ``float`` has them:
-    ``pandas.read_csv(path, float_precision="round_trip")``.
+    Metrics of the same step share a row. A resumed run overwrites the steps that it repeats. Rows are appended, and the
+    file is rewritten only for new columns, so the cost of a write does not grow. A thread writes the file,
+    which is never incomplete. Values round-trip exactly: ``pandas.read_csv(path, float_precision="round_trip")``.
 
     Args:
-        path: Of the file.
-        seconds_between_writes: What may be lost when the process is killed.
+        path: Path of the file.
+        seconds_between_writes: Minimum seconds between two writes; a killed process loses at most these.
     """
 
     def __init__(self, path: Path, *, seconds_between_writes: float = 1.0) -> None:
@@ -39,65 +38,65 @@ class CSVLogger(Logger):
         self.path, self.seconds_between_writes = Path(path), seconds_between_writes
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._told = False
-        self._fresh: dict[int, Row] = {}  # rows that the file lacks, in whole or in part
-        self._first: int | None = None  # step of this attempt
-        self._columns: list[str] = []  # of the file, once it is this attempt's
-        self._newest: tuple[int, Row] = (-1, {})  # the file's last row, which may yet grow
-        self._newest_at = self._end = 0  # where in the file it begins and ends
+        self._warned = False
+        self._pending: dict[int, Row] = {}  # rows, or parts of rows, that are not yet written
+        self._first: int | None = None  # first step of this attempt
+        self._columns: list[str] = []  # of the file, once this attempt has written it
+        self._last_row: tuple[int, Row] = (-1, {})  # of the file; more metrics may be added to it
+        self._last_row_start = self._end = 0  # byte offsets of its start and end
 
     def __reduce__(self) -> tuple[Callable[[], CSVLogger], tuple[()]]:
         return partial(CSVLogger, self.path, seconds_between_writes=self.seconds_between_writes), ()
 
     @property
     def name(self) -> str:
-        """Of the logger."""
+        """Name of the logger."""
         return "csv"
 
     @property
     def version(self) -> str:
-        """None: the run's folder tells."""
+        """Empty, because the run folder identifies the run."""
         return ""
 
     @property
     def experiment(self) -> Any:
-        """Accepts pictures and whatever else a module logs here by itself, and keeps none of it."""
+        """A dummy experiment that ignores images and other calls of a module."""
         return _DummyExperiment()
 
     @property
     def save_dir(self) -> str:
-        """The folder of the file."""
+        """Folder of the file."""
         return str(self.path.parent)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Nothing: config.yaml has them."""
+        """Do nothing; config.yaml holds the hyperparameters."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add to the line of ``step``."""
+        """Add metrics to the row of ``step``."""
         at = step or 0
         with self._lock:
             self._first = at if self._first is None else self._first
-            row = self._fresh.setdefault(at, {})
+            row = self._pending.setdefault(at, {})
             for name, value in metrics.items():
                 row[name] = str(int(value)) if name == "epoch" else repr(float(value))
 
     @rank_zero_only
     def save(self) -> None:
-        """See that what is new gets written within ``seconds_between_writes``."""
-        if self._fresh and self._timer is None:
-            self._timer = threading.Timer(self.seconds_between_writes, self._write_later)
+        """Schedule a write within ``seconds_between_writes``."""
+        if self._pending and self._timer is None:
+            self._timer = threading.Timer(self.seconds_between_writes, self._write_from_timer)
             self._timer.daemon = True
             self._timer.start()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write what is left."""
+        """Write all pending rows."""
         self.flush()
 
     @rank_zero_only
     def flush(self) -> None:
-        """Write what is new, now."""
+        """Write all pending rows now."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -105,69 +104,70 @@ class CSVLogger(Logger):
 
     @rank_zero_only
     def discard(self) -> None:
-        """Write nothing of what is new, as another process writes to the file now."""
+        """Discard pending rows, because another process writes to the file now."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
         with self._lock:
-            self._fresh = {}
+            self._pending = {}
 
-    def _write_later(self) -> None:
+    def _write_from_timer(self) -> None:
         self._timer = None
         self._try_to_write()
 
     def _try_to_write(self) -> None:
-        """Write, or keep for the next time what cannot be written; a full disk must not end a training."""
+        """Write pending rows, or keep them if that fails; a full disk must not stop training."""
         try:
             self._write()
         except OSError as error:
-            if not self._told:
+            if not self._warned:
                 print(
-                    f"warning: {self.path}: not written ({error}); what is new is kept until it can be", file=sys.stderr
+                    f"warning: {self.path}: not written ({error}); new rows are kept in memory until it can be written",
+                    file=sys.stderr,
                 )
-            self._told = True
+            self._warned = True
 
     def _write(self) -> None:
         with self._lock:
-            fresh = dict(sorted(self._fresh.items()))
-            if not fresh:
+            pending = dict(sorted(self._pending.items()))
+            if not pending:
                 return
-            new = dict.fromkeys(name for row in fresh.values() for name in row if name not in self._columns)
-            backwards = next(iter(fresh)) < self._newest[0]
+            new = dict.fromkeys(name for row in pending.values() for name in row if name not in self._columns)
+            backwards = next(iter(pending)) < self._last_row[0]
             if new or backwards or not self.path.is_file() or self.path.stat().st_size != self._end:
-                self._write_all(fresh)
+                self._write_all(pending)
             else:
-                self._add(fresh)
-            self._fresh = {}
+                self._append(pending)
+            self._pending = {}
 
-    def _add(self, fresh: dict[int, Row]) -> None:
-        """Write after the last row, or over it if it has grown."""
-        step, row = self._newest
-        grown = step in fresh
-        rows = fresh | ({step: row | fresh[step]} if grown else {})
+    def _append(self, pending: dict[int, Row]) -> None:
+        """Append rows, overwriting the last one if metrics were added to it."""
+        step, row = self._last_row
+        grown = step in pending
+        rows = pending | ({step: row | pending[step]} if grown else {})
         lines = self._lines(rows)
-        begin = self._newest_at if grown else self._end
-        if begin + sum(map(len, lines)) < self._end:  # a shorter row would leave the end of the old one behind
-            return self._write_all(fresh)
+        begin = self._last_row_start if grown else self._end
+        if begin + sum(map(len, lines)) < self._end:  # a shorter row would leave the end of the old one
+            return self._write_all(pending)
         with open(self.path, "r+b", buffering=0) as file:
             file.seek(begin)
             text = b"".join(lines)
-            if (file.write(text) or 0) < len(text):  # a disk that becomes full takes a part, without an error
-                self._fresh = rows
+            if (file.write(text) or 0) < len(text):  # a disk that fills up accepts a part without an error
+                self._pending = rows
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._keep(rows, lines, begin)
+        self._remember_end(rows, lines, begin)
         return None
 
-    def _write_all(self, fresh: dict[int, Row]) -> None:
-        """Put a new file in place of the old, whose rows stay but for those that are done again."""
+    def _write_all(self, pending: dict[int, Row]) -> None:
+        """Replace the file, keeping its rows except for repeated steps."""
         columns, rows = self._read()
         if not self._columns and self._first is not None:
-            rows = {step: row for step, row in rows.items() if step <= self._first}  # it may begin in mid-step
-        for step, row in fresh.items():
+            rows = {step: row for step, row in rows.items() if step <= self._first}  # the first step may be incomplete
+        for step, row in pending.items():
             rows[step] = rows.get(step, {}) | row
         rows = dict(sorted(rows.items()))
         self._columns = list(
-            dict.fromkeys([*columns, "step", "epoch", *(name for row in fresh.values() for name in row)])
+            dict.fromkeys([*columns, "step", "epoch", *(name for row in pending.values() for name in row)])
         )
         header, lines = _line(self._columns), self._lines(rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ class CSVLogger(Logger):
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self.path)
-        self._keep(rows, lines, len(header))
+        self._remember_end(rows, lines, len(header))
 
     def _lines(self, rows: dict[int, Row]) -> list[bytes]:
         return [
@@ -185,13 +185,13 @@ class CSVLogger(Logger):
             for step, row in rows.items()
         ]
 
-    def _keep(self, rows: dict[int, Row], lines: list[bytes], begin: int) -> None:
-        self._newest = next(reversed(rows.items()))
+    def _remember_end(self, rows: dict[int, Row], lines: list[bytes], begin: int) -> None:
+        self._last_row = next(reversed(rows.items()))
         self._end = begin + sum(map(len, lines))
-        self._newest_at = self._end - len(lines[-1])
+        self._last_row_start = self._end - len(lines[-1])
 
     def _read(self) -> tuple[list[str], dict[int, Row]]:
-        """Columns and rows of the file, without a last one that a kill cut off."""
+        """Columns and rows of the file, without an incomplete last row."""
         if not self.path.is_file():
             return [], {}
         text = self.path.read_text(errors="replace").replace("\0", "")

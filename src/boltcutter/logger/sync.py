@@ -1,4 +1,4 @@
-"""Bring runs that were logged offline up to W&B, each step once."""
+"""Upload runs that were logged offline to W&B, each step once."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from boltcutter.logger.wandb import base_url, is_reachable, logged_in
 
 
 class SyncError(ValueError):
-    """A run cannot be brought up; one line says why, and what to do."""
+    """A run cannot be uploaded."""
 
     hide_traceback = True  # needs no traceback
 
 
-def main(project: object, words: list[str]) -> None:
-    """Bring up ``run=<folder>``, one or several, from its configuration, record and ``metrics.csv``.
+def main(project: object, overrides: list[str]) -> None:
+    """Upload ``run=<folder>``, one or several, from its configuration, record and ``metrics.csv``.
 
-    A run that was killed and went on has a W&B folder of each attempt, and ``wandb sync`` sends the steps that two of
-    them have twice. ``metrics.csv`` has each step once. What the server may have of the run already is replaced.
+    A run that was killed and resumed has a W&B folder per attempt, and ``wandb sync`` uploads repeated steps twice.
+    ``metrics.csv`` has each step once. Data of the run that the server may already have is replaced.
 
     Args:
-        project: Not used: the run's own folder has all.
-        words: ``run=<folder>``, any number of times.
+        project: Not used; the run folder holds the configuration.
+        overrides: ``run=<folder>``, once or several times.
 
     Raises:
-        SyncError: There is no such run, nobody is logged in, or nobody answers.
+        SyncError: The run does not exist, no login was found, or the server is unreachable.
     """
-    folders = [Path(word.partition("=")[2]) for word in words if word.startswith("run=")]
-    if not folders or len(folders) != len(words):
-        odd = next((word for word in words if not word.startswith("run=")), "run")
-        raise SyncError(f"{odd}: say run=<folder of a run>, once or several times")
+    folders = [Path(override.partition("=")[2]) for override in overrides if override.startswith("run=")]
+    if not folders or len(folders) != len(overrides):
+        invalid = next((override for override in overrides if not override.startswith("run=")), "run")
+        raise SyncError(f"{invalid}: expected run=<folder of a run>, once or several times")
     for folder in folders:
         if not (folder / "record.json").is_file():
-            raise SyncError(f"run={folder}: no run there (record.json is missing); give the folder of a run")
+            raise SyncError(f"run={folder}: not a run folder (record.json is missing); give the folder of a run")
     if not logged_in():
-        raise SyncError(f"{base_url()}: nobody is logged in; run `wandb login` first")
+        raise SyncError(f"{base_url()}: not logged in; run `wandb login`")
     if not is_reachable(base_url()):
-        raise SyncError(f"{base_url()} does not answer; try again when it does")
+        raise SyncError(f"{base_url()} is unreachable; try again later")
     for folder in folders:
         print(f"{folder}: {sync(folder)}")
 
 
 def sync(folder: Path) -> str:
-    """Bring one run up.
+    """Upload one run.
 
     Returns:
-        Where it is shown.
+        URL of the run.
     """
     try:
         record = json.loads((folder / "record.json").read_text())
@@ -87,7 +87,7 @@ def sync(folder: Path) -> str:
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """What was logged at each step."""
+    """Metrics of each step."""
     if not path.is_file():
         return
     with open(path, newline="") as file:
