@@ -31,7 +31,7 @@ from boltcutter.locate import parameters
 class ChecksInputs(Protocol):
     """A model that can check the shape of samples before training."""
 
-    def check_inputs(self, shape: Sequence[int]) -> None:
+    def check_input_shape(self, shape: Sequence[int]) -> None:
         """Raise ValueError unless the model accepts samples of this shape (without the batch dimension)."""
 
 
@@ -44,7 +44,7 @@ def check_input_shape(cfg: DictConfig, task: L.LightningModule) -> None:
     model, shape = getattr(task, "model", None), (cfg.data or {}).get("shape")
     if isinstance(model, ChecksInputs) and shape is not None:
         try:
-            model.check_inputs(tuple(shape))
+            model.check_input_shape(tuple(shape))
         except ValueError as error:
             raise ConfigError(one_line(error)) from error
 

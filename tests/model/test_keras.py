@@ -16,13 +16,13 @@ if sys.version_info < (3, 11):
     pytest.skip("Keras needs Python 3.11", allow_module_level=True)
 require(install="pip install -c constraints.txt -e '.[keras]'", package="keras")
 
-from boltcutter.model.keras import KerasModel, Unsupported, keras  # noqa: E402
+from boltcutter.model.keras import KerasModel, UnsupportedModelError, keras  # noqa: E402
 from boltcutter.weights import load_weights  # noqa: E402
 
 layers = keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of Keras's own files, with NumPy 2
+pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # raised in Keras with NumPy 2
 
-# What a user writes: it knows nothing of this project. A run imports it from a folder on PYTHONPATH.
+# User code without any import of this project; a run imports it from a folder on PYTHONPATH.
 FOREIGN = """
 import keras
 from keras import layers
@@ -54,7 +54,7 @@ MAKE += ["callback.keras_file.formats=[keras,weights.h5]"]
 
 
 class Attention(keras.Model):
-    """Has no input shape, a list of layers, a name that its author chose, and no argument ``training``."""
+    """A subclassed model with a list of layers, an explicit layer name, no input shape and no argument ``training``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Attention(keras.Model):
 
 
 def noisy(outputs: int = 2) -> keras.Model:
-    """Every kind of state: weights, statistics, a seed that was given and one that was not."""
+    """All kinds of state: weights, statistics, an explicit seed and an automatic one."""
     return keras.Sequential(
         [
             keras.Input((4,)),
@@ -81,7 +81,7 @@ def noisy(outputs: int = 2) -> keras.Model:
     )
 
 
-def test_names_do_not_depend_on_what_was_built_before() -> None:
+def test_weight_names_do_not_depend_on_other_models() -> None:
     first, second = KerasModel(noisy()), KerasModel(noisy())
     assert list(first.state_dict()) == list(second.state_dict())
     of_layers = {"dense": ("kernel", "bias"), "batch_normalization": ("gamma", "beta"), "dense_1": ("kernel", "bias")}
@@ -101,7 +101,7 @@ def test_layers_of_another_model_have_stable_names() -> None:
     assert list(first) == list(second)
 
 
-def test_names_that_an_author_chose_stay() -> None:
+def test_explicit_names_are_kept() -> None:
     first, second = (KerasModel(Attention(), input_shape=(5, 4)) for _ in range(2))
     assert list(first.state_dict()) == list(second.state_dict())
     assert {"attention/mine_4/kernel", "attention/multi_head_attention/query/kernel"} <= first.state_dict().keys()
@@ -121,7 +121,7 @@ def test_training_follows_the_mode_of_the_module() -> None:
     assert [name.split("/")[-1] for name in moved] == ["moving_mean", "moving_variance"]
 
 
-def test_what_a_training_step_draws_depends_on_the_seed_of_the_step_alone() -> None:
+def test_random_layers_depend_on_the_seed_of_the_step() -> None:
     model, x = KerasModel(noisy()), torch.rand(16, 4)
 
     def step(seed: int) -> Tensor:
@@ -134,7 +134,7 @@ def test_what_a_training_step_draws_depends_on_the_seed_of_the_step_alone() -> N
     assert not torch.equal(first, other)
 
 
-def test_a_copy_has_weights_of_its_own() -> None:
+def test_copies_have_separate_weights() -> None:
     model, x = KerasModel(noisy()), torch.rand(16, 4)
     copied = copy.deepcopy(model).eval()
     before = copied(x)
@@ -150,7 +150,7 @@ def test_a_copy_has_weights_of_its_own() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_frozen_layers_stay_parameters() -> None:
+def test_frozen_layers_are_frozen_parameters() -> None:
     built = noisy()
     built.layers[0].trainable = False
     model = KerasModel(built)
@@ -158,18 +158,18 @@ def test_frozen_layers_stay_parameters() -> None:
     assert frozen == {"sequential/dense/kernel", "sequential/dense/bias"}
 
 
-def test_channels_are_moved_where_asked() -> None:
+def test_channels_first_data() -> None:
     built = keras.Sequential([keras.Input((6, 5, 3)), layers.Conv2D(7, 3, padding="same")])
     moved, x = KerasModel(built, channels_first=True), torch.rand(2, 3, 6, 5)
     assert moved(x).shape == (2, 7, 6, 5)
     torch.testing.assert_close(moved(x), built(x.movedim(1, -1)).movedim(-1, 1))
-    moved.check_inputs((3, 6, 5))
-    with pytest.raises(ValueError, match=r"\(6, 5, 3\), data.shape is \(3, 6, 5\).*channels_first=true"):
-        KerasModel(built).check_inputs((3, 6, 5))
+    moved.check_input_shape((3, 6, 5))
+    with pytest.raises(ValueError, match=r"data.shape=\(3, 6, 5\) .*\(6, 5, 3\).*channels_first=true"):
+        KerasModel(built).check_input_shape((3, 6, 5))
 
 
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
-def test_files_of_keras_are_written_and_read(tmp_path: Path, name: str) -> None:
+def test_keras_files_are_saved_and_loaded(tmp_path: Path, name: str) -> None:
     model, other, x = KerasModel(noisy()), KerasModel(noisy()), torch.rand(16, 4)
     model(x)
     model.save(tmp_path / name)
@@ -180,7 +180,7 @@ def test_files_of_keras_are_written_and_read(tmp_path: Path, name: str) -> None:
         torch.testing.assert_close(keras.models.load_model(tmp_path / name)(x), model(x))
 
 
-def test_what_a_file_lacks_is_reported(tmp_path: Path) -> None:
+def test_missing_weights_in_a_file_are_reported(tmp_path: Path) -> None:
     KerasModel(noisy()).save(tmp_path / "model.keras")
     assert load_weights(KerasModel(noisy(9)), tmp_path / "model.keras") == [
         "2 missing: sequential/dense_1/kernel, sequential/dense_1/bias"
@@ -198,7 +198,7 @@ def test_what_a_file_lacks_is_reported(tmp_path: Path) -> None:
     ],
     ids=["unbuilt", "regularizer", "constraint", "activity", "torch"],
 )
-def test_what_training_would_ignore_is_refused(make: Callable[[], keras.Model], message: str) -> None:
+def test_parts_that_training_would_ignore_are_refused(make: Callable[[], keras.Model], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KerasModel(make())
 
@@ -210,12 +210,12 @@ def test_a_loss_of_a_layer_is_refused() -> None:
             return x
 
     model = KerasModel(keras.Sequential([keras.Input((2,)), layers.Dense(2), Adding()]))
-    with pytest.raises(Unsupported, match="add_loss"):
+    with pytest.raises(UnsupportedModelError, match="add_loss"):
         model(torch.rand(3, 2))
 
 
-def test_a_dtype_other_than_the_model_computes_in_is_refused() -> None:
-    with pytest.raises(Unsupported, match=r"^trainer.precision: .*bfloat16.*float32.*bf16-mixed"):
+def test_another_dtype_than_that_of_the_model_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"^trainer.precision .*bfloat16.*float32.*bf16-mixed"):
         KerasModel(noisy()).bfloat16()(torch.rand(3, 4))
 
 
@@ -247,7 +247,7 @@ def test_another_backend_is_refused_in_one_line_and_nothing_else_imports_keras(t
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment in which runs find the user's module."""
+    """Environment variables with which runs import the user's module."""
     folder = tmp_path_factory.mktemp("foreign")
     (folder / "foreign_keras.py").write_text(FOREIGN)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))}
@@ -255,7 +255,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def trained(script: Script, foreign: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a user's function, with a moving average and files of Keras. Not to be changed."""
+    """A run of a user's function with EMA and Keras files; tests must not modify it."""
     folder = tmp_path_factory.mktemp("keras") / "run"
     done = script("train", *WORDS, *MAKE, f"folder={folder}", env=foreign)
     assert done.returncode == 0, done.stderr
@@ -267,7 +267,7 @@ def test_a_function_that_returns_a_keras_model_trains(trained: Path) -> None:
     assert "model.sequential/dense/kernel" in saved_weights(trained)
 
 
-def test_the_best_model_lies_beside_its_checkpoint(trained: Path) -> None:
+def test_the_best_model_is_saved_beside_its_checkpoint(trained: Path) -> None:
     best = saved_weights(trained, "best")
     folder = trained / "checkpoints"
     model = keras.models.load_model(folder / "best.keras")
@@ -285,7 +285,7 @@ def test_a_run_is_evaluated_and_reproduced(
     assert json.loads((tmp_path / "test" / "metrics.json").read_text()) == record["test"]
     done = script("train", f"reproduce={trained}", f"folder={tmp_path}/again", env=foreign)
     assert done.returncode == 0, done.stderr
-    again, then = saved_weights(tmp_path / "again"), load_weights(trained)
+    again, then = saved_weights(tmp_path / "again"), saved_weights(trained)
     assert all(torch.equal(again[name], then[name]) for name in then)
 
 
@@ -296,7 +296,7 @@ def test_a_run_that_is_stopped_in_an_epoch_ends_with_the_same_weights(
     assert run_forked(forks, argv, env=foreign).returncode == 128 + 15
     done = script("train", f"resume={tmp_path}/run", env=foreign)
     assert done.returncode == 0, done.stderr
-    resumed, whole = saved_weights(tmp_path / "run"), load_weights(trained)
+    resumed, whole = saved_weights(tmp_path / "run"), saved_weights(trained)
     assert resumed.keys() == whole.keys()
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
@@ -309,7 +309,7 @@ def test_two_ranks_equal_one_process(script: Script, foreign: dict[str, str], tm
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
-def test_training_starts_from_a_file_of_keras(
+def test_training_starts_from_a_keras_file(
     script: Script, foreign: dict[str, str], trained: Path, tmp_path: Path
 ) -> None:
     start = [f"init_from={trained}/checkpoints/best.keras", "trainer.max_steps=1", "optimizer.lr=0", "callback=default"]
@@ -317,13 +317,13 @@ def test_training_starts_from_a_file_of_keras(
     done = script("train", *words, env=foreign)
     assert done.returncode == 0, done.stderr
     name = "model.sequential/dense/kernel"
-    assert torch.equal(saved_weights(tmp_path / "run")[name], load_weights(trained, "best")[name])
+    assert torch.equal(saved_weights(tmp_path / "run")[name], saved_weights(trained, "best")[name])
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["+model._target_=foreign_keras.last"], r"expects samples of \(8, 8, 1\).*channels_first"),
+        (["+model._target_=foreign_keras.last"], r"data.shape.*\(8, 8, 1\).*channels_first"),
         (["+model._target_=foreign_keras.unbuilt"], r"no weights.*model.input_shape"),
         (["+model._target_=torch.nn.Flatten", "callback=[default,keras_file]"], r"callback.keras_file.*model=Flatten"),
     ],

@@ -1,1 +1,1 @@
-"""Models: plain modules that take a batch and give logits or predictions."""
+"""Models: ``nn.Module`` classes that map a batch of inputs to logits or predictions."""

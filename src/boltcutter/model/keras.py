@@ -1,4 +1,4 @@
-"""Keras 3 models on the torch backend, as modules that train like any other."""
+"""Keras 3 models on the torch backend as ``torch.nn`` modules."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ import torch
 from torch import nn
 
 if "keras" not in sys.modules:
-    # Keras chooses its backend when it is first imported. Weights start on the CPU, as those of torch modules do.
+    # Keras selects its backend on first import. Weights are created on the CPU, as those of torch modules.
     os.environ.update(KERAS_BACKEND="torch", KERAS_TORCH_DEVICE="cpu")
-import keras as keras  # for the modules beside this one
+import keras as keras  # re-exported, so that other modules import it after the backend is set
 from keras.src.random.seed_generator import global_seed_generator
 
-COUNTER = re.compile(r"_\d+$")
-SEED = "seed_generator"
+COUNTER_SUFFIX = re.compile(r"_\d+$")
+SEED_GENERATOR = "seed_generator"
 SUFFIXES = (".keras", ".weights.h5")
 
 
-class Unsupported(RuntimeError):
-    """What a Keras model cannot do, found when it is first called."""
+class UnsupportedModelError(RuntimeError):
+    """A Keras model uses something that training in torch does not support."""
 
-    hide_traceback = True  # needs no traceback
+    hide_traceback = True
 
 
 class KerasModel(nn.Module):
     """A Keras model as a torch module.
 
-    A bare ``keras.Model`` ignores ``train()`` and ``eval()``, lists moving statistics as parameters, and names its
-    weights with counters of the process. Here ``training`` follows the mode of the module, the module itself holds the
-    state, and names are the same in every process: ``conv2d/kernel``, ``conv2d_1/kernel`` in the order of the model.
-    Layers that draw random numbers are seeded from torch's generator at each training step.
+    A ``keras.Model`` ignores ``train()`` and ``eval()``, has moving statistics among its parameters, and weight names
+    that depend on the models built before it. This wrapper passes the module's mode as ``training``, registers weights
+    as parameters and moving statistics as buffers, and gives them reproducible names: ``conv2d/kernel``,
+    ``conv2d_1/kernel`` in the order of the model. Random layers are seeded from torch's generator in each step.
 
     Args:
-        model: On the torch backend. Copies of this module share it: it holds the structure, and they their own state.
-        input_shape: Shape of one sample of the data; needed where the model has no weights before it is first called.
-        channels_first: The data has its channels first, (N, C, …), but the model expects them last. Outputs with more
-            than two dimensions are returned with their channels first.
+        model: A model on the torch backend. Copies of this module share its structure, but have their own state.
+        input_shape: Shape of one sample; needed if the model has no weights before its first call.
+        channels_first: Whether the data has its channels first, (N, C, …), while the model expects them last. Outputs
+            with more than two dimensions are converted back to channels first.
 
     Raises:
-        ValueError: Keras runs on another backend, the model has no weights, or it has a part that would be ignored.
+        ValueError: Keras has another backend, the model has no weights, or it has a part that training would ignore.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class KerasModel(nn.Module):
             with torch.no_grad():
                 model(sample.movedim(1, -1) if channels_first else sample, training=False)
         check_model(model)
-        # Not a submodule: torch would list its variables once more, under other names.
+        # Not registered as a submodule, which would register its variables again under other names.
         self.__dict__["keras_model"] = model
         self._variables = dict(zip(variable_names(model), model.variables, strict=True))
-        self._seeds = [name for name in self._variables if SEED in name.split("/")[-2:][0]]
+        self._seeds = [name for name in self._variables if SEED_GENERATOR in name.split("/")[-2:][0]]
         self._global_seed = global_seed_generator().state
-        learned = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
+        trainable = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
         for name, variable in self._variables.items():
-            if id(variable) in learned:
+            if id(variable) in trainable:
                 self.register_parameter(name, nn.Parameter(variable.value.detach(), variable.trainable))
             else:
                 self.register_buffer(name, variable.value.detach())
@@ -75,10 +75,10 @@ class KerasModel(nn.Module):
         self._called = False
 
     def forward(self, *inputs: Any) -> Any:
-        """The outputs of the Keras model, which is told whether it is training.
+        """Return the outputs of the Keras model.
 
         Raises:
-            Unsupported: A layer adds a loss of its own, or the weights have another dtype than the model computes in.
+            UnsupportedModelError: A layer adds a loss, or the weights have another dtype than the Keras model.
         """
         if not self._called:
             self._check_dtype()
@@ -91,186 +91,183 @@ class KerasModel(nn.Module):
         with keras.device(str(device)), scope:
             outputs = self.__dict__["keras_model"](*inputs, training=self.training)
         if self.training:
-            self._keep(scope, self._updated)
+            self._update(scope, self._updated)
         if scope.losses:
-            raise Unsupported(
-                f"model: {type(self.__dict__['keras_model']).__name__} calls add_loss, which the task would not add to "
-                "its loss; compute that loss in a task of your own"
+            raise UnsupportedModelError(
+                f"model: {type(self.__dict__['keras_model']).__name__} calls add_loss, which the task ignores; "
+                "compute that loss in a subclass of the task"
             )
         self._called = True
         if not self.channels_first:
             return outputs
         return keras.tree.map_structure(lambda y: y.movedim(-1, 1) if y.ndim > 2 else y, outputs)
 
-    def check_inputs(self, shape: Sequence[int]) -> None:
-        """Compare the shape of one sample of the data with what the Keras model expects.
+    def check_input_shape(self, shape: Sequence[int]) -> None:
+        """Compare the shape of one sample of the data with the input shape of the Keras model.
 
         Raises:
             ValueError: They differ.
         """
         expected = getattr(self.__dict__["keras_model"], "input_shape", None)
         if not isinstance(expected, tuple) or not all(size is None or isinstance(size, int) for size in expected):
-            return  # any shape, or several inputs
-        found = (*shape[1:], shape[0]) if self.channels_first and shape else tuple(shape)
-        if len(found) == len(expected) - 1 and all(e in (None, f) for e, f in zip(expected[1:], found, strict=True)):
+            return  # any shape, or multiple inputs
+        given = (*shape[1:], shape[0]) if self.channels_first and shape else tuple(shape)
+        if len(given) == len(expected) - 1 and all(e in (None, g) for e, g in zip(expected[1:], given, strict=True)):
             return
-        remedy = f"build it with keras.Input({found})"
+        remedy = f"build it with keras.Input({given})"
         if not self.channels_first and expected[1:] == (*shape[1:], shape[0]):
-            remedy = "its channels are last: take boltcutter.model.keras.KerasModel with model.channels_first=true"
-        raise ValueError(f"model: the Keras model expects samples of {expected[1:]}, data.shape is {found}; {remedy}")
+            remedy = "use boltcutter.model.keras.KerasModel with model.channels_first=true"
+        raise ValueError(f"data.shape={given} does not match the Keras model's input shape {expected[1:]}; {remedy}")
 
     def save(self, path: str | Path) -> None:
-        """Write the weights, with the model in a ``.keras`` file, or alone in a ``.weights.h5`` file.
+        """Save the model with its weights as a ``.keras`` file, or only the weights as a ``.weights.h5`` file.
 
         Raises:
-            ValueError: The path ends in neither.
+            ValueError: The path has another suffix.
         """
         path = Path(path)
         suffix = _suffix(path)
-        draft = path.with_name(f".{path.name.removesuffix(suffix)}.{os.getpid()}{suffix}")
+        temporary = path.with_name(f".{path.name.removesuffix(suffix)}.{os.getpid()}{suffix}")
         model = self.__dict__["keras_model"]
         try:
             with keras.device("cpu"), self._scope(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "__array__", DeprecationWarning)  # Keras's own, of NumPy 2
-                (model.save if suffix == ".keras" else model.save_weights)(draft)
-            draft.replace(path)
+                warnings.filterwarnings("ignore", "__array__", DeprecationWarning)  # raised in Keras with NumPy 2
+                (model.save if suffix == ".keras" else model.save_weights)(temporary)
+            temporary.replace(path)
         finally:
-            draft.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     def load(self, path: str | Path) -> list[str]:
-        """Take over the weights of a ``.keras`` or ``.weights.h5`` file, where layers and shapes fit.
+        """Load the weights of a ``.keras`` or ``.weights.h5`` file whose layers and shapes match.
 
-        Of a ``.keras`` file the weights are read alone: nothing that its configuration names is built or called.
+        The configuration in a ``.keras`` file is ignored, so that no code that it refers to is run.
 
         Returns:
-            Names of what the file does not have.
+            Names of weights that are missing in the file.
 
         Raises:
-            ValueError: The path ends in neither, or nothing in the file fits.
+            ValueError: The path has another suffix, or no layer in the file matches.
             OSError: The file cannot be read.
         """
         _suffix(Path(path))
         scope = self._scope()
         before = dict(scope.state_mapping)
         with keras.device("cpu"), scope, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of each layer that is skipped
+            warnings.simplefilter("ignore")  # one for each skipped layer
             self.__dict__["keras_model"].load_weights(path, skip_mismatch=True)
         missing = [n for n, v in self._variables.items() if scope.get_current_value(v) is before[id(v)]]
         if len(missing) == len(self._variables):
-            raise ValueError("no layer in it fits the model")
-        self._keep(scope, list(self._variables))
+            raise ValueError("no layer matches the model")
+        self._update(scope, list(self._variables))
         return [name for name in missing if name not in self._seeds]
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse: torch's compiler breaks Keras's calls into many graphs, and compiles them again and again.
+        """Reject compilation, as ``torch.compile`` has many graph breaks and recompilations in Keras code.
 
         Raises:
-            Unsupported: Always.
+            UnsupportedModelError: Always.
         """
-        raise Unsupported("task.compile=true: torch cannot compile a Keras model; set task.compile=false")
+        raise UnsupportedModelError("task.compile=true does not support Keras models; set task.compile=false")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KerasModel:
-        """A copy with a state of its own and the same structure."""
+        """Copy the state, and share the structure."""
         shared = [self.__dict__["keras_model"], self._global_seed, *self._variables.values()]
-        memo |= {id(part): part for part in shared}
+        memo |= {id(item): item for item in shared}
         copied = memo[id(self)] = type(self).__new__(type(self))
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
 
     def _check_dtype(self) -> None:
         for name, variable in self._variables.items():
-            found = str(getattr(self, name).dtype).removeprefix("torch.")
-            if found != variable.dtype:
-                raise Unsupported(
-                    f"trainer.precision: the weights are {found}, but the Keras model computes in {variable.dtype}, in "
-                    "which it was built; try bf16-mixed or 32-true"
+            dtype = str(getattr(self, name).dtype).removeprefix("torch.")
+            if dtype != variable.dtype:
+                raise UnsupportedModelError(
+                    f"trainer.precision converts the weights to {dtype}, but the Keras model was built for "
+                    f"{variable.dtype}; try bf16-mixed or 32-true"
                 )
 
     def _scope(self, *, collect_losses: bool = False) -> Any:
-        """A scope in which the variables of the Keras model have the values of this module."""
+        """Return a scope in which the variables of the Keras model have the values of this module."""
         scope = keras.StatelessScope(collect_losses=collect_losses, initialize_variables=False)
         scope.state_mapping = {id(variable): getattr(self, name) for name, variable in self._variables.items()}
         return scope
 
     def _seed(self, scope: Any) -> None:
         variables = [self._global_seed, *(self._variables[name] for name in self._seeds)]
-        drawn = torch.randint(2**31 - 1, (len(variables), 2), dtype=torch.int32)
-        scope.state_mapping.update(zip(map(id, variables), drawn, strict=True))
+        seeds = torch.randint(2**31 - 1, (len(variables), 2), dtype=torch.int32)
+        scope.state_mapping.update(zip(map(id, variables), seeds, strict=True))
 
-    def _keep(self, scope: Any, names: list[str]) -> None:
-        """Take over what was assigned to variables in the scope."""
+    def _update(self, scope: Any, names: list[str]) -> None:
+        """Copy the values that were assigned to variables in the scope."""
         with torch.no_grad():
             for name in names:
-                value, mine = scope.get_current_value(self._variables[name]), getattr(self, name)
-                if value is not mine:
-                    mine.copy_(value)
+                value, own = scope.get_current_value(self._variables[name]), getattr(self, name)
+                if value is not own:
+                    own.copy_(value)
 
 
 def check_backend() -> None:
-    """Raise ValueError unless Keras runs on torch."""
+    """Raise ``ValueError`` unless Keras runs on the torch backend."""
     backend = keras.config.backend()
     if backend != "torch":
         raise ValueError(
-            f"KERAS_BACKEND={backend}: Keras was imported with this backend, and models are trained on torch; import "
-            "it later, or set KERAS_BACKEND=torch"
+            f"KERAS_BACKEND={backend} is not supported, and Keras is already imported; set KERAS_BACKEND=torch"
         )
 
 
 def check_model(model: keras.Model) -> None:
-    """Raise ValueError where the model has no weights, or a part that training by torch would ignore."""
+    """Raise ``ValueError`` if the model has no weights, or a part that training in torch would ignore."""
     if not model.built or not model.variables:
         raise ValueError(
-            f"{type(model).__name__} has no weights before it is first called; begin it with keras.Input(…), or "
-            "take boltcutter.model.keras.KerasModel with model.input_shape=${data.shape}"
+            f"{type(model).__name__} has no weights before its first call; start it with keras.Input(…), or "
+            "use boltcutter.model.keras.KerasModel with model.input_shape=${data.shape}"
         )
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.TorchModuleWrapper):
             raise ValueError(
-                f"{layer.name} wraps a torch module, whose buffers Keras does not save; write the whole model in torch"
+                f"{layer.name} wraps a torch module, whose buffers Keras does not save; use a model without Keras"
             )
         if getattr(layer, "activity_regularizer", None) is not None:
-            raise ValueError(f"{layer.name} has an activity_regularizer, which the task would ignore; remove it")
+            raise ValueError(f"{layer.name} has an activity_regularizer, which the task ignores; remove it")
     for variable in model.variables:
         if variable.regularizer is not None:
-            raise ValueError(
-                f"{variable.path} has a regularizer, which the task would ignore; remove it and set task.l2"
-            )
+            raise ValueError(f"{variable.path} has a regularizer, which the task ignores; remove it and set task.l2")
         if variable.constraint is not None:
-            raise ValueError(f"{variable.path} has a constraint, which the optimizer would ignore; remove it")
+            raise ValueError(f"{variable.path} has a constraint, which the optimizer ignores; remove it")
 
 
 def variable_names(model: keras.Model) -> list[str]:
-    """Paths of the model's variables, with automatic names counted anew from the first layer of this model.
+    """Return the paths of the model's variables, with automatic layer names numbered within the model.
 
-    Keras numbers layers over the whole process: the second model that is built in it begins with ``dense_3``.
+    Keras numbers layers within the process, so that a second model of the same class may start with ``dense_3``.
     """
-    chosen = {  # by the model's author; a layer that was taken from another model has that model's name in its path
+    explicit_names = {  # chosen by the model's author, rather than derived from the class
         layer.name
         for layer in model._flatten_layers()
-        if COUNTER.sub("", layer.name).replace("_", "") != type(layer).__name__.lower()
+        if COUNTER_SUFFIX.sub("", layer.name).replace("_", "") != type(layer).__name__.lower()
     }
-    given: dict[tuple[str, ...], str] = {}  # by the path in this process
+    renamed: dict[tuple[str, ...], str] = {}  # by original path
     names: list[str] = []
     for variable in model.variables:
         *raw, last = variable.path.split("/")
         name = ""
         for depth, part in enumerate(raw, 1):
-            place = tuple(raw[:depth])
-            if place not in given:
-                plain = part if part in chosen else COUNTER.sub("", part)
-                given[place] = _free(f"{name}{plain}", set(given.values()))
-            name = f"{given[place]}/"
-        names.append(_free(f"{name}{last}", set(names)))
+            prefix = tuple(raw[:depth])
+            if prefix not in renamed:
+                plain = part if part in explicit_names else COUNTER_SUFFIX.sub("", part)
+                renamed[prefix] = _make_unique(f"{name}{plain}", set(renamed.values()))
+            name = f"{renamed[prefix]}/"
+        names.append(_make_unique(f"{name}{last}", set(names)))
     return names
 
 
-def _free(name: str, taken: set[str]) -> str:
-    numbered = (name if count == 0 else f"{name}_{count}" for count in range(len(taken) + 1))
-    return next(candidate for candidate in numbered if candidate not in taken)
+def _make_unique(name: str, existing: set[str]) -> str:
+    candidates = (name if count == 0 else f"{name}_{count}" for count in range(len(existing) + 1))
+    return next(candidate for candidate in candidates if candidate not in existing)
 
 
 def _suffix(path: Path) -> str:
     for suffix in SUFFIXES:
         if path.name.endswith(suffix):
             return suffix
-    raise ValueError(f"{path} is not a file of Keras; its name must end in {' or '.join(SUFFIXES)}")
+    raise ValueError(f"{path} is not a Keras file; its name must end in {' or '.join(SUFFIXES)}")
