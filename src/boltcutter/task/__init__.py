@@ -1,1 +1,1 @@
-"""LightningModules: a model with its loss, metrics and optimizer."""
+"""Tasks: LightningModules that combine a model with a loss, metrics and an optimizer."""
