@@ -21,11 +21,12 @@ OPEN_TO_ROOMS: dict[str, set[str]] = {
         "project",
     },
     "bench": {"project"},
+    "scaffold": {"config", "project"},
 }
 SOLE_KNOWERS = {
     "omegaconf": {"config", "build"},
     "wandb": {"logger"},
-    "subprocess": {"lineage", "bench", "launch", "doctor"},
+    "subprocess": {"lineage", "bench", "launch", "doctor", "scaffold"},
 }
 
 

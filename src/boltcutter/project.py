@@ -82,6 +82,20 @@ class Project:
         if self.package:
             _own_packages.add(self.package)
 
+    def use_vendored_library(self) -> None:
+        """Restart this process with the project's own copy of the library, if it has one in ``src``.
+
+        A library that is found by ``PYTHONPATH``, such as the snapshot of a launched run, is used as it is.
+        """
+        copy, running = self.root / "src" / LIBRARY, Path(__file__).resolve().parent
+        given = [Path(folder).resolve() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+        if not self.package or not copy.is_dir() or {running.parent, copy.resolve().parent} & set(given):
+            return
+        if copy.resolve() != running:
+            path = os.pathsep.join([str(copy.parent), *map(str, given)])
+            arguments = [sys.executable, *sys.orig_argv[1:]]
+            os.execve(sys.executable, arguments, {**os.environ, "PYTHONPATH": path})
+
     @property
     def train_command(self) -> list[str]:
         """Arguments of a Python interpreter that trains in this project; elsewhere it needs ``environment``."""

@@ -1,10 +1,9 @@
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from new_project import run, run_tests
 
 from boltcutter.config import ConfigError
 from boltcutter.project import tomllib
@@ -12,15 +11,6 @@ from boltcutter.scaffold import new
 
 ROOT = Path(__file__).parents[2]
 COOKIECUTTER, CRUFT = (str(Path(sys.executable).parent / name) for name in ("cookiecutter", "cruft"))
-
-
-def run(*command: str, cwd: Path) -> str:
-    names = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "BOLTCUTTER_"))}
-    env |= names | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
-    done = subprocess.run(command, cwd=cwd, env=env, text=True, capture_output=True, timeout=170)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def as_url(folder: Path) -> str:
@@ -47,14 +37,14 @@ def files(project: Path) -> dict[str, str]:
 
 
 def test_project_passes_its_tests(tmp_path: Path) -> None:
-    project = new.main(["my-project", f"folder={tmp_path}", "author=Ada"])
+    project = new.create(["my-project", f"folder={tmp_path}", "author=Ada"])
     assert "Ada" in (project / "LICENSE").read_text()
     assert sum(len(text.splitlines()) for text in files(project).values()) <= 600
-    assert "2 passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=project)
+    assert "2 passed" in run_tests(project)
 
 
 def test_cookiecutter_cruft_and_new_create_the_same_project(template: Path, tmp_path: Path) -> None:
-    created = new.main(["my-project", f"folder={tmp_path}/new", f"template={template}", "author="])
+    created = new.create(["my-project", f"folder={tmp_path}/new", f"template={template}", "author="])
     for name, command in {
         "cookiecutter": [COOKIECUTTER, "--no-input", str(template)],
         "cruft": [CRUFT, "create", "-y", str(template)],
@@ -76,24 +66,24 @@ def test_release_is_required_at_its_tag(template: Path, tmp_path: Path) -> None:
     run("git", "clone", "-q", str(template), str(clone), cwd=tmp_path)
     version = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["version"]
     run("git", "tag", f"v{version}", cwd=clone)
-    assert requirement(new.main(["a", f"folder={tmp_path}", f"template={clone}"])) == f"boltcutter>={version}"
+    assert requirement(new.create(["a", f"folder={tmp_path}", f"template={clone}"])) == f"boltcutter>={version}"
 
 
 def test_origin_is_required_where_it_has_the_commit(template: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     run("git", "clone", "-q", str(template), str(clone), cwd=tmp_path)
     run("git", "remote", "set-url", "origin", "https://user:password@example.com/them/library.git", cwd=clone)
-    required = requirement(new.main(["a", f"folder={tmp_path}", f"template={clone}"]))
+    required = requirement(new.create(["a", f"folder={tmp_path}", f"template={clone}"]))
     assert required.startswith("boltcutter @ git+https://example.com/them/library.git@")
     run("git", "commit", "-q", "--allow-empty", "-m", "Not pushed", cwd=clone)
-    assert requirement(new.main(["b", f"folder={tmp_path}", f"template={clone}"])).startswith(
+    assert requirement(new.create(["b", f"folder={tmp_path}", f"template={clone}"])).startswith(
         f"boltcutter @ git+{as_url(clone)}@"
     )
 
 
 def test_answers_are_changed_by_an_update_in_a_subfolder_of_a_repository(template: Path, tmp_path: Path) -> None:
     run("git", "init", "-q", cwd=tmp_path)
-    project = new.main(["my-project", f"folder={tmp_path}", f"template={template}"])
+    project = new.create(["my-project", f"folder={tmp_path}", f"template={template}"])
     assert not (project / ".git").exists()
     run("git", "add", "-A", cwd=tmp_path)
     run("git", "commit", "-qm", "Begin", cwd=tmp_path)
@@ -104,7 +94,7 @@ def test_answers_are_changed_by_an_update_in_a_subfolder_of_a_repository(templat
 
 @pytest.mark.parametrize("license", ["none", "Apache-2.0"])
 def test_license(license: str, tmp_path: Path) -> None:
-    project = new.main(["my-project", f"folder={tmp_path}", f"license={license}"])
+    project = new.create(["my-project", f"folder={tmp_path}", f"license={license}"])
     assert (project / "LICENSE").exists() == (license != "none")
     settings = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     assert settings.get("license", "none") == license
@@ -113,5 +103,5 @@ def test_license(license: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [[], ["My Project"], ["torch"], ["json"], ["a", "b"], ["a", "lisense=MIT"]])
 def test_mistakes(arguments: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        new.main([*arguments, f"folder={tmp_path}"])
+        new.create([*arguments, f"folder={tmp_path}"])
     assert not list(tmp_path.iterdir())

@@ -11,13 +11,20 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from boltcutter.config import ConfigError, hint
+from boltcutter.project import Project
 
 USAGE = "boltcutter new my-project [folder=.] [author=<name>] [license=MIT] [vendor=false] [template=<URL or folder>]"
 OPTIONS = re.findall(r"(\w+)=", USAGE)
 RESERVED = {"boltcutter", "lightning", "torch", "torchmetrics", "wandb", "numpy", "src", "tests", "configs", "scripts"}
 
 
-def main(arguments: list[str]) -> Path:
+def main(project: Project, arguments: list[str]) -> None:
+    """Create a project and print where it is; the current project does not matter."""
+    folder = create(arguments)
+    print(f"Created {folder}. Its README.md begins with the commands to install, train and test it.")
+
+
+def create(arguments: list[str]) -> Path:
     """Create ``<folder>/<name>`` from the template that the library was installed from.
 
     Args:
@@ -47,10 +54,9 @@ def main(arguments: list[str]) -> Path:
         source = template_folder(template, Path(scratch))
         context = {"project_slug": name, **answers}
         try:
-            cookiecutter(str(source), no_input=True, extra_context=context, output_dir=str(folder), accept_hooks=True)
+            cookiecutter(str(source), no_input=True, extra_context=context, output_dir=str(folder))
         except (CookiecutterException, ValueError) as error:
             raise ConfigError(f"new: the template could not be rendered: {error}") from error
-    print(f"Created {folder / name}. Its README.md begins with the commands to install, train and test it.")
     return folder / name
 
 

@@ -1,0 +1,21 @@
+"""Commands in a new project, with this environment's library."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(*command: str, cwd: Path) -> str:
+    """What a command prints; it has to succeed."""
+    names = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "BOLTCUTTER_"))}
+    env |= names | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    done = subprocess.run(command, cwd=cwd, env=env, text=True, capture_output=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_tests(project: Path, *arguments: str) -> str:
+    """The output of the project's own tests."""
+    return run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, cwd=project)

@@ -1,0 +1,54 @@
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from new_project import run
+
+from boltcutter.config import ConfigError
+from boltcutter.project import Project
+from boltcutter.scaffold import new, vendor
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project.find(new.create(["my-project", f"folder={tmp_path}"]))
+
+
+def test_component_is_used_from_its_copy(project: Project) -> None:
+    vendor.main(project, ["callback.guard"])
+    assert (project.root / "src/my_project/callback/guard.py").is_file()
+    options = yaml.safe_load((project.root / "configs/callback/default.yaml").read_text())
+    assert options["guard"]["_target_"] == "my_project.callback.guard.Guard"
+    assert options["best"]["_target_"].startswith("boltcutter.")
+    run(sys.executable, "scripts/train.py", "--check", "experiment=baseline", cwd=project.root)
+    with pytest.raises(ConfigError):
+        vendor.main(project, ["callback.guard"])
+
+
+def test_library_is_used_from_its_copy_until_it_is_removed(project: Project) -> None:
+    command = (sys.executable, "scripts/train.py", "--help")
+    vendor.main(project, [])
+    copy = project.root / "src" / "boltcutter" / "cli.py"
+    copy.write_text(copy.read_text() + '\nFLAGS["--copied"] = "by the copy"\n')
+    assert "--copied" in run(*command, cwd=project.root)
+    vendor.main(project, ["--undo"])
+    assert not copy.parent.exists()
+    assert "--copied" not in run(*command, cwd=project.root)
+
+
+def test_changed_copy_is_not_removed(project: Project) -> None:
+    vendor.main(project, [])
+    run("git", "init", "-q", cwd=project.root)
+    run("git", "add", "-A", cwd=project.root)
+    run("git", "commit", "-qm", "Copy", cwd=project.root)
+    (project.root / "src/boltcutter/cli.py").write_text("")
+    with pytest.raises(ConfigError, match=r"cli\.py"):
+        vendor.main(project, ["--undo"])
+
+
+@pytest.mark.parametrize("arguments", [["callback.gaurd"], ["../x"], ["--undo"], ["a", "b"]])
+def test_mistakes(arguments: list[str], project: Project) -> None:
+    with pytest.raises(ConfigError):
+        vendor.main(project, arguments)
+    assert not (project.root / "src/boltcutter").exists()
