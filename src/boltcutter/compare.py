@@ -1,4 +1,4 @@
-"""Whether two runs are the same: settings, data, metrics, and the weights to the bit."""
+"""Compare two runs: settings, data, metrics and weights."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from boltcutter.loading import load
 from boltcutter.project import Project
 from boltcutter.weights import extract_weights
 
-NO_RESULT = {"recompiles"}  # which a run that was resumed counts anew
-OWN = ("folder", "checkpoints", "resume", "reproduce", "runs")  # settings that say where, and not what
+IGNORED_METRICS = {"recompiles"}  # restarts from 0 in a resumed run
+LOCATION_SETTINGS = ("folder", "checkpoints", "resume", "reproduce", "runs")  # paths, which do not affect results
 
 
-def main(project: Project, words: list[str]) -> None:
-    """Tell in what two runs differ; end with 1 if their metrics or weights do.
+def main(project: Project, overrides: list[str]) -> None:
+    """Print the differences between two runs; the exit status is 1 if metrics or weights differ.
 
     Args:
         project: Whose configuration is used.
-        words: ``run=<folder> with=<folder>``, and ``ckpt=last|best|<name>``.
+        overrides: ``run=<folder> with=<folder>``, and ``ckpt=last|best|<name>``.
     """
     filter_warnings()
-    special, rest = run.split_overrides(words, "run", "with", "ckpt")
+    special, rest = run.split_overrides(overrides, "run", "with", "ckpt")
     if rest or not special.get("run") or not special.get("with"):
-        raise ConfigError(f"{rest[0] if rest else 'run, with'}: say run=<folder> with=<folder>, and ckpt=best if so")
+        raise ConfigError(
+            f"{rest[0] if rest else 'run, with'}: expected run=<folder> with=<folder> [ckpt=last|best|<name>]"
+        )
     cfgs = [
         run.load_run_config(project, Path(special[name]), setting=name, instantiates=False) for name in ("run", "with")
     ]
@@ -39,9 +41,9 @@ def main(project: Project, words: list[str]) -> None:
     for line in setting_differences(plain(cfgs[0]), plain(cfgs[1])):
         print(f"setting   {line}")
     if records[0].get("data") != records[1].get("data"):
-        print(f"data      {records[0].get('data')} or {records[1].get('data')}")
+        print(f"data      {records[0].get('data')} → {records[1].get('data')}")
     different = list(metric_differences(*records))
-    print(*(f"metric    {line}" for line in different or ["all equal"]), sep="\n")
+    print(*(f"metric    {line}" for line in different or ["identical"]), sep="\n")
     checkpoints = [find_checkpoint(cfg.checkpoints, special.get("ckpt", "last")) for cfg in cfgs]
     line, equal = weight_difference(*(extract_weights(load(path)) for path in checkpoints))
     print(f"weights   {line}")
@@ -49,53 +51,59 @@ def main(project: Project, words: list[str]) -> None:
         sys.exit(1)
 
 
-def report_reproduction(original: Path, again: Path) -> None:
-    """Say whether a run that was made again has the data and the metrics of the first, to the bit."""
-    before, after = run.read_record(original), run.read_record(again)
+def report_reproduction(original: Path, reproduction: Path) -> None:
+    """Print whether a reproduced run has the same data and bitwise identical metrics as the original."""
+    before, after = run.read_record(original), run.read_record(reproduction)
     if before.get("data") != after.get("data"):
-        print(f"warning: the data differs: fingerprint {after.get('data')}, was {before.get('data')}")
+        print(f"warning: data differ: fingerprint {after.get('data')}, was {before.get('data')}")
     different = list(metric_differences(after, before))
     if not different:
-        count = len({**before.get("metrics", {}), **before.get("test", {})}.keys() - NO_RESULT)
+        count = len({**before.get("metrics", {}), **before.get("test", {})}.keys() - IGNORED_METRICS)
         print(f"reproduced: all {count} metrics equal those of {original}")
     for line in different:
         print(f"not reproduced: {line}")
 
 
 def setting_differences(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """A line for each setting that differs; where the run's files lie is none."""
+    """Describe each setting that differs, except paths of the runs."""
     for key in dict.fromkeys([*first, *second]):
         here, there, path = first.get(key), second.get(key), f"{prefix}{key}"
         if isinstance(here, Mapping) and isinstance(there, Mapping):
             yield from setting_differences(here, there, f"{path}.")
-        elif here != there and path not in OWN:
-            yield f"{path}={here} or {there}"
+        elif here != there and path not in LOCATION_SETTINGS:
+            yield f"{path}={here} → {there}"
 
 
 def metric_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each metric of two records that is not the same number."""
+    """Describe each metric that differs between two records."""
     here, there = ({**record.get("metrics", {}), **record.get("test", {})} for record in (first, second))
-    for name in sorted((here.keys() | there.keys()) - NO_RESULT):
+    for name in sorted((here.keys() | there.keys()) - IGNORED_METRICS):
         if here.get(name) != there.get(name):
             yield f"{name} is {here.get(name)}, was {there.get(name)}"
 
 
 def weight_difference(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> tuple[str, bool]:
-    """In one line, how far two sets of weights are apart; and whether they are the same bits."""
-    odd = list(first.keys() ^ second.keys())
-    odd += [name for name in first.keys() & second.keys() if first[name].shape != second[name].shape]
-    if odd:
-        return f"of two models: {len(odd)} have no counterpart ({', '.join(sorted(odd)[:3])} …)", False
+    """Describe how two sets of weights differ, and whether they are bitwise identical."""
+    unmatched = list(first.keys() ^ second.keys())
+    unmatched += [name for name in first.keys() & second.keys() if first[name].shape != second[name].shape]
+    if unmatched:
+        return (
+            f"different models: {len(unmatched)} tensors have no counterpart ({', '.join(sorted(unmatched)[:3])} …)",
+            False,
+        )
     count = sum(tensor.numel() for tensor in first.values())
     unequal = [name for name in first if not bitwise_equal(first[name], second[name])]
     if not unequal:
-        return f"{len(first)} tensors, {count:,} numbers, the same to the bit", True
-    far = max(float((first[name].double() - second[name].double()).abs().max()) for name in unequal)
-    return f"{len(unequal)} of {len(first)} tensors differ, by {far:.3g} at most ({', '.join(unequal[:3])} …)", False
+        return f"{len(first)} tensors, {count:,} parameters, bitwise identical", True
+    largest = max(float((first[name].double() - second[name].double()).abs().max()) for name in unequal)
+    return (
+        f"{len(unequal)} of {len(first)} tensors differ, by at most {largest:.3g} ({', '.join(unequal[:3])} …)",
+        False,
+    )
 
 
 def bitwise_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors have the same type and bytes, NaN among them."""
+    """Whether two tensors have the same dtype and bytes; NaN equals NaN."""
     if first.dtype != second.dtype:
         return False
     return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (first, second)))

@@ -1,4 +1,4 @@
-"""Measure a checkpoint: each sample counted once on any number of processes; tables, a picture, the worst errors."""
+"""Evaluate a checkpoint: metrics over each sample once on any number of processes, tables, a plot, worst errors."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from boltcutter.selection import find_best, find_newest, list_names
 from boltcutter.storage import CheckpointError
 
 
-def main(project: Project, words: list[str]) -> None:
+def main(project: Project, overrides: list[str]) -> None:
     """Evaluate a run.
 
     Args:
-        project: Whose configuration is used.
-        words: ``run=<folder>``, and ``ckpt=best|last|<path>``, ``split=test|val|train``, ``output=<folder>``; any other
-            word changes the run's configuration, as ``data=…`` does.
+        project: Project whose configuration is used.
+        overrides: ``run=<folder>``, and ``ckpt=best|last|<path>``, ``split=test|val|train``, ``output=<folder>``; other
+            overrides change the run's configuration, for example ``data=…``.
     """
     filter_warnings()
-    special, rest = run.split_overrides(words, "run", "ckpt", "split", "output")
+    special, rest = run.split_overrides(overrides, "run", "ckpt", "split", "output")
     cfg, folder = run.load_evaluation_config(project, special, rest)
     split = special.get("split", "test")
     if split not in ("train", "val", "test"):
         raise ConfigError(f"split={split}: expected train, val or test{hint(split, ('train', 'val', 'test'))}")
     check_config(cfg)
-    name = split if not any(word.startswith("data") for word in rest) else f"{cfg.choices.data}-{split}"
+    name = split if not any(override.startswith("data") for override in rest) else f"{cfg.choices.data}-{split}"
     output = Path(special.get("output") or folder / "evaluation" / name)
     components = assemble(cfg, with_callbacks=False)
     with distributed_shutdown():
@@ -49,65 +49,69 @@ def main(project: Project, words: list[str]) -> None:
             summary.print_evaluation(output, scores)
 
 
-def find_checkpoint(place: str, which: str) -> str:
-    """``best``, ``last``, the name of one of the run's checkpoints, a path or a URL.
+def find_checkpoint(folder: str, which: str) -> str:
+    """Find a checkpoint of a run.
+
+    Args:
+        folder: Folder of the run's checkpoints; a path or a URL.
+        which: ``best``, ``last``, the name of a checkpoint of the run, a path or a URL.
 
     Raises:
-        ConfigError: There is none, or it is damaged.
+        ConfigError: The checkpoint does not exist, or is damaged.
     """
     try:
-        known = list_names(place)
+        known = list_names(folder)
         if which in ("best", "last"):
             found = (find_best if which == "best" else find_newest)(
-                place, print if is_rank_zero() else lambda told: None
+                folder, print if is_rank_zero() else lambda text: None
             )
         else:
-            found = f"{place}/{which}" if which in known else which
-        fault = find_damage(found) if found else "none is there"
+            found = f"{folder}/{which}" if which in known else which
+        fault = find_damage(found) if found else "not found"
     except CheckpointError as error:
         raise ConfigError(f"ckpt={which}: {error}") from error
     if found is None or fault:
-        raise ConfigError(f"ckpt={which}: {fault} (the run has: {', '.join(known) or 'none yet'})")
+        raise ConfigError(f"ckpt={which}: {fault} (checkpoints of the run: {', '.join(known) or 'none yet'})")
     return found
 
 
 def score(components: Components, checkpoint: str | None, output: Path, split: str = "test") -> dict[str, float]:
-    """Measure ``checkpoint`` on a split and write ``output``: metrics, tables, predictions, a picture, worst errors.
+    """Evaluate a checkpoint on a split and write metrics, tables, predictions, a plot and the worst errors.
 
     Args:
         components: Trainer, data and task.
-        checkpoint: Whose weights are measured; None takes those that the task has.
-        output: Folder.
-        split: Which samples.
+        checkpoint: Checkpoint to load; None uses the current weights of the task.
+        output: Folder to write to.
+        split: ``train``, ``val`` or ``test``.
 
     Returns:
         Metrics by name, over all samples of the split.
 
     Raises:
-        ConfigError: The task has no step for it, or nobody has its samples.
+        ConfigError: The task has no step for the split, or there is no data loader for it.
     """
     if is_native_data(components.data) and not components.trainer.local_rank:
         with as_config_error():
             components.data.prepare_data()
             components.data.setup("fit")
-    if lack := skip_reason(components.data, components.task, split):
-        raise ConfigError(f"split={split}: {lack}; give it one, or choose another split")
-    outcomes = PredictionWriter(output)
+    if reason := skip_reason(components.data, components.task, split):
+        raise ConfigError(f"split={split}: {reason}; add it, or set another split")
+    writer = PredictionWriter(output)
     callbacks: list[Callback] = components.trainer.callbacks  # type: ignore[attr-defined]
-    callbacks.append(outcomes)
+    callbacks.append(writer)
     owner: Any = loader_owner(components.data, components.task, split)
     try:
         if uses_validation_step(components.data, split):
-            measure = components.trainer.validate
+            evaluate = components.trainer.validate
         else:
-            measure = components.trainer.test
+            evaluate = components.trainer.test
             if split != "test":
                 owner.test_dataloader = partial(_loader, owner, split)
-        found = measure(
+        found = evaluate(
             components.task, datamodule=components.data, ckpt_path=checkpoint, verbose=False, weights_only=True
         )
     finally:
-        callbacks.remove(outcomes)
+        callbacks.remove(writer)
     logged = {name: float(value) for of_loader in found for name, value in of_loader.items()}
     scores = {re.sub(r"^test(?=[/_.-])", split, name): value for name, value in logged.items()}
     if components.trainer.is_global_zero:
@@ -117,7 +121,7 @@ def score(components: Components, checkpoint: str | None, output: Path, split: s
 
 
 def _loader(owner: Any, split: str) -> Any:
-    """All samples of another split than the test's."""
+    """Loader over all samples of the train or val split."""
     if is_native_data(owner):
         return owner.loader(split)
     if isinstance(owner, L.LightningDataModule):

@@ -1,4 +1,4 @@
-"""What the name of a metric tells: its stage, and whether smaller or larger is better."""
+"""Stage and mode of a metric, inferred from its name."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ STAGES = {"train": "train", "training": "train", "val": "val", "valid": "val", "
 NAME = re.compile(rf"(?:({'|'.join(STAGES)})[/_.-])?(.+?)(_epoch|_step)?", re.S)
 
 
-class Name(NamedTuple):
-    """The parts of a metric's name: ``val_loss`` and ``val/loss_epoch`` are both the loss of validation."""
+class MetricName(NamedTuple):
+    """Components of a metric's name: ``val_loss`` and ``val/loss_epoch`` are both the validation loss."""
 
-    group: str  # what is measured
-    stage: str  # train, val, test, or "" for none
-    of_epoch: bool  # whether it is the mean of an epoch
+    group: str  # name without stage and suffix
+    stage: str  # train, val, test or ""
+    of_epoch: bool  # mean of an epoch
 
 
-def parse_name(name: str) -> Name:
-    """The parts of a name."""
+def parse_name(name: str) -> MetricName:
+    """Split a metric's name into its components."""
     found = NAME.fullmatch(name)
     stage, group, ending = found.groups() if found else (None, name, None)
-    return Name(group or name, STAGES.get(stage or "", ""), ending == "_epoch")
+    return MetricName(group or name, STAGES.get(stage or "", ""), ending == "_epoch")
 
 
 def infer_mode(name: str) -> Mode | None:
-    """Whether the metric is to fall or to rise; None where its name does not tell."""
+    """``min`` if smaller values of a metric are better, ``max`` if larger; None if its name does not say."""
     if LARGER_IS_BETTER.search(name):
         return "max"
     return "min" if SMALLER_IS_BETTER.search(name) else None

@@ -1,4 +1,4 @@
-"""Predictions for new files, or the continuation of a text."""
+"""Predict new files, or generate the continuation of a text."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ from boltcutter.project import Project
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
 
 
-def main(project: Project, words: list[str]) -> None:
-    """Write a line for each new sample; or where the run's task can ``generate``, go on with a text.
+def main(project: Project, overrides: list[str]) -> None:
+    """Write the prediction of each new sample or, if the task can ``generate``, the continuation of a text.
 
-    Data modules that read no files are asked for their ``predict_dataloader``.
+    For data modules that do not read files, ``predict_dataloader`` is used.
 
     Args:
-        project: Whose configuration is used.
-        words: ``run=<folder>``, ``input=<file or folder>`` (several with commas), and ``ckpt=best|last|<path>``,
-            ``output=<file>``; for a text ``input=<file or text>``, ``tokens=<how many>``, ``temperature=<0 or more>``,
-            ``top_k=<likeliest tokens to draw from>`` and ``seed=<number>``; any other word changes the run's
-            configuration.
+        project: Project whose configuration is used.
+        overrides: ``run=<folder>``, ``input=<file or folder>`` (several separated by commas), and
+            ``ckpt=best|last|<path>``, ``output=<file>``; for a text ``input=<file or text>``,
+            ``tokens=<number to generate>``, ``temperature=<0 or more>``, ``top_k=<tokens to sample from>`` and
+            ``seed=<number>``; other overrides change the run's configuration.
     """
     filter_warnings()
-    special, rest = run.split_overrides(words, "run", "input", "ckpt", "output", *SAMPLING)
+    special, rest = run.split_overrides(overrides, "run", "input", "ckpt", "output", *SAMPLING)
     cfg, folder = run.load_evaluation_config(project, special, rest)
     check_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     if not is_native_data(components.data):
         predict_loader(components, cfg, folder, special)
         return
-    writes = hasattr(components.task, "generate")
+    generates = hasattr(components.task, "generate")
     if not special.get("input"):
-        what = "<text or file>" if writes else "<file or folder>, several with commas between them"
-        raise ConfigError(f"input: not set; say input={what}")
+        what = "<text or file>" if generates else "<file or folder>, several separated by commas"
+        raise ConfigError(f"input is not set; set input={what}")
     checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
-    if writes:
+    if generates:
         _write_text(continuation(components, checkpoint, special), special.get("output"))
         return
-    if odd := [name for name in SAMPLING if name in special and name != "seed"]:
-        raise ConfigError(f"{odd[0]}: task={cfg.choices.task} writes no text; leave it out")
+    if unused := [name for name in SAMPLING if name in special and name != "seed"]:
+        raise ConfigError(f"{unused[0]}: task={cfg.choices.task} generates no text; remove it")
     inputs = [Path(text) for text in special["input"].split(",")]
     if missing := [str(path) for path in inputs if not path.exists()]:
-        raise ConfigError(f"input={missing[0]}: no such file or folder; give files that are there")
+        raise ConfigError(f"input={missing[0]}: no such file or folder; set it to an existing path")
     table = predict(components, checkpoint, inputs)
     if components.trainer.is_global_zero:
         output = Path(special.get("output") or folder / "predictions.csv")
@@ -69,7 +69,7 @@ def main(project: Project, words: list[str]) -> None:
 
 
 def predict(components: Components, checkpoint: str, inputs: list[Path]) -> pd.DataFrame:
-    """A line for each sample in ``inputs``: its name and prediction, and the probability of each class.
+    """Predict each sample in ``inputs``: a table with its name, prediction and the probability of each class.
 
     Raises:
         ConfigError: The data module cannot read an input.
@@ -83,18 +83,18 @@ def predict(components: Components, checkpoint: str, inputs: list[Path]) -> pd.D
     return _table(torch.cat(found).float(), names, list(data.classes), data.kind)
 
 
-def predict_loader(components: Components, cfg: DictConfig, folder: Path, words: dict[str, str]) -> None:
-    """Write what ``predict_step`` returns for the ``predict_dataloader`` of a module or data module of any kind.
+def predict_loader(components: Components, cfg: DictConfig, folder: Path, overrides: dict[str, str]) -> None:
+    """Write the outputs of ``predict_step`` for ``predict_dataloader`` of any module or data module.
 
-    A table where there are numbers for each sample; else ``predictions.pt``, the list of what each batch gave.
+    Numbers per sample become a table; other outputs are saved to ``predictions.pt`` as a list over batches.
 
     Raises:
-        ConfigError: There are no samples, or a word has no meaning here.
+        ConfigError: There is no ``predict_dataloader``, or an override does not apply.
     """
-    if given := [name for name in ("input", *SAMPLING) if name in words]:
+    if given := [name for name in ("input", *SAMPLING) if name in overrides]:
         raise ConfigError(
-            f"{given[0]}={words[given[0]]}: {type(components.data).__name__} reads no files; leave it out, and the samples "
-            "of predict_dataloader are predicted"
+            f"{given[0]}={overrides[given[0]]}: {type(components.data).__name__} reads no files; remove it to predict "
+            "the samples of predict_dataloader"
         )
     if loader_owner(components.data, components.task, "predict") is None:
         raise ConfigError(
@@ -102,16 +102,16 @@ def predict_loader(components: Components, cfg: DictConfig, folder: Path, words:
         )
     if components.trainer.world_size > 1:
         raise ConfigError(
-            f"trainer.devices={components.trainer.num_devices}: one device predicts; try trainer.devices=1"
+            f"trainer.devices={components.trainer.num_devices}: prediction runs on one device; try trainer.devices=1"
         )
-    checkpoint = find_checkpoint(cfg.checkpoints, words.get("ckpt", "best"))
+    checkpoint = find_checkpoint(cfg.checkpoints, overrides.get("ckpt", "best"))
     found: Any = components.trainer.predict(
         components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True
     )
-    several = len(components.trainer.num_predict_batches) > 1  # then Lightning has a list for each loader
+    multiple = len(components.trainer.num_predict_batches) > 1  # then Lightning returns a list per loader
     batches = [_plain(batch) for batch in found]
-    table = _columns_of_each(batches) if several else _columns(batches)
-    output = Path(words.get("output") or folder / "predictions.csv")
+    table = _columns_of_each(batches) if multiple else _columns(batches)
+    output = Path(overrides.get("output") or folder / "predictions.csv")
     output.parent.mkdir(parents=True, exist_ok=True)
     if table is None:
         output = output.with_suffix(".pt")
@@ -123,7 +123,7 @@ def predict_loader(components: Components, cfg: DictConfig, folder: Path, words:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors on the host, in dictionaries and lists: what any program can load."""
+    """Convert to CPU tensors in plain dictionaries and lists, which any program can load."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, Mapping):
@@ -132,7 +132,7 @@ def _plain(value: Any) -> Any:
 
 
 def _columns(batches: list[Any]) -> pd.DataFrame | None:
-    """A row for each sample; None where there are other things than a few numbers for each."""
+    """One row per sample; None if outputs are anything but a few numbers per sample."""
     parts = []
     for batch in batches:
         count = count_samples(batch)
@@ -144,7 +144,7 @@ def _columns(batches: list[Any]) -> pd.DataFrame | None:
 
 
 def _columns_of_each(loaders: list[Any]) -> pd.DataFrame | None:
-    """As ``_columns``, with the number of the loader in front."""
+    """Like ``_columns``, with the index of the loader as first column."""
     tables = {number: _columns(batches) for number, batches in enumerate(loaders)}
     known = {number: table for number, table in tables.items() if table is not None}
     if not known or len(known) < len(tables):
@@ -152,26 +152,26 @@ def _columns_of_each(loaders: list[Any]) -> pd.DataFrame | None:
     return pd.concat(known, names=["dataloader"]).reset_index(level=0).reset_index(drop=True)
 
 
-def continuation(components: Components, checkpoint: str, words: dict[str, str]) -> str:
-    """The text of ``input``, which may be a file, and what the model makes of it.
+def continuation(components: Components, checkpoint: str, overrides: dict[str, str]) -> str:
+    """Return the text of ``input``, which may be a file, followed by its continuation by the model.
 
     Args:
-        components: Of a run whose task can ``generate``, and whose data has a ``tokenizer``.
-        checkpoint: Whose weights are asked.
-        words: ``input``, ``tokens`` (200), ``temperature`` (0.8), ``top_k`` (50), ``seed`` (0).
+        components: Components of a run whose task can ``generate`` and whose data has a ``tokenizer``.
+        checkpoint: Checkpoint to load.
+        overrides: ``input``, ``tokens`` (200), ``temperature`` (0.8), ``top_k`` (50), ``seed`` (0).
 
     Raises:
-        ConfigError: A word is no number of its kind, or there is no text to begin from.
+        ConfigError: An override is not a valid number, or the text is empty.
     """
-    count, seed = _number(words, "tokens", 200, int, 1), _number(words, "seed", 0, int, 0)
-    temperature, top_k = _number(words, "temperature", 0.8, float, 0), _number(words, "top_k", 50, int, 1)
+    count, seed = _number(overrides, "tokens", 200, int, 1), _number(overrides, "seed", 0, int, 0)
+    temperature, top_k = _number(overrides, "temperature", 0.8, float, 0), _number(overrides, "top_k", 50, int, 1)
     data: Any = components.data
     task: Any = components.task
     state = _restore(data, checkpoint)
     with as_config_error():
         tokenizer = data.tokenizer
-        text, file = words["input"].encode(), Path(words["input"])
-        # The name of a file is shorter than a text may be, and the system refuses to look for a longer one.
+        text, file = overrides["input"].encode(), Path(overrides["input"])
+        # The system refuses file names of 256 bytes or more, which a text may have.
         if len(text) < 256 and file.is_file():
             text = file.read_bytes()
         prompt = torch.tensor(tokenizer.encode(text))
@@ -188,21 +188,21 @@ def _write_text(text: str, output: str | None) -> None:
         Path(output).write_text(text + "\n")
 
 
-def _number(words: dict[str, str], name: str, default: Any, kind: type, least: int) -> Any:
-    """A word's number, or the default.
+def _number(overrides: dict[str, str], name: str, default: Any, kind: type, least: int) -> Any:
+    """Parse a number from an override, or return the default.
 
     Raises:
-        ConfigError: It is none, or too small.
+        ConfigError: It is not a number, or too small.
     """
-    text = words.get(name, str(default))
+    text = overrides.get(name, str(default))
     pattern = r"\d+" if kind is int else r"\d+(\.\d*)?|\.\d+"
     if not re.fullmatch(pattern, text) or kind(text) < least:
-        raise ConfigError(f"{name}={text} is not a number of {least} or more; try {name}={default}")
+        raise ConfigError(f"{name}={text} is not a number of at least {least}; try {name}={default}")
     return kind(text)
 
 
 def _restore(data: Any, checkpoint: str) -> dict[str, Any]:
-    """Give the data module what a checkpoint keeps for it; give the checkpoint."""
+    """Restore the data module from a checkpoint, and return the checkpoint."""
     state = load(checkpoint)
     data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
     return state
