@@ -346,11 +346,11 @@ def test_a_node_that_waits_in_vain_reports_the_rendezvous_address(forks: ForkSer
     [
         (
             ["trainer.num_nodes=3"],
-            "trainer.devices=1, trainer.num_nodes=3: kubeflow has started 2 nodes for 2 processes",
+            "trainer.devices=1, trainer.num_nodes=3: kubeflow has started 2 nodes with 2 processes each; ",
         ),
         (
             [],
-            "trainer.devices=1, trainer.num_nodes=2: kubeflow has started 2 nodes for 2 processes each; say trainer.d",
+            "trainer.devices=1, trainer.num_nodes=2: kubeflow has started 2 nodes with 2 processes each; ",
         ),
         (["trainer=dp", "trainer.devices=2"], "trainer.strategy=DataParallelStrategy trains on one node, but kubeflow"),
     ],

@@ -74,4 +74,4 @@ def test_a_compiled_model_is_refused_in_one_line(script: Script, tmp_path: Path)
     done = script("train", *WORDS, *DP, "trainer.devices=2", "task.compile=true", f"folder={tmp_path}/run")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "error: task.compile=true: trainer=dp copies the model at each step, and what is" in done.stderr
+    assert "error: task.compile=true: trainer=dp replicates the model at each step" in done.stderr

@@ -37,6 +37,6 @@ def test_linear_layers_round_to_eight_bits_and_keep_their_names() -> None:
 
 def test_a_model_with_nothing_to_do_in_eight_bits_is_told() -> None:
     with pytest.raises(
-        Float8Error, match=r"^trainer.precision=float8: the model has no linear layer whose sides are mult"
+        Float8Error, match=r"^trainer.precision=float8: the model has no linear layer whose dimensions are mult"
     ):
         Float8Precision("cpu").convert_module(nn.Linear(16, 10))

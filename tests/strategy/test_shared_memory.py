@@ -11,7 +11,7 @@ import pytest
 from conftest import QUICK, Script, max_difference
 
 from boltcutter.strategy import shared_memory
-from boltcutter.strategy.shared_memory import CHUNK, PLACE
+from boltcutter.strategy.shared_memory import CHUNK, FOLDER
 
 SECONDS = 60
 RANK = """
@@ -24,19 +24,19 @@ rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
 """
 JOIN = """
-memory = SharedMemory.among(rank, world, timedelta(seconds=2))
+memory = SharedMemory.create(rank, world, timedelta(seconds=2))
 """
 AVERAGE = (
     JOIN
     + """
-for kind in (torch.float32, torch.float64, torch.bfloat16):
+for dtype in (torch.float32, torch.float64, torch.bfloat16):
     for length in (1, 5, 1001, 700_000):
-        mine = torch.randn(length).to(kind)
+        mine = torch.randn(length).to(dtype)
         parts = [torch.empty_like(mine) for _ in range(world)]
         dist.all_gather(parts, mine)
         memory.average(mine)
         expected = torch.stack(parts).double().mean(0)
-        assert torch.allclose(mine.double(), expected, rtol=0, atol=torch.finfo(kind).eps * 8), (kind, length)
+        assert torch.allclose(mine.double(), expected, rtol=0, atol=torch.finfo(dtype).eps * 8), (dtype, length)
         dist.all_gather(parts, mine)
         assert all(part.equal(mine) for part in parts)
 for number in range(100):
@@ -67,11 +67,11 @@ def ranks(world: int, code: str) -> Iterator[list[subprocess.Popen[str]]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
             [sys.executable, "-c", RANK + code],
-            env=os.environ | told | {"RANK": str(rank)},
+            env=os.environ | rendezvous | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -87,34 +87,34 @@ def ranks(world: int, code: str) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_all_ranks_have_the_same_mean_to_the_bit(world: int) -> None:
+def test_averages_are_bitwise_identical_on_all_ranks(world: int) -> None:
     with ranks(world, AVERAGE) as started:
         for process in started:
             _, stderr = process.communicate(timeout=SECONDS)
             assert process.returncode == 0, stderr
-    assert not list(PLACE.glob("boltcutter-*"))
+    assert not list(FOLDER.glob("boltcutter-*"))
 
 
 @pytest.mark.parametrize(
-    ("number", "told"), [(signal.SIGKILL, "Connection closed by peer"), (signal.SIGSTOP, "Timed out waiting 2 s")]
+    ("number", "message"), [(signal.SIGKILL, "Connection closed by peer"), (signal.SIGSTOP, "Timed out waiting 2 s")]
 )
-def test_a_rank_that_is_gone_is_not_waited_for(number: int, told: str) -> None:
+def test_a_rank_that_is_killed_or_stopped_is_not_awaited(number: int, message: str) -> None:
     with ranks(2, LOST) as (first, second):
         assert second.stdout
         assert second.stdout.readline() == "there\n"
         second.send_signal(number)
         stdout, stderr = first.communicate(timeout=SECONDS)
         assert stdout.splitlines()[1:] == [
-            f"shared memory: {told}{' for another rank' * (number == signal.SIGSTOP)}"
+            f"shared memory: {message}{' for another rank' * (number == signal.SIGSTOP)}"
         ], stderr
 
 
-def test_ranks_that_do_different_things_are_told_so() -> None:
+def test_ranks_that_call_different_operations_raise_an_error() -> None:
     code = JOIN + "memory.average(torch.ones(3)) if rank else memory.all_reduce_max(1)"
     with ranks(2, code) as started:
-        told = [process.communicate(timeout=SECONDS)[1] for process in started]
-    for rank, text in enumerate(told):
-        assert f"shared memory: rank {1 - rank} is elsewhere in the program" in text
+        errors = [process.communicate(timeout=SECONDS)[1] for process in started]
+    for rank, error in enumerate(errors):
+        assert f"shared memory: rank {1 - rank} calls another operation" in error
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ def test_ranks_that_do_different_things_are_told_so() -> None:
         pytest.param(
             "if rank == 1: shared_memory.open = lambda *_: pathlib.Path('/nowhere/at/all').open()", id="other"
         ),
-        pytest.param("if rank == 0: shared_memory.PLACE = pathlib.Path('/nowhere')", id="first"),
+        pytest.param("if rank == 0: shared_memory.FOLDER = pathlib.Path('/nowhere')", id="first"),
     ],
 )
-def test_none_shares_memory_that_one_cannot_see(blind: str) -> None:
+def test_memory_is_not_shared_if_one_rank_cannot_open_it(blind: str) -> None:
     code = f"import pathlib\nfrom boltcutter.strategy import shared_memory\n{blind}\n{JOIN}assert memory is None\n"
     with ranks(2, code + "dist.destroy_process_group()") as started:
         for process in started:
@@ -134,16 +134,18 @@ def test_none_shares_memory_that_one_cannot_see(blind: str) -> None:
             assert process.returncode == 0, stderr
 
 
-def test_a_file_that_memory_does_not_hold_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shared_memory._reserve(1 << 60) == (None, "")
-    assert not list(PLACE.glob("boltcutter-*"))
-    monkeypatch.setattr(shared_memory, "PLACE", tmp_path / "nowhere")
-    assert shared_memory._reserve(CHUNK) == (None, "")
+def test_no_file_is_created_without_enough_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shared_memory._create_file(1 << 60) == (None, "")
+    assert not list(FOLDER.glob("boltcutter-*"))
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "nowhere")
+    assert shared_memory._create_file(CHUNK) == (None, "")
 
 
-def test_training_through_it_is_that_of_the_process_group(script: Script, tmp_path: Path) -> None:
-    words = [*QUICK, "model=mlp", "test=false", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+def test_training_is_bitwise_identical_to_that_with_the_process_group(script: Script, tmp_path: Path) -> None:
+    overrides = [*QUICK, "model=mlp", "test=false", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     for name in ("true", "false"):
-        done = script("train", *words, f"trainer.strategy.shared_memory={name}", f"folder={tmp_path}/{name}", ranks=2)
+        done = script(
+            "train", *overrides, f"trainer.strategy.shared_memory={name}", f"folder={tmp_path}/{name}", ranks=2
+        )
         assert done.returncode == 0, done.stderr
     assert max_difference(tmp_path / "true", tmp_path / "false") == 0

@@ -1,1 +1,1 @@
-"""Strategies that Lightning lacks: how a model is spread over devices."""
+"""Distributed strategies in addition to Lightning's."""

@@ -1,4 +1,4 @@
-"""Data parallel in one process: copies of the model on several devices, which Lightning 2 has no more."""
+"""Data parallel in a single process, which Lightning 2 no longer offers: replicas of the model on several devices."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from boltcutter.strategy.replicas import Replicas
 
 
 class ReplicationError(RuntimeError):
-    """The model cannot be copied at each step."""
+    """The model cannot be replicated at each step."""
 
     hide_traceback = True
 
 
 class DataParallelStrategy(ParallelStrategy):
-    """Each step copies the model to all devices, gives each a part of the batch, and brings their outputs together.
+    """Replicate the model to all devices at each step, scatter the batch, and gather the outputs on the first device.
 
-    Loss, metrics and whatever is logged are then those of the whole batch, as on one device, and so are checkpoints.
+    The loss, the metrics and all logged values are those of the whole batch, and checkpoints are those of a single
+    device.
 
     Args:
-        module: Which part of the task is copied: the name of the attribute through which it calls the model.
-        options: As for Lightning's ``ParallelStrategy``.
+        module: Name of the task's attribute that holds the module to replicate.
+        options: Arguments of Lightning's ``ParallelStrategy``.
     """
 
     strategy_name = "dp"
@@ -34,84 +35,83 @@ class DataParallelStrategy(ParallelStrategy):
     def __init__(self, module: str = "model", **options: Any) -> None:
         super().__init__(**options)
         self.module = module
-        self._spread: nn.Module | None = None
+        self._replicated: nn.Module | None = None
 
     @property
     def root_device(self) -> torch.device:
-        """Where the model is, and all but its copies."""
+        """The first device, which holds the original model and the outputs."""
         return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
 
     @property
     def global_rank(self) -> int:
-        """There is one process."""
+        """Always 0, as there is a single process."""
         return 0
 
     local_rank = node_rank = global_rank
 
     @property
     def world_size(self) -> int:
-        """There is one process."""
+        """Always 1, as there is a single process."""
         return 1
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Whole batches."""
+        """The sampler yields whole batches."""
         return {"num_replicas": 1, "rank": 0}
 
     def model_to_device(self) -> None:
-        """Move the model."""
+        """Move the model to the first device."""
         assert self.model is not None
         self.model.to(self.root_device)
 
     def setup(self, trainer: L.Trainer) -> None:
-        """Move the model, and spread its calls from here on.
+        """Move the model, and replace its ``forward`` by one that runs replicas.
 
         Raises:
-            ReplicationError: It is not there, or compiled.
+            ReplicationError: The task has no such module, or it is compiled.
         """
         super().setup(trainer)
         if len(self.parallel_devices or ()) < 2:
             return
         model = getattr(self.lightning_module, self.module, None)
         if not isinstance(model, nn.Module):
-            raise ReplicationError(f"trainer.strategy.module={self.module}: the task has no such module to copy")
+            raise ReplicationError(f"trainer.strategy.module={self.module}: the task has no such module to replicate")
         if compiled := getattr(self.lightning_module, "compile_model", False):
             raise ReplicationError(
-                f"task.compile={str(compiled).lower()}: trainer=dp copies the model at each step, and what is compiled "
-                "is the model alone; take trainer=ddp, or task.compile=false"
+                f"task.compile={str(compiled).lower()}: trainer=dp replicates the model at each step, and replicas are "
+                "not compiled; use trainer=ddp, or set task.compile=false"
             )
-        if self._spread is None:
-            print("hint: torch recommends trainer=ddp, which copies no model", file=sys.stderr)
-        self._unspread()
-        # On the instance, so that keys of checkpoints stay as they are.
+        if self._replicated is None:
+            print("hint: torch recommends trainer=ddp, which does not replicate the model", file=sys.stderr)
+        self._restore_forward()
+        # Set on the instance rather than by a wrapper, so that the keys of checkpoints do not change.
         model.forward = Replicas(model, self.parallel_devices or ())
-        self._spread = model
+        self._replicated = model
 
     def teardown(self) -> None:
-        """Give the model its own calls back."""
-        self._unspread()
+        """Restore the model's own ``forward``."""
+        self._restore_forward()
         super().teardown()
 
-    def _unspread(self) -> None:
-        if self._spread is not None:
-            vars(self._spread).pop("forward", None)
+    def _restore_forward(self) -> None:
+        if self._replicated is not None:
+            vars(self._replicated).pop("forward", None)
 
-    # What there is is that of the whole batch, and nobody is waited for.
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """What there is is that of the whole batch."""
+        """Return the tensor, which is computed from the whole batch."""
         return tensor
 
     def all_gather(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """There is one process."""
+        """Return the tensor, as there is a single process."""
         return tensor
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """There is one process."""
+        """Return the decision, as there is a single process."""
         return decision
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Nobody is waited for."""
+        """Do nothing, as there is a single process."""
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """There is one process."""
+        """Return the object, as there is a single process."""
         return obj

@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from boltcutter.strategy import mpi
-from boltcutter.strategy.shared_memory import SharedMemory, average
+from boltcutter.strategy.shared_memory import SharedMemory, average_hook
 
 COMPRESSED: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # an interrupt comes from the keyboard to all
@@ -97,10 +97,12 @@ class DDPStrategy(strategies.DDPStrategy):
             # By another name, since torch refuses these by theirs where there is no NCCL, though gloo does the same.
             model.register_comm_hook(None, lambda group, bucket: send(group, bucket))
         if self.shared_memory and self.world_size > 1 and self._timeout and dist.get_backend() in ("gloo", "nccl"):
-            self._memory = SharedMemory.among(self.global_rank, self.world_size, self._timeout)
+            self._memory = SharedMemory.create(self.global_rank, self.world_size, self._timeout)
             averages = self.root_device.type == "cpu" and not self.compress and not has_sparse_gradients(self.model)
             if self._memory and averages:
-                cast(Any, self.model).register_comm_hook(self._memory, lambda memory, bucket: average(memory, bucket))
+                cast(Any, self.model).register_comm_hook(
+                    self._memory, lambda memory, bucket: average_hook(memory, bucket)
+                )
 
     def all_reduce_max(self, number: int) -> int | None:
         """The largest of what all ranks give, if they can tell without the process group; else None.

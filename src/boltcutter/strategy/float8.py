@@ -1,4 +1,4 @@
-"""Matrix products in 8 bits, by torchao."""
+"""Matrix multiplication in 8-bit floating point, with torchao."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
-STEP = 16  # of a matrix's sides, as the hardware takes them
+MULTIPLE = 16  # of both dimensions of a weight, as the hardware requires
 
 
 class Float8Error(RuntimeError):
-    """The model has nothing to do in 8 bits."""
+    """The model has no layer that can be converted to float8."""
 
     hide_traceback = True
 
 
 class Float8Precision(MixedPrecision):
-    """Linear layers multiply in 8-bit floating point, forward and backward; all else is as with ``bf16-mixed``.
+    """Linear layers multiply in float8, forward and backward; everything else is ``bf16-mixed``.
 
-    Weights stay in 32 bits under the same names, so that checkpoints fit any precision. torchao recommends it for
-    matrices of thousands of rows, together with ``task.compile=true``.
+    Weights remain in float32 under the same names, so that checkpoints can be loaded with any precision. torchao
+    recommends float8 for matrices with thousands of rows, together with ``task.compile=true``.
 
     Args:
-        device: ``cuda``; or another, where ``emulate`` is set.
-        emulate: Round as 8 bits do but multiply in more of them, which any device can.
+        device: Device type; must be ``cuda`` unless ``emulate`` is set.
+        emulate: Round to float8, but multiply in float32, which works on any device.
 
     Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022.
     """
@@ -36,29 +36,29 @@ class Float8Precision(MixedPrecision):
         self.emulate = emulate
 
     def autocast_context_manager(self) -> torch.autocast:
-        """As with ``bf16-mixed``."""
+        """Autocast to bfloat16, as with ``bf16-mixed``."""
         return torch.autocast(self.device, dtype=torch.bfloat16, cache_enabled=False)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Put 8-bit layers in place of linear ones whose sides are multiples of 16.
+        """Replace linear layers whose dimensions are multiples of 16 by float8 layers.
 
         Raises:
-            Float8Error: There is none.
+            Float8Error: There are no such layers.
         """
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
 
-        # A second call, for the test after training, finds them in place.
+        # A second call, for the test after training, finds layers that are already converted.
         if not any(_fits(part) or isinstance(part, Float8Linear) for part in module.modules()):
             raise Float8Error(
-                f"trainer.precision=float8: the model has no linear layer whose sides are multiples of {STEP}; "
+                f"trainer.precision=float8: the model has no linear layer whose dimensions are multiples of {MULTIPLE}; "
                 "try bf16-mixed"
             )
-        # Without padding a last batch whose size is no multiple of 16 would end the training.
+        # Without padding, a last batch whose size is not a multiple of 16 would raise an error.
         config = Float8LinearConfig(emulate=self.emulate, pad_inner_dim=not self.emulate)
         convert_to_float8_training(module, module_filter_fn=lambda part, name: _fits(part), config=config)
         return module
 
 
 def _fits(part: nn.Module) -> bool:
-    return type(part) is nn.Linear and not (part.in_features % STEP or part.out_features % STEP)
+    return type(part) is nn.Linear and not (part.in_features % MULTIPLE or part.out_features % MULTIPLE)

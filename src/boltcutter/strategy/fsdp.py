@@ -1,4 +1,4 @@
-"""Torch's first FSDP, with norms over all ranks, whose checkpoints are read as data alone."""
+"""torch's FSDP1, with gradient norms over all ranks, and checkpoints that are loaded without executing code."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
-PREFIX = "_fsdp_wrapped_module."  # what FSDP puts into names
+PREFIX = "_fsdp_wrapped_module."  # which FSDP adds to parameter names
 
 
 class GradientClippingError(RuntimeError):
-    """Gradients cannot be clipped by their norm, because the module sharded its parts itself."""
+    """Gradients cannot be clipped by their norm, because the module wraps its submodules itself."""
 
     hide_traceback = True
 
 
 class FSDPStrategy(strategies.FSDPStrategy):
-    """Lightning's, which would unpickle a checkpoint with all the code that it holds, and does not clip by the norm.
+    """Lightning's ``FSDPStrategy`` with clipping by the norm, and without unpickling of arbitrary objects.
 
-    Each rank has a shard of every gradient, so norms are taken over all ranks, for clipping and for callbacks.
+    Each rank has a shard of every gradient, so norms are reduced over all ranks, for clipping and for callbacks.
 
     Args:
-        options: As for Lightning's ``FSDPStrategy``.
+        options: Arguments of Lightning's ``FSDPStrategy``.
     """
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """What the trainer has chosen; Lightning refuses a CPU for its own class alone.
+        """The accelerator; Lightning checks that it is not a CPU for its own class only.
 
         Raises:
-            ValueError: It is a CPU.
+            ValueError: The accelerator is a CPU.
         """
         return self._accelerator
 
@@ -52,52 +52,52 @@ class FSDPStrategy(strategies.FSDPStrategy):
         self._accelerator = accelerator
 
     def setup(self, trainer: L.Trainer) -> None:
-        """Shard the model; have gradients clipped by the norm over all ranks."""
-        # Lightning's plugin has no reference to the sharded module, and refuses.
+        """Shard the model, and replace clipping by the norm by that over all ranks."""
+        # Lightning's plugin has no reference to the sharded module, and raises an error instead.
         vars(self.precision_plugin)["clip_grad_by_norm"] = self._clip
         super().setup(trainer)
 
     def teardown(self) -> None:
-        """Give the plugin its own method back."""
+        """Restore the plugin's own clipping."""
         vars(self.precision_plugin).pop("clip_grad_by_norm", None)
         super().teardown()
 
     def global_grad_norm(self, parameters: Sequence[Tensor], norms: Tensor) -> Tensor:
-        """The norm of the gradients of all ranks; not finite on all of them where it is not on one.
+        """Total norm of the gradients of all ranks, on all ranks; non-finite if any gradient is.
 
         Args:
-            parameters: Those of this rank that have a gradient.
-            norms: Of the shard of each gradient.
+            parameters: Parameters of this rank that have a gradient.
+            norms: Norm of this rank's shard of each gradient, of shape (number of parameters,).
         """
         total = norms.square().sum()
         dist.all_reduce(total)
         return total.sqrt()
 
-    def gather_names(self, mine: list[str]) -> list[str]:
-        """The names that any rank gives, without what FSDP puts into them."""
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
-        return list(dict.fromkeys(name.replace(PREFIX, "") for names in everyone for name in names))
+    def gather_names(self, names: list[str]) -> list[str]:
+        """Parameter names of all ranks, without duplicates and without FSDP's prefix."""
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, names)
+        return list(dict.fromkeys(name.replace(PREFIX, "") for some in gathered for name in some))
 
     def _clip(self, optimizer: Optimizer, clip_val: float) -> None:
         if not isinstance(self.model, FullyShardedDataParallel):
             raise GradientClippingError(
-                f"trainer.gradient_clip_val={clip_val}: the module shards its parts itself, so that FSDP knows no norm "
-                "over all of them; set trainer.gradient_clip_val=null"
+                f"trainer.gradient_clip_val={clip_val}: the module wraps its submodules itself, so FSDP cannot compute "
+                "their total norm; set trainer.gradient_clip_val=null"
             )
         self.model.clip_grad_norm_(clip_val)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Open a file, and give its weights and optimizer states to the sharded model.
+        """Load weights and optimizer states from a file into the sharded model.
 
         Raises:
-            ValueError: It is a folder, whose list of contents torch would execute.
+            ValueError: The path is a folder, whose metadata torch would unpickle, executing code.
         """
         path = Path(self.broadcast(checkpoint_path))
         if path.is_dir():
             raise ValueError(
                 f"trainer.strategy.state_dict_type=sharded: {path} is a folder, and reading it would execute code; set "
-                "it to full, or take trainer=fsdp2"
+                "it to full, or use trainer=fsdp2"
             )
         writer: Any = self.checkpoint_io
         options = {"lazy": True} if hasattr(writer, "load_sharded") else {"weights_only": True}

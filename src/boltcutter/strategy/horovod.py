@@ -1,4 +1,4 @@
-"""Data parallel with gradients that Horovod averages, which Lightning 2 has no more."""
+"""Data parallel with gradients averaged by Horovod, which Lightning 2 no longer supports."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.optim import Optimizer
 
 
 class HorovodStrategy(strategies.DDPStrategy):
-    """A process for each device; gradients are averaged in one piece, between the backward pass and clipping.
+    """One process per device; gradients are averaged in a single bucket, between the backward pass and clipping.
 
-    With accumulated batches they are sent once, with the last. Whatever else ranks tell one another (weights at the
-    start, metrics, flags) goes through torch's own process group.
+    With gradient accumulation they are sent once per optimizer step. All other communication (initial weights, metrics,
+    flags) uses torch's process group. Horovod is imported only by this strategy.
 
     Args:
-        compress: Send gradients in two bytes a number; averages are rounded to what these can tell.
+        compress: Data type in which gradients are sent; averages are rounded to its precision.
 
     Raises:
         ValueError: Horovod is not installed.
@@ -34,38 +34,38 @@ class HorovodStrategy(strategies.DDPStrategy):
             raise ValueError("trainer=horovod: Horovod is not installed; build it: bash scripts/build_horovod.sh")
         super().__init__()
         self.compress = compress
-        self._server: Any = None  # at which Horovod's processes meet
+        self._server: Any = None  # Horovod's rendezvous server, on rank 0
 
     def setup_distributed(self) -> None:
-        """Let ranks find one another, then Horovod's; it waits half a minute for them and no longer."""
+        """Initialize torch's process group and then Horovod, whose own rendezvous times out after only 30 s."""
         import horovod.torch as hvd
 
         super().setup_distributed()
         assert self._timeout
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(self._timeout.total_seconds())))
         if "HOROVOD_RANK" not in os.environ and self.world_size > 1:
-            self._meet()
+            self._start_rendezvous()
         self.barrier()
         hvd.init()
         assert hvd.size() == self.world_size
 
-    def _meet(self) -> None:
-        """Stand in for horovodrun where another launcher started the processes."""
+    def _start_rendezvous(self) -> None:
+        """Do what horovodrun does, if another launcher started the processes."""
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
         from horovod.runner.http.http_server import RendezvousServer
 
-        port, nodes, each = 0, self.num_nodes, self.num_processes
+        port, nodes, local_size = 0, self.num_nodes, self.num_processes
         if self.global_rank == 0:
             self._server = RendezvousServer()
             port = self._server.start()
-            hosts = ",".join(f"node{node}:{each}" for node in range(nodes))
+            hosts = ",".join(f"node{node}:{local_size}" for node in range(nodes))
             self._server.init(get_host_assignments(parse_hosts(hosts), self.world_size))
         assert self.cluster_environment
-        told = {
+        variables = {
             "RANK": self.global_rank,
             "SIZE": self.world_size,
             "LOCAL_RANK": self.local_rank,
-            "LOCAL_SIZE": each,
+            "LOCAL_SIZE": local_size,
             "CROSS_RANK": self.node_rank,
             "CROSS_SIZE": nodes,
             "HOSTNAME": f"node{self.node_rank}",
@@ -75,11 +75,11 @@ class HorovodStrategy(strategies.DDPStrategy):
             "GLOO_RENDEZVOUS_PORT": self.broadcast(port),
             "GLOO_IFACE": os.environ.get("GLOO_SOCKET_IFNAME", "lo" if nodes == 1 else ""),
         }
-        for name, value in told.items():
+        for name, value in variables.items():
             os.environ.setdefault(f"HOROVOD_{name}", str(value))
 
     def configure_ddp(self) -> None:
-        """Give all ranks the weights of the first; nothing is wrapped."""
+        """Broadcast the weights of rank 0; the model is not wrapped."""
         assert self.model is not None
         _sync_module_states(self.model)
 
@@ -90,7 +90,7 @@ class HorovodStrategy(strategies.DDPStrategy):
         model: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Average the gradients once they are there; clipping and all that looks at them comes after."""
+        """Average the gradients after the backward pass, before clipping and before callbacks see them."""
 
         def averaged() -> Any:
             result = closure()
@@ -100,32 +100,34 @@ class HorovodStrategy(strategies.DDPStrategy):
         return super().optimizer_step(optimizer, averaged, model, **kwargs)
 
     def _average(self, parameters: list[nn.Parameter]) -> None:
-        """Average gradients over ranks, those of one kind of number in one piece.
+        """Average gradients over ranks, in one bucket per data type.
 
-        One that no rank has stays away, as in one process: what has none is left alone by the optimizer.
+        A gradient that is None on all ranks remains None, so that the optimizer skips its parameter; one that is None
+        on some ranks counts as zero there.
 
         Raises:
-            RuntimeError: Another rank has left, or is late.
+            RuntimeError: Another rank has failed, or timed out.
         """
         import horovod.torch as hvd
         from horovod.common.exceptions import HorovodInternalError
 
-        for kind in {p.dtype: None for p in parameters} if self.world_size > 1 else ():
-            some = [p for p in parameters if p.dtype == kind]
-            there = [p.grad is not None for p in some]
-            each = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in some]
-            piece = torch.cat([*each, torch.tensor(there, dtype=kind, device=some[0].device)]).div_(self.world_size)
-            if self.compress or kind == torch.bfloat16:  # which Horovod does not know
-                piece = piece.to(torch.float16 if self.compress else torch.float32)
+        for dtype in {p.dtype: None for p in parameters} if self.world_size > 1 else ():
+            group = [p for p in parameters if p.dtype == dtype]
+            present = [p.grad is not None for p in group]
+            flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in group]
+            bucket = torch.cat([*flat, torch.tensor(present, dtype=dtype, device=group[0].device)])
+            bucket = bucket.div_(self.world_size)
+            if self.compress or dtype == torch.bfloat16:  # Horovod does not support bfloat16
+                bucket = bucket.to(torch.float16 if self.compress else torch.float32)
             try:
-                hvd.allreduce_(piece, op=hvd.Sum, name=f"gradients.{kind}")
+                hvd.allreduce_(bucket, op=hvd.Sum, name=f"gradients.{dtype}")
             except HorovodInternalError as error:
                 raise RuntimeError(f"Horovod: Connection closed by peer: {error}") from error
-            *averages, found = torch.split(piece, [*map(Tensor.numel, each), len(some)])
-            if not all(there):  # only then has the host to wait for the device
-                for p, anywhere in zip(some, found.tolist(), strict=True):
+            *averages, found = torch.split(bucket, [*map(Tensor.numel, flat), len(group)])
+            if not all(present):  # avoids a device synchronization otherwise
+                for p, anywhere in zip(group, found.tolist(), strict=True):
                     if p.grad is None and anywhere:
                         p.grad = torch.empty_like(p)
-            pairs = [(p.grad, a.view_as(p)) for p, a in zip(some, averages, strict=True) if p.grad is not None]
+            pairs = [(p.grad, a.view_as(p)) for p, a in zip(group, averages, strict=True) if p.grad is not None]
             if pairs:
                 torch._foreach_copy_([gradient for gradient, _ in pairs], [average for _, average in pairs])

@@ -1,4 +1,4 @@
-"""Copies of a module, each on a device of its own, each given a part of the batch."""
+"""Replicas of a module on several devices, each of which runs a chunk of the batch."""
 
 from __future__ import annotations
 
@@ -14,71 +14,69 @@ from torch.nn.modules.dropout import _DropoutNd
 
 
 class Replicas:
-    """Calls a module as ``torch.nn.DataParallel`` does, on processors as well as on GPUs.
+    """Call a module like ``torch.nn.DataParallel``, on CPUs as well as on GPUs.
 
-    Parts of a batch differ by one sample at most, and none has a single one, for which batch norm has no variance,
-    unless the batch has. Gradients add up in the module itself; so do the statistics that its first copy measures.
+    The chunks of a batch differ by at most one sample, and have at least two samples if the batch has, as BatchNorm
+    cannot compute the variance of one. Gradients accumulate in the original module, which also receives the running
+    statistics of the first replica.
 
     Args:
-        module: Takes tensors with the samples in their first dimension, and gives such.
-        devices: The first is the module's own.
+        module: Module whose inputs and outputs are tensors with the batch as first dimension.
+        devices: Devices of the replicas; the first is that of the module.
     """
 
     def __init__(self, module: nn.Module, devices: Sequence[torch.device]) -> None:
         self.module, self.devices = module, list(devices)
         self.forward: Callable[..., Any] = module.forward
-        # CPU copies draw from one generator, so that only one after another they draw the same each time.
-        dropout = any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules())
-        self.in_turn = dropout and self.devices[0].type == "cpu"
+        # Replicas on a CPU share one generator, so their random numbers are reproducible only in a fixed order.
+        dropout = any(isinstance(child, _DropoutNd) and child.p > 0 for child in module.modules())
+        self.is_sequential = dropout and self.devices[0].type == "cpu"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module gives for the whole batch, on its own device."""
-        sizes = shares(samples(args, kwargs), len(self.devices))
+        """Run the replicas, and gather their outputs on the first device."""
+        sizes = chunk_sizes(batch_size(args, kwargs), len(self.devices))
         if len(sizes) < 2:
             return self.forward(*args, **kwargs)
         devices = self.devices[: len(sizes)]
-        parts = [_part((args, kwargs), sizes, place, device) for place, device in enumerate(devices)]
+        chunks = [_chunk((args, kwargs), sizes, index, device) for index, device in enumerate(devices)]
         if devices[0].type == "cuda" and self.module.training:
-            # Each device draws from a generator of its own, which nobody else seeds.
-            key = int(torch.randint(2**62, ()))
-            for place, device in enumerate(devices[1:], start=1):
-                torch.cuda.default_generators[device.index].manual_seed(key + place)
-        copies = replicate(self.module, devices)
-        for copy in copies:
-            vars(copy).pop("forward", None)  # a module whose calls come here has that of its class in its copies
-        return gather(self._apply(copies, parts, devices), self.devices[0])
+            # Each device has its own generator, and only that of the first is seeded per step.
+            seed = int(torch.randint(2**62, ()))
+            for index, device in enumerate(devices[1:], start=1):
+                torch.cuda.default_generators[device.index].manual_seed(seed + index)
+        replicas = replicate(self.module, devices)
+        for replica in replicas:
+            vars(replica).pop("forward", None)  # use the forward of the class, not this object
+        return gather(self._apply(replicas, chunks, devices), self.devices[0])
 
     def _apply(
-        self, copies: list[nn.Module], parts: list[tuple[Any, Any]], devices: list[torch.device]
+        self, replicas: list[nn.Module], chunks: list[tuple[Any, Any]], devices: list[torch.device]
     ) -> list[dict[str, Any]]:
-        """Call each copy in a thread of its own.
+        """Run each replica in its own thread, with the gradient mode, autocast and streams of this thread."""
+        device_type = devices[0].type
+        grad_enabled, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        autocast, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+        streams = [torch.cuda.current_stream(device) for device in devices] if device_type == "cuda" else []
+        results: list[Any] = [None] * len(replicas)
 
-        Threads begin without what is set for this one: gradients, precision, and streams.
-        """
-        kind = devices[0].type
-        gradients, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        cast, narrow = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        streams = [torch.cuda.current_stream(device) for device in devices] if kind == "cuda" else []
-        results: list[Any] = [None] * len(copies)
-
-        def call(place: int) -> None:
-            args, kwargs = parts[place]
+        def call(index: int) -> None:
+            args, kwargs = chunks[index]
             try:
                 with ExitStack() as stack:
                     if streams:
-                        stack.enter_context(torch.cuda.device(devices[place]))
-                        stack.enter_context(torch.cuda.stream(streams[place]))
+                        stack.enter_context(torch.cuda.device(devices[index]))
+                        stack.enter_context(torch.cuda.stream(streams[index]))
                     stack.enter_context(torch.inference_mode(inference))
-                    stack.enter_context(torch.set_grad_enabled(gradients))
-                    stack.enter_context(torch.autocast(kind, narrow, enabled=cast))
-                    results[place] = copies[place](*args, **kwargs)
+                    stack.enter_context(torch.set_grad_enabled(grad_enabled))
+                    stack.enter_context(torch.autocast(device_type, dtype, enabled=autocast))
+                    results[index] = replicas[index](*args, **kwargs)
             except BaseException as error:
-                results[place] = error  # raised below, where it is seen
+                results[index] = error  # raised below, in the main thread
 
-        threads = [threading.Thread(target=call, args=(place,)) for place in range(len(copies))]
+        threads = [threading.Thread(target=call, args=(index,)) for index in range(len(replicas))]
         for thread in threads:
             thread.start()
-            if self.in_turn and self.module.training:
+            if self.is_sequential and self.module.training:
                 thread.join()
         for thread in threads:
             thread.join()
@@ -88,57 +86,66 @@ class Replicas:
         return results
 
 
-def shares(count: int, devices: int) -> list[int]:
-    """Samples for each device that gets some, the larger shares first; two or more unless ``count`` is less."""
+def chunk_sizes(count: int, devices: int) -> list[int]:
+    """Sizes of the chunks of a batch, larger ones first; each at least 2, unless the batch is smaller.
+
+    Args:
+        count: Number of samples in the batch.
+        devices: Number of devices; some may get no chunk.
+    """
     used = max(1, min(devices, count // 2))
-    return [count // used + (place < count % used) for place in range(used)]
+    return [count // used + (index < count % used) for index in range(used)]
 
 
-def samples(*arguments: Any) -> int:
-    """Length of the first dimension, which all tensors share; 0 where they do not."""
+def batch_size(*arguments: Any) -> int:
+    """Size of the first dimension of all tensors in the arguments; 0 if it differs between them."""
     found: set[int] = set()
     apply_to_collection(arguments, Tensor, lambda tensor: found.add(len(tensor)) if tensor.ndim else None)
     return found.pop() if len(found) == 1 else 0
 
 
 def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:
-    """A copy for each device, through whose parameters gradients reach those of ``module``."""
+    """Replicate a module to each device, differentiably: gradients flow to the parameters of ``module``."""
     if devices[0].type == "cuda":
-        copies: list[nn.Module] = nn.parallel.replicate(module, devices, detach=not torch.is_grad_enabled())
-        return copies
-    return [_copy(module, own=place > 0) for place in range(len(devices))]
+        replicas: list[nn.Module] = nn.parallel.replicate(module, devices, detach=not torch.is_grad_enabled())
+        return replicas
+    return [_replicate_on_cpu(module, clone_buffers=index > 0) for index in range(len(devices))]
 
 
-def _copy(module: nn.Module, *, own: bool) -> nn.Module:
-    """As torch copies a module to a GPU: with views of the parameters, and buffers of its ``own`` or shared ones."""
+def _replicate_on_cpu(module: nn.Module, *, clone_buffers: bool) -> nn.Module:
+    """Like torch's replication to a GPU, with views of the parameters, and buffers that are cloned or shared."""
     views = {p: p.view_as(p) if torch.is_grad_enabled() else p.detach() for p in module.parameters()}
-    parts = {part: part._replicate_for_data_parallel() for part in module.modules()}  # type: ignore[no-untyped-call]
-    for part, copy in parts.items():
+    copies = {part: part._replicate_for_data_parallel() for part in module.modules()}  # type: ignore[no-untyped-call]
+    for part, copy in copies.items():
         for name, child in part._modules.items():
-            copy._modules[name] = None if child is None else parts[child]
+            copy._modules[name] = None if child is None else copies[child]
         for name, parameter in part._parameters.items():
-            vars(copy)[name] = None if parameter is None else views[parameter]  # a view is no parameter
+            vars(copy)[name] = None if parameter is None else views[parameter]  # a view is not an nn.Parameter
         for name, buffer in part._buffers.items():
-            copy._buffers[name] = buffer.clone() if own and buffer is not None else buffer
-    made: nn.Module = parts[module]
-    return made
+            copy._buffers[name] = buffer.clone() if clone_buffers and buffer is not None else buffer
+    replica: nn.Module = copies[module]
+    return replica
 
 
-def _part(arguments: Any, sizes: list[int], place: int, device: torch.device) -> Any:
-    begin = sum(sizes[:place])
+def _chunk(arguments: Any, sizes: list[int], index: int, device: torch.device) -> Any:
+    begin = sum(sizes[:index])
 
-    def take(tensor: Tensor) -> Tensor:
-        mine = tensor[begin : begin + sizes[place]] if tensor.ndim else tensor
-        return mine.to(device, non_blocking=True)
+    def select(tensor: Tensor) -> Tensor:
+        chunk = tensor[begin : begin + sizes[index]] if tensor.ndim else tensor
+        return chunk.to(device, non_blocking=True)
 
-    return apply_to_collection(arguments, Tensor, take)
+    return apply_to_collection(arguments, Tensor, select)
 
 
 def gather(results: Sequence[Any], device: torch.device) -> Any:
-    """Join tensors, also those in tuples, lists and dictionaries, in the order of the batch.
+    """Concatenate tensors, also those in tuples, lists and dictionaries, in the order of the batch.
+
+    Args:
+        results: Outputs of the replicas.
+        device: Device of the concatenated tensors.
 
     Raises:
-        TypeError: The module gave something else.
+        TypeError: An output is of another type.
     """
     first = results[0]
     if isinstance(first, Tensor):
@@ -150,4 +157,4 @@ def gather(results: Sequence[Any], device: torch.device) -> Any:
         return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
     if first is None:
         return None
-    raise TypeError(f"trainer=dp: the model gives a {type(first).__name__}, not tensors; take trainer=ddp")
+    raise TypeError(f"trainer=dp: the model returns a {type(first).__name__}, not tensors; use trainer=ddp")

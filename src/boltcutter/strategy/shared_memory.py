@@ -1,4 +1,7 @@
-"""Ranks of one machine add up numbers in memory that they share, where sockets and threads would take longer."""
+"""All-reduce over shared memory for ranks on one host, which is faster than gloo's sockets and threads.
+
+For CPU tensors only: gradients on a GPU are averaged by the process group.
+"""
 
 from __future__ import annotations
 
@@ -16,131 +19,143 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-PLACE = Path("/dev/shm")
-ORDERED = ("x86_64", "AMD64")  # processors that show one another what they write in the order in which they do
-LINE = 64  # bytes, so that what one rank writes is in no other's way
-CELLS = LINE // 8  # whole numbers of 64 bits
-PURPOSES, NUMBERS = 1, 3  # where they are, after the count
-ASKED = -1  # a purpose
-CHUNK = 1 << 20  # bytes that each rank puts down at a time
-SPIN = 2e-3  # seconds in which a rank that waits does nothing else
-PAUSE = 1e-4  # between two looks after that
-LOOK = 0.2  # seconds after which it sees whether another has left
+FOLDER = Path("/dev/shm")
+ORDERED_ARCHITECTURES = ("x86_64", "AMD64")  # total store order: other cores see stores in program order
+LINE = 64  # bytes of a cache line; each rank has its own, to avoid false sharing
+CELLS = LINE // 8  # 64-bit integers in a line: the counter, two tags and two numbers
+TAGS, NUMBERS = 1, 3  # their offsets in a line
+MAX = -1  # tag of all_reduce_max; that of average is the number of elements
+CHUNK = 1 << 20  # bytes that each rank writes at a time
+SPIN = 2e-3  # seconds of busy waiting
+PAUSE = 1e-4  # seconds between two polls after that
+CHECK_INTERVAL = 0.2  # seconds between checks that the awaited rank is running
 
 
 class SharedMemory:
-    """What all ranks of a run have mapped: for each a counter, some numbers and a piece of a tensor; and their sum.
+    """Memory mapped by all ranks: for each rank a line of counters and a chunk of a tensor, and a chunk for the sum.
 
-    A rank counts up when it has put something down, and waits for the others to have counted as far; since it may then
-    be one count ahead, its numbers have two places that take turns. As long as it lives it holds a lock on a byte of
-    the file, which the system gives free when it ends in whatever way.
+    To synchronize, a rank increments its counter and waits until the counters of all other ranks are as high. As it may
+    then be one step ahead of them, its tags and numbers are double-buffered. A rank holds a lock on one byte of the
+    file, which the operating system releases however the process ends.
 
     Args:
-        file: Open, long enough, and of the same content for all; it is closed in the end.
-        rank: Of this process.
-        world: How many share it.
-        timeout: How long a rank waits for the others.
+        file: Open file of ``file_size(world_size)`` zero bytes, the same for all ranks; closed by ``close``.
+        rank: Rank of this process.
+        world_size: Number of ranks.
+        timeout: Maximum time to wait for the other ranks.
     """
 
-    def __init__(self, file: Any, rank: int, world: int, timeout: timedelta) -> None:
-        self.file, self.rank, self.world, self.timeout = file, rank, world, timeout.total_seconds()
+    def __init__(self, file: Any, rank: int, world_size: int, timeout: timedelta) -> None:
+        self.file, self.rank, self.world_size, self.timeout = file, rank, world_size, timeout.total_seconds()
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
-        mapped = mmap.mmap(file.fileno(), size(world))
-        self._cells = memoryview(mapped)[: world * LINE].cast("q")
-        self._pieces = torch.frombuffer(mapped, dtype=torch.uint8, offset=world * LINE).view(world + 1, CHUNK)
-        self._others = [other * CELLS for other in range(world) if other != rank]
-        self._mine = rank * CELLS
-        self._met = 0
+        mapped = mmap.mmap(file.fileno(), file_size(world_size))
+        self._cells = memoryview(mapped)[: world_size * LINE].cast("q")
+        chunks = torch.frombuffer(mapped, dtype=torch.uint8, offset=world_size * LINE)
+        self._chunks = chunks.view(world_size + 1, CHUNK)  # one for each rank, and the sum
+        self._others = [other * CELLS for other in range(world_size) if other != rank]
+        self._own = rank * CELLS
+        self._step = 0
 
     @classmethod
-    def among(cls, rank: int, world: int, timeout: timedelta) -> SharedMemory | None:
-        """One for all ranks of the process group; None if they cannot share memory, as those of several machines.
+    def create(cls, rank: int, world_size: int, timeout: timedelta) -> SharedMemory | None:
+        """Create it, collectively on all ranks of the process group; None if they cannot share memory.
+
+        Args:
+            rank: Rank of this process.
+            world_size: Number of ranks.
+            timeout: Maximum time to wait for the other ranks.
 
         Raises:
-            RuntimeError: Another rank has left.
+            RuntimeError: Another rank has failed.
         """
         file, path = None, ""
-        if rank == 0 and platform.machine() in ORDERED and PLACE.is_dir():
-            file, path = _reserve(size(world))
-        told, known = [path], [False] * world
+        if rank == 0 and platform.machine() in ORDERED_ARCHITECTURES and FOLDER.is_dir():
+            file, path = _create_file(file_size(world_size))
+        paths, is_open = [path], [False] * world_size
         try:
-            dist.broadcast_object_list(told)
+            dist.broadcast_object_list(paths)
             try:
-                if rank and told[0]:
-                    file = open(told[0], "r+b")  # noqa: SIM115  # for as long as the memory is shared
+                if rank and paths[0]:
+                    file = open(paths[0], "r+b")  # noqa: SIM115  # for as long as the memory is shared
             except OSError:
                 file = None
-            dist.all_gather_object(known, file is not None)
-        finally:  # all have it open, or never will
+            dist.all_gather_object(is_open, file is not None)
+        finally:  # every rank has opened it, or has failed to
             if path:
                 os.unlink(path)
-        if not all(known):
+        if not all(is_open):
             return file.close() if file else None
-        made = cls(file, rank, world, timeout)
-        dist.barrier()  # none looks for the lock of one that has yet to take it
-        return made
+        memory = cls(file, rank, world_size, timeout)
+        dist.barrier()  # all ranks hold their locks before any rank checks them
+        return memory
 
     def average(self, tensor: Tensor) -> None:
-        """Set a contiguous vector to its mean over ranks, in place; all get the same bits.
+        """Average a vector over ranks, in place; the result is bitwise identical on all ranks.
+
+        Args:
+            tensor: Contiguous CPU tensor of shape (N,).
 
         Raises:
-            RuntimeError: Another rank has left, is late, or does something else.
+            RuntimeError: Another rank has failed, has timed out, or calls another operation.
         """
         length = CHUNK // tensor.element_size()
-        pieces = self._pieces.view(tensor.dtype)
+        chunks = self._chunks.view(tensor.dtype)
         for part in torch.split(tensor, length):
             count = len(part)
-            torch.div(part, self.world, out=pieces[self.rank, :count])  # first, as torch does: sums may grow too large
-            self._meet(count)
-            begin, end = (count * share // self.world for share in (self.rank, self.rank + 1))
-            total = pieces[self.world, begin:end]
-            torch.add(pieces[0, begin:end], pieces[1, begin:end], out=total)
-            for other in range(2, self.world):
-                total.add_(pieces[other, begin:end])
-            self._meet(count)
-            part.copy_(pieces[self.world, :count])
+            torch.div(part, self.world_size, out=chunks[self.rank, :count])  # before the sum, which might overflow
+            self._synchronize(count)
+            begin, end = (count * index // self.world_size for index in (self.rank, self.rank + 1))
+            total = chunks[self.world_size, begin:end]  # each rank sums one section
+            torch.add(chunks[0, begin:end], chunks[1, begin:end], out=total)
+            for other in range(2, self.world_size):
+                total.add_(chunks[other, begin:end])
+            self._synchronize(count)
+            part.copy_(chunks[self.world_size, :count])
 
     def all_reduce_max(self, number: int) -> int:
-        """The largest of what all ranks give, each at most 64 bits with its sign.
+        """The maximum of a number over all ranks.
+
+        Args:
+            number: Signed 64-bit integer.
 
         Raises:
-            RuntimeError: Another rank has left, is late, or does something else.
+            RuntimeError: Another rank has failed, has timed out, or calls another operation.
         """
-        place = NUMBERS + self._met % 2
-        self._cells[self._mine + place] = number
-        self._meet(ASKED)
-        return max(number, *(self._cells[other + place] for other in self._others))
+        offset = NUMBERS + self._step % 2
+        self._cells[self._own + offset] = number
+        self._synchronize(MAX)
+        return max(number, *(self._cells[other + offset] for other in self._others))
 
-    def _meet(self, purpose: int) -> None:
-        """Wait until all ranks are here, for the same purpose: so many numbers, or a question."""
-        self._met += 1
-        cells, met, place = self._cells, self._met, PURPOSES + self._met % 2
-        cells[self._mine + place] = purpose
-        cells[self._mine] = met
+    def _synchronize(self, tag: int) -> None:
+        """Wait for all ranks; the tag verifies that they call the same operation."""
+        self._step += 1
+        cells, step, offset = self._cells, self._step, TAGS + self._step % 2
+        cells[self._own + offset] = tag
+        cells[self._own] = step
         for other in self._others:
-            if cells[other] < met:
-                self._wait(other, met)
-            if cells[other + place] != purpose:
-                raise RuntimeError(f"shared memory: rank {other // CELLS} is elsewhere in the program")
+            if cells[other] < step:
+                self._wait(other, step)
+            if cells[other + offset] != tag:
+                raise RuntimeError(f"shared memory: rank {other // CELLS} calls another operation")
 
-    def _wait(self, other: int, met: int) -> None:
+    def _wait(self, other: int, step: int) -> None:
         cells = self._cells
-        began = looked = time.monotonic()
-        while cells[other] < met:
+        began = checked = time.monotonic()
+        while cells[other] < step:
             now = time.monotonic()
             if now - began < SPIN:
                 os.sched_yield()
                 continue
             time.sleep(PAUSE)
-            if now - looked < LOOK:
+            if now - checked < CHECK_INTERVAL:
                 continue
-            looked = now
-            if self._left(other // CELLS) and cells[other] < met:  # it may have come, and left since
+            checked = now
+            if self._has_exited(other // CELLS) and cells[other] < step:  # it may have arrived before it exited
                 raise RuntimeError("shared memory: Connection closed by peer")
             if now - began > self.timeout:
                 raise RuntimeError(f"shared memory: Timed out waiting {self.timeout:.0f} s for another rank")
 
-    def _left(self, other: int) -> bool:
+    def _has_exited(self, other: int) -> bool:
         try:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, other)
         except OSError:
@@ -148,32 +163,32 @@ class SharedMemory:
         return True
 
     def close(self) -> None:
-        """Leave: others that wait learn of it."""
+        """Close the file, which releases the lock and so notifies ranks that wait for this one."""
         self.file.close()
 
 
-def average(memory: SharedMemory, bucket: Any) -> torch.futures.Future[Tensor]:
-    """Average gradients where DistributedDataParallel asks for it, at once."""
+def average_hook(memory: SharedMemory, bucket: Any) -> torch.futures.Future[Tensor]:
+    """Average a gradient bucket synchronously; a communication hook of ``DistributedDataParallel``."""
     memory.average(bucket.buffer())
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
-def size(world: int) -> int:
-    """Bytes of the file for so many ranks."""
-    return world * LINE + (world + 1) * CHUNK
+def file_size(world_size: int) -> int:
+    """Size of the file in bytes."""
+    return world_size * LINE + (world_size + 1) * CHUNK
 
 
-def _reserve(length: int) -> tuple[Any, str]:
-    """A new file of that many bytes of memory and its path; none where there is not as much."""
+def _create_file(length: int) -> tuple[Any, str]:
+    """Create a file of this many bytes of memory; None, and an empty path, if there is not enough."""
     try:
-        number, path = tempfile.mkstemp(prefix="boltcutter-", dir=PLACE)
+        number, path = tempfile.mkstemp(prefix="boltcutter-", dir=FOLDER)
     except OSError:
         return None, ""
     file = os.fdopen(number, "r+b")
     try:
-        os.posix_fallocate(number, 0, length)  # to touch what is not there would end the process
+        os.posix_fallocate(number, 0, length)  # writing to unallocated pages would kill the process by SIGBUS
     except OSError:
         file.close()
         os.unlink(path)

@@ -1,4 +1,4 @@
-"""What TPUs need besides Lightning's own strategies for them."""
+"""Checkpoints on TPUs, in addition to Lightning's own strategies for them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 class HostCheckpointIO(_WrappingCheckpointIO):
-    """Brings tensors from the devices to the machine's memory before another plugin writes them.
+    """Move tensors from the devices to host memory before the wrapped ``CheckpointIO`` writes them.
 
-    Lightning's strategies for TPUs take their own way of writing checkpoints, or one that wraps another as this does.
+    Lightning's strategies for TPUs accept only their own ``CheckpointIO`` or a wrapper such as this.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write ``checkpoint``."""
+        """Write a checkpoint from host memory."""
         super().save_checkpoint(apply_to_collection(checkpoint, Tensor, Tensor.cpu), path, storage_options)
 
     def wait(self) -> None:
-        """Until what is written beside the training is on the disk."""
+        """Wait until asynchronously written checkpoints are on disk."""
         getattr(self.checkpoint_io, "wait", int)()
