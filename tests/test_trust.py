@@ -59,7 +59,7 @@ def test_known_classes_and_own_code_are_accepted(target: str) -> None:
         "pandas.eval",
         "numpy.load",
         "omegaconf.OmegaConf.load",
-        "boltcutter.launch.queue._call",
+        "boltcutter.launch.queue._run",
         "boltcutter.launch.snapshot.copy_code",
         "boltcutter.data.download.fetch",
         "lightning.pytorch.cli.LightningCLI",

@@ -1,4 +1,4 @@
-"""A real SLURM of three nodes, and what tests do with it."""
+"""A real SLURM cluster of three nodes for tests."""
 
 import getpass
 import json
@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, run_command
 
 CLUSTER = Path(__file__).with_name("slurm_cluster.sh")
-# A login node need not have torch; and without it a submission takes no seconds.
+# A login node needs no torch, and submissions are faster without it.
 WITHOUT_TORCH = "import runpy, sys; sys.modules.update(torch=None, lightning=None); del sys.argv[0]; "
 WITHOUT_TORCH += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
@@ -60,8 +60,8 @@ class Cluster:
 
     def job(self, job_id: str) -> dict[str, str]:
         """What SLURM knows of a job."""
-        told = self.call("scontrol", "-o", "show", "job", job_id).stdout
-        return dict(word.split("=", 1) for word in told.split() if "=" in word)
+        output = self.call("scontrol", "-o", "show", "job", job_id).stdout
+        return dict(word.split("=", 1) for word in output.split() if "=" in word)
 
 
 def wait_until(found: Callable[[], Any], folder: Path, seconds: float = 90) -> Any:

@@ -1,4 +1,4 @@
-"""The text of the job's file; test_slurm_cluster.py runs it."""
+"""Text of the sbatch script; test_slurm_cluster.py runs it."""
 
 import os
 import re
@@ -13,8 +13,10 @@ import pytest
 from boltcutter.launch.job import Job
 from boltcutter.launch.slurm import SlurmLauncher
 
-JOB = Job("digits convnet", Path("/runs/a b/x"), Path("/p/scripts/train.py"), nodes=2, devices=4, gpus=True, workers=3)
-ARRAY = Job("digits", Path("/runs/100%/x"), Path("/p/scripts/train.py"), tasks=4, environment={"WANDB_RUN_GROUP": "x"})
+JOB = Job(
+    "digits convnet", Path("/runs/a b/x"), Path("/p/scripts/train.py"), nodes=2, devices=4, gpus=True, num_workers=3
+)
+ARRAY = Job("digits", Path("/runs/100%/x"), SCRIPT, array_size=4, environment={"WANDB_RUN_GROUP": "x"})
 
 
 def render(job: Job = JOB, **settings: Any) -> str:
@@ -31,7 +33,7 @@ def command(text: str) -> str:
     return re.sub(r" \\\n +", " ", text[text.index("\nsrun") + 1 : text.index("\nstatus=")])
 
 
-def test_nodes_and_devices_are_those_of_the_trainer() -> None:
+def test_directives_follow_the_trainer() -> None:
     text = render(gpu_type="a100", partition="gpu", time="1-00:00:00", memory="64G", exclusive=True, constraint="ib")
     assert directives(text) == [
         "--job-name=digits-convnet",
@@ -62,7 +64,7 @@ def test_an_array_has_a_folder_and_a_log_for_each_task() -> None:
     assert "export WANDB_RUN_GROUP=x\n" in text
 
 
-def test_what_a_site_needs_comes_before_the_run(tmp_path: Path) -> None:
+def test_site_setup_comes_before_the_run(tmp_path: Path) -> None:
     text = render(
         modules=["cuda/12.4", "gcc"],
         conda="my env",
@@ -111,12 +113,12 @@ def test_torchrun_has_one_task_on_each_node_and_ignores_the_signal() -> None:
     )
 
 
-def test_who_goes_on() -> None:
+def test_requeue_or_chain() -> None:
     assert 'scontrol requeue "$job"' in render()
     assert {"--no-requeue"} <= set(directives(render(max_restarts=0)))
     chain = render(chain=3)
     assert "scontrol requeue" not in chain
-    assert "the next job of the chain goes on" in chain
+    assert "the next job of the chain continues" in chain
 
 
 def test_values_of_directives_are_quoted() -> None:
@@ -126,12 +128,12 @@ def test_values_of_directives_are_quoted() -> None:
     assert '--output="/r/a#b\'c \\"d\\"/logs/slurm.log"' in given
 
 
-def test_gpus_are_asked_for_as_the_site_wants() -> None:
+def test_gpu_option() -> None:
     assert "--gpus-per-node=a100:4" in directives(render(gpu_option="gpus-per-node", gpu_type="a100"))
     assert not [line for line in directives(render(gpu_option="none")) if "gpu" in line or "gres" in line]
 
 
-def test_options_of_srun_and_variables_of_the_job() -> None:
+def test_srun_options_and_job_variables() -> None:
     text = render(
         srun=["--cpu-bind=cores", "--mpi=pmix", "--network=single node"],
         environment={"TMPDIR": "$SLURM_TMPDIR/a b", "PRICE": "$5 `x`"},
@@ -143,12 +145,12 @@ def test_options_of_srun_and_variables_of_the_job() -> None:
     assert "export PRICE='$5 `x`'\n" in text
 
 
-def test_a_failing_line_of_the_setup_is_shown() -> None:
+def test_a_failing_setup_line_is_reported() -> None:
     text = render(setup=["echo before", "cd /no/such/folder", "echo never"])
-    setup = text[text.index("trap 'say") : text.index("trap - ERR")]
-    done = subprocess.run(["bash", "-c", f'say() {{ echo "launch: $*"; }}\n{setup}'], capture_output=True, text=True)
+    setup = text[text.index("trap 'report") : text.index("trap - ERR")]
+    done = subprocess.run(["bash", "-c", f'report() {{ echo "launch: $*"; }}\n{setup}'], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stdout == "before\nlaunch: the setup of the job failed with status 1 at: cd /no/such/folder\n"
+    assert done.stdout == "before\nlaunch: launch.setup failed with status 1 at: cd /no/such/folder\n"
 
 
 @pytest.mark.parametrize(("saved", "gives_up"), [("last.ckpt", False), (".probe-7", True), (".last.ckpt.7", True)])

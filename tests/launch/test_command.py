@@ -24,15 +24,15 @@ Launch = Callable[..., str]
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launch:
-    """What scripts/launch.py prints, of a user with files of their own, on a machine without torch."""
-    monkeypatch.setattr(command, "SITE", tmp_path / "site")
+    """Calls the launch command as a user with config files of their own on a host without torch; returns stdout."""
+    monkeypatch.setattr(command, "USER_CONFIGS", tmp_path / "site")
     monkeypatch.setattr(command, "can_check_values", lambda: False)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # whether SLURM is installed or not
 
-    def call(*words: str) -> str:
-        command.main(PROJECT, [*words])
+    def call(*arguments: str) -> str:
+        command.main(PROJECT, [*arguments])
         return capsys.readouterr().out
 
     return call
@@ -43,72 +43,72 @@ def test_a_login_node_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_launch_is_taken_out_of_what_is_trained(launch: Launch) -> None:
-    words = ["launch=slurm", "trainer.accelerator=cpu", "launch.time=2:00:00", "model=mlp"]
-    text = launch(*words, "--dry-run")
-    assert "note: without torch here, only the names of the configuration were checked, not its values\n" in text
+def test_launch_settings_are_separate_from_training(launch: Launch) -> None:
+    arguments = ["launch=slurm", "trainer.accelerator=cpu", "launch.time=2:00:00", "model=mlp"]
+    text = launch(*arguments, "--dry-run")
+    assert "note: torch is not installed on this host, so only the keys of the configuration were checked\n" in text
     assert "#SBATCH --time=2:00:00" in text
     with pytest.raises(ConfigError, match=r"launch.tim: SlurmLauncher takes no such argument; did you mean time\?"):
-        launch(*words, "launch.tim=1:00:00", "--dry-run")
+        launch(*arguments, "launch.tim=1:00:00", "--dry-run")
     with pytest.raises(ConfigError, match="modl: no such key"):
-        launch(*words, "modl=mlp", "--dry-run")
+        launch(*arguments, "modl=mlp", "--dry-run")
 
 
-def test_a_module_with_its_own_loaders_has_no_batch_to_divide(launch: Launch) -> None:
-    words = ["launch=slurm", "launch.time=1:00:00", "trainer.accelerator=cpu", "trainer.devices=3"]
-    assert "#SBATCH --ntasks-per-node=3" in launch(*words, *overrides("own_loaders"), "--dry-run")
+def test_a_task_with_its_own_dataloaders_has_no_global_batch(launch: Launch) -> None:
+    arguments = ["launch=slurm", "launch.time=1:00:00", "trainer.accelerator=cpu", "trainer.devices=3"]
+    assert "#SBATCH --ntasks-per-node=3" in launch(*arguments, *overrides("own_loaders"), "--dry-run")
 
 
-def test_a_users_own_file_lies_between_the_projects_and_the_words(launch: Launch, tmp_path: Path) -> None:
+def test_a_users_file_overrides_the_project_and_arguments_override_both(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "slurm.yaml").write_text('partition: mine\ntime: "9:00:00"\n')
     text = launch("launch=slurm", "launch.time=2:00:00", "--dry-run")
     assert "#SBATCH --partition=mine\n" in text
     assert "#SBATCH --time=2:00:00\n" in text
-    (tmp_path / "site" / "slurm.yaml").write_text("time: 9:00:00\n")  # YAML takes it for a number
-    with pytest.raises(ConfigError, match=r"launch\.time=32400 is no time; write H:MM:SS .* with quotes"):
+    (tmp_path / "site" / "slurm.yaml").write_text("time: 9:00:00\n")  # YAML reads it as a number
+    with pytest.raises(ConfigError, match=r"launch\.time=32400 is not a time limit; write H:MM:SS .* quoted"):
         launch("launch=slurm", "--dry-run")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         ([], r"launch: not set; say launch=… \(there are: local, .*slurm"),
         (["launch=slurn"], "launch=slurn: no such option; did you mean slurm"),
         (["launch=local", "launch.array=seed=1,2"], "launch.array: LocalLauncher takes no such argument"),
-        (["launch=slurm", "launch.array=seed=1,2", "resume=x"], "leave out resume or the array"),
-        (["launch=slurm", "launch.array=trainer.devices=1,2"], "all runs need the same nodes, devices and workers"),
-        (["launch=slurm", "trainer=ddp"], "trainer.devices=auto: a job has to say how many"),
+        (["launch=slurm", "launch.array=seed=1,2", "resume=x"], "cannot be combined with resume"),
+        (["launch=slurm", "launch.array=trainer.devices=1,2"], "all runs must use the same nodes, devices and workers"),
+        (["launch=slurm", "trainer=ddp"], "trainer.devices=auto: a job needs an explicit number"),
         (["launch=slurm", "trainer.devices=3"], "data.batch_size=64 does not divide over 3 ranks; try 66"),
-        (["launch=slurm", "trainer.num_nodes=0"], "trainer.num_nodes=0 is no number of nodes"),
-        (["status"], "status: say status run=<folder"),
+        (["launch=slurm", "trainer.num_nodes=0"], "trainer.num_nodes=0 is not a number of nodes"),
+        (["status"], "status: .*; use status run=<folder"),
         (["cancel", "run=nowhere"], "nowhere: no run there"),
-        (["list", "folder=x"], "list: folder=x: takes nothing but runs="),
+        (["list", "folder=x"], "list: folder=x: takes only runs="),
     ],
 )
-def test_mistakes_are_one_line(launch: Launch, words: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        launch(*words, "--dry-run")
+def test_mistakes_are_one_line(launch: Launch, arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        launch(*arguments, "--dry-run")
 
 
-def test_what_is_refused_leaves_nothing_behind(launch: Launch, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no sbatch here"):
+def test_a_refused_submission_creates_no_folder(launch: Launch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="sbatch is not installed"):
         launch("launch=slurm", f"folder={tmp_path}/array", "launch.array=seed=1,2")
     assert not (tmp_path / "array").exists()
 
 
-def test_a_run_of_this_machine_from_submission_to_its_end(launch: Launch, tmp_path: Path) -> None:
-    stand_in, folder = tmp_path / "python", tmp_path / "run"
-    stand_in.write_text('#!/bin/bash\necho "given $*"\n')
-    stand_in.chmod(0o755)
-    said = launch("launch=local", f"launch.python={stand_in}", f"folder={folder}", "seed=3")
-    assert f": {folder}\n" in said
+def test_a_local_run_from_submission_to_its_end(launch: Launch, tmp_path: Path) -> None:
+    interpreter, folder = tmp_path / "python", tmp_path / "run"
+    interpreter.write_text('#!/bin/bash\necho "given $*"\n')
+    interpreter.chmod(0o755)
+    output = launch("launch=local", f"launch.python={interpreter}", f"folder={folder}", "seed=3")
+    assert f": {folder}\n" in output
     record = json.loads((folder / "record.json").read_text())
     assert (record["config"]["seed"], record["attempts"]) == (3, [])
     assert "launch" not in record["config"]
     assert launch("logs", f"run={folder}", "--wait") == f"given {ROOT}/scripts/train.py resume={folder} trust=true\n"
     assert launch("status", f"run={folder}") == f"{folder}: process {record['launch']['id'].split()[0]}\n"
-    with pytest.raises(ConfigError, match="holds a run; say resume="):
+    with pytest.raises(ConfigError, match="holds a run; use resume="):
         launch("launch=local", f"folder={folder}")
     os.waitpid(int(record["launch"]["id"].split()[0]), 0)
 
@@ -123,33 +123,33 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     facts = {"launch": {"settings": settings, "id": "7", "submitted": "", "signature": trust.sign(settings)}}
     training = run.read_overrides(PROJECT, [])
     run.save_config(DictConfig({**training, "folder": str(folder)}), **facts)
-    for words in (["launch=slurm"], []):
-        text = launch(*words, f"resume={folder}", "launch.memory=9G", "--dry-run")
+    for arguments in (["launch=slurm"], []):
+        text = launch(*arguments, f"resume={folder}", "launch.memory=9G", "--dry-run")
         assert {"--time=9:00:00", "--partition=big", "--mem=9G"} <= set(re.findall("^#SBATCH (.*)", text, re.M))
         assert "--array" not in text
     (tmp_path / "other.yaml").write_text("_target_: boltcutter.launch.slurm.SlurmLauncher\n")
     text = launch(f"launch=[slurm,{tmp_path}/other.yaml]", f"resume={folder}", "--dry-run")
     assert "--partition" not in text
     assert f"resume={folder} trust=true" in launch("launch=local", f"resume={folder}", "--dry-run")
-    run.update_record(folder, config={**run.read_record(folder)["config"], "seed": 99})  # by another user, perhaps
+    run.update_record(folder, config={**run.read_record(folder)["config"], "seed": 99})  # possibly by another user
     assert f"resume={folder}\n" in launch("launch=local", f"resume={folder}", "--dry-run")
     run.update_record(folder, launch={**facts["launch"], "settings": {**settings, "setup": ["touch evil"]}})
     with pytest.raises(ConfigError, match=r"launch settings.*; set trust=true"):
         launch(f"resume={folder}", "--dry-run")
 
 
-def test_variables_of_the_job_stay_references_until_it_runs(launch: Launch, tmp_path: Path) -> None:
+def test_job_variables_remain_references_until_the_job_runs(launch: Launch, tmp_path: Path) -> None:
     python, folder = tmp_path / "python", tmp_path / "run"
     python.write_text("#!/bin/bash\n")
     python.chmod(0o755)
-    words = [
+    arguments = [
         "data.path=${oc.env:SLURM_TMPDIR}/numbers",
         "data=tabular",
         "launch.environment={CACHE: '$SLURM_TMPDIR/x'}",
     ]
-    words += ["name=${oc.env:CACHE}"]
-    said = launch("launch=local", f"launch.python={python}", f"folder={folder}", *words)
-    assert "note: only the job knows SLURM_TMPDIR, CACHE" in said
+    arguments += ["name=${oc.env:CACHE}"]
+    output = launch("launch=local", f"launch.python={python}", f"folder={folder}", *arguments)
+    assert "note: SLURM_TMPDIR, CACHE will be set only in the job" in output
     config = run.read_record(folder)["config"]
     assert config["data"]["path"] == "${oc.env:SLURM_TMPDIR}/numbers"
     assert 'export CACHE="$SLURM_TMPDIR/x"\n' in (folder / "job.sh").read_text()
@@ -159,28 +159,29 @@ def test_variables_of_the_job_stay_references_until_it_runs(launch: Launch, tmp_
     os.waitpid(int(run.read_record(folder)["launch"]["id"].split()[0]), 0)
 
 
-def test_a_submission_without_an_answer_keeps_its_folder(launch: Launch, tmp_path: Path) -> None:
+def test_an_unconfirmed_submission_keeps_its_folder(launch: Launch, tmp_path: Path) -> None:
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.write_text("#!/bin/bash\necho 'sbatch: error: Batch job submission failed: Socket timed out' >&2; exit 1\n")
     sbatch.chmod(0o755)
     folder = tmp_path / "run"
-    with pytest.raises(ConfigError, match=f"may be queued or not: .* remove {folder} and launch again"):
+    with pytest.raises(ConfigError, match=f"may or may not be queued: .* remove {folder} and launch again"):
         launch("launch=slurm", f"folder={folder}")
     assert (folder / "job.sh").is_file()
 
 
 def test_a_job_runs_the_code_as_it_was_at_submission(tmp_path: Path) -> None:
-    """A project of its own, whose code is changed after the submission and before the start."""
+    """The code of a project is changed after the submission and before the start."""
     project, folder = tmp_path / "project", tmp_path / "run"
     for name in ("src", "scripts", "configs"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", project)
     (project / "src" / "fact.py").write_text("VALUE = 'first'\n")
     (project / "scripts" / "train.py").write_text("import fact, sys\nprint(fact.VALUE, sys.argv[1])\n")
     env = environment(GIT_CONFIG_GLOBAL=os.devnull, PYTHONPATH=str(project / "src"))
-    for words in ("init -q", "add -A", "-c user.name=x -c user.email=x commit -qm x"):
-        subprocess.run(["git", *words.split()], cwd=project, env=env, check=True)
+    for arguments in ("init -q", "add -A", "-c user.name=x -c user.email=x commit -qm x"):
+        subprocess.run(["git", *arguments.split()], cwd=project, env=env, check=True)
     (project / "src" / "fact.py").write_text("VALUE = 'second'\n")
-    slow = tmp_path / "python"  # stands for the queue: it starts when the code has been changed
+    slow = tmp_path / "python"  # simulates a queue: starts after the code has been changed
     slow.write_text(f'#!/bin/bash\nuntil [ -e {tmp_path}/go ]; do sleep 0.02; done\nexec {sys.executable} "$@"\n')
     slow.chmod(0o755)
     start = "import runpy, sys; sys.modules.update(torch=None, lightning=None); del sys.argv[0]; "
@@ -205,17 +206,17 @@ def test_a_job_runs_the_code_as_it_was_at_submission(tmp_path: Path) -> None:
     assert {**state, "patch": "code.patch"} == git
 
 
-def test_what_can_be_set_is_described(launch: Launch) -> None:
+def test_describe(launch: Launch) -> None:
     assert "launch.max_parallel" in launch("launch=slurm", "--describe")
     assert "Seconds before the limit" in launch("launch=slurm", "--describe", "launch.grace")
 
 
-@pytest.mark.parametrize("words", [["status", "run={}"], ["launch=local", "resume={}"]])
-def test_the_folder_of_a_stranger_is_not_executed(launch: Launch, tmp_path: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["status", "run={}"], ["launch=local", "resume={}"]])
+def test_an_untrusted_record_is_not_executed(launch: Launch, tmp_path: Path, arguments: list[str]) -> None:
     evil = {"_target_": "os.mkdir", "path": str(tmp_path / "evil")}
     (tmp_path / "run").mkdir()
     record = {"config": {}, "attempts": [], "launch": {"settings": evil, "id": "1"}}
     (tmp_path / "run" / "record.json").write_text(json.dumps(record))
     with pytest.raises(ConfigError, match=r"refers to os\.mkdir, .*; set trust=true"):
-        launch(*(word.format(tmp_path / "run") for word in words))
+        launch(*(argument.format(tmp_path / "run") for argument in arguments))
     assert not (tmp_path / "evil").exists()

@@ -4,32 +4,32 @@ from pathlib import Path
 import pytest
 
 from boltcutter.launch import job
-from boltcutter.launch.job import Job, UnreachableError, assignments, quote, read_log
+from boltcutter.launch.job import Job, UnreachableError, assignments, follow_log, quote
 
 
-def test_runs_of_an_array_have_names_of_their_own() -> None:
+def test_runs_of_an_array_have_unique_names() -> None:
     home = Path("/runs/digits/20261121-a1b2")
-    assert Job("digits", home, Path("train.py")).runs == [home]
-    array = Job("digits", home, Path("train.py"), tasks=2)
-    assert array.runs == [home / "20261121-a1b2-0", home / "20261121-a1b2-1"]
+    assert Job("digits", home, Path("train.py")).run_folders == [home]
+    array = Job("digits", home, Path("train.py"), array_size=2)
+    assert array.run_folders == [home / "20261121-a1b2-0", home / "20261121-a1b2-1"]
 
 
 def test_values_of_variables_are_quoted() -> None:
     assert assignments({"A": "b c", "N": "1"}) == ["export A='b c'", "export N=1"]
 
 
-def test_only_variables_of_the_job_are_replaced_by_the_shell() -> None:
+def test_only_job_variables_are_expanded() -> None:
     text = quote('$SLURM_TMPDIR/"a b"/$HOME/`x`/\\/${SLURM_JOB_ID}')
-    told = subprocess.run(
+    done = subprocess.run(
         ["bash", "-c", f"printf %s {text}"],
         env={"SLURM_TMPDIR": "/t", "SLURM_JOB_ID": "7"},
         capture_output=True,
         text=True,
     )
-    assert told.stdout == '/t/"a b"/$HOME/`x`/\\/7'
+    assert done.stdout == '/t/"a b"/$HOME/`x`/\\/7'
 
 
-def test_a_log_is_read_to_its_end_and_no_line_twice(tmp_path: Path) -> None:
+def test_a_log_is_followed_to_its_end(tmp_path: Path) -> None:
     file = tmp_path / "log"
     looks = iter((False, False, True))
 
@@ -38,14 +38,14 @@ def test_a_log_is_read_to_its_end_and_no_line_twice(tmp_path: Path) -> None:
             log.write("line\n")
         return next(looks)
 
-    assert "".join(read_log(file, over)) == "line\n" * 3
-    assert "".join(read_log(tmp_path / "none", lambda: True)) == ""
+    assert "".join(follow_log(file, over)) == "line\n" * 3
+    assert "".join(follow_log(tmp_path / "none", lambda: True)) == ""
 
 
-def test_a_log_is_followed_while_nobody_answers(
+def test_a_log_is_followed_while_the_scheduler_is_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(job, "SECONDS", 0.01)
+    monkeypatch.setattr(job, "POLL_SECONDS", 0.01)
     answers = iter((UnreachableError("silent"), UnreachableError("silent"), False, True))
 
     def over() -> bool:
@@ -56,5 +56,5 @@ def test_a_log_is_followed_while_nobody_answers(
             raise answer
         return answer
 
-    assert "".join(read_log(tmp_path / "log", over)) == "line\n" * 4
+    assert "".join(follow_log(tmp_path / "log", over)) == "line\n" * 4
     assert capsys.readouterr().err == "note: silent\n"

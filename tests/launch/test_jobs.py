@@ -42,20 +42,20 @@ def test_all_runs_and_jobs_are_listed(
             "runs/digits/one: 1 attempt, completed",
             "runs/digits/two: job 7, PENDING, for Priority, 1 attempt, preempted by SIGUSR2",
             "runs/digits/array/array-0: job 8_0, PENDING, for Priority, 0 attempts, never started",
-            "runs/mnist/three: by hand, 1 attempt, completed",
-            "runs/mnist/gone: by hand, 2 attempts, killed",
+            "runs/mnist/three: not launched, 1 attempt, completed",
+            "runs/mnist/gone: not launched, 2 attempts, killed",
             "job 9, RUNNING: /elsewhere/run/job.sh",
             "job 10, RUNNING: interactive",
         ]
     )
-    monkeypatch.setattr(queue, "PAUSES", ())
+    monkeypatch.setattr(queue, "RETRY_DELAYS", ())
     for name in ("scontrol", "squeue"):
         (tmp_path / name).write_text("#!/bin/bash\necho 'error: Unable to contact slurm controller' >&2; exit 1\n")
     (runs / "mnist" / "gone" / "record.json").write_text("{")
     with pytest.raises(ConfigError, match=r"Unable to contact(?s:.)*gone/record\.json") as error:
         list_runs(runs)
-    told = capsys.readouterr().out
-    assert "runs/digits/two: not known\n" in told
-    assert "runs/mnist/gone: not known\n" in told
-    assert "runs/mnist/three: by hand, 1 attempt, completed\n" in told
+    output = capsys.readouterr().out
+    assert "runs/digits/two: unknown\n" in output
+    assert "runs/mnist/gone: unknown\n" in output
+    assert "runs/mnist/three: not launched, 1 attempt, completed\n" in output
     assert len(str(error.value).splitlines()) == 4  # of two jobs, a record, and the queue

@@ -14,17 +14,17 @@ def job(folder: Path, **facts: int) -> Job:
     return Job("digits", folder, Path("/p/train.py"), **facts)
 
 
-def test_the_text_is_one_command(tmp_path: Path) -> None:
+def test_the_script_is_one_command(tmp_path: Path) -> None:
     text = LocalLauncher(python="/v/python", environment={"A": "b c"}).render(job(tmp_path))
     assert text == f"#!/bin/bash\nexport A='b c'\nexec /v/python /p/train.py resume={tmp_path}\n"
     assert "-m torch.distributed.run --standalone --nproc-per-node 2 /p/train.py" in (
         LocalLauncher(torchrun=True).render(job(tmp_path, devices=2))
     )
-    with pytest.raises(ValueError, match=r"trainer\.num_nodes=2: this is one machine"):
+    with pytest.raises(ValueError, match=r"trainer\.num_nodes=2: launch=local uses one machine"):
         LocalLauncher().check(job(tmp_path, nodes=2))
 
 
-def test_a_run_in_the_background_is_followed_and_ended(tmp_path: Path) -> None:
+def test_a_background_run_is_followed_and_cancelled(tmp_path: Path) -> None:
     launcher, file = LocalLauncher(), tmp_path / "job.sh"
     code = "import signal, sys, time; signal.signal(15, lambda *_: (print('saved'), sys.exit()))"
     file.write_text(f"exec {sys.executable} -c \"{code}; print('begun', flush=True); time.sleep(60)\"\n")
@@ -37,11 +37,11 @@ def test_a_run_in_the_background_is_followed_and_ended(tmp_path: Path) -> None:
     launcher.cancel(job_id)
     assert "".join(launcher.logs(job_id, tmp_path / "run", follow=True)) == "begun\nsaved\n"
     assert launcher.status(job_id).state == "ended"
-    launcher.cancel(job_id)  # once more does no harm
+    launcher.cancel(job_id)  # cancelling again has no effect
     os.waitpid(int(job_id.split()[0]), 0)
 
 
-def test_of_another_machine_nothing_is_known(tmp_path: Path) -> None:
+def test_a_run_on_another_host_is_unknown(tmp_path: Path) -> None:
     assert LocalLauncher().status("7 on elsewhere since 3").state == "unknown"
-    with pytest.raises(ValueError, match="process 7 on elsewhere since 3 can be ended only there"):
+    with pytest.raises(ValueError, match="process 7 on elsewhere since 3 can be cancelled only on that host"):
         LocalLauncher().cancel("7 on elsewhere since 3")

@@ -1,4 +1,4 @@
-"""Against stand-ins for SLURM's commands; test_slurm_cluster.py has the real ones."""
+"""With scripts in place of the commands of SLURM; test_slurm_cluster.py uses the real ones."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_partitions_with_gpus_and_limits(tmp_path: Path, monkeypatch: pytest.Mon
     assert queue.partitions(None) == []
 
 
-def test_the_environment_beats_no_option_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_overrides_no_option_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"SLURM_JOB_ID": "7", "SRUN_CPUS_PER_TASK": "2", "SBATCH_PARTITION": "old", "SBATCH_TIMELIMIT": "1"}
     kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "mine"}
     for name, value in (given | kept).items():
@@ -35,31 +35,29 @@ def test_the_environment_beats_no_option_of_the_file(monkeypatch: pytest.MonkeyP
     assert {name: found.get(name) for name in given | kept} == dict.fromkeys(given) | kept
 
 
-def test_a_job_that_slurm_has_forgotten_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_of_an_unknown_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert queue.status("7").text == "job 7; there is no SLURM here"
-    with pytest.raises(ValueError, match="there is no sbatch here; go to a login node"):
+    assert queue.status("7").text == "job 7; SLURM is not installed on this host"
+    with pytest.raises(ValueError, match="sbatch is not installed on this host; use a login node"):
         queue.submit(tmp_path / "job.sh")
-    with pytest.raises(ValueError, match="there is no scancel here"):
+    with pytest.raises(ValueError, match="scancel is not installed on this host"):
         queue.cancel("7")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     command(tmp_path, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     command(tmp_path, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    assert queue.status("7") == queue.Status("unknown", "job 7, which SLURM does not know any more")
+    assert queue.status("7") == queue.Status("unknown", "job 7, no longer known to SLURM")
     command(tmp_path, "sacct", "echo 'CANCELLED by 1000|node[1-2]'")
     assert queue.status("7") == queue.Status("ended", "job 7, CANCELLED, on node[1-2]")
 
 
-def test_a_silent_slurm_is_asked_again_and_not_taken_for_one_that_forgot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queries_are_retried_while_slurm_does_not_respond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(queue, "PAUSES", (0.01,))
+    monkeypatch.setattr(queue, "RETRY_DELAYS", (0.01,))
     silent = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
     command(tmp_path, "scontrol", silent)
     command(tmp_path, "squeue", silent)
     command(tmp_path, "sacct", "exit 1")
-    with pytest.raises(UnreachableError, match=r"job 7: SLURM does not answer \(Unable to contact"):
+    with pytest.raises(UnreachableError, match=r"job 7: SLURM does not respond \(Unable to contact"):
         queue.status("7")
     with pytest.raises(UnreachableError):
         queue.jobs()
@@ -70,7 +68,7 @@ def test_a_silent_slurm_is_asked_again_and_not_taken_for_one_that_forgot(
     assert queue.status("7").text == "job 7, RUNNING, on node2"
 
 
-def test_a_job_whose_answer_was_lost_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_confirmation_was_lost_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     file = tmp_path / "job.sh"
     file.write_text("#!/bin/bash\n")

@@ -19,7 +19,7 @@ from .conftest import Cluster, processes, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 # No dropout, no BatchNorm, no Adam: what the number of processes changes is rounding alone.
-WORDS = ["model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "logger=null", "report=false"]
+OVERRIDES = ["model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "logger=null", "report=false"]
 
 
 def record(folder: Path) -> Any:
@@ -46,7 +46,7 @@ def is_training(folder: Path, start: int) -> bool:
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ranks_of_two_nodes_train_as_one_process(cluster: Cluster, script: Script, tmp_path: Path, ranks: int) -> None:
-    words = [*WORDS, "trainer.max_epochs=3"]
+    words = [*OVERRIDES, "trainer.max_epochs=3"]
     folder = cluster.runs / f"whole-{ranks}"
     two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.num_nodes=2", f"trainer.devices={ranks}"]
     done = cluster.launch("launch=slurm", *words, *two, f"folder={folder}", "--wait", torch=True)
@@ -63,8 +63,8 @@ def test_ranks_of_two_nodes_train_as_one_process(cluster: Cluster, script: Scrip
 
 
 @pytest.mark.slow
-def test_a_run_outlives_signals_processes_and_nodes(cluster: Cluster, script: Script, tmp_path: Path) -> None:
-    words = [*WORDS, "trainer=ddp", "trainer.max_epochs=300"]
+def test_a_run_survives_signals_and_node_failures(cluster: Cluster, script: Script, tmp_path: Path) -> None:
+    words = [*OVERRIDES, "trainer=ddp", "trainer.max_epochs=300"]
     folder, job = cluster.submit("events", *words, "trainer.num_nodes=2", "trainer.devices=1")
     wait_until(lambda: is_training(folder, 1), folder)
     cluster.call("scancel", "--signal=USR2", job)
@@ -82,7 +82,7 @@ def test_a_run_outlives_signals_processes_and_nodes(cluster: Cluster, script: Sc
     ways = "preempted by SIGUSR2 (RankLostError|killed) (RankLostError|killed) (preempted by SIGTERM )*completed"
     told = [re.sub(r"[,:].*", "", reason) for reason in attempts(folder)]
     assert re.fullmatch(ways, " ".join(told)), log(folder)
-    assert "launch: stopped by SIGUSR2; requeue" in log(folder)
+    assert "launch: preempted by SIGUSR2; requeue" in log(folder)
     assert "task 1: Killed; requeue" in log(folder)
     whole = script("train", *words, "trainer.accelerator=cpu", "trainer.devices=2", f"folder={tmp_path}/run")
     assert whole.returncode == 0, whole.stderr
@@ -92,9 +92,9 @@ def test_a_run_outlives_signals_processes_and_nodes(cluster: Cluster, script: Sc
 
 
 @pytest.mark.slow
-def test_of_an_array_one_task_starts_again_alone(cluster: Cluster) -> None:
+def test_one_task_of_an_array_is_requeued(cluster: Cluster) -> None:
     words = ["launch.array=seed=1,2", "launch.max_parallel=1", "trainer.max_epochs=60"]
-    home, _ = cluster.submit("array", *WORDS, *words)
+    home, _ = cluster.submit("array", *OVERRIDES, *words)
     one, two = (home / f"array-{task}" for task in range(2))
     wait_until(lambda: is_training(one, 1), one)
     assert not processes(two)
@@ -108,8 +108,8 @@ def test_of_an_array_one_task_starts_again_alone(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_cancelled_has_saved_and_goes_on_when_told(cluster: Cluster) -> None:
-    folder, _ = cluster.submit("cancelled", *WORDS, "trainer.max_epochs=60", "data.num_workers=2")
+def test_a_cancelled_run_saves_and_can_be_resumed(cluster: Cluster) -> None:
+    folder, _ = cluster.submit("cancelled", *OVERRIDES, "trainer.max_epochs=60", "data.num_workers=2")
     wait_until(lambda: is_training(folder, 1), folder)
     refused = cluster.launch("launch=slurm", f"resume={folder}")
     assert refused.returncode == 2
@@ -126,14 +126,14 @@ def test_what_is_cancelled_has_saved_and_goes_on_when_told(cluster: Cluster) -> 
     assert attempts(folder)[1:] == ["completed"]
 
 
-def by_hand(cluster: Cluster, name: str, options: str, *words: str) -> tuple[Path, str]:
+def submit_script(cluster: Cluster, name: str, options: str, *words: str) -> tuple[Path, str]:
     """The folder and the job's id of a run that a person's own script starts."""
     folder, file = cluster.runs / name, cluster.runs / f"{name}.sh"
     command = [
         "srun",
         sys.executable,
         "scripts/train.py",
-        *WORDS,
+        *OVERRIDES,
         "trainer.accelerator=cpu",
         f"folder={folder}",
         *words,
@@ -146,11 +146,11 @@ def by_hand(cluster: Cluster, name: str, options: str, *words: str) -> tuple[Pat
 
 
 @pytest.mark.slow
-def test_a_script_written_by_hand_is_checked_and_continues_its_folder(cluster: Cluster) -> None:
+def test_a_users_own_script_is_checked_and_resumes(cluster: Cluster) -> None:
     two = ["trainer=ddp", "trainer.devices=2"]
-    folder, job = by_hand(cluster, "hand", "--ntasks-per-node=2 --requeue", *two, "trainer.max_epochs=60")
-    fewer, lone = by_hand(cluster, "fewer", "--ntasks=1", *two)
-    more, alone = by_hand(cluster, "more", "--nodes=1 --ntasks=2")
+    folder, job = submit_script(cluster, "hand", "--ntasks-per-node=2 --requeue", *two, "trainer.max_epochs=60")
+    fewer, lone = submit_script(cluster, "fewer", "--ntasks=1", *two)
+    more, alone = submit_script(cluster, "more", "--nodes=1 --ntasks=2")
     for told, number, place in (("1 task on 1 node", lone, fewer), ("2 tasks on 1 node", alone, more)):
         wait_until(lambda number=number: cluster.job(number)["JobState"] == "FAILED", place)
         text = place.with_suffix(".log").read_text()
@@ -166,8 +166,8 @@ def test_a_script_written_by_hand_is_checked_and_continues_its_folder(cluster: C
 
 
 @pytest.mark.slow
-def test_a_shell_in_an_allocation_trains_a_run_for_each_command(cluster: Cluster) -> None:
-    train = f"{sys.executable} scripts/train.py {shlex.join(WORDS)} trainer.accelerator=cpu trainer.max_epochs=1"
+def test_each_command_in_an_allocation_is_a_run(cluster: Cluster) -> None:
+    train = f"{sys.executable} scripts/train.py {shlex.join(OVERRIDES)} trainer.accelerator=cpu trainer.max_epochs=1"
     train += f" runs={cluster.runs}/shell test=false"
     shell = [f"{train} seed=1", f"{train} seed=2", f"{train} trainer=ddp trainer.num_nodes=2 trainer.devices=1"]
     step = ["srun", "--job-name=try", "--ntasks=1", "bash", "-c", "; ".join(shell)]
@@ -183,10 +183,10 @@ def test_a_shell_in_an_allocation_trains_a_run_for_each_command(cluster: Cluster
 
 
 @pytest.mark.slow
-def test_restarts_need_no_tame_names_and_no_exported_variables(cluster: Cluster) -> None:
+def test_requeue_with_special_characters_and_without_exported_variables(cluster: Cluster) -> None:
     name = "a 'b' \"c\" #d %j"
     words = ["trainer.max_epochs=60", "launch.setup=[export CHOSEN=yes]", 'name=it\'s "new" #1']
-    folder, job = cluster.submit(name, *WORDS, *words, SBATCH_EXPORT="NONE")
+    folder, job = cluster.submit(name, *OVERRIDES, *words, SBATCH_EXPORT="NONE")
     wait_until(lambda: is_training(folder, 1), folder)
     assert str(folder / "code") in " ".join(psutil.Process(next(iter(processes(folder).values()))).cmdline())
     cluster.call("scancel", "--signal=USR2", job)
@@ -198,8 +198,8 @@ def test_restarts_need_no_tame_names_and_no_exported_variables(cluster: Cluster)
 
 
 @pytest.mark.slow
-def test_a_start_that_was_given_up_stops_where_another_has_begun(cluster: Cluster) -> None:
-    folder, _ = cluster.submit("split", *WORDS, "trainer.max_epochs=2000")
+def test_an_orphaned_start_ends_when_another_has_begun(cluster: Cluster) -> None:
+    folder, _ = cluster.submit("split", *OVERRIDES, "trainer.max_epochs=2000")
     wait_until(lambda: is_training(folder, 1), folder)
     (node, pid) = next((node, pid) for (node, _), pid in processes(folder).items())
     old = psutil.Process(pid)
@@ -215,8 +215,8 @@ def test_a_start_that_was_given_up_stops_where_another_has_begun(cluster: Cluste
 
 
 @pytest.mark.slow
-def test_a_silent_controller_loses_no_job(cluster: Cluster) -> None:
-    folder, _ = cluster.submit("before", stand_in(cluster, "short.sh", "sleep 5"))
+def test_an_unreachable_controller_loses_no_job(cluster: Cluster) -> None:
+    folder, _ = cluster.submit("before", interpreter(cluster, "short.sh", "sleep 5"))
     cluster.manage("silence")
     try:
         asked = cluster.launch("status", f"run={folder}")
@@ -224,7 +224,7 @@ def test_a_silent_controller_loses_no_job(cluster: Cluster) -> None:
         assert re.match(r"error: job \d+: SLURM does not answer \(.*\); ask again later\n", asked.stderr)
         answering = threading.Timer(8, cluster.manage, ["answer"])  # sbatch gives up after 5 s
         answering.start()
-        late, job = cluster.submit("late", stand_in(cluster, "later.sh", "exit 0"))
+        late, job = cluster.submit("late", interpreter(cluster, "later.sh", "exit 0"))
         answering.join()
     finally:
         cluster.manage("answer")
@@ -233,8 +233,8 @@ def test_a_silent_controller_loses_no_job(cluster: Cluster) -> None:
     assert cluster.call("squeue", "-h").stdout == ""
 
 
-def stand_in(cluster: Cluster, name: str, *lines: str) -> str:
-    """Something that is started in place of the interpreter."""
+def interpreter(cluster: Cluster, name: str, *lines: str) -> str:
+    """Create a script that is started in place of the interpreter; returns the override."""
     file = cluster.runs / name
     file.write_text("\n".join(["#!/bin/bash", *lines]) + "\n")
     file.chmod(0o755)
@@ -242,13 +242,15 @@ def stand_in(cluster: Cluster, name: str, *lines: str) -> str:
 
 
 @pytest.mark.slow
-def test_what_cannot_get_better_is_not_tried_for_ever(cluster: Cluster) -> None:
+def test_restarts_are_limited(cluster: Cluster) -> None:
     two = ["trainer.num_nodes=1", "trainer.devices=2"]
     # As a run that crashes after it has seen that its checkpoints can be written.
     place = '"${2#resume=}/checkpoints"'
-    crash = stand_in(cluster, "crash.sh", f"mkdir -p {place}; touch {place}/.probe; rm {place}/.probe; kill -SEGV $$")
-    error = stand_in(cluster, "error.sh", "[ $SLURM_PROCID = 0 ] || exit 1", "exec sleep 60")
-    chain = stand_in(cluster, "link.sh", 'echo >>"${2#resume=}/links"', '[ -e "${2#resume=}/over" ] && exit 0')
+    crash = interpreter(
+        cluster, "crash.sh", f"mkdir -p {place}; touch {place}/.probe; rm {place}/.probe; kill -SEGV $$"
+    )
+    error = interpreter(cluster, "error.sh", "[ $SLURM_PROCID = 0 ] || exit 1", "exec sleep 60")
+    chain = interpreter(cluster, "link.sh", 'echo >>"${2#resume=}/links"', '[ -e "${2#resume=}/over" ] && exit 0')
     with (cluster.runs / "link.sh").open("a") as more:
         more.write('echo SIGUSR2 >"$BOLTCUTTER_REQUEUE"; touch "${2#resume=}/over"\n')
     looping, again = cluster.submit("looping", crash)
@@ -260,27 +262,27 @@ def test_what_cannot_get_better_is_not_tried_for_ever(cluster: Cluster) -> None:
     for link in links.split(","):
         wait_until(lambda link=link: cluster.job(link)["JobState"] == "COMPLETED", chained)
     assert (chained / "links").read_text() == "\n\n"
-    assert f"the run has ended: nothing is left for job {links.split(',')[2]}" in log(chained)
+    assert f"the run has ended; job {links.split(',')[2]} has nothing to do" in log(chained)
     wait_until(lambda: cluster.job(again)["JobState"] == "FAILED", looping)
     assert cluster.job(again)["Restarts"] == "3"
-    assert "given up: three starts in a row" in log(looping)
+    assert "giving up: three consecutive starts" in log(looping)
     assert not any(map(processes, (looping, raising, chained)))
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["launch.partition=nowhere"], "launch=slurm: sbatch refuses: .*[Ii]nvalid partition"),
+        (["launch.partition=nowhere"], "launch=slurm: sbatch rejects the job: .*[Ii]nvalid partition"),
         (
             ["trainer.devices=5", "data.batch_size=65"],
-            "trainer.devices=5: a node has 4 times 1 processors .*; try trainer.devices=4",
+            "trainer.devices=5: a node has at most 4 times 1 CPUs .*; try trainer.devices=4",
         ),
-        (["trainer.accelerator=gpu"], "trainer.devices=1: a node has 0 GPUs at most; try trainer.accelerator=cpu"),
-        (["trainer.num_nodes=4"], "trainer.num_nodes=4: 3 such nodes are there; try 3 or less"),
-        (["name=bash"], "name=bash: Lightning takes such a job for a shell"),
+        (["trainer.accelerator=gpu"], "trainer.devices=1: a node has at most 0 GPUs; try trainer.accelerator=cpu"),
+        (["trainer.num_nodes=4"], "trainer.num_nodes=4: the partition has 3 such nodes; try 3 or fewer"),
+        (["name=bash"], "name=bash: Lightning treats it"),
     ],
 )
-def test_what_the_cluster_cannot_do_is_one_line(cluster: Cluster, words: list[str], told: str) -> None:
+def test_jobs_that_the_cluster_cannot_run_are_refused(cluster: Cluster, words: list[str], told: str) -> None:
     folder = cluster.runs / "refused"
     done = cluster.launch("launch=slurm", "trainer.accelerator=cpu", f"folder={folder}", *words)
     assert done.returncode == 2
@@ -289,6 +291,6 @@ def test_what_the_cluster_cannot_do_is_one_line(cluster: Cluster, words: list[st
     assert not folder.exists()
 
 
-def test_nothing_of_the_cluster_is_out_here(cluster: Cluster) -> None:
+def test_the_cluster_is_isolated_from_the_host(cluster: Cluster) -> None:
     assert str(cluster.folder) not in Path("/proc/self/mountinfo").read_text()
     assert "to-node1" not in psutil.net_if_addrs()

@@ -18,8 +18,8 @@ from .conftest import Cluster
 SIGNALS = int(os.environ.get("SIGNALS", "100"))
 PARALLEL = 2  # runs at a time, so that one trains while the other waits in the queue
 SECONDS = 300.0  # in which a run must have ended or started again
-WORDS = ["model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "logger=null", "report=false", "trainer=ddp"]
-WORDS += ["trainer.accelerator=cpu", "trainer.max_epochs=150"]
+OVERRIDES = ["model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "logger=null", "report=false", "trainer=ddp"]
+OVERRIDES += ["trainer.accelerator=cpu", "trainer.max_epochs=150"]
 
 
 class Run:
@@ -28,10 +28,10 @@ class Run:
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster = cluster
         words = ["trainer.num_nodes=2", "trainer.devices=1", "launch.max_restarts=1000"]
-        self.folder, self.job = cluster.submit(f"hammer-{number}", *WORDS, *words)
+        self.folder, self.job = cluster.submit(f"hammer-{number}", *OVERRIDES, *words)
         self.restarts, self.since, self.due = -1, time.monotonic(), 0.0
 
-    def look(self, *, enough: bool) -> tuple[str, bool]:
+    def poll(self, *, enough: bool) -> tuple[str, bool]:
         """State of the job, and whether a signal was sent; none is when there have been ``enough``."""
         facts = self.cluster.job(self.job)
         state, restarts = facts["JobState"], int(facts["Restarts"])
@@ -56,8 +56,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.timeout(SIGNALS * 60)
 def test_no_signal_is_lost_and_no_weight_differs(cluster: Cluster, script: Script, tmp_path: Path) -> None:
-    whole = script("train", *WORDS, "trainer.devices=2", f"folder={tmp_path}/run")
-    assert whole.returncode == 0, whole.stderr
+    uninterrupted = script("train", *OVERRIDES, "trainer.devices=2", f"folder={tmp_path}/run")
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
     expected = weights(tmp_path / "run")
     signals = begun = completed = 0
     live: list[Run] = []
@@ -66,7 +66,7 @@ def test_no_signal_is_lost_and_no_weight_differs(cluster: Cluster, script: Scrip
             live.append(Run(cluster, begun))
             begun += 1
         for run in list(live):
-            state, sent = run.look(enough=signals >= SIGNALS)
+            state, sent = run.poll(enough=signals >= SIGNALS)
             signals += sent
             if state not in ("RUNNING", "PENDING", "COMPLETING"):
                 assert state == "COMPLETED", (run.folder / "logs" / "slurm.log").read_text()

@@ -8,8 +8,8 @@ from boltcutter import lineage
 from boltcutter.launch import snapshot
 
 
-def git(folder: Path, *words: str) -> None:
-    subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=folder, check=True)
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *arguments], cwd=folder, check=True)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_copy_has_the_files_as_they_are_and_no_others(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_has_the_current_files_only(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "LINKED_BYTES", 1000)
     (project / "src" / "a.py").write_text("changed")
     (project / "src" / "gone.py").unlink()
@@ -55,7 +55,7 @@ def test_a_copy_has_the_files_as_they_are_and_no_others(project: Path, monkeypat
     assert lineage.git_state(code / "src") == state | {"patch": b""}
 
 
-def test_without_git_there_is_nothing_to_copy(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_copy_without_git(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert snapshot.can_copy(project)
     assert not snapshot.can_copy(tmp_path)
     monkeypatch.setenv("PATH", "")

@@ -1,1 +1,1 @@
-"""Where a training runs: this machine, or a cluster; imports no torch."""
+"""Launchers: start runs on this machine or a cluster. Does not import torch, so that login nodes need none."""

@@ -1,4 +1,4 @@
-"""Arrays: one word for many runs."""
+"""Parse ``launch.array``, which stands for many runs."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ OPENING, CLOSING = "[{(", "]})"
 
 
 def combinations(spec: str | list[str]) -> list[list[str]]:
-    """The words of each run: every value of one key with every value of the others.
+    """Return the overrides of each run: the Cartesian product of the values of all keys.
 
     Args:
-        spec: ``key=value,value``; several with a semicolon between them, or as a list.
+        spec: ``key=value,value``; several keys separated by semicolons, or as a list.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: ``spec`` has no valid syntax, or a key or value twice.
     """
     axes = [axis.strip() for axis in (spec.split(";") if isinstance(spec, str) else spec)]
-    words = []
+    overrides = []
     for axis in axes:
         key, equals, text = axis.partition("=")
-        values = split(text)
+        values = split_values(text)
         if not key or not equals or "" in values:
-            raise ValueError(f"launch.array={axis}: cannot be read; say launch.array='seed=1,2;optimizer.lr=0.1,0.01'")
+            raise ValueError(f"launch.array={axis}: invalid syntax; try launch.array='seed=1,2;optimizer.lr=0.1,0.01'")
         if len(set(values)) < len(values):
-            raise ValueError(f"launch.array={axis} has a value twice; give each once")
-        words.append([f"{key}={value}" for value in values])
+            raise ValueError(f"launch.array={axis} has a duplicate value; remove it")
+        overrides.append([f"{key}={value}" for value in values])
     keys = [re.sub(r"=.*", "", axis) for axis in axes]
     if len(set(keys)) < len(keys):
-        raise ValueError(f"launch.array={';'.join(axes)} has a key twice; give all its values at once")
-    return [list(combination) for combination in itertools.product(*words)]
+        raise ValueError(f"launch.array={';'.join(axes)} has a duplicate key; merge its values")
+    return [list(combination) for combination in itertools.product(*overrides)]
 
 
-def split(text: str) -> list[str]:
-    """Values between commas; those inside brackets and quotes do not count."""
+def split_values(text: str) -> list[str]:
+    """Split at commas that are not inside brackets or quotes."""
     values, depth, quote = [""], 0, ""
     for letter in text:
         if quote:

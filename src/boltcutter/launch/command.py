@@ -1,4 +1,4 @@
-"""From words to a job: composed, checked, frozen into the run's folder, submitted; then asked after."""
+"""The launch command: compose, check, save and submit a run; query and cancel launched runs."""
 
 from __future__ import annotations
 
@@ -23,85 +23,92 @@ from boltcutter.environment.identity import new_run_id
 from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher, UnclearSubmissionError
-from boltcutter.launch.jobs import ask, launched, list_runs, reason, shown
+from boltcutter.launch.jobs import display_path, find_launcher, last_reason, list_runs, run_verb
 from boltcutter.project import Project, command
 
-SITE = Path("~/.config/boltcutter/launch")  # a user's own values: <option>.yaml, laid over those of configs/launch
-OF_SLURM = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # without a default
+USER_CONFIGS = Path("~/.config/boltcutter/launch")  # <option>.yaml there overrides values of configs/launch
+SLURM_REFERENCE = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # a reference without a default
 VERBS = ("status", "logs", "cancel")
 FLAGS = {
-    "--dry-run": "print the job's file and submit nothing",
+    "--dry-run": "print the job script without submitting it",
     "--wait": "follow the log until the job has ended",
-    "--check": "look for mistakes and leave",
-    "--describe": "list every key that can be set below the next word, with type, value and documentation",
+    "--check": "check the configuration and exit",
+    "--describe": "list every key that can be set below the next argument, with type, value and documentation",
 }
 
 
 @dataclasses.dataclass
 class Settings:
-    """What this script takes besides a training's configuration.
+    """Configuration of the launch command besides that of training.
 
     Args:
-        launch: Where the run goes.
+        launch: The launcher.
     """
 
     launch: Launcher
 
 
-def main(project: Project, words: list[str]) -> None:
-    """Launch, or ask after what has been launched.
+def main(project: Project, arguments: list[str]) -> None:
+    """Launch a run, or query or cancel launched runs.
+
+    Args:
+        project: Project whose configuration is used.
+        arguments: A verb with its arguments, or overrides of ``launch`` and of training.
 
     Raises:
-        ConfigError: There are mistakes, or the job was refused.
+        ConfigError: There are mistakes, or the job was rejected.
     """
-    flags = [word for word in words if word in FLAGS]
-    words = [word for word in words if word not in FLAGS]
-    with refusals():
+    flags = [argument for argument in arguments if argument in FLAGS]
+    rest = [argument for argument in arguments if argument not in FLAGS]
+    verb, *options = rest or [""]
+    with as_config_errors():
         if "--describe" in flags:
-            describe(project, words)
-        elif words and words[0] == "list":
-            special, rest = run.split_overrides(words[1:], "runs")
-            if rest:
-                raise ConfigError(f"list: {rest[0]}: takes nothing but runs=<folder>; leave it out")
+            describe(project, rest)
+        elif verb == "list":
+            special, unknown = run.split_overrides(options, "runs")
+            if unknown:
+                raise ConfigError(f"list: {unknown[0]}: takes only runs=<folder>; remove it")
             list_runs(Path(special.get("runs") or run.read_overrides(project, []).runs))
-        elif words and words[0] in VERBS:
-            special, rest = run.split_overrides(words[1:], "run")
-            if rest or not special.get("run"):
-                raise ConfigError(f"{words[0]}: say {words[0]} run=<folder of a run or of an array>, and nothing else")
-            ask(words[0], Path(special["run"]), follow="--wait" in flags)
+        elif verb in VERBS:
+            special, unknown = run.split_overrides(options, "run")
+            if unknown or not special.get("run"):
+                raise ConfigError(f"{verb}: expects one argument; use {verb} run=<folder of a run or of an array>")
+            run_verb(verb, Path(special["run"]), follow="--wait" in flags)
         else:
-            launch(project, words, flags)
+            launch(project, rest, flags)
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """What a launcher refuses is a mistake of the user."""
+def as_config_errors() -> Iterator[None]:
+    """Convert a ValueError of a launcher into a ConfigError."""
     try:
         yield
     except ValueError as error:
         raise ConfigError(one_line(error)) from error
 
 
-def launch(project: Project, words: list[str], flags: Sequence[str]) -> None:
-    """Do all up to submission, as far as the flags go."""
-    resumed, _ = run.split_overrides(words, "resume")
-    settings, launcher = read_launcher(project, words, recorded(resumed))
-    rest = [word for word in words if not is_launch(word)]
+def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None:
+    """Compose, check and submit a run or an array, or stop earlier as the flags say."""
+    resumed, _ = run.split_overrides(overrides, "resume")
+    settings, launcher = read_launcher(project, overrides, recorded_settings(resumed))
+    rest = [override for override in overrides if not is_launch_override(override)]
     tasks = combinations(launcher.array) if launcher.array else [[]]
     if resumed and launcher.array:
-        raise ConfigError("launch.array: a run goes on alone; leave out resume or the array")
+        raise ConfigError("launch.array: cannot be combined with resume; remove one of them")
     root = project.root
     copies = launcher.snapshot and snapshot.can_copy(root)
     if launcher.snapshot and not copies:
-        print(f"note: git does not know {root}: the job runs the code as it is when it starts, not as it is now")
-    cfgs = [read_training(project, [*rest, *task]) for task in tasks]
-    with variables_of_the_job(cfgs, launcher.environment) as late:
-        cfgs = [check(cfg, values=not late) for cfg in cfgs]
-        if late:
-            print(f"note: only the job knows {', '.join(late)}, so the values of the configuration are checked there")
+        print(f"note: {root} is not tracked by git: the job runs the code as it is when it starts, not a copy")
+    cfgs = [read_training_config(project, [*rest, *task]) for task in tasks]
+    with job_variables(cfgs, launcher.environment) as unset:
+        cfgs = [check(cfg, values=not unset) for cfg in cfgs]
+        if unset:
+            print(
+                f"note: {', '.join(unset)} will be set only in the job, which then checks the values of the configuration"
+            )
         elif not can_check_values():
-            print("note: without torch here, only the names of the configuration were checked, not its values")
-        job = describe_job(cfgs, root, array=bool(launcher.array), copies=copies)
+            print("note: torch is not installed on this host, so only the keys of the configuration were checked")
+        job = create_job(cfgs, root, array=bool(launcher.array), copies=copies)
     launcher.check(job)
     if "--dry-run" in flags:
         print(launcher.render(job), end="")
@@ -109,25 +116,25 @@ def launch(project: Project, words: list[str], flags: Sequence[str]) -> None:
         print("ok")
     else:
         submit(launcher, settings, job, cfgs, bool(resumed))
-        print(f"{command('launch')} status|logs|cancel run={shown(job.folder)}")
+        print(f"{command('launch')} status|logs|cancel run={display_path(job.folder)}")
         if "--wait" in flags:
-            ask("logs", job.folder, follow=True)
-            sys.exit(any(reason(folder) != "completed" for folder in job.runs))
+            run_verb("logs", job.folder, follow=True)
+            sys.exit(any(last_reason(folder) != "completed" for folder in job.run_folders))
 
 
 @contextmanager
-def variables_of_the_job(cfgs: Sequence[DictConfig], environment: Mapping[str, str]) -> Iterator[list[str]]:
-    """Let references to variables of the job resolve here: to the values that the job will have, or to their names.
+def job_variables(cfgs: Sequence[DictConfig], environment: Mapping[str, str]) -> Iterator[list[str]]:
+    """Set the environment variables of the job while the configuration is resolved.
 
     Args:
-        cfgs: Whose references, as ``${oc.env:SLURM_TMPDIR}``, may be to variables that SLURM sets in the job.
-        environment: That the launcher sets for the job.
+        cfgs: Configurations that may refer to variables that SLURM sets in the job, as ``${oc.env:SLURM_TMPDIR}``.
+        environment: Variables that the launcher sets in the job.
 
     Yields:
-        Variables whose values are not known here.
+        Names of variables whose values are known only in the job; their names stand for the values.
     """
-    named = {name for cfg in cfgs for name in OF_SLURM.findall(json.dumps(plain(cfg), default=str))}
-    values = {name: f"${name}" for name in sorted(named - os.environ.keys())}
+    referenced = {name for cfg in cfgs for name in SLURM_REFERENCE.findall(json.dumps(plain(cfg), default=str))}
+    values = {name: f"${name}" for name in sorted(referenced - os.environ.keys())}
     values |= {name: str(value) for name, value in environment.items()}
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -141,123 +148,126 @@ def variables_of_the_job(cfgs: Sequence[DictConfig], environment: Mapping[str, s
                 os.environ[name] = value
 
 
-def recorded(resumed: dict[str, str]) -> DictConfig | None:
-    """The launch settings of the run that is resumed; None where it was not launched."""
+def recorded_settings(resumed: dict[str, str]) -> DictConfig | None:
+    """Return the launch settings of the run to resume; None if it was not launched."""
     folder = Path(resumed.get("resume") or "")
     facts = run.read_record(folder).get("launch") if resumed and (folder / "record.json").is_file() else None
     if not facts:
         return None
     trust.check(facts["settings"], f"resume={folder}", folder, signature=facts.get("signature"), runs=True)
     settings = dict(facts["settings"])
-    for name in ("array", "max_parallel"):  # it goes on alone
+    for name in ("array", "max_parallel"):  # a single run is resumed
         settings.pop(name, None)
     return DictConfig(settings)
 
 
-def is_launch(word: str) -> bool:
-    """Whether a word speaks of the launch and not of the training."""
-    return word.lstrip("+~").partition("=")[0].partition(".")[0] == "launch"
+def is_launch_override(override: str) -> bool:
+    """Whether an override is for the launcher, not for training."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0] == "launch"
 
 
 def read_launcher(
-    project: Project, words: Sequence[str], earlier: DictConfig | None = None
+    project: Project, overrides: Sequence[str], earlier: DictConfig | None = None
 ) -> tuple[DictConfig, Launcher]:
-    """The launcher that the words, the project and the user's own file mean; and its settings.
+    """Compose the launch settings from the project, the user's own file and overrides, and build the launcher.
 
     Args:
-        project: Whose configuration is used.
-        words: Of the command line.
-        earlier: Settings with which the run was launched before; they stay, but for what the words change.
+        project: Project whose configuration is used.
+        overrides: Command-line overrides.
+        earlier: Settings of the previous launch of the run, which the overrides change.
     """
-    special, _ = run.split_overrides(words, "launch")
-    rest = [word for word in words if is_launch(word) and not word.startswith("launch=")]
+    special, _ = run.split_overrides(overrides, "launch")
+    rest = [o for o in overrides if is_launch_override(o) and not o.startswith("launch=")]
     picked = parse("launch", special.get("launch") or "null")
     options = [picked] if isinstance(picked, str) else list(picked or [])
     if not options and earlier is None:
         raise ConfigError(f"launch: not set; give launch=…{project.list_options('launch')}")
     base = DictConfig({"launch": earlier}) if earlier is not None else DictConfig({})
-    own = [str(file) for option in options if (file := (SITE / f"{option}.yaml").expanduser()).is_file()]
-    chosen = compose(project, [f"launch={format_value([*options, *own])}"], base=DictConfig({})) if options else base
-    # Several options name a cluster by what differs there, so they count more than those of the last one.
-    stays = earlier is not None and len(options) < 2 and chosen.launch.get("_target_") == earlier.get("_target_")
-    settings = compose(project, rest, base=base if stays else chosen)
-    alone = DictConfig({"launch": settings.launch})
-    if mistakes := build.check(alone, Settings):
+    user_files = [str(file) for option in options if (file := (USER_CONFIGS / f"{option}.yaml").expanduser()).is_file()]
+    chosen = (
+        compose(project, [f"launch={format_value([*options, *user_files])}"], base=DictConfig({})) if options else base
+    )
+    # Several options select a cluster, whose values then replace the earlier ones.
+    keeps_earlier = (
+        earlier is not None and len(options) < 2 and chosen.launch.get("_target_") == earlier.get("_target_")
+    )
+    settings = compose(project, rest, base=base if keeps_earlier else chosen)
+    if mistakes := build.check(DictConfig({"launch": settings.launch}), Settings):
         raise ConfigError("\n".join(mistakes))
     return settings.launch, build.build(settings.launch, "launch")
 
 
-def read_training(project: Project, words: Sequence[str]) -> DictConfig:
-    """The configuration of the training, which does not know how it is launched."""
-    cfg = run.read_overrides(project, words)
+def read_training_config(project: Project, overrides: Sequence[str]) -> DictConfig:
+    """Compose the configuration of training, without the launch settings."""
+    cfg = run.read_overrides(project, overrides)
     cfg.pop("launch", None)
     return cfg
 
 
 def can_check_values() -> bool:
-    """Whether what the configuration calls is there; on a login node it need not be."""
+    """Whether torch and Lightning are installed, which a login node does not need."""
     return all(find_spec(name) for name in ("torch", "lightning"))
 
 
 def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
-    """See that the configuration is right, and says what a job needs to know.
+    """Check the configuration of training, and that it has the resources of the job.
 
     Args:
-        cfg: Of the training.
-        values: Whether they are known here, and can be checked where torch is installed.
+        cfg: Configuration of training.
+        values: Whether to check values, if torch is installed.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: There are mistakes, or the numbers of nodes or devices are missing.
     """
     if values and can_check_values():
         from boltcutter.assemble import check_config  # imports torch
 
         cfg = check_config(cfg)
     trainer = redacted(cfg)["trainer"]
-    nodes, devices = trainer.get("num_nodes", 1), count(trainer.get("devices", "auto"))
+    nodes, devices = trainer.get("num_nodes", 1), count_devices(trainer.get("devices", "auto"))
     if not isinstance(nodes, int) or nodes < 1:
-        raise ConfigError(f"trainer.num_nodes={nodes} is no number of nodes; try trainer.num_nodes=1")
+        raise ConfigError(f"trainer.num_nodes={nodes} is not a number of nodes; try trainer.num_nodes=1")
     target = str((cfg.data or {}).get("_target_"))
-    own = target.partition(".")[0] == __name__.partition(".")[0]  # the batch of another data module is that of a rank
-    size = cfg.data.get("batch_size") if own else None
+    is_native = target.partition(".")[0] == __name__.partition(".")[0]  # other data modules set the batch per rank
+    size = cfg.data.get("batch_size") if is_native else None
     strategy = trainer.get("strategy", "auto")
-    shares = isinstance(strategy, str) or str(strategy.get("_target_")).endswith(".DDPStrategy")
-    if shares and isinstance(size, int) and size % (ranks := nodes * devices):
+    splits_batch = isinstance(strategy, str) or str(strategy.get("_target_")).endswith(".DDPStrategy")
+    if splits_batch and isinstance(size, int) and size % (ranks := nodes * devices):
         raise ConfigError(f"data.batch_size={size} does not divide over {ranks} ranks; try {size + -size % ranks}")
     return cfg
 
 
-def count(devices: Any) -> int:
-    """The number of devices on each node.
+def count_devices(devices: Any) -> int:
+    """Return the number of devices on each node.
 
     Raises:
-        ConfigError: It cannot be known here.
+        ConfigError: It is not set explicitly.
     """
     if isinstance(devices, list) and devices:
         return len(devices)
     if isinstance(devices, int) and devices > 0:
         return devices
-    raise ConfigError(f"trainer.devices={format_value(devices)}: a job has to say how many; try trainer.devices=1")
+    raise ConfigError(f"trainer.devices={format_value(devices)}: a job needs an explicit number; try trainer.devices=1")
 
 
-def describe_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: bool) -> Job:
-    """What the launcher has to know of the configurations, which are given their folders.
+def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: bool) -> Job:
+    """Create the job from the configurations of its runs, whose folders are set.
 
     Args:
-        cfgs: Of each run.
-        root: Folder of the project.
-        array: Whether they are an array, also if there is one alone.
+        cfgs: Configuration of each run; changed.
+        root: Root of the project.
+        array: Whether the runs form an array, which may have one run.
         copies: Whether the job runs a copy of the code.
 
     Raises:
-        ConfigError: Runs of one array need different nodes.
+        ConfigError: Runs of the array need different resources.
     """
     home = Path(cfgs[0].folder or Path(cfgs[0].runs) / cfgs[0].name / new_run_id()).absolute()
     folders = [str(home)]
     code = home / "code" if copies else None
     script = (code or root) / "scripts" / "train.py"
     if array:
-        folders = [Job(name="", folder=home, script=script).run(task) for task in range(len(cfgs))]
+        folders = [Job(name="", folder=home, script=script).run_folder(task) for task in range(len(cfgs))]
     jobs = []
     for cfg, folder in zip(cfgs, folders, strict=True):
         cfg.folder = folder
@@ -268,11 +278,11 @@ def describe_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies:
                 name=str(cfgs[0].name),
                 folder=home,
                 script=script,
-                tasks=len(cfgs) if array else 0,
+                array_size=len(cfgs) if array else 0,
                 nodes=trainer.get("num_nodes", 1),
-                devices=count(trainer.get("devices", "auto")),
+                devices=count_devices(trainer.get("devices", "auto")),
                 gpus=trainer.get("accelerator", "auto") != "cpu",
-                workers=(values["data"] or {}).get("num_workers") or 0,
+                num_workers=(values["data"] or {}).get("num_workers") or 0,
                 environment={"WANDB_RUN_GROUP": home.name} if array else {},
                 progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else "metrics.csv",
                 root=root,
@@ -281,74 +291,75 @@ def describe_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies:
             )
         )
     if any(job != jobs[0] for job in jobs):
-        raise ConfigError("launch.array: all runs need the same nodes, devices and workers; launch those apart")
+        raise ConfigError("launch.array: all runs must use the same nodes, devices and workers; launch them separately")
     return jobs[0]
 
 
 def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[DictConfig], resumed: bool) -> None:
-    """Freeze each run into its folder, hand the job over, and record who has it.
+    """Save the configuration of each run in its folder, submit the job and record its id.
 
     Raises:
-        ConfigError: The folder is in use.
+        ConfigError: A folder is in use.
     """
-    made = [folder for folder in (job.folder, *job.runs) if not folder.exists()]
-    for folder in job.runs:
-        refuse_used(folder, resumed)
+    created = [folder for folder in (job.folder, *job.run_folders) if not folder.exists()]
+    for folder in job.run_folders:
+        check_unused(folder, resumed)
     try:
-        with variables_of_the_job(cfgs, launcher.environment):
+        with job_variables(cfgs, launcher.environment):
             for cfg in cfgs:
                 run.save_config(cfg)
         if job.root and job.code:
             state = lineage.git_state(job.root)
             snapshot.copy_code(job.root, job.code, state)
-            for folder in job.runs:
+            for folder in job.run_folders:
                 if "git" not in run.read_record(folder):
                     run.record_code(folder, state)
         file = job.folder / "job.sh"
         write_text(file, launcher.render(job))
         ids = launcher.submit(job, file)
     except UnclearSubmissionError:
-        raise  # the job may start, and needs its folder
+        raise  # the job may still start, and needs its folder
     except BaseException:
-        for folder in made:
+        for folder in created:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    known = {"settings": plain(settings), "submitted": now, "signature": trust.sign(plain(settings))}
-    for folder, job_id in zip(job.runs, ids, strict=True):
-        run.update_record(folder, launch={**known, "id": job_id})
+    facts = {"settings": plain(settings), "submitted": now, "signature": trust.sign(plain(settings))}
+    for folder, job_id in zip(job.run_folders, ids, strict=True):
+        run.update_record(folder, launch={**facts, "id": job_id})
         try:
             text = launcher.status(job_id).text
         except ValueError:
             text = f"job {job_id}, submitted"
-        print(f"{text}: {shown(folder)}")
+        print(f"{text}: {display_path(folder)}")
 
 
-def refuse_used(folder: Path, resumed: bool) -> None:
-    """See that nobody trains in a folder, and that a new run has a new one.
+def check_unused(folder: Path, resumed: bool) -> None:
+    """Check that a new run has a new folder, and that no job of a resumed run is pending or running.
 
     Raises:
-        ConfigError: It is not so.
+        ConfigError: The folder is in use.
     """
     if not (folder / "record.json").is_file():
         return
     if not resumed:
-        raise ConfigError(f"folder={shown(folder)} holds a run; say resume={shown(folder)}, or choose another")
-    for launcher, job_id in launched(folder):
+        path = display_path(folder)
+        raise ConfigError(f"folder={path} holds a run; use resume={path}, or choose another")
+    for launcher, job_id in find_launcher(folder):
         status = launcher.status(job_id)
-        if status.state in ("running", "waiting"):
-            raise ConfigError(f"resume={shown(folder)}: {status.text}; cancel it first")
+        if status.state in ("running", "pending"):
+            raise ConfigError(f"resume={display_path(folder)}: {status.text}; cancel it first")
 
 
-def describe(project: Project, words: list[str]) -> None:
-    """Show what can be set for a launch, or for the training."""
-    prefix = next((word for word in words if "=" not in word and not word.startswith("~")), "launch")
-    rest = [word for word in words if word != prefix]
+def describe(project: Project, arguments: list[str]) -> None:
+    """Print the keys that can be set for the launcher or for training."""
+    prefix = next((a for a in arguments if "=" not in a and not a.startswith("~")), "launch")
+    rest = [argument for argument in arguments if argument != prefix]
     if prefix.partition(".")[0] == "launch":
         settings, _ = read_launcher(project, rest)
         lines = describe_keys(DictConfig({"launch": settings}), Settings, prefix)
     else:
         from boltcutter.assemble import describe_overrides  # imports torch
 
-        lines = describe_overrides(project, [word for word in rest if not is_launch(word)], prefix)
+        lines = describe_overrides(project, [override for override in rest if not is_launch_override(override)], prefix)
     print("\n".join(lines))

@@ -1,4 +1,4 @@
-"""What is to run, and what every launcher can do with it."""
+"""The job to run, and the interface of launchers."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from typing import Literal, Protocol
 
 from boltcutter.redaction import looks_secret
 
-State = Literal["waiting", "running", "ended", "unknown"]
-SECONDS = 1.0  # between two looks at a log that is followed
-CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # which could begin a line of their own in a job's file
-JOB_VARIABLE = re.compile(r"\$(?:\{SLURM_\w+\}|SLURM_\w+)")  # variables that have a value only where the job runs
+State = Literal["pending", "running", "ended", "unknown"]
+POLL_SECONDS = 1.0  # between two reads of a log that is followed
+CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # some start a new line in a job script
+JOB_VARIABLE = re.compile(r"\$(?:\{SLURM_\w+\}|SLURM_\w+)")  # variables that are set only in the job
 
 
 @dataclass(frozen=True)
 class Job:
-    """A frozen run, or an array of them, and what each needs.
+    """A run with a saved configuration, or an array of runs, and the resources of each.
 
     Args:
-        name: Shown in queues.
-        folder: Of the run; of an array the folder that holds its runs'.
-        script: ``train.py``, which every process is to call with ``resume=<folder of the run>``.
-        tasks: Runs of an array; 0 for a single run.
-        nodes: Machines for each run.
+        name: Name of the job in the queue.
+        folder: Folder of the run; for an array the parent folder of its runs.
+        script: ``train.py``, which every process calls with ``resume=<folder of the run>``.
+        array_size: Number of runs in an array; 0 for a single run.
+        nodes: Nodes for each run.
         devices: Processes on each node.
         gpus: Whether each process has a GPU.
-        workers: Processes that load data for each of them.
-        environment: Variables of the run.
-        progress: Of the run's folder, what changes with each checkpoint.
-        root: Of the project; None: that of ``script``.
-        trusted: Whether the user has composed the configuration, now or before, or trusts the record that it is from.
-        code: Snapshot of the project's code, which is imported before what is installed.
+        num_workers: Dataloader workers of each process.
+        environment: Environment variables of the run.
+        progress: File or folder in the run folder that changes with each checkpoint.
+        root: Root of the project; None: derived from ``script``.
+        trusted: Whether the user composed the configuration, now or earlier, or trusts the record it is from.
+        code: Snapshot of the project's code, imported in preference to installed packages.
     """
 
     name: str
     folder: Path
     script: Path
-    tasks: int = 0
+    array_size: int = 0
     nodes: int = 1
     devices: int = 1
     gpus: bool = False
-    workers: int = 0
+    num_workers: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     progress: str = "checkpoints"
     root: Path | None = None
@@ -55,31 +55,31 @@ class Job:
 
     @property
     def trust(self) -> list[str]:
-        """What ``train.py`` takes besides the folder."""
+        """Further arguments of ``train.py``."""
         return ["trust=true"] if self.trusted else []
 
     @property
-    def places(self) -> list[str]:
-        """Folders that every process needs: those of the project and of the run."""
+    def mounts(self) -> list[str]:
+        """Folders that every process needs: the project and the run."""
         return [str(self.root or self.script.parents[1]), str(self.folder)]
 
-    def run(self, task: int | str) -> str:
-        """The folder of one run of an array, whose name no other run of the project has."""
+    def run_folder(self, task: int | str) -> str:
+        """Return the folder of one run of an array; its name is unique in the project."""
         return f"{self.folder}/{self.folder.name}-{task}"
 
     @property
-    def runs(self) -> list[Path]:
+    def run_folders(self) -> list[Path]:
         """The folder of each run."""
-        return [Path(self.run(task)) for task in range(self.tasks)] or [self.folder]
+        return [Path(self.run_folder(task)) for task in range(self.array_size)] or [self.folder]
 
 
 @dataclass(frozen=True)
 class Status:
-    """How a job stands.
+    """Status of a job.
 
     Args:
-        state: What all launchers can tell.
-        text: What this one says of it.
+        state: State that all launchers have in common.
+        text: Description by the launcher.
     """
 
     state: State
@@ -87,20 +87,20 @@ class Status:
 
 
 class UnreachableError(ValueError):
-    """What has the jobs does not answer now: nothing is known of them."""
+    """The scheduler does not respond, so the state of its jobs is unknown."""
 
 
 class UnclearSubmissionError(ValueError):
-    """It is not known whether a job was accepted."""
+    """The scheduler did not confirm a submission, which may have been accepted."""
 
 
 class Launcher(Protocol):
-    """Gives jobs to one kind of place. Values that it refuses are a ``ValueError`` of one line.
+    """Interface of launchers. Invalid settings raise a ``ValueError`` with a message of one line.
 
     Attributes:
-        array: What the runs of an array differ in, where there are such.
-        snapshot: Whether the job runs a copy of the code as it is at submission.
-        environment: Variables of the run.
+        array: Overrides in which the runs of an array differ; None for a single run.
+        snapshot: Whether the job runs a copy of the code made at submission.
+        environment: Environment variables of the run.
     """
 
     array: str | list[str] | None
@@ -108,89 +108,89 @@ class Launcher(Protocol):
     snapshot: bool
 
     def check(self, job: Job) -> None:
-        """Refuse what cannot work, as far as it can be known before submission."""
+        """Raise ValueError for a job that cannot run, as far as can be known before submission."""
 
     def render(self, job: Job) -> str:
-        """The text of the job's file; depends on nothing but the arguments."""
+        """Render the job script; a pure function."""
 
     def submit(self, job: Job, file: Path) -> list[str]:
-        """Hand the rendered file over; an id for each of the job's runs."""
+        """Submit the rendered script; returns a job id for each run."""
 
     def status(self, job_id: str) -> Status:
-        """How the job stands; raises ``UnreachableError`` where nobody answers."""
+        """Return the status of a job; raises ``UnreachableError`` if the scheduler does not respond."""
 
     def cancel(self, job_id: str) -> None:
-        """End the job; it saves, and does not come back."""
+        """Cancel the job; it saves a checkpoint and is not requeued."""
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
-        """What the run has printed; with ``follow`` until it has ended."""
+        """Yield the output of the run; with ``follow`` until it has ended."""
 
 
 def assignments(environment: Mapping[str, str]) -> list[str]:
-    """Lines that set variables in a shell."""
+    """Return shell lines that export the variables."""
     return [f"export {name}={quote(str(value))}" for name, value in environment.items()]
 
 
 def code_path(job: Job) -> list[str]:
-    """A line that has the snapshot's packages imported before those that are installed."""
+    """Return a shell line that puts the snapshot first on PYTHONPATH; empty without a snapshot."""
     return [f"export PYTHONPATH={shlex.quote(f'{job.code}/src')}${{PYTHONPATH:+:$PYTHONPATH}}"] if job.code else []
 
 
 def quote(text: str) -> str:
-    """A value for the shell as it is; only variables of the job, as $SLURM_TMPDIR, are replaced there."""
+    """Quote a value for the shell, which expands only variables of the job, such as $SLURM_TMPDIR."""
     if not JOB_VARIABLE.search(text):
         return shlex.quote(text)
-    kept = [re.sub(r'(["\\$`])', r"\\\1", part) for part in JOB_VARIABLE.split(text)]
+    literals = [re.sub(r'(["\\$`])', r"\\\1", part) for part in JOB_VARIABLE.split(text)]
     variables = [*JOB_VARIABLE.findall(text), ""]
-    return '"' + "".join(part + variable for part, variable in zip(kept, variables, strict=True)) + '"'
+    return '"' + "".join(literal + variable for literal, variable in zip(literals, variables, strict=True)) + '"'
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse variables that a job's file cannot or must not set.
+    """Check the variables that a job script sets.
 
     Raises:
-        ValueError: There is one.
+        ValueError: A name is invalid or looks like a secret.
     """
     for name in environment:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
-            raise ValueError(f"launch.environment.{name!r} is no name of a variable; use letters, digits and _")
+            raise ValueError(f"launch.environment.{name!r} is not a valid variable name; use letters, digits and _")
         if looks_secret(name):
             raise ValueError(
-                f"launch.environment.{name}: a secret must not stand in the job's file; "
-                "export it before launching, the job inherits it"
+                f"launch.environment.{name}: secrets must not be written to the job script; "
+                "export it before launching, and the job inherits it"
             )
 
 
-def check_text(name: str, value: object) -> None:
-    """Refuse control characters, in a text or in what a list or map holds.
+def check_control_characters(name: str, value: object) -> None:
+    """Check that a string, or the items of a list or mapping, have no control characters.
 
     Raises:
-        ValueError: There is one.
+        ValueError: One has.
     """
     if isinstance(value, dict):
         value = [part for pair in value.items() for part in pair]
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and (found := CONTROL.search(text)):
-            raise ValueError(f"{name}={text!r} has the control character {found[0]!r}; leave it out")
+            raise ValueError(f"{name}={text!r} has the control character {found[0]!r}; remove it")
 
 
-def read_log(file: Path, over: Callable[[], bool]) -> Iterator[str]:
-    """What stands in a file, and what is added to it until ``over``."""
-    at = 0
-    answers = True
+def follow_log(file: Path, is_over: Callable[[], bool]) -> Iterator[str]:
+    """Yield the content of a file, and what is appended until ``is_over``."""
+    position = 0
+    is_reachable = True
     while True:
         try:
-            last = over()
-            answers = True
-        except UnreachableError as error:  # the run itself may well go on
-            if answers:
+            last = is_over()
+            is_reachable = True
+        except UnreachableError as error:  # the run itself may still be running
+            if is_reachable:
                 print(f"note: {error}", file=sys.stderr)
-            last = answers = False
+            last = is_reachable = False
         if file.is_file():
             with file.open(errors="replace", newline="") as log:
-                log.seek(at)
+                log.seek(position)
                 yield log.read()
-                at = log.tell()
+                position = log.tell()
         if last:
             return
-        time.sleep(SECONDS)
+        time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""How launched runs stand, what they print, and how to end them."""
+"""Status, logs and cancellation of launched runs."""
 
 from __future__ import annotations
 
@@ -12,65 +12,70 @@ from boltcutter.launch import queue
 from boltcutter.launch.job import Launcher
 
 
-def launched(folder: Path) -> Iterator[tuple[Launcher, str]]:
-    """The launcher that has a run, and the job's id there; nothing for a run that was started by hand."""
+def find_launcher(folder: Path) -> Iterator[tuple[Launcher, str]]:
+    """Yield the launcher of a run and its job id; nothing for a run that was not launched."""
     facts = run.read_record(folder).get("launch")
     if facts:
         trust.check(facts["settings"], f"run={folder}", folder, signature=facts.get("signature"))
         yield build.build(DictConfig(facts["settings"]), "launch"), facts["id"]
 
 
-def ask(verb: str, place: Path, *, follow: bool) -> None:
-    """Show how runs stand or what they print, or end them.
+def run_verb(verb: str, place: Path, *, follow: bool) -> None:
+    """Print the status or logs of runs, or cancel them.
+
+    Args:
+        verb: ``status``, ``logs`` or ``cancel``.
+        place: Folder of a run or of an array.
+        follow: Whether to follow logs until the runs have ended.
 
     Raises:
-        ConfigError: There is no such run, or no launcher has it.
+        ConfigError: There is no such run, or it was not launched.
     """
     folders = [file.parent for file in sorted(place.glob("*/record.json"))]
-    answers: dict[str, Callable[..., None]] = {"status": show_status, "logs": show_logs, "cancel": cancel}
+    functions: dict[str, Callable[..., None]] = {"status": show_status, "logs": show_logs, "cancel": cancel}
     for folder in [place] if (place / "record.json").is_file() or not folders else folders:
-        for launcher, job_id in launched(folder) or ():
-            answers[verb](launcher, job_id, folder, follow=follow)
+        for launcher, job_id in find_launcher(folder) or ():
+            functions[verb](launcher, job_id, folder, follow=follow)
             break
         else:
-            raise ConfigError(f"{folder}: no launcher has this run; it was started by hand")
+            raise ConfigError(f"{folder}: this run was not launched; use the process or job in which it was started")
 
 
 def show_status(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
-    """What the launcher says, and each attempt with its reason."""
-    print(f"{shown(folder)}: {launcher.status(job_id).text}")
+    """Print the status by the launcher, and each attempt with the reason for its end."""
+    print(f"{display_path(folder)}: {launcher.status(job_id).text}")
     for attempt in run.read_record(folder)["attempts"]:
         print(f"  {attempt['start']}  {attempt['reason']}")
 
 
 def show_logs(launcher: Launcher, job_id: str, folder: Path, *, follow: bool) -> None:
-    """What the run has printed."""
+    """Print the output of the run."""
     for text in launcher.logs(job_id, folder, follow=follow):
         print(text, end="", flush=True)
 
 
 def cancel(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
-    """End a run, which saves before."""
+    """Cancel a run, which saves a checkpoint first."""
     launcher.cancel(job_id)
-    print(f"{shown(folder)}: {launcher.status(job_id).text}")
+    print(f"{display_path(folder)}: {launcher.status(job_id).text}")
 
 
 def list_runs(runs: Path) -> None:
-    """A line for each run of the project, the newest last, then one for each other job of the user.
+    """Print a line for each run of the project, the newest last, then one for each other job of the user.
 
     Args:
-        runs: Folder that holds those of runs.
+        runs: Parent folder of the runs.
 
     Raises:
-        ConfigError: Of some of them nothing can be told; all others are shown.
+        ConfigError: The state of some runs is unknown; all others are printed.
     """
     found = [file for depth in ("*/*", "*/*/*") for file in runs.glob(f"{depth}/record.json")]
     faults = dict[str, None]()
     for file in sorted(found, key=lambda file: file.stat().st_mtime):
         try:
-            print(f"{shown(file.parent)}: {_state(file.parent)}")
+            print(f"{display_path(file.parent)}: {_state(file.parent)}")
         except (ValueError, ConfigError) as error:
-            print(f"{shown(file.parent)}: not known")
+            print(f"{display_path(file.parent)}: unknown")
             faults[str(error)] = None
     folders = {file.parent.resolve() for file in found}
     try:
@@ -84,11 +89,11 @@ def list_runs(runs: Path) -> None:
 
 
 def _state(folder: Path) -> str:
-    """How a run stands: what its launcher says, its attempts, and how the last one ended.
+    """Describe a run: the status by its launcher, the number of attempts, and how the last one ended.
 
     Raises:
-        ValueError: Its launcher does not answer.
-        ConfigError: Its record cannot be read, or is not to be trusted.
+        ValueError: Its launcher does not respond.
+        ConfigError: Its record cannot be read, or is not trusted.
     """
     record = run.read_record(folder)
     attempts = record.get("attempts") or []
@@ -96,24 +101,24 @@ def _state(folder: Path) -> str:
     if ended == "running":  # or killed before it could record that
         holder = lease.read_holder(folder)
         ended = "killed" if holder is None or holder.is_alive() is False else ended
-    state = [] if record.get("launch") else ["by hand"]
+    state = [] if record.get("launch") else ["not launched"]
     if not state and ended != "completed":
-        state = [launcher.status(job_id).text for launcher, job_id in launched(folder)]
+        state = [launcher.status(job_id).text for launcher, job_id in find_launcher(folder)]
     return ", ".join([*state, f"{len(attempts)} attempt{'' if len(attempts) == 1 else 's'}", ended])
 
 
 def _is_known(file: Path, folders: set[Path]) -> bool:
-    """Whether a job's file lies in one of the folders, or in that of an array of them."""
-    home = file.parent.resolve()
-    return any(home in (folder, folder.parent) for folder in folders)
+    """Whether a job script is in one of the run folders, or in the folder of their array."""
+    folder = file.parent.resolve()
+    return any(folder in (run_folder, run_folder.parent) for run_folder in folders)
 
 
-def reason(folder: Path) -> str:
-    """How the last attempt ended."""
+def last_reason(folder: Path) -> str:
+    """Return how the last attempt ended."""
     attempts = run.read_record(folder)["attempts"]
     return str(attempts[-1]["reason"]) if attempts else "never started"
 
 
-def shown(folder: Path) -> str:
-    """A path as short as it can be written here."""
+def display_path(folder: Path) -> str:
+    """Return a path relative to the working directory if it is inside."""
     return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)

@@ -1,4 +1,4 @@
-"""What SLURM is asked and told, by its own commands."""
+"""Query and control SLURM through its command-line tools."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from pathlib import Path
 from boltcutter.launch.job import State, Status, UnclearSubmissionError, UnreachableError
 
 STATES: dict[str, State] = {
-    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), "waiting"),
+    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), "pending"),
     **dict.fromkeys(
         ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SUSPENDED", "SIGNALING", "STOPPED"), "running"
     ),
 }
 UNLIMITED = 10**9  # seconds
-SECONDS = 120  # that SLURM may take to answer
-PAUSES = (1, 3)  # seconds before a question is asked again
-FORGOTTEN = "Invalid job id"
-SILENT = re.compile(r"no answer|unable to contact|timed out|connect failure|connection refused|zero bytes", re.I)
-# By these names sbatch reads options from the environment, where they beat those of the file.
-NAMED_OTHERWISE = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
+TIMEOUT = 120  # seconds for a command of SLURM
+RETRY_DELAYS = (1, 3)  # seconds before a query is repeated
+UNKNOWN_JOB = "Invalid job id"
+NO_RESPONSE = re.compile(r"no response|unable to contact|timed out|connect failure|connection refused|zero bytes", re.I)
+# Options whose SBATCH_ variables have other names; these variables take precedence over the script.
+VARIABLE_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Nodes of one kind.
+    """Nodes of one kind in a partition.
 
     Args:
-        nodes: How many.
-        cpus: Of each.
-        gpus: Of each.
-        seconds: A job may take.
+        nodes: Number of nodes.
+        cpus: CPUs of each node.
+        gpus: GPUs of each node.
+        seconds: Time limit of the partition.
     """
 
     nodes: int
@@ -50,10 +50,10 @@ class QueuedJob:
     """A job of the user.
 
     Args:
-        number: As scancel takes it.
-        state: As SLURM calls it.
-        name: Of the job.
-        file: That was submitted, where it is one.
+        number: Job id.
+        state: State, such as PENDING.
+        name: Name of the job.
+        file: Submitted script; None for an interactive job.
     """
 
     number: str
@@ -63,12 +63,12 @@ class QueuedJob:
 
 
 def partitions(names: str | None) -> list[Partition]:
-    """The nodes of the partitions, or of the default one; nothing where SLURM cannot be asked."""
+    """Return the nodes of the named partitions, or of the default one; empty if SLURM cannot be queried."""
     if not shutil.which("sinfo"):
         return []
-    told = _call("sinfo", "-h", "-o", "%P|%D|%c|%G|%l", *(["-p", names] if names else []))
+    result = _run("sinfo", "-h", "-o", "%P|%D|%c|%G|%l", *(["-p", names] if names else []))
     found = []
-    for line in told.stdout.splitlines() if told.returncode == 0 else ():
+    for line in result.stdout.splitlines() if result.returncode == 0 else ():
         name, nodes, cpus, gres, limit = line.split("|")
         if names or name.endswith("*"):
             gpus = sum(int(count) for count in re.findall(r"\bgpu:(?:[^:,()]+:)?(\d+)", gres))
@@ -85,91 +85,93 @@ def _seconds(limit: str) -> int:
 
 
 def submit(file: Path, *options: str, known: Sequence[str] = ()) -> str:
-    """Call sbatch; the job's number.
+    """Submit a script with sbatch and return the job id.
 
     Args:
-        file: Of the job.
-        options: For sbatch, then words for the job's script.
-        known: Jobs that were submitted with the same file before.
+        file: Job script.
+        options: Options of sbatch, then arguments of the script.
+        known: Jobs that were submitted before with the same script.
 
     Raises:
-        ValueError: There is no SLURM here, or it refuses.
-        UnclearSubmissionError: SLURM does not answer.
+        ValueError: sbatch is not installed, or rejects the job.
+        UnclearSubmissionError: SLURM does not respond.
     """
     if not shutil.which("sbatch"):
-        raise ValueError("launch=slurm: there is no sbatch here; go to a login node, or see the file with --dry-run")
+        raise ValueError(
+            "launch=slurm: sbatch is not installed on this host; use a login node, or --dry-run to print the script"
+        )
     flags = [option for option in options if option.startswith("-")]
-    words = [option for option in options if not option.startswith("-")]
-    told = _call("sbatch", "--parsable", *flags, str(file), *words, env=environment(file.read_text()))
-    if told.returncode == 0:
-        return told.stdout.strip().partition(";")[0]
-    text = re.sub(r"sbatch: (error: )?", "", " ".join(told.stderr.split()))
-    if not SILENT.search(text):
-        raise ValueError(f"launch=slurm: sbatch refuses: {text}")
-    try:  # SLURM may have taken the job, and only its answer was lost
+    arguments = [option for option in options if not option.startswith("-")]
+    result = _run("sbatch", "--parsable", *flags, str(file), *arguments, env=environment(file.read_text()))
+    if result.returncode == 0:
+        return result.stdout.strip().partition(";")[0]
+    text = re.sub(r"sbatch: (error: )?", "", " ".join(result.stderr.split()))
+    if not NO_RESPONSE.search(text):
+        raise ValueError(f"launch=slurm: sbatch rejects the job: {text}")
+    try:  # SLURM may have accepted the job although its response was lost
         numbers = [job.number for job in jobs() if job.file == file and job.number not in known]
     except UnreachableError:
         numbers = []
     if numbers:
         return numbers[-1]
     raise UnclearSubmissionError(
-        f"launch=slurm: SLURM does not answer ({text}), and the job may be queued or not: if `squeue --me` shows it, "
-        f"cancel it there; then remove {file.parent} and launch again"
+        f"launch=slurm: SLURM does not respond ({text}), so the job may or may not be queued: if "
+        f"`squeue --me` lists it, cancel it; then remove {file.parent} and launch again"
     )
 
 
 def jobs() -> list[QueuedJob]:
-    """The user's jobs that wait or run, in the order of their numbers; nothing where there is no cluster.
+    """Return the pending and running jobs of the user in order of their ids; empty without SLURM.
 
     Raises:
-        UnreachableError: SLURM does not answer.
+        UnreachableError: SLURM does not respond.
     """
     if not shutil.which("squeue"):
         return []
-    told = _ask("squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%T|%j|%o")
-    if told.returncode and SILENT.search(told.stderr):
-        raise UnreachableError(f"SLURM does not answer ({' '.join(told.stderr.split())}); ask again later")
+    result = _query("squeue", "-h", "-u", str(os.getuid()), "-o", "%F|%T|%j|%o")
+    if result.returncode and NO_RESPONSE.search(result.stderr):
+        raise UnreachableError(f"SLURM does not respond ({' '.join(result.stderr.split())}); try again later")
     found = {}
-    for line in told.stdout.splitlines():
+    for line in result.stdout.splitlines():
         number, state, rest = line.split("|", 2)
-        name, _, command = rest.rpartition("|")  # a name may have a bar, too
+        name, _, command = rest.rpartition("|")  # a name may contain a bar
         file = Path(command.removesuffix(" next"))
         found[number] = QueuedJob(number, state, name, file if file.is_absolute() else None)
     return [found[number] for number in sorted(found, key=int)]
 
 
 def environment(text: str) -> dict[str, str]:
-    """The user's own, without what another job has left in it, or what would beat an option of the job's file."""
+    """Return the environment for sbatch, without variables of another job or that override options of the script."""
     given = re.findall(r"^#SBATCH --([\w-]+)", text, re.M)
-    beaten = {f"SBATCH_{NAMED_OTHERWISE.get(option, option.replace('-', '_').upper())}" for option in given}
+    overriding = {f"SBATCH_{VARIABLE_NAMES.get(option, option.replace('-', '_').upper())}" for option in given}
     return {
         name: value
         for name, value in os.environ.items()
-        if name == "SLURM_CONF" or (name not in beaten and not name.startswith(("SLURM_", "SRUN_")))
+        if name == "SLURM_CONF" or (name not in overriding and not name.startswith(("SLURM_", "SRUN_")))
     }
 
 
 def status(job_id: str) -> Status:
-    """How a job stands; some minutes after its end only SLURM's accounting knows it, where there is one.
+    """Return the status of a job; minutes after its end it is known only to the accounting, if enabled.
 
     Raises:
-        UnreachableError: SLURM does not answer.
+        UnreachableError: SLURM does not respond.
     """
     if not shutil.which("scontrol"):
-        return Status("unknown", f"job {job_id}; there is no SLURM here")
-    told = _ask("scontrol", "-o", "show", "job", job_id)
-    # Of an array, tasks that still wait share one line.
-    facts = dict(re.findall(r"(\w+)=(\S*)", told.stdout.partition("\n")[0]))
+        return Status("unknown", f"job {job_id}; SLURM is not installed on this host")
+    result = _query("scontrol", "-o", "show", "job", job_id)
+    # Pending tasks of an array share one line.
+    facts = dict(re.findall(r"(\w+)=(\S*)", result.stdout.partition("\n")[0]))
     name = facts.get("JobState", "")
-    if told.returncode or not name:
-        if found := _accounted(job_id):
+    if result.returncode or not name:
+        if found := _accounting_status(job_id):
             return found
-        if told.returncode and FORGOTTEN not in told.stderr:
-            text = re.sub(r"\w+ error: ", "", " ".join(told.stderr.split()))
-            raise UnreachableError(f"job {job_id}: SLURM does not answer ({text}); ask again later")
-        return Status("unknown", f"job {job_id}, which SLURM does not know any more")
+        if result.returncode and UNKNOWN_JOB not in result.stderr:
+            text = re.sub(r"\w+ error: ", "", " ".join(result.stderr.split()))
+            raise UnreachableError(f"job {job_id}: SLURM does not respond ({text}); try again later")
+        return Status("unknown", f"job {job_id}, no longer known to SLURM")
     parts = [f"job {job_id}", name]
-    if STATES.get(name) == "waiting" and facts.get("Reason") not in ("None", None):
+    if STATES.get(name) == "pending" and facts.get("Reason") not in ("None", None):
         parts.append(f"for {facts['Reason']}")
     elif facts.get("NodeList") not in (None, "(null)", ""):
         parts.append(f"on {facts['NodeList']}")
@@ -178,46 +180,46 @@ def status(job_id: str) -> Status:
     return Status(STATES.get(name, "ended"), ", ".join(parts))
 
 
-def _accounted(job_id: str) -> Status | None:
-    """What SLURM's accounting knows of a job; nothing on a cluster without it."""
+def _accounting_status(job_id: str) -> Status | None:
+    """Return the status of a job from sacct; None without accounting."""
     if not shutil.which("sacct"):
         return None
-    told = _call("sacct", "-n", "-P", "-X", "-o", "State,NodeList", "-j", job_id)
-    if told.returncode or not told.stdout.strip():
+    result = _run("sacct", "-n", "-P", "-X", "-o", "State,NodeList", "-j", job_id)
+    if result.returncode or not result.stdout.strip():
         return None
-    name, _, nodes = told.stdout.splitlines()[-1].partition("|")
+    name, _, nodes = result.stdout.splitlines()[-1].partition("|")
     name = name.split()[0]  # CANCELLED by 1000
     text = f"job {job_id}, {name}" + (f", on {nodes}" if nodes and "None" not in nodes else "")
     return Status(STATES.get(name, "ended"), text)
 
 
 def cancel(*job_ids: str) -> None:
-    """Call scancel.
+    """Cancel jobs with scancel.
 
     Raises:
-        ValueError: It refuses.
+        ValueError: scancel is not installed or fails.
     """
     if not shutil.which("scancel"):
-        raise ValueError("cancel: there is no scancel here; go to a login node")
-    told = _call("scancel", *job_ids)
-    if told.returncode:
-        raise ValueError(f"cancel: scancel refuses: {' '.join(told.stderr.split())}")
+        raise ValueError("cancel: scancel is not installed on this host; use a login node")
+    result = _run("scancel", *job_ids)
+    if result.returncode:
+        raise ValueError(f"cancel: scancel fails: {' '.join(result.stderr.split())}")
 
 
-def _ask(*command: str) -> subprocess.CompletedProcess[str]:
-    """As ``_call``, and again where SLURM does not answer."""
-    told = _call(*command)
-    for pause in PAUSES:
-        if told.returncode == 0 or not SILENT.search(told.stderr):
+def _query(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, and retry while SLURM does not respond."""
+    result = _run(*command)
+    for pause in RETRY_DELAYS:
+        if result.returncode == 0 or not NO_RESPONSE.search(result.stderr):
             break
         time.sleep(pause)
-        told = _call(*command)
-    return told
+        result = _run(*command)
+    return result
 
 
-def _call(*command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def _run(*command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=SECONDS)
+        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        told = f"no answer in {SECONDS} seconds; see `scontrol ping`"
-        return subprocess.CompletedProcess(command, 1, "", told)
+        result = f"no response in {TIMEOUT} seconds; see `scontrol ping`"
+        return subprocess.CompletedProcess(command, 1, "", result)

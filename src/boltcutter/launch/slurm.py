@@ -1,4 +1,4 @@
-"""SLURM: an sbatch file that goes on after time limits, preemption and dead nodes."""
+"""Launch runs on SLURM as sbatch jobs that resume after time limits, preemption and node failures."""
 
 from __future__ import annotations
 
@@ -9,55 +9,73 @@ from pathlib import Path
 from typing import Literal
 
 from boltcutter.launch import batch, queue
-from boltcutter.launch.job import JOB_VARIABLE, Job, Status, check_environment, check_text, read_log
+from boltcutter.launch.job import JOB_VARIABLE, Job, Status, check_control_characters, check_environment, follow_log
 
-EARLY = 60  # seconds that SLURM may send a signal before it is due
+SIGNAL_MARGIN = 60  # seconds that SLURM may send a signal early
 TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d\d))?(?::(\d\d))?|(\d+):(\d\d)(?::(\d\d))?)")
-# Options that the launcher sets, or that its script does not survive. --error: it reads srun's messages in the log.
-SET = {"array", "chdir", "cpus-per-task", "dependency", "error", "job-name", "nodes", "no-requeue", "ntasks"}
-SET |= {"ntasks-per-gpu", "ntasks-per-node", "open-mode", "output", "requeue", "signal", "test-only", "time", "wait"}
-SET |= {"wrap"}
-SET_SRUN = SET | {"export", "kill-on-bad-exit", "label", "multi-prog", "pty"}
-SHORT = {"a": "array", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "J": "job-name"}
-SHORT |= {"K": "kill-on-bad-exit", "l": "label", "N": "nodes", "n": "ntasks", "o": "output", "t": "time", "W": "wait"}
+# Options that the launcher sets, or that break its script. --error: it reads the messages of srun in the log.
+RESERVED = {"array", "chdir", "cpus-per-task", "dependency", "error", "job-name", "nodes", "no-requeue", "ntasks"}
+RESERVED |= {
+    "ntasks-per-gpu",
+    "ntasks-per-node",
+    "open-mode",
+    "output",
+    "requeue",
+    "signal",
+    "test-only",
+    "time",
+    "wait",
+}
+RESERVED |= {"wrap"}
+RESERVED_SRUN = RESERVED | {"export", "kill-on-bad-exit", "label", "multi-prog", "pty"}
+SHORT_OPTIONS = {"a": "array", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "J": "job-name"}
+SHORT_OPTIONS |= {
+    "K": "kill-on-bad-exit",
+    "l": "label",
+    "N": "nodes",
+    "n": "ntasks",
+    "o": "output",
+    "t": "time",
+    "W": "wait",
+}
 MEMORY = re.compile(r"\d+[KMGT]", re.I)
-LEAST = {"grace": 30, "cpus_per_task": 1, "max_parallel": 1, "max_restarts": 0, "chain": 1}
+MINIMUM = {"grace": 30, "cpus_per_task": 1, "max_parallel": 1, "max_restarts": 0, "chain": 1}
 
 
 class SlurmLauncher:
-    """Submit to SLURM; nodes, devices and whether they are GPUs are those of the trainer.
+    """Submit runs to SLURM; the numbers of nodes, devices and GPUs are those of the trainer.
 
     Args:
-        partition: Where to run; null: the cluster's default.
-        account: Who pays.
+        partition: Partition; null: the default of the cluster.
+        account: Account to charge.
         qos: Quality of service.
-        time: Limit of one start, H:MM:SS or D-HH:MM:SS.
-        grace: Seconds before the limit at which the run saves and is queued again.
-        memory: Of each node, with its unit, as 64G; 0: all of it; null: the cluster's default.
-        cpus_per_task: Processors of each process; null: one, and one for each of its data workers.
-        gpu_type: As the cluster calls it, as a100.
-        gpu_option: Option of sbatch that asks for GPUs; none: the partition, or an option in ``sbatch``, gives them.
+        time: Time limit of each start, H:MM:SS or D-HH:MM:SS.
+        grace: Seconds before the time limit at which the run saves and is requeued.
+        memory: Memory of each node with its unit, such as 64G; 0: all of it; null: the default of the cluster.
+        cpus_per_task: CPUs of each process; null: one plus one for each dataloader worker.
+        gpu_type: GPU type as the cluster names it, such as a100.
+        gpu_option: Option of sbatch that requests GPUs; none: the partition or an option in ``sbatch`` provides them.
         constraint: Features that nodes must have.
-        exclusive: Whether nodes are shared with nobody.
-        purge_modules: Whether ``module purge`` comes first.
-        modules: For ``module load``.
-        setup: Lines of shell before the run; one that fails is shown and ends the job.
-        conda: Environment to activate.
+        exclusive: Whether to allocate whole nodes.
+        purge_modules: Whether to run ``module purge`` first.
+        modules: Arguments of ``module load``.
+        setup: Shell lines before the run; a failing line is reported and ends the job.
+        conda: Conda environment to activate.
         venv: Virtual environment to activate.
-        python: Interpreter; null: that of ``conda``, ``venv`` or ``container``, else the one that launches.
-        container: Image in which the run's processes run; for edf the environment's name or file.
-        container_engine: What starts it; edf: srun's --environment, whose file has the mounts.
-        container_mounts: Folders that the container sees, besides those of project and run.
-        interface: Network interface between nodes, where names of nodes lead to the wrong one.
-        environment: Variables for the run.
-        sbatch: More options of sbatch, as ["--mail-type=END"].
-        srun: More options of srun, as ["--cpu-bind=cores", "--mpi=pmix"].
-        array: Runs that differ in some words, as "seed=1,2;optimizer.lr=0.1,0.01": every combination.
-        max_parallel: Runs of an array at one time.
-        max_restarts: How often a run is queued again; 0: never.
-        chain: Jobs that follow one another, where a job may not be queued again.
+        python: Python interpreter; null: that of ``conda``, ``venv`` or ``container``, else the one that submits.
+        container: Container image for the processes of the run; for edf the name or file of the environment.
+        container_engine: Container runtime; edf: ``srun --environment``, whose file has the mounts.
+        container_mounts: Folders to mount besides those of the project and the run.
+        interface: Network interface between nodes, if host names resolve to the wrong one.
+        environment: Environment variables of the run.
+        sbatch: Further options of sbatch, such as ["--mail-type=END"].
+        srun: Further options of srun, such as ["--cpu-bind=cores", "--mpi=pmix"].
+        array: Overrides in which the runs of an array differ, such as "seed=1,2;optimizer.lr=0.1,0.01".
+        max_parallel: Maximum number of runs of an array at the same time.
+        max_restarts: How often a run is requeued; 0: never.
+        chain: Number of dependent jobs, for clusters that do not allow requeueing.
         torchrun: Whether torchrun starts the processes of a node; otherwise srun does.
-        snapshot: Whether the job runs a copy of the code as it is at submission; otherwise as it is when it starts.
+        snapshot: Whether the job runs a copy of the code made at submission; otherwise the code at its start.
     """
 
     def __init__(
@@ -108,81 +126,77 @@ class SlurmLauncher:
         self.sbatch, self.srun, self.array = sbatch or [], srun or [], array
         self.max_parallel, self.max_restarts, self.chain = max_parallel, max_restarts, chain
         self.torchrun, self.snapshot = torchrun, snapshot
-        # The job may start in another folder than the one where it is submitted.
+        # The job may start in another working directory than that of the submission.
         self.venv = venv if venv is None or JOB_VARIABLE.search(venv) else str(Path(venv).expanduser().absolute())
         self.python = python or ("python" if conda or venv or container else sys.executable)
-        self._refuse()
+        self._check_settings()
 
-    def _refuse(self) -> None:
-        if seconds(self.time) < self.grace + 2 * EARLY:
+    def _check_settings(self) -> None:
+        if seconds(self.time) < self.grace + 2 * SIGNAL_MARGIN:
             raise ValueError(
-                f"launch.time={self.time} leaves no minute of training before the run has to save; try "
+                f"launch.time={self.time} is too short to train before the run has to save; try "
                 f"launch.time={self.grace // 3600}:{self.grace % 3600 // 60 + 5:02}:00 or a smaller launch.grace"
             )
-        for name, least in (
-            ("grace", 30),
-            ("cpus_per_task", 1),
-            ("max_parallel", 1),
-            ("max_restarts", 0),
-            ("chain", 1),
-        ):
+        for name, least in MINIMUM.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"launch.{name}={value} is less than {least}; try launch.{name}={least}")
         if self.chain > 1 and self.array:
-            raise ValueError(f"launch.chain={self.chain}: arrays are not chained; leave one of them out")
+            raise ValueError(f"launch.chain={self.chain}: arrays cannot be chained; remove one of them")
         if self.memory and self.memory != "0" and not MEMORY.fullmatch(self.memory):
-            raise ValueError(f"launch.memory={self.memory} has no unit of SLURM; try launch.memory={self.memory}G")
+            raise ValueError(f"launch.memory={self.memory} has no unit; try launch.memory={self.memory}G")
         if self.container_engine == "edf" and self.container_mounts:
-            raise ValueError("launch.container_mounts: edf has the mounts in its file; add them there")
+            raise ValueError("launch.container_mounts: container_engine=edf has mounts in its file; add them there")
         check_environment(self.environment)
         for name, value in vars(self).items():
-            check_text(f"launch.{name}", [line.replace("\n", "") for line in value] if name == "setup" else value)
-        for name, taken in (("sbatch", SET), ("srun", SET_SRUN)):
+            check_control_characters(
+                f"launch.{name}", [line.replace("\n", "") for line in value] if name == "setup" else value
+            )
+        for name, taken in (("sbatch", RESERVED), ("srun", RESERVED_SRUN)):
             for option in getattr(self, name):
                 found = re.match(r"--([\w-]+)|-(\w)", option)
                 if not found:
-                    raise ValueError(f"launch.{name}={option}: no option of {name}; write it as --name=value")
-                if (found[1] or SHORT.get(found[2])) in taken:
-                    raise ValueError(f"launch.{name}={option}: launch and trainer set it; leave it out")
+                    raise ValueError(f"launch.{name}={option}: not an option of {name}; write it as --name=value")
+                if (found[1] or SHORT_OPTIONS.get(found[2])) in taken:
+                    raise ValueError(f"launch.{name}={option}: set by launch and trainer; remove it")
 
     def check(self, job: Job) -> None:
-        """Refuse what Lightning or the cluster cannot do."""
-        check_text("name", job.name)
-        check_text("folder", str(job.folder))
+        """Raise ValueError for a job that Lightning or the cluster does not support."""
+        check_control_characters("name", job.name)
+        check_control_characters("folder", str(job.folder))
         if "\\" in str(job.folder):
             raise ValueError(f"folder={job.folder}: SLURM removes \\ from the path of the log; choose another")
         if self.venv and not JOB_VARIABLE.search(self.venv) and not Path(self.venv, "bin", "activate").is_file():
-            raise ValueError(f"launch.venv={self.venv}: no virtual environment there; create it, or correct the path")
+            raise ValueError(f"launch.venv={self.venv}: no virtual environment found; create it, or correct the path")
         if job.name in ("bash", "interactive"):
-            raise ValueError(f"name={job.name}: Lightning takes such a job for a shell of yours; choose another name")
+            raise ValueError(f"name={job.name}: Lightning treats it as an interactive shell; choose another name")
         partitions = queue.partitions(self.partition)
         if not partitions:
             return
         fitting = [p for p in partitions if (p.gpus if job.gpus else p.cpus // self.cpus(job)) >= job.devices]
         if not fitting:
             most = max(p.gpus if job.gpus else p.cpus // self.cpus(job) for p in partitions)
-            kind = "GPUs" if job.gpus else f"times {self.cpus(job)} processors (launch.cpus_per_task)"
+            kind = "GPUs" if job.gpus else f"times {self.cpus(job)} CPUs (launch.cpus_per_task)"
             remedy = f"trainer.devices={most}" if most else "trainer.accelerator=cpu" if job.gpus else "fewer"
-            raise ValueError(f"trainer.devices={job.devices}: a node has {most} {kind} at most; try {remedy}")
+            raise ValueError(f"trainer.devices={job.devices}: a node has at most {most} {kind}; try {remedy}")
         if job.nodes > (most := sum(p.nodes for p in fitting)):
-            raise ValueError(f"trainer.num_nodes={job.nodes}: {most} such nodes are there; try {most} or less")
+            raise ValueError(f"trainer.num_nodes={job.nodes}: the partition has {most} such nodes; try {most} or fewer")
         if (limit := max(p.seconds for p in fitting)) < seconds(self.time):
-            raise ValueError(f"launch.time={self.time} is more than the partition's {limit / 3600:g} h; take less")
+            raise ValueError(f"launch.time={self.time} exceeds the limit of {limit / 3600:g} h; reduce it")
 
     def render(self, job: Job) -> str:
-        """The sbatch file."""
+        """Render the sbatch script."""
         return batch.render(self, job)
 
     def cpus(self, job: Job) -> int:
-        """Processors of each process."""
-        return self.cpus_per_task or 1 + job.workers
+        """Return the CPUs of each process."""
+        return self.cpus_per_task or 1 + job.num_workers
 
     def submit(self, job: Job, file: Path) -> list[str]:
-        """Call sbatch, once for each link of a chain; ids as squeue and scancel take them."""
-        for run in job.runs:
-            for left in ("starts", "requeue"):
-                (run / "logs" / left).unlink(missing_ok=True)
+        """Call sbatch, once for each job of a chain; returns a job id for each run."""
+        for folder in job.run_folders:
+            for name in ("starts", "requeue"):
+                (folder / "logs" / name).unlink(missing_ok=True)
         links: list[str] = []
         try:
             for _ in range(self.chain):
@@ -192,44 +206,44 @@ class SlurmLauncher:
             if links:
                 queue.cancel(*links)  # a chain is submitted as a whole or not at all
             raise
-        return [f"{links[0]}_{task}" for task in range(job.tasks)] or [",".join(links)]
+        return [f"{links[0]}_{task}" for task in range(job.array_size)] or [",".join(links)]
 
     def status(self, job_id: str) -> Status:
-        """Of the first job of a chain that has not ended."""
-        found = [queue.status(link) for link in jobs_of(job_id)]
-        return next((status for status in found if status.state in ("running", "waiting")), found[-1])
+        """Return the status of the first job of a chain that has not ended."""
+        found = [queue.status(link) for link in split_job_ids(job_id)]
+        return next((status for status in found if status.state in ("running", "pending")), found[-1])
 
     def cancel(self, job_id: str) -> None:
-        """SIGTERM to all processes, on which the run saves; SLURM kills what is left after its KillWait."""
-        queue.cancel(*reversed(jobs_of(job_id)))
+        """Send SIGTERM to all processes, on which the run saves; SLURM kills them after its KillWait."""
+        queue.cancel(*reversed(split_job_ids(job_id)))
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
-        """What its processes, and SLURM, have printed."""
-        over = ("ended", "unknown")
-        return read_log(folder / "logs" / "slurm.log", lambda: not follow or self.status(job_id).state in over)
+        """Yield the output of the processes and of SLURM."""
+        final = ("ended", "unknown")
+        return follow_log(folder / "logs" / "slurm.log", lambda: not follow or self.status(job_id).state in final)
 
 
-def jobs_of(job_id: str) -> list[str]:
-    """The jobs of a chain, or one job.
+def split_job_ids(job_id: str) -> list[str]:
+    """Split the id of a chain into those of its jobs.
 
     Raises:
-        ValueError: The record of a run has something else there, which scancel could take for an option.
+        ValueError: The recorded id is malformed; scancel could take it for an option.
     """
     found = job_id.split(",")
     if not all(re.fullmatch(r"\d+(_\d+)?", link) for link in found):
-        raise ValueError(f"record.json has the job id {job_id}: expected a number, as 123 or 123_4; correct it")
+        raise ValueError(f"record.json has the job id {job_id}: expected a number such as 123 or 123_4; correct it")
     return found
 
 
 def seconds(time: str) -> int:
-    """A time of SLURM in seconds.
+    """Convert a time limit of SLURM to seconds.
 
     Raises:
-        ValueError: It is none. A number alone is refused, too: YAML reads an unquoted 2:00:00 as one.
+        ValueError: Invalid syntax. A plain number is refused too, since YAML reads an unquoted 2:00:00 as one.
     """
     found = TIME.fullmatch(time)
     if not found:
-        raise ValueError(f"launch.time={time} is no time; write H:MM:SS or D-HH:MM:SS, in YAML with quotes")
+        raise ValueError(f"launch.time={time} is not a time limit; write H:MM:SS or D-HH:MM:SS, quoted in YAML")
     days, hours, minutes, rest, first, second, third = (int(part or 0) for part in found.groups())
     if found[1]:
         return ((days * 24 + hours) * 60 + minutes) * 60 + rest
