@@ -178,7 +178,7 @@ def test_limits_below_the_progress_of_the_run_are_refused(script: Script, single
     assert record(single) == before
 
 
-def test_init_from_loads_weights(script: Script, single: Path, tmp_path: Path) -> None:
+def test_a_run_starts_from_given_weights(script: Script, single: Path, tmp_path: Path) -> None:
     start = f"init_from={single}/checkpoints/best.ckpt"
     still = ["optimizer=sgd", "optimizer.lr=0", "scheduler=null", "trainer.max_epochs=1"]
     done = script("train", *PLAIN, *still, start, f"folder={tmp_path}/run", "seed=5")

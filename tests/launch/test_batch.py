@@ -13,9 +13,8 @@ import pytest
 from boltcutter.launch.job import Job
 from boltcutter.launch.slurm import SlurmLauncher
 
-JOB = Job(
-    "digits convnet", Path("/runs/a b/x"), Path("/p/scripts/train.py"), nodes=2, devices=4, gpus=True, num_workers=3
-)
+SCRIPT = Path("/p/scripts/train.py")
+JOB = Job("digits convnet", Path("/runs/a b/x"), SCRIPT, nodes=2, devices=4, gpus=True, num_workers=3)
 ARRAY = Job("digits", Path("/runs/100%/x"), SCRIPT, array_size=4, environment={"WANDB_RUN_GROUP": "x"})
 
 

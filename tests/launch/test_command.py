@@ -73,7 +73,7 @@ def test_a_users_file_overrides_the_project_and_arguments_override_both(launch: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], r"launch: not set; say launch=… \(there are: local, .*slurm"),
+        ([], r"launch: not set; .* \(there are: local, .*slurm"),
         (["launch=slurn"], "launch=slurn: no such option; did you mean slurm"),
         (["launch=local", "launch.array=seed=1,2"], "launch.array: LocalLauncher takes no such argument"),
         (["launch=slurm", "launch.array=seed=1,2", "resume=x"], "cannot be combined with resume"),
@@ -208,7 +208,7 @@ def test_a_job_runs_the_code_as_it_was_at_submission(tmp_path: Path) -> None:
 
 def test_describe(launch: Launch) -> None:
     assert "launch.max_parallel" in launch("launch=slurm", "--describe")
-    assert "Seconds before the limit" in launch("launch=slurm", "--describe", "launch.grace")
+    assert "Seconds before the time limit" in launch("launch=slurm", "--describe", "launch.grace")
 
 
 @pytest.mark.parametrize("arguments", [["status", "run={}"], ["launch=local", "resume={}"]])

@@ -43,7 +43,7 @@ export MASTER_ADDR BOLTCUTTER_REQUEUE="$mark" PYTHONUNBUFFERED=1
 
 say "job $job starts on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
 from=$(wc -c <"$log")
-# A signal to this script comes from scancel or scontrol requeue: do not requeue then.
+# A signal to this script comes from scancel or from a requeue by the user: do not requeue again.
 external=
 trap 'external=yes' TERM
 %(srun)s
@@ -89,9 +89,9 @@ exit 1
 def render(slurm: SlurmLauncher, job: Job) -> str:
     """Render the sbatch script of a job."""
     task = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.array_size else "$SLURM_JOB_ID"
-    folder = (
-        shlex.quote(job.run_folder("")) + "$SLURM_ARRAY_TASK_ID" if job.array_size else shlex.quote(str(job.folder))
-    )
+    folder = shlex.quote(str(job.folder))
+    if job.array_size:
+        folder = shlex.quote(job.run_folder("")) + "$SLURM_ARRAY_TASK_ID"
     lines = ["#!/bin/bash", *_directives(slurm, job), "", f"folder={folder} job={task}", TEXT.strip()]
     if slurm.chain > 1:
         lines.append(CHAIN.rstrip())
@@ -119,14 +119,9 @@ def _directives(slurm: SlurmLauncher, job: Job) -> Iterator[str]:
         "time": slurm.time,
         "signal": f"USR2@{slurm.grace}",
         "requeue" if slurm.max_restarts else "no-requeue": True,
-        "output": (
-            job.run_folder("").replace("%", "%%") + "%a" if job.array_size else str(job.folder).replace("%", "%%")
-        )
-        + "/logs/slurm.log",
+        "output": f"{log_folder}/logs/slurm.log",
         "open-mode": "append",
-        "array": f"0-{job.array_size - 1}" + (f"%{slurm.max_parallel}" if slurm.max_parallel else "")
-        if job.array_size
-        else None,
+        "array": f"0-{job.array_size - 1}{limit}" if job.array_size else None,
         **{key: getattr(slurm, key) for key in ("partition", "account", "qos", "constraint", "exclusive")},
         "mem": slurm.memory,
     }

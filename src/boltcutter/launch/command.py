@@ -103,9 +103,7 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
     with job_variables(cfgs, launcher.environment) as unset:
         cfgs = [check(cfg, values=not unset) for cfg in cfgs]
         if unset:
-            print(
-                f"note: {', '.join(unset)} will be set only in the job, which then checks the values of the configuration"
-            )
+            print(f"note: {', '.join(unset)} will be set only in the job, which then checks the configuration")
         elif not can_check_values():
             print("note: torch is not installed on this host, so only the keys of the configuration were checked")
         job = create_job(cfgs, root, array=bool(launcher.array), copies=copies)
@@ -184,14 +182,12 @@ def read_launcher(
         raise ConfigError(f"launch: not set; give launch=…{project.list_options('launch')}")
     base = DictConfig({"launch": earlier}) if earlier is not None else DictConfig({})
     user_files = [str(file) for option in options if (file := (USER_CONFIGS / f"{option}.yaml").expanduser()).is_file()]
-    chosen = (
-        compose(project, [f"launch={format_value([*options, *user_files])}"], base=DictConfig({})) if options else base
-    )
+    selected = f"launch={format_value([*options, *user_files])}"
+    chosen = compose(project, [selected], base=DictConfig({})) if options else base
     # Several options select a cluster, whose values then replace the earlier ones.
-    keeps_earlier = (
-        earlier is not None and len(options) < 2 and chosen.launch.get("_target_") == earlier.get("_target_")
-    )
-    settings = compose(project, rest, base=base if keeps_earlier else chosen)
+    if earlier is not None and len(options) < 2 and chosen.launch.get("_target_") == earlier.get("_target_"):
+        chosen = base
+    settings = compose(project, rest, base=chosen)
     if mistakes := build.check(DictConfig({"launch": settings.launch}), Settings):
         raise ConfigError("\n".join(mistakes))
     return settings.launch, build.build(settings.launch, "launch")

@@ -97,9 +97,7 @@ def submit(file: Path, *options: str, known: Sequence[str] = ()) -> str:
         UnclearSubmissionError: SLURM does not respond.
     """
     if not shutil.which("sbatch"):
-        raise ValueError(
-            "launch=slurm: sbatch is not installed on this host; use a login node, or --dry-run to print the script"
-        )
+        raise ValueError("launch=slurm: sbatch is not installed on this host; use a login node, or try --dry-run")
     flags = [option for option in options if option.startswith("-")]
     arguments = [option for option in options if not option.startswith("-")]
     result = _run("sbatch", "--parsable", *flags, str(file), *arguments, env=environment(file.read_text()))

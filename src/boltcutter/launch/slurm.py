@@ -15,29 +15,12 @@ SIGNAL_MARGIN = 60  # seconds that SLURM may send a signal early
 TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d\d))?(?::(\d\d))?|(\d+):(\d\d)(?::(\d\d))?)")
 # Options that the launcher sets, or that break its script. --error: it reads the messages of srun in the log.
 RESERVED = {"array", "chdir", "cpus-per-task", "dependency", "error", "job-name", "nodes", "no-requeue", "ntasks"}
-RESERVED |= {
-    "ntasks-per-gpu",
-    "ntasks-per-node",
-    "open-mode",
-    "output",
-    "requeue",
-    "signal",
-    "test-only",
-    "time",
-    "wait",
-}
-RESERVED |= {"wrap"}
+RESERVED |= {"ntasks-per-gpu", "ntasks-per-node", "open-mode", "output", "requeue", "signal", "test-only", "time"}
+RESERVED |= {"wait", "wrap"}
 RESERVED_SRUN = RESERVED | {"export", "kill-on-bad-exit", "label", "multi-prog", "pty"}
 SHORT_OPTIONS = {"a": "array", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "J": "job-name"}
-SHORT_OPTIONS |= {
-    "K": "kill-on-bad-exit",
-    "l": "label",
-    "N": "nodes",
-    "n": "ntasks",
-    "o": "output",
-    "t": "time",
-    "W": "wait",
-}
+SHORT_OPTIONS |= {"K": "kill-on-bad-exit", "l": "label", "N": "nodes", "n": "ntasks", "o": "output", "t": "time"}
+SHORT_OPTIONS |= {"W": "wait"}
 MEMORY = re.compile(r"\d+[KMGT]", re.I)
 MINIMUM = {"grace": 30, "cpus_per_task": 1, "max_parallel": 1, "max_restarts": 0, "chain": 1}
 
@@ -149,9 +132,8 @@ class SlurmLauncher:
             raise ValueError("launch.container_mounts: container_engine=edf has mounts in its file; add them there")
         check_environment(self.environment)
         for name, value in vars(self).items():
-            check_control_characters(
-                f"launch.{name}", [line.replace("\n", "") for line in value] if name == "setup" else value
-            )
+            lines = [line.replace("\n", "") for line in value] if name == "setup" else value
+            check_control_characters(f"launch.{name}", lines)
         for name, taken in (("sbatch", RESERVED), ("srun", RESERVED_SRUN)):
             for option in getattr(self, name):
                 found = re.match(r"--([\w-]+)|-(\w)", option)
