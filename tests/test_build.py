@@ -205,7 +205,7 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
         ({"tool": {"kind": "sow"}}, "box.tool.kind=sow: expected 'saw' | 'axe'; did you mean saw?"),
         ({"tool": {"sise": 1}}, "box.tool.sise: Tool takes no such argument; did you mean size?"),
         ({"tool": {"quite": 1}}, "box.tool.quite: Tool takes no such argument; --describe box.tool lists them"),
-        ({"tool": {"size": "???"}}, "box.tool.size: not set; say box.tool.size=…"),
+        ({"tool": {"size": "???"}}, "box.tool.size: not set; give box.tool.size=…"),
         ({"tool": {"_target_": f"{TOOLS}.Tol"}}, f"box.tool._target_: {TOOLS} has no Tol; did you mean Tool?"),
         ({"tool": {"_target_": f"{TOOLS}.HERE"}}, f"box.tool._target_: {TOOLS}.HERE cannot be called; give the"),
         ({"tool": {"_target_": "no_such.thing"}}, "box.tool._target_: no_such.thing: no module named no_such; give"),
@@ -244,7 +244,7 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
         ({"box": {"more": {"_target_": "torch.nn.ReLU", "_args_": 1}}}, "box.more._args_=1: expected a list; write"),
         (
             {"box": {"more": {"_target_": f"{TOOLS}.Tool", "_args_": [1, "saw", "a", 2]}}},
-            "box.more._args_: Tool takes 3 arguments without a name, got 4",
+            "box.more._args_: Tool takes 3 positional arguments, got 4",
         ),
         ({"box": {"more": {"_target_": f"{TOOLS}.Tool", "_args_": [1], "size": 2}}}, "box.more.size: given twice"),
         (
@@ -260,7 +260,7 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
         ({"n": "${n}"}, "n: Recursive interpolation detected; correct the reference"),
         ({"n": "${oc.env:NO_SUCH}"}, "n: environment variable NO_SUCH is not set; export NO_SUCH=…"),
         ({"n": "${oc.nope:X}"}, "n: Unsupported interpolation type oc.nope; correct the reference"),
-        ({"tool": {"size": "${n}"}, "n": "???"}, "n: not set; say n=…"),
+        ({"tool": {"size": "${n}"}, "n": "???"}, "n: not set; give n=…"),
         ({"tool": {"size": "${n}"}, "n": "x"}, "n=x: expected int"),
     ],
 )

@@ -63,3 +63,19 @@ def test_a_mistake_in_pyproject_is_one_line(tmp_path: Path) -> None:
     done = call("check", cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_classes_of_the_project_are_checked_like_built_in_ones(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.boltcutter]\npackage = "small"\n')
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    (tmp_path / "configs" / "model" / "tiny.yaml").write_text("# Tiny.\ndefaults: mlp\n_target_: small.Tiny\n")
+    (tmp_path / "src").mkdir()
+    code = "from boltcutter.model.mlp import MLP\n\n\nclass Tiny(MLP):\n    def __init__(self, **kwargs: object) -> None:\n"
+    (tmp_path / "src" / "small.py").write_text(f"{code}        super().__init__(**kwargs)\n")
+    given = ["model=tiny", "model.input_shape=[1,8,8]", "model.num_classes=10"]
+    assert call("check", *given, cwd=tmp_path).stdout == "ok\n"
+    wrong = call("check", *given, "model.hiden_sizes=[3]", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: model.hiden_sizes: Tiny takes no such argument; did you mean hidden_sizes?")
+    (tmp_path / "src" / "small.py").write_text(f"{code}        raise KeyError('a bug')\n")
+    assert "Traceback" in call("check", *given, cwd=tmp_path).stderr

@@ -167,16 +167,39 @@ def test_code_outside_git_has_no_commit(tmp_path: Path) -> None:
     assert lineage.git_state(tmp_path)["commit"] is None
 
 
+def test_a_library_in_the_repository_of_the_project_has_no_state_of_its_own() -> None:
+    state = lineage.library_state(PROJECT.root)
+    assert state["path"] == str(PROJECT.root / "src" / "boltcutter")
+    assert (state["commit"], state["patch"]) == (None, b"")
+
+
+def test_the_project_and_an_editable_library_are_recorded_apart(repository: Path, tmp_path: Path) -> None:
+    cfg = run.read_overrides(PROJECT, [])
+    cfg.folder = str(tmp_path / "run")
+    (repository / "new.py").write_text("x = 1\n")
+    run.create(cfg, repository)
+    record = run.read_record(tmp_path / "run")
+    assert record["git"]["commit"] == lineage.git_state(repository)["commit"]
+    assert "new.py" in (tmp_path / "run" / "code.patch").read_text()
+    ours = lineage.git_state(PROJECT.root)
+    assert record["library"]["version"]
+    assert (record["library"]["commit"], record["library"]["changes"]) == (ours["commit"], ours["changes"])
+    assert (tmp_path / "run" / "library.patch").is_file() == bool(ours["patch"])
+    assert lineage.differences(record, repository) == []
+    record["library"]["commit"] = "abc"
+    assert any("the library's commit is" in line for line in lineage.differences(record, repository))
+
+
 def test_differences_are_told_one_by_one(tmp_path: Path) -> None:
     cfg = run.read_overrides(PROJECT, [])
     cfg.folder = str(tmp_path / "run")
-    run.create(cfg)
+    run.create(cfg, PROJECT.root)
     record = run.read_record(tmp_path / "run")
-    assert lineage.differences(record) == []
+    assert lineage.differences(record, PROJECT.root) == []
     record["packages"]["torch"] = "0.1"
     record["git"]["commit"] = "abc"
     record["hardware"]["gpus"] = ["H200"]
     record["python"] = "2.7"
-    told = " | ".join(lineage.differences(record))
+    told = " | ".join(lineage.differences(record, PROJECT.root))
     for part in ("git checkout abc", "package torch is", "was 0.1", "gpus is [], was ['H200']", "was 2.7"):
         assert part in told

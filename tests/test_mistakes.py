@@ -100,8 +100,8 @@ MISTAKES = [
     ),
     ("+callback.mine=3", "callback.mine=3: expected Callback | null"),
     # References.
-    ("trainer.max_epochs=???", "trainer.max_epochs: not set; say trainer.max_epochs=…"),
-    ("seed=???", "seed: not set; say seed=…"),
+    ("trainer.max_epochs=???", "trainer.max_epochs: not set; give trainer.max_epochs=…"),
+    ("seed=???", "seed: not set; give seed=…"),
     ("optimizer.lr=${optimizr.eps}", "optimizer.lr: ${optimizr.eps} refers to nothing"),
     ("optimizer.lr=${oc.env:NO_SUCH_VARIABLE}", "optimizer.lr: environment variable NO_SUCH_VARIABLE is not set"),
     ("optimizer.lr=${oc.envv:X}", "optimizer.lr: Unsupported interpolation type oc.envv"),
@@ -204,7 +204,7 @@ FILES = [
         "optimizer/adamw",
         "_target_: torch.optim.AdamW\n_partial_: true\nlr: ???",
         "",
-        "optimizer.lr: not set; say optim",
+        "optimizer.lr: not set; give optim",
     ),
     (
         "optimizer/adamw",

@@ -16,7 +16,7 @@ PROJECT = Project.find(__file__)
 def made(tmp_path: Path, *words: str) -> Path:
     cfg = run.read_overrides(PROJECT, words)
     cfg.folder = str(tmp_path / "run")
-    run.create(cfg)
+    run.create(cfg, PROJECT.root)
     return Path(cfg.folder)
 
 

@@ -1,8 +1,8 @@
-"""Make objects from configuration, and find its mistakes before anything is made.
+"""Instantiate objects from configuration, and validate it before anything is instantiated.
 
-A mapping with a ``_target_`` stands for a call of that class or function with the other keys as
-arguments and the list ``_args_`` as those without a name; ``_partial_: true`` leaves the call to be finished later
-(optimizers, schedulers, metrics); ``_check_: false`` takes any keyword, for a class whose signature does not show all.
+A mapping with a ``_target_`` is a call of that class or function with the other keys as keyword arguments and the list
+``_args_`` as positional arguments; ``_partial_: true`` makes a ``functools.partial`` (optimizers, schedulers, metrics);
+``_check_: false`` accepts any keyword, for a class whose signature is incomplete.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from boltcutter.config import (
     resolve_reference,
 )
 from boltcutter.fit import coerce, is_subclass, literal_values, matches, type_name
-from boltcutter.locate import PROJECT, is_keras_model, locate, origin, package, parameters
+from boltcutter.locate import is_keras_model, locate, origin, package, parameters
+from boltcutter.project import LIBRARY, is_own_package
 
-KERAS_MODEL = f"{PROJECT}.model.keras.KerasModel"
+KERAS_MODEL = f"{LIBRARY}.model.keras.KerasModel"
 SPECIAL = ("_target_", "_partial_", "_args_", "_check_")
 
 
 def build(node: Any, path: str = "", **extra: Any) -> Any:
-    """Make what ``node`` stands for.
+    """Instantiate a part of a configuration.
 
     Args:
-        node: Part of a configuration.
-        path: Where it stands, for error texts.
-        extra: Arguments known only now.
+        node: The part.
+        path: Its dotted key, for error messages.
+        extra: More keyword arguments.
 
     Raises:
-        ConfigError: A value was refused by what it was given to.
+        ConfigError: A class or function refused a value.
     """
     if OmegaConf.is_config(node):
         node = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
@@ -64,8 +65,8 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
     try:
         return target(*positional, **arguments)
     except Exception as error:
-        # In this project's own classes any other of Python's exceptions is a fault in the code and not in a value.
-        own = package(target) == PROJECT
+        # In classes of the library and the project, other built-in exceptions are bugs rather than wrong values.
+        own = is_own_package(package(target))
         if own and type(error).__module__ == "builtins" and not isinstance(error, ValueError | OSError | ImportError):
             raise
         where, text = path.lstrip("."), one_line(error)
@@ -75,7 +76,7 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
 
 
 def _typed(value: Any, parameter: inspect.Parameter | None, path: str) -> Any:
-    """Build ``value``; plain data becomes what the annotation asks for."""
+    """Instantiate ``value``; plain data is converted to the annotated type."""
     made = build(value, path)
     if is_keras_model(type(made)) and not (parameter and is_keras_model(parameter.annotation)):
         return build({"_target_": KERAS_MODEL, "model": made}, path)
@@ -88,7 +89,7 @@ def _has_target(value: Any) -> bool:
 
 
 def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
-    """One line for each mistake in ``cfg``, whose top-level keys are arguments of ``root``, or other groups."""
+    """List the mistakes in ``cfg``, one line each; its top-level keys are arguments of ``root``, or other groups."""
     try:
         resolved: Any = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
@@ -100,13 +101,13 @@ def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
     found = dict(_check_call({key: value for key, value in resolved.items() if key not in more}, raw, root, ""))
     for group in more:
         found |= dict(_check(resolved[group], raw[group], group))
-    # What is referred to is told once, where it is written.
-    told = {path: resolve_reference(cfg, path) for path in found}
-    return [f"{path}{text}" for path, text in found.items() if told[path] == path or told[path] not in found]
+    # A mistake in the target of references is reported once, where it is defined.
+    defined = {path: resolve_reference(cfg, path) for path in found}
+    return [f"{path}{text}" for path, text in found.items() if defined[path] == path or defined[path] not in found]
 
 
 def _positional(node: dict[str, Any], known: dict[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Which parameter takes each of ``_args_``; fewer where they are too many."""
+    """The parameter that receives each of ``_args_``; fewer if there are too many arguments."""
     given = len(args) if isinstance(args := node.get("_args_"), list) else 0
     one_each = [p for p in known.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = [p for p in known.values() if p.kind is p.VAR_POSITIONAL]
@@ -114,9 +115,9 @@ def _positional(node: dict[str, Any], known: dict[str, inspect.Parameter]) -> li
 
 
 def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Mistakes below ``path``: where, and what is said of it."""
+    """Yield the mistakes below ``path``: their keys and messages."""
     if isinstance(raw, str) and REFERENCE.fullmatch(raw):
-        return  # told where it is written
+        return  # reported where it is defined
     if isinstance(value, list):
         value, raw = dict(enumerate(value)), dict(enumerate(raw))
     if isinstance(value, dict):
@@ -135,20 +136,20 @@ def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, str]]:
 def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[tuple[str, str]]:
     known, dot = parameters(target), path and f"{path}."
     name = getattr(target, "__qualname__", str(target))
-    told = node.get("_check_", True)  # whether the signature tells what is taken
-    anything = not told or not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
-    named = {n: p for n, p in known.items() if told and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takers = _positional(node, known)
-    yield from _check_positional(node, raw, takers if known and told else None, name, dot)
+    is_checked = node.get("_check_", True)
+    takes_anything = not is_checked or not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
+    named = {n: p for n, p in known.items() if is_checked and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    receivers = _positional(node, known)
+    yield from _check_positional(node, raw, receivers if known and is_checked else None, name, dot)
     for key, value in node.items():
         if key in SPECIAL:
             continue
         if value == "???":
-            yield f"{dot}{key}", f": not set; say {dot}{key}=…"
+            yield f"{dot}{key}", f": not set; give {dot}{key}=…"
         elif key in named:
             problems = list(_check(value, raw[key], f"{dot}{key}"))
-            yield from problems or _misfits(value, named[key].annotation, f"{dot}{key}")
-        elif anything:
+            yield from problems or _mismatches(value, named[key].annotation, f"{dot}{key}")
+        elif takes_anything:
             yield from _check(value, raw[key], f"{dot}{key}")
         elif path:
             yield (
@@ -159,49 +160,49 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
             yield key, f": no such key{hint(key, named) or '; --print shows all'}"
     if not node.get("_partial_"):
         for n, p in named.items():
-            if p.default is p.empty and n not in node and p not in takers:
+            if p.default is p.empty and n not in node and p not in receivers:
                 yield f"{dot}{n}", f": missing; {name} needs it ({type_name(p.annotation)})"
 
 
 def _check_positional(
-    node: Any, raw: Any, takers: list[inspect.Parameter] | None, name: str, dot: str
+    node: Any, raw: Any, receivers: list[inspect.Parameter] | None, name: str, dot: str
 ) -> Iterator[tuple[str, str]]:
-    """Mistakes in ``_args_``; of their number and types only where ``takers`` are known."""
+    """Yield mistakes in ``_args_``; their number and types are checked only if ``receivers`` are known."""
     if "_args_" not in node:
         return
     given = node["_args_"]
     if not isinstance(given, list):
         yield f"{dot}_args_", f"={format_value(given)}: expected a list; write _args_: [{format_value(given)}]"
         return
-    if takers is not None and len(takers) < len(given):
-        yield f"{dot}_args_", f": {name} takes {len(takers)} arguments without a name, got {len(given)}"
+    if receivers is not None and len(receivers) < len(given):
+        yield f"{dot}_args_", f": {name} takes {len(receivers)} positional arguments, got {len(given)}"
         return
-    for i, (value, p) in enumerate(zip_longest(given, takers or ())):
+    for i, (value, p) in enumerate(zip_longest(given, receivers or ())):
         problems = list(_check(value, raw["_args_"][i], f"{dot}_args_.{i}"))
-        yield from problems or (_misfits(value, p.annotation, f"{dot}_args_.{i}") if p else ())
+        yield from problems or (_mismatches(value, p.annotation, f"{dot}_args_.{i}") if p else ())
         if p and p.kind is not p.VAR_POSITIONAL and p.name in node:
-            yield f"{dot}{p.name}", f": given twice; drop it, or entry {i} of {dot}_args_"
+            yield f"{dot}{p.name}", f": given twice; remove it, or entry {i} of {dot}_args_"
 
 
 def _of_old_package(value: Any) -> str:
-    """The remedy for a class of ``pytorch_lightning``, which a trainer of ``lightning`` refuses."""
+    """The remedy for a class of ``pytorch_lightning``, which a ``Trainer`` of ``lightning`` refuses."""
     target = locate(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
     bases = {base.__module__.partition(".")[0] for base in getattr(target, "__mro__", ())}
     return "; import it from lightning.pytorch, not pytorch_lightning" if "pytorch_lightning" in bases else ""
 
 
-def _misfits(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]:
-    """What of ``value`` is not as ``wanted``: the whole, or some entries of a mapping."""
+def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield what does not match the type ``wanted``: ``value`` as a whole, or entries of a mapping."""
     if matches(value, wanted):
         return
     maps = [a for a in (wanted, *get_args(wanted)) if is_subclass(get_origin(a), Mapping)]
     if maps and isinstance(value, dict) and "_target_" not in value:
         for key, inner in value.items():
             if not matches({key: inner}, wanted):
-                yield from _misfits(inner, get_args(maps[0])[1], f"{path}.{key}")
+                yield from _mismatches(inner, get_args(maps[0])[1], f"{path}.{key}")
         return
     shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else format_value(value)
-    listed = isinstance(value, str) and "," in value and matches(parse(path, f"[{value}]"), wanted)  # as Hydra's sweeps
+    listed = isinstance(value, str) and "," in value and matches(parse(path, f"[{value}]"), wanted)  # as in Hydra
     near = (
         f"; did you mean [{value}]?" if listed else _of_old_package(value) or hint(str(value), literal_values(wanted))
     )

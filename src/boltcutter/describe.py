@@ -1,4 +1,4 @@
-"""Every key that can be set, with its value, type and documentation."""
+"""List every key that can be set, with its value, type and documentation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from boltcutter.config import ConfigError, DictConfig, format_value, hint, plain
 from boltcutter.fit import type_name
 from boltcutter.locate import locate, parameters
 
-COLUMNS = (None, 44, 36, 110)  # letters at most of key, value, type and documentation
+COLUMNS = (None, 44, 36, 110)  # maximum widths of key, value, type and documentation
 
 
 def describe(cfg: DictConfig, root: Callable[..., Any], prefix: str = "") -> Iterator[str]:
-    """A line for every key below ``prefix`` that can be set: its value, type and documentation.
+    """Yield a line for every key below ``prefix``: its value, type and documentation.
 
     Raises:
         ConfigError: There is no such key.
@@ -57,7 +57,7 @@ def _describe_map(node: Any, raw: Any, path: str) -> Iterator[tuple[str, str, st
 
 
 def _summary(value: Any, written: Any) -> str:
-    """A value on one line; a reference to an object as it is written."""
+    """Format a value on one line; a reference to an object stays unresolved."""
     if not isinstance(value, dict):
         return format_value(value)
     if isinstance(written, str):
@@ -70,7 +70,7 @@ def _shorten(text: str, limit: int | None) -> str:
 
 
 def _argument_texts(target: Callable[..., Any]) -> dict[str, str]:
-    """The ``Args:`` section of a docstring in Google's style."""
+    """Parse the ``Args:`` sections of Google-style docstrings of a class and its bases, or of a function."""
     sources = (
         [target, *(f for c in target.__mro__ for f in (vars(c).get("__init__"), c))]
         if inspect.isclass(target)

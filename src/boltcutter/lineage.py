@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,9 @@ MAX_UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
 SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repository that it was copied from
 
 
-def differences(record: dict[str, Any]) -> list[str]:
+def differences(record: dict[str, Any], root: Path) -> list[str]:
     """One line for each way in which what made a run differs from what is here now."""
-    source = git_state(Path(__file__).parent)
+    source = git_state(root)
     then = record.get("git", {})
     found = []
     if then.get("commit") != source.get("commit"):
@@ -47,6 +49,10 @@ def differences(record: dict[str, Any]) -> list[str]:
         )
     if then.get("changes") != source["changes"]:
         found.append("uncommitted changes differ; code.patch of the run has those that it was made with")
+    library, was_library = library_state(root), record.get("library") or {}
+    for key in ("commit", "changes"):
+        if was_library and library.get(key) != was_library.get(key):
+            found.append(f"the library's {key} is {library.get(key)}, was {was_library.get(key)}")
     installed = packages()
     for name, was in record.get("packages", {}).items():
         if installed.get(name) != was:
@@ -64,7 +70,7 @@ def git_state(where: Path) -> dict[str, Any]:
     ``patch`` is None where git could not tell the changes, and ``dirty`` then, too; ``left_out`` names the changed
     files that look like secrets, which are not in the patch.
     """
-    if snapshot := next((file for folder in where.parents if (file := folder / SNAPSHOT).is_file()), None):
+    if snapshot := next((file for folder in (where, *where.parents) if (file := folder / SNAPSHOT).is_file()), None):
         return dict(json.loads(snapshot.read_text()) | {"patch": b""})
     top = _git(where, "rev-parse", "--show-toplevel")
     if not top:
@@ -81,6 +87,26 @@ def git_state(where: Path) -> dict[str, Any]:
         "left_out": left_out,
         "patch": patch,
     }
+
+
+def library_state(root: Path) -> dict[str, Any]:
+    """Version of this library, and its commit; of an editable checkout also the uncommitted changes.
+
+    Args:
+        root: Folder of the project; a library in the same repository is part of the project's state.
+    """
+    folder, state = Path(__file__).parent, dict[str, Any]()
+    with suppress(PackageNotFoundError):
+        found = distribution(__name__.partition(".")[0])
+        state["version"] = found.version
+        source = json.loads(found.read_text("direct_url.json") or "{}")  # PEP 610
+        state["commit"] = source.get("vcs_info", {}).get("commit_id")
+    if not {"site-packages", "dist-packages"} & set(folder.parts):
+        state |= {"path": str(folder), "commit": None, "patch": b""}
+        own, project = (_git(where, "rev-parse", "--show-toplevel") for where in (folder, root))
+        if own != project:
+            state |= git_state(folder)
+    return state
 
 
 def packages() -> dict[str, str]:

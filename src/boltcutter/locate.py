@@ -1,4 +1,4 @@
-"""What the dotted path of a class or function names, what arguments it takes, and where it fails."""
+"""Resolve the dotted path of a class or function, its parameters, and where it raised an error."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from traceback import walk_tb
 from typing import Any, get_type_hints
 
 from boltcutter.config import ConfigError, hint, one_line
+from boltcutter.project import LIBRARY, is_own_package
 
-PROJECT = __name__.partition(".")[0]
-# Classes that hand their **kwargs on, and to what: a misspelt keyword would pass every signature check.
+# Classes that forward their **kwargs, and to what: otherwise no check of signatures finds a misspelt keyword.
 FORWARDS_KWARGS = {
     "lightning.pytorch.strategies.ddp.DDPStrategy": "torch.nn.parallel.DistributedDataParallel",
     "lightning.pytorch.strategies.fsdp.FSDPStrategy": "torch.distributed.fsdp.FullyShardedDataParallel",
@@ -26,11 +26,11 @@ FORWARDS_KWARGS = {
 
 @cache
 def locate(path: str) -> Callable[..., Any]:
-    """The class or function that a dotted path names."""
+    """Import the class or function at a dotted path."""
     module, names = str(path), list[str]()
     if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(f"{path!r} is not the dotted path of a class")
-    if "keras" not in sys.modules:  # whose models train here on torch; it chooses its backend when it is imported
+    if "keras" not in sys.modules:  # its backend is chosen at import; here it is torch
         os.environ.update(KERAS_BACKEND="torch", KERAS_TORCH_DEVICE="cpu")
     while True:
         try:
@@ -45,8 +45,8 @@ def locate(path: str) -> Callable[..., Any]:
             names.insert(0, last)
             if not module:
                 raise ConfigError(f"{path}: no module named {last}; give the full dotted path of a class") from None
-        except Exception as error:  # whatever a foreign module raises while it is imported
-            if module.partition(".")[0] == PROJECT:
+        except Exception as error:  # an import can raise anything
+            if is_own_package(module.partition(".")[0]):
                 raise
             raise ConfigError(
                 f"{path}: {module} cannot be imported: {one_line(error)} ({origin(error, module.partition('.')[0])})"
@@ -61,14 +61,14 @@ def locate(path: str) -> Callable[..., Any]:
 
 
 def is_keras_model(made: Any) -> bool:
-    """Whether a type is that of Keras models; where one is built, Keras has been imported."""
+    """Whether a type is a Keras model; false as long as Keras has not been imported."""
     keras = sys.modules.get("keras")
     return keras is not None and inspect.isclass(made) and issubclass(made, keras.Model)
 
 
 @cache
 def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """A call's arguments, their annotations read as types (``Any`` where they cannot be)."""
+    """The parameters of a callable, with annotations resolved to types (``Any`` if that fails)."""
     try:
         found = dict(inspect.signature(target).parameters)
     except (TypeError, ValueError):
@@ -76,39 +76,40 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     call = target.__init__ if inspect.isclass(target) else target
     try:
         hints = get_type_hints(inspect.unwrap(call))
-    except Exception:  # whatever a foreign module's annotations raise when read
+    except Exception:  # evaluating annotations can raise anything
         hints = {n: p.annotation for n, p in found.items() if not isinstance(p.annotation, str)}
     typed = {n: p.replace(annotation=hints.get(n, Any)) for n, p in found.items()}
     base = _keyword_base(target, typed)
     if base is not None:
         typed = {n: p for n, p in typed.items() if p.kind is not p.VAR_KEYWORD}
         return typed | {n: p for n, p in parameters(base).items() if n not in typed}
-    handed_on = FORWARDS_KWARGS.get(f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}")
-    if handed_on:
-        open_end = {n for n, p in typed.items() if p.kind is p.VAR_KEYWORD}
-        wrapped = {n: p.replace(default=None) for n, p in parameters(locate(handed_on)).items() if n != "module"}
-        typed = wrapped | {n: p for n, p in typed.items() if n not in open_end}
+    forwarded_to = FORWARDS_KWARGS.get(f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}")
+    if forwarded_to:
+        var_keyword = {n for n, p in typed.items() if p.kind is p.VAR_KEYWORD}
+        wrapped = {n: p.replace(default=None) for n, p in parameters(locate(forwarded_to)).items() if n != "module"}
+        typed = wrapped | {n: p for n, p in typed.items() if n not in var_keyword}
     return typed
 
 
 def _keyword_base(target: Callable[..., Any], known: dict[str, inspect.Parameter]) -> type | None:
-    """The base class that a class of this project gives its ``**keywords`` to: the project's own custom."""
-    if package(target) == PROJECT and inspect.isclass(target) and any(p.kind is p.VAR_KEYWORD for p in known.values()):
+    """The base class that a class of the library or the project passes its ``**kwargs`` to, by convention."""
+    has_kwargs = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    if has_kwargs and is_own_package(package(target)) and inspect.isclass(target):
         return next((base for base in target.__mro__[1:] if "__init__" in vars(base) and base is not object), None)
     return None
 
 
 def package(target: Callable[..., Any]) -> str:
-    """The top-level package that a class or function is from."""
+    """The top-level package in which a class or function is defined."""
     return str(getattr(target, "__module__", "")).partition(".")[0]
 
 
 def origin(error: Exception, top: str) -> str:
-    """An exception's class with file and line: the last one in package ``top``, else the one that raised it."""
-    callers = (__name__, f"{PROJECT}.build", "importlib", "importlib._bootstrap", "importlib._bootstrap_external")
+    """The type of an exception with file and line: the innermost frame in package ``top``, or else the innermost."""
+    callers = (__name__, f"{LIBRARY}.build", "importlib", "importlib._bootstrap", "importlib._bootstrap_external")
     places = [(str(frame.f_globals.get("__name__")), frame, line) for frame, line in walk_tb(error.__traceback__)]
     places = [place for place in places if place[0] not in callers]
-    if not places or isinstance(error, SyntaxError):  # the call itself did not fit; the text tells the place
+    if not places or isinstance(error, SyntaxError):  # the call failed, or the text has the place
         return type(error).__name__
     _, frame, line = ([place for place in places if place[0].partition(".")[0] == top] or places)[-1]
     file = frame.f_code.co_filename.rpartition("/site-packages/")[2].removeprefix(f"{Path.cwd()}/")

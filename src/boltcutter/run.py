@@ -221,13 +221,18 @@ def save_config(cfg: DictConfig, **facts: Any) -> None:
     update_record(folder, **facts)
 
 
-def create(cfg: DictConfig) -> None:
-    """Create the run folder, unless a launcher has, and record code, packages and hardware; called on one process."""
+def create(cfg: DictConfig, root: Path) -> None:
+    """Create the run folder, unless a launcher has, and record code, packages and hardware; called on one process.
+
+    Args:
+        cfg: Checked configuration with the run folder set.
+        root: Root folder of the project.
+    """
     save_config(cfg)
     folder = Path(cfg.folder)
     record = read_record(folder)
     if "git" not in record:
-        record_code(folder, lineage.git_state(Path(__file__).parent))
+        record_code(folder, lineage.git_state(root), lineage.library_state(root))
     if "packages" not in record:
         update_record(
             folder,
@@ -237,20 +242,32 @@ def create(cfg: DictConfig) -> None:
         )
 
 
-def record_code(folder: Path, state: dict[str, Any]) -> None:
-    """Record the state of the code, and write its patch next to the record.
+def record_code(folder: Path, project: dict[str, Any], library: dict[str, Any]) -> None:
+    """Record the state of the project's code and of the library, and write their patches next to the record.
 
     Args:
         folder: Folder of the run.
-        state: Return value of ``lineage.git_state``.
+        project: Return value of ``lineage.git_state``.
+        library: Return value of ``lineage.library_state``.
     """
-    if patch := state["patch"]:
-        (folder / "code.patch").write_bytes(patch)
-    elif patch is None:
-        print(f"warning: {folder}/code.patch is not written: git failed to list uncommitted changes", file=sys.stderr)
+    update_record(
+        folder,
+        git=project | {"patch": _write_patch(folder / "code.patch", project)},
+        library=library | {"patch": _write_patch(folder / "library.patch", library)},
+    )
+
+
+def _write_patch(file: Path, state: dict[str, Any]) -> str | None:
+    """Write uncommitted changes, if there are any; returns the name of the file."""
+    patch = state.get("patch", b"")
     if left_out := state.get("left_out"):
-        print(f"note: code.patch excludes {', '.join(left_out)}: their names or contents look like secrets")
-    update_record(folder, git=state | {"patch": "code.patch" if patch else None})
+        print(f"note: {file.name} excludes {', '.join(left_out)}: their names or contents look like secrets")
+    if patch is None:
+        print(f"warning: {file} is not written: git failed to list uncommitted changes", file=sys.stderr)
+    if not patch:
+        return None
+    file.write_bytes(patch)
+    return file.name
 
 
 @contextmanager

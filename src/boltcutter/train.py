@@ -64,7 +64,7 @@ def main(project: Project, overrides: list[str]) -> None:
         try:
             with lease.hold(Path(cfg.folder), is_holder=is_rank_zero()):
                 check_start(cfg, given=given)
-                train(cfg)
+                train(cfg, project)
         except signals.PreemptionError as error:
             if is_rank_zero():
                 print(f"{error.reason}{'' if error.requeued else resume_hint(Path(cfg.folder))}", file=sys.stderr)
@@ -79,11 +79,12 @@ def resume_hint(folder: Path) -> str:
     return f"; continue with: {command('train')} resume={shlex.quote(str(folder))}" if has_record else ""
 
 
-def train(cfg: DictConfig) -> dict[str, float]:
+def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     """Fit, test the best checkpoint and write the report; resume if the run folder has a checkpoint.
 
     Args:
         cfg: Checked configuration with the run folder set.
+        project: Whose code is recorded.
 
     Returns:
         Metrics of the test split; empty with ``test=false``.
@@ -103,9 +104,9 @@ def train(cfg: DictConfig) -> dict[str, float]:
     if first and cfg.test and untested:
         print(f"test=true: {untested}; testing is skipped")
     if first:
-        run.create(cfg)
+        run.create(cfg, project.root)
         if cfg.reproduce or checkpoint:
-            for difference in lineage.differences(run.read_record(Path(cfg.reproduce or folder))):
+            for difference in lineage.differences(run.read_record(Path(cfg.reproduce or folder)), project.root):
                 print(f"warning: {difference}")
     facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": components.trainer.world_size, "job": job_id()}
     if changes.changed:

@@ -305,11 +305,11 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
             for cfg in cfgs:
                 run.save_config(cfg)
         if job.root and job.code:
-            state = lineage.git_state(job.root)
+            state, library = lineage.git_state(job.root), lineage.library_state(job.root)
             snapshot.copy_code(job.root, job.code, state)
             for folder in job.run_folders:
                 if "git" not in run.read_record(folder):
-                    run.record_code(folder, state)
+                    run.record_code(folder, state, library)
         file = job.folder / "job.sh"
         write_text(file, launcher.render(job))
         ids = launcher.submit(job, file)
