@@ -70,7 +70,7 @@ def test_classes_of_the_project_are_checked_like_built_in_ones(tmp_path: Path) -
     (tmp_path / "configs" / "model").mkdir(parents=True)
     (tmp_path / "configs" / "model" / "tiny.yaml").write_text("# Tiny.\ndefaults: mlp\n_target_: small.Tiny\n")
     (tmp_path / "src").mkdir()
-    code = "from boltcutter.model.mlp import MLP\n\n\nclass Tiny(MLP):\n    def __init__(self, **kwargs: object) -> None:\n"
+    code = "from boltcutter.model.mlp import MLP\nclass Tiny(MLP):\n    def __init__(self, **kwargs: object) -> None:\n"
     (tmp_path / "src" / "small.py").write_text(f"{code}        super().__init__(**kwargs)\n")
     given = ["model=tiny", "model.input_shape=[1,8,8]", "model.num_classes=10"]
     assert call("check", *given, cwd=tmp_path).stdout == "ok\n"
