@@ -78,7 +78,7 @@ def test_the_training_split_is_counted_whole(script: Script, trained: Path, tmp_
         ([], "run: not set"),
         (["run=nowhere"], "nowhere: no run there"),
         (["run={trained}", "split=tset"], "split=tset: expected train, val or test; did you mean test?"),
-        (["run={trained}", "ckpt=other.ckpt"], "ckpt=other.ckpt: no such file (the run has: best.ckpt, last.ckpt)"),
+        (["run={trained}", "ckpt=other.ckpt"], "ckpt=other.ckpt: no such file (checkpoints of the run: best.ckpt, last.ckpt)"),
     ],
 )
 def test_mistakes_are_one_line(script: Script, trained: Path, words: list[str], message: str) -> None:

@@ -83,7 +83,7 @@ def test_a_run_whose_checkpoints_hold_objects_is_resumed_evaluated_and_compared(
     assert "root data\n" in resumed.stdout
     assert "last.ckpt: callbacks.Stateful.mode is a outside.Mode" in resumed.stderr
     compared = script("compare", f"run={tmp_path}/whole", f"with={tmp_path}/cut")
-    assert compared.stdout.endswith("the same to the bit\n")
+    assert compared.stdout.endswith("bitwise identical\n")
     assert script("evaluate", f"run={tmp_path}/cut").returncode == 0
     monkeypatch.syspath_prepend(tmp_path)
     kept = torch.load(tmp_path / "cut" / "checkpoints" / "last.ckpt", weights_only=False)["hyper_parameters"]

@@ -12,7 +12,7 @@ SCORES = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.1, 0.7], [0.5, 0.3, 0.2]])
 
 
 @pytest.mark.parametrize(
-    ("outputs", "targets", "names", "left_out"),
+    ("outputs", "targets", "names", "skipped"),
     [
         ({"losses": torch.ones(3), "predictions": SCORES}, CLASSES, ["loss", "target", "prediction", "confidence"], []),
         ({"losses": torch.ones(3)}, CLASSES, ["loss"], []),
@@ -33,14 +33,16 @@ SCORES = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.1, 0.7], [0.5, 0.3, 0.2]])
         ((SCORES, SCORES), None, [], ["prediction"]),
     ],
 )
-def test_what_fits_becomes_a_column(outputs: Any, targets: Any, names: list[str], left_out: list[str]) -> None:
-    found, without = columns(outputs, targets, 3)
+def test_one_number_per_sample_becomes_a_column(
+    outputs: Any, targets: Any, names: list[str], skipped: list[str]
+) -> None:
+    found, rejected = columns(outputs, targets, 3)
     assert list(found) == names
-    assert list(without) == left_out
+    assert list(rejected) == skipped
     assert all(values.shape == (3,) for values in found.values())
 
 
-def test_the_likeliest_class_is_told_with_its_probability() -> None:
+def test_the_most_probable_class_is_returned_with_its_probability() -> None:
     found, _ = columns({"predictions": SCORES}, CLASSES, 3)
     assert found["prediction"].tolist() == [0, 2, 0]
     assert np.allclose(found["confidence"], [0.8, 0.7, 0.5])

@@ -52,7 +52,7 @@ def test_a_table_is_predicted_without_its_training_data(script: Script, tmp_path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run={trained}"], "input: not set"),
+        (["run={trained}"], "input is not set"),
         (["run={trained}", "input=nowhere.png"], "input=nowhere.png: no such file"),
         (["run={trained}", "input=README.md"], "README.md: not a whole PNG or JPEG picture"),
     ],

@@ -1,4 +1,4 @@
-"""What was found of each sample of a split: tables, a picture, and the worst errors, over all ranks."""
+"""Predictions for each sample of a split, gathered over ranks: tables, a plot and the worst errors."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 from boltcutter.adapt import is_native_data
 from boltcutter.batches import count_samples, first_tensor
 
-WORST = 24  # errors whose inputs are kept to be looked at
-NUMBERS = 32  # columns at most that one entry of an output may take
-CLASSES = 2000  # rows at most of a confusion matrix
-SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # whose order cannot be had a second time
+WORST = 24  # number of samples with the largest loss whose inputs are saved
+MAX_COLUMNS = 32  # per entry of an output
+MAX_CLASSES = 2000  # of a confusion matrix
+SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # whose order cannot be reproduced
 
 Columns = dict[str, npt.NDArray[Any]]
 
 
-class Part(NamedTuple):
-    """What one batch gave."""
+class BatchResult(NamedTuple):
+    """Columns from the outputs of one batch."""
 
     dataloader: int
     samples: int
@@ -38,22 +38,22 @@ class Part(NamedTuple):
 
 
 class PredictionWriter(Callback):
-    """Gathers what ``test_step`` returns for each sample, over all ranks, and writes it.
+    """Gather the outputs of ``test_step`` per sample over all ranks, and write them.
 
-    ``predictions.csv`` has a line for each sample, with a column for whatever ``test_step`` returns of one number for
-    each sample: see ``columns``. ``classes.csv`` and ``confusion.csv`` have the counts for each class;
-    ``confusion.png`` or ``scatter.png`` is to be looked at; ``worst.npz`` has the inputs with the largest loss. What
-    does not fit is left out, and named once.
+    ``predictions.csv`` has a row per sample, with a column for each output that has one number per sample, see
+    ``columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class; ``confusion.png`` or
+    ``scatter.png`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of other shapes are skipped
+    and listed once.
 
     Args:
-        folder: Where it writes.
+        folder: Folder to write to.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.parts: list[Part] = []
-        self.worst: list[tuple[float, int, npt.NDArray[Any]]] = []  # loss, place on this rank, input
-        self.left_out: dict[str, str] = {}  # what, and why
+        self.batches: list[BatchResult] = []
+        self.worst: list[tuple[float, int, npt.NDArray[Any]]] = []  # loss, position on this rank, input
+        self.skipped: dict[str, str] = {}  # output, and reason
 
     def on_test_batch_end(
         self,
@@ -64,18 +64,18 @@ class PredictionWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep what fits; keep inputs of the largest losses."""
+        """Store columns of the batch, and inputs with the largest losses."""
         count = count_samples(batch)
         if count is None:
-            self.left_out[type(batch).__name__] = "does not say how many samples it has"
+            self.skipped[type(batch).__name__] = "has an unknown number of samples"
             return
         pair = isinstance(batch, list | tuple) and len(batch) == 2
-        found, left_out = columns(outputs, batch[1] if pair else None, count)
-        self.left_out |= left_out
+        found, skipped = columns(outputs, batch[1] if pair else None, count)
+        self.skipped |= skipped
         if not found:
             return
-        begin = sum(part.samples for part in self.parts)
-        self.parts.append(Part(dataloader_idx, count, found))
+        begin = sum(batch.samples for batch in self.batches)
+        self.batches.append(BatchResult(dataloader_idx, count, found))
         inputs = first_tensor(batch[0] if pair else batch)
         if "loss" in found and inputs is not None and len(inputs) == count:
             losses = torch.from_numpy(found["loss"])
@@ -86,14 +86,15 @@ class PredictionWriter(Callback):
     on_validation_batch_end = on_test_batch_end
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Bring the ranks together; the first one writes."""
-        mine = self._table(trainer)
+        """Gather over ranks and write on rank zero."""
+        local = self._table(trainer)
         places = [place for _, place, _ in self.worst]
-        worst = (mine.iloc[places], [values for _, _, values in self.worst])
-        everyone = _gather((mine, worst))[:: trainer.world_size // _sharing(trainer)]  # others saw the same samples
+        worst = (local.iloc[places], [values for _, _, values in self.worst])
+        gathered = _gather((local, worst))
+        gathered = gathered[:: trainer.world_size // _data_parallel_size(trainer)]  # others process the same samples
         if not trainer.is_global_zero:
             return
-        table = pd.concat([frame for frame, _ in everyone if len(frame)] or [mine], join="inner", ignore_index=True)
+        table = pd.concat([frame for frame, _ in gathered if len(frame)] or [local], join="inner", ignore_index=True)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if len(table.columns.drop(["index", "dataloader"], errors="ignore")):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -102,44 +103,47 @@ class PredictionWriter(Callback):
             table = table.sort_values(["dataloader", "index"] if "dataloader" in table else "index", ignore_index=True)
             table.to_csv(self.folder / "predictions.csv", index=False)
             _write_summary(self.folder, table, _classes(data))
-            _write_worst(self.folder, [kept for _, kept in everyone], data)
+            _write_worst(self.folder, [kept for _, kept in gathered], data)
         else:
-            self.left_out.setdefault("predictions.csv", f"{type(pl_module).__name__} returns nothing for each sample")
-        if self.left_out:
-            told = "; ".join(f"{what} ({why})" for what, why in self.left_out.items())
-            print(f"{self.folder}: metrics are written; left out of what was found of each sample: {told}")
+            self.skipped.setdefault("predictions.csv", f"{type(pl_module).__name__} returns no outputs per sample")
+        if self.skipped:
+            skipped = "; ".join(f"{what} ({why})" for what, why in self.skipped.items())
+            print(f"{self.folder}: metrics are written; skipped outputs: {skipped}")
 
     on_validation_end = on_test_end
 
     def _table(self, trainer: L.Trainer) -> pd.DataFrame:
-        """A row for each sample that this rank has seen."""
-        every = [part.columns for part in self.parts]
-        common = [name for name in (every[0] if every else ()) if all(name in found for found in every)]
-        for name in {name for found in every for name in found}.difference(common):
-            self.left_out[name] = "is not there for each batch"
-        table = pd.DataFrame({name: np.concatenate([part.columns[name] for part in self.parts]) for name in common})
+        """One row per sample of this rank."""
+        tables = [batch.columns for batch in self.batches]
+        common = [name for name in (tables[0] if tables else ()) if all(name in found for found in tables)]
+        for name in {name for found in tables for name in found}.difference(common):
+            self.skipped[name] = "is not returned for each batch"
+        table = pd.DataFrame({name: np.concatenate([batch.columns[name] for batch in self.batches]) for name in common})
         loaders = trainer.val_dataloaders if trainer.validating else trainer.test_dataloaders
-        several = isinstance(loaders, list | tuple) and len(loaders) > 1
+        multiple = isinstance(loaders, list | tuple) and len(loaders) > 1
         indices: list[int] = []
         for number, loader in enumerate(loaders if isinstance(loaders, list | tuple) else [loaders]):
-            indices += _indices(loader, sum(part.samples for part in self.parts if part.dataloader == number))
+            indices += _indices(loader, sum(batch.samples for batch in self.batches if batch.dataloader == number))
         table.insert(0, "index", indices if len(indices) == len(table) else range(len(table)))
-        if several:
-            table.insert(0, "dataloader", [part.dataloader for part in self.parts for _ in range(part.samples)])
+        if multiple:
+            table.insert(0, "dataloader", [batch.dataloader for batch in self.batches for _ in range(batch.samples)])
         return table
 
 
 def columns(outputs: Any, targets: Any, count: int) -> tuple[Columns, dict[str, str]]:
-    """Columns of a table from what a step returns for a batch, and what does not fit, with the reason.
+    """Convert the outputs of a step to columns of a table.
 
-    A tensor of one number for each sample is a column; one of a few numbers has a column for each. In a mapping,
-    ``losses`` become the column ``loss``, and ``predictions`` are probabilities of classes where ``targets`` (an entry,
-    or else the second part of the batch) are whole numbers, of which the likeliest is told.
+    A tensor of shape (B,) or (B, 1) is one column, one of shape (B, C) C columns. In a mapping, ``losses`` become the
+    column ``loss``. ``predictions`` (B, C) are class probabilities if ``targets`` (an entry, or else the second element
+    of the batch) are integers; then the most probable class and its confidence are columns.
 
     Args:
-        outputs: Of the step: a tensor, a mapping, or anything else.
-        targets: Of the batch, where it has them.
-        count: Samples of the batch.
+        outputs: Output of the step: a tensor, a mapping, or anything else.
+        targets: Targets of the batch, if any.
+        count: Number of samples of the batch.
+
+    Returns:
+        Columns by name, and the skipped outputs with the reason.
     """
     if outputs is None or (isinstance(outputs, Tensor) and outputs.ndim == 0):
         return {}, {}
@@ -149,7 +153,7 @@ def columns(outputs: Any, targets: Any, count: int) -> tuple[Columns, dict[str, 
     if predictions is None and isinstance(outputs, Tensor) and outputs.ndim and len(outputs) == count:
         predictions = named.pop("prediction")
     found: Columns = {}
-    left_out: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     if "losses" in named:
         named = {"loss": named.pop("losses"), **named}
     if isinstance(predictions, Tensor):
@@ -159,16 +163,16 @@ def columns(outputs: Any, targets: Any, count: int) -> tuple[Columns, dict[str, 
         else:
             named |= {"target": targets, "prediction": predictions}
     for name, value in named.items():
-        fault = _unfit(value, count)
+        fault = _skip_reason(value, count)
         if fault is None:
             found |= _spread(name, array(value))
         elif fault:
-            left_out[name] = fault
-    return found, left_out
+            skipped[name] = fault
+    return found, skipped
 
 
 def array(value: Tensor) -> npt.NDArray[Any]:
-    """A tensor's numbers on the host, of at least 32 bits: NumPy has no bfloat16, and pandas no index of float16."""
+    """Convert a tensor to NumPy, half precision to float32: NumPy has no bfloat16, pandas no float16 index."""
     value = value.detach()
     half = value.dtype in (torch.bfloat16, torch.float16)
     found: npt.NDArray[Any] = (value.float() if half else value).cpu().numpy()
@@ -176,22 +180,22 @@ def array(value: Tensor) -> npt.NDArray[Any]:
 
 
 def _is_class(predictions: Tensor, targets: Any, count: int) -> bool:
-    """Whether each sample has one class and a number for each class."""
+    """Whether targets are class indices and predictions have a value per class."""
     whole = isinstance(targets, Tensor) and targets.shape == (count,) and not targets.is_floating_point()
     return whole and predictions.ndim == 2 and len(predictions) == count and predictions.is_floating_point()
 
 
-def _unfit(value: Any, count: int) -> str | None:
-    """Why something is no column; empty where it is not worth a word."""
+def _skip_reason(value: Any, count: int) -> str | None:
+    """Reason why an output cannot be a column; empty if it is skipped silently."""
     if not isinstance(value, Tensor):
-        return "" if value is None else f"a {type(value).__name__}, no tensor"
+        return "" if value is None else f"a {type(value).__name__}, not a tensor"
     if value.ndim == 0:
-        return "one number for the batch"
+        return "one value for the batch"
     if len(value) != count:
-        return f"{len(value)} for {count} samples"
+        return f"{len(value)} values for {count} samples"
     each = value[0].numel() if count else 0
-    if value.ndim > 2 or each > NUMBERS:
-        return f"{' × '.join(map(str, value.shape[1:]))} numbers for each sample"
+    if value.ndim > 2 or each > MAX_COLUMNS:
+        return f"{' × '.join(map(str, value.shape[1:]))} values per sample"
     return None
 
 
@@ -202,7 +206,7 @@ def _spread(name: str, values: npt.NDArray[Any]) -> Columns:
 
 
 def _indices(loader: Any, length: int) -> list[int]:
-    """Which samples of the split this rank saw, in its order; -1 where that cannot be known."""
+    """Indices of the samples of this rank, in order; -1 if unknown."""
     sampler = getattr(loader, "batch_sampler", None)
     if sampler is None or isinstance(getattr(sampler, "sampler", None), SHUFFLED):
         return [-1] * length
@@ -210,21 +214,21 @@ def _indices(loader: Any, length: int) -> list[int]:
     return seen if len(seen) == length and all(isinstance(index, int) for index in seen) else [-1] * length
 
 
-def _sharing(trainer: L.Trainer) -> int:
-    """Ranks that share the samples out."""
+def _data_parallel_size(trainer: L.Trainer) -> int:
+    """Number of data-parallel ranks."""
     return int((getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1))
 
 
-def _gather(mine: Any) -> list[Any]:
+def _gather(local: Any) -> list[Any]:
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return [mine]
-    everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, mine)
-    return everyone
+        return [local]
+    gathered: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, local)
+    return gathered
 
 
 def _write_worst(folder: Path, kept: Sequence[tuple[pd.DataFrame, list[npt.NDArray[Any]]]], data: Any) -> None:
-    """The inputs with the largest loss, where they are of one shape."""
+    """Write the inputs with the largest loss, if they have the same shape."""
     inputs = [values for _, some in kept for values in some]
     if len({values.shape for values in inputs}) != 1:
         return
@@ -241,25 +245,25 @@ def _write_worst(folder: Path, kept: Sequence[tuple[pd.DataFrame, list[npt.NDArr
 
 
 def _classes(data: Any) -> list[str]:
-    """Names of the classes, where the data module lists them; a foreign one may mean their number."""
+    """Class names, if the data module lists them; in a foreign one ``classes`` may be their number."""
     names = getattr(data, "classes", None)
     return [str(name) for name in names] if isinstance(names, list | tuple) else []
 
 
 def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
-    """What the worst inputs say, where they are tokens of text."""
+    """Decoded text of the worst inputs, if they are tokens."""
     if not is_native_data(data) or "tokenizer" not in data.statistics:
         return {}
     return {"text": np.array([data.tokenizer.decode(tokens.tolist()) for tokens in inputs])}
 
 
 def _write_summary(folder: Path, table: pd.DataFrame, classes: list[str]) -> None:
-    """Counts for each class, or a picture of numbers."""
+    """Write metrics and counts per class, or a scatter plot."""
     if not {"target", "prediction"} <= set(table):
         return
     pairs = table[["target", "prediction"]]
     if all(np.issubdtype(kind, np.integer) for kind in pairs.dtypes):
-        if pairs.to_numpy().min() >= 0 and pairs.to_numpy().max() < CLASSES:
+        if pairs.to_numpy().min() >= 0 and pairs.to_numpy().max() < MAX_CLASSES:
             _write_classes(folder, table, classes)
     else:
         _draw_scatter(folder / "scatter.png", table)
@@ -282,13 +286,13 @@ def _draw_confusion(path: Path, matrix: npt.NDArray[Any], names: list[str]) -> N
     size = min(16.0, 2.5 + 0.45 * len(names))
     figure = Figure(figsize=(size, size), layout="constrained")
     axes = figure.add_subplot()
-    shares = matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True))
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    fractions = matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True))
+    axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     if len(names) <= 30:
         axes.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 2 else 0)
         axes.set_yticks(range(len(names)), names)
         for row, column in np.argwhere(matrix):
-            colour = "white" if shares[row, column] > 0.5 else "black"
+            colour = "white" if fractions[row, column] > 0.5 else "black"
             axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=colour, fontsize=8)
     axes.set(xlabel="predicted", ylabel="truth")
     figure.savefig(path, dpi=150)

@@ -1,4 +1,4 @@
-"""What a person reads before and after a training."""
+"""Summaries printed before and after training."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from boltcutter.run import read_record
 
 
 def print_start(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
-    """What is about to happen: where, what, on what, with what."""
+    """Print run folder, model, data, devices, batch size and W&B run before training."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     splits = getattr(data, "splits", None)
-    known = [p for p in task.parameters() if not is_lazy(p)]  # others get their shape from the first batch
+    known = [p for p in task.parameters() if not is_lazy(p)]  # lazy parameters get their shape from the first batch
     size = sum(p.numel() for p in known)
     trained = sum(p.numel() for p in known if p.requires_grad)
     batch = getattr(data, "batch_size", None)
-    spread = "over all devices" if is_native_data(data) else "on each device"  # as Lightning's users count
+    scope = "in total" if is_native_data(data) else "per device"  # the convention of Lightning
     kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
     devices = f"{trainer.num_devices * trainer.num_nodes} × {kind}, {type(trainer.strategy).__name__}"
     model = type(task.model if isinstance(getattr(task, "model", None), nn.Module) else task).__name__
     rows = {
         "run": str(folder),
-        "model": f"{model}, {size:,} parameters" + (f", {trained:,} of them trained" if trained != size else ""),
+        "model": f"{model}, {size:,} parameters" + (f", {trained:,} trainable" if trained != size else ""),
         "data": type(data).__name__ + (f", {_sizes(splits)}" if hasattr(splits, "_asdict") else ""),
         "devices": f"{devices}, {trainer.precision}",
-        "batch": f"{batch} samples {spread} × {trainer.accumulate_grad_batches} accumulated" if batch else None,
+        "batch": f"{batch} samples {scope} × {trainer.accumulate_grad_batches} accumulated" if batch else None,
         "W&B": _wandb(trainer),
     }
     _show(rows)
 
 
 def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "input=<files>") -> None:
-    """How it went, and what to do next.
+    """Print metrics, checkpoint, duration and the next commands after training.
 
     Args:
-        folder: Of the run.
-        evaluates: Whether the test split can be measured.
-        predicts: What ``predict.py`` is to be given; None where there is nothing to predict for.
+        folder: Run folder.
+        evaluates: Whether the test split can be evaluated.
+        predicts: Arguments of ``predict.py``; None if prediction is not available.
     """
     record = read_record(folder)
     last = record["attempts"][-1]
@@ -59,14 +59,14 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
         name: _number(value) + _after(after.get(name)) for name, value in sorted(metrics.items())
     }
     if "recompiles" in record.get("metrics", {}):
-        rows["recompiles"] = f"{record['metrics']['recompiles']:.0f} of the model, after it was first compiled"
-    kept = record.get("best") or ""
-    named = "best" if kept.rpartition("/")[2].startswith("best") else "checkpoint"
-    rows[named] = kept and kept + _after(record.get("best_after"))
+        rows["recompiles"] = f"{record['metrics']['recompiles']:.0f} after the first compilation"
+    checkpoint = record.get("best") or ""
+    label = "best" if checkpoint.rpartition("/")[2].startswith("best") else "checkpoint"
+    rows[label] = checkpoint and checkpoint + _after(record.get("best_after"))
     rows["time"] = str(timedelta(seconds=round(last["seconds"])))
     report = folder / "report.html"
     rows["report"] = str(report) if report.is_file() else None
-    if kept:
+    if checkpoint:
         commands = [
             f"{command('evaluate')} run={folder}" if evaluates else "",
             f"{command('predict')} run={folder} {predicts}".rstrip() if predicts is not None else "",
@@ -77,38 +77,38 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
 
 
 def print_evaluation(folder: Path, scores: Mapping[str, float]) -> None:
-    """Metrics over all samples, then for each class."""
-    _show({**{name: _number(value) for name, value in scores.items()}, "written": str(folder)})
+    """Print metrics over all samples, then per class."""
+    _show({**{name: _number(value) for name, value in scores.items()}, "output": str(folder)})
     if (folder / "classes.csv").is_file():
-        import pandas as pd  # not needed before a training, where its import would hold up the first step
+        import pandas as pd  # imported here because it would delay the first training step
 
         classes = pd.read_csv(folder / "classes.csv", dtype={"class": str}, keep_default_na=False)
         print(classes.to_string(index=False, float_format=_number))
 
 
 def _limit(record: Mapping[str, Any]) -> str:
-    """What ended the training, and has to be raised for it to go on."""
+    """The limit that ended training, and must be raised to continue."""
     steps = record.get("config", {}).get("trainer", {}).get("max_steps", -1)
     return "max_epochs" if steps in (None, -1) else "max_steps"
 
 
 def _after(steps: int | None) -> str:
-    """When a value was measured."""
+    """Step at which a value was measured."""
     return "" if steps is None else f", after {steps:,} steps"
 
 
 def _sizes(splits: Any) -> str:
-    """Samples of each split, of a stream of unknown length none."""
+    """Number of samples of each split, if known."""
     lengths = {name: sized_len(split) for name, split in splits._asdict().items() if split is not None}
     return ", ".join(
-        f"{name} {length:,}" if length is not None else f"{name} a stream" for name, length in lengths.items()
+        f"{name} {length:,}" if length is not None else f"{name} of unknown length" for name, length in lengths.items()
     )
 
 
 def _wandb(trainer: L.Trainer) -> str | None:
-    # The logger of fast_dev_run has any attribute.
+    # The dummy logger of fast_dev_run has every attribute.
     return next(
-        (where for logger in trainer.loggers if isinstance(where := getattr(logger, "location", None), str)), None
+        (location for logger in trainer.loggers if isinstance(location := getattr(logger, "location", None), str)), None
     )
 
 
