@@ -39,8 +39,8 @@ def record(folder: Path) -> dict[str, Any]:
 def test_two_ranks_train_test_and_report(script: Script, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "run"
     more = UNUSED if name in ("gan", "dqn") else []
-    given = [*overrides(name), *QUICK, *TWO, *more, "trainer.max_epochs=2", f"folder={folder}"]
-    done = script("train", *given, ranks=2, env=ENV)
+    arguments = [*overrides(name), *QUICK, *TWO, *more, "trainer.max_epochs=2", f"folder={folder}"]
+    done = script("train", *arguments, ranks=2, env=ENV)
     assert done.returncode == 0, done.stderr
     assert record(folder)["attempts"][0]["reason"] == "completed"
     assert (folder / "checkpoints" / "last.ckpt").is_file()
@@ -61,8 +61,8 @@ def resumed(forks: ForkServer, script: Script, tmp_path_factory: pytest.TempPath
     def make(name: str) -> Path:
         if name not in made:
             folder = tmp_path_factory.mktemp(name) / "run"
-            words = [*overrides(name), *QUICK, "trainer.max_epochs=4", f"folder={folder}"]
-            killed = run_forked(forks, ["tests/faulty.py", "SIGKILL", "saved", "scripts/train.py", *words], env=ENV)
+            settings = [*overrides(name), *QUICK, "trainer.max_epochs=4", f"folder={folder}"]
+            killed = run_forked(forks, ["tests/faulty.py", "SIGKILL", "saved", "scripts/train.py", *settings], env=ENV)
             assert killed.returncode == -9, killed.stderr
             done = script("train", f"resume={folder}", env=ENV)
             assert done.returncode == 0, done.stderr
@@ -99,10 +99,10 @@ def test_it_predicts(resumed: Run, script: Script, tmp_path: Path, name: str) ->
 
 
 def test_parameters_without_gradient_are_named_with_the_remedy(script: Script, tmp_path: Path) -> None:
-    given = [*overrides("dqn"), *QUICK, *TWO, "trainer.max_epochs=2", f"folder={tmp_path}/run"]
-    done = script("train", *given, ranks=2, env=ENV)
+    arguments = [*overrides("dqn"), *QUICK, *TWO, "trainer.max_epochs=2", f"folder={tmp_path}/run"]
+    done = script("train", *arguments, ranks=2, env=ENV)
     assert done.returncode == 1
-    told = [line for line in done.stderr.splitlines() if "error" in line]
-    assert told
-    assert all("target_net.0.weight" in line and UNUSED[0] in line for line in told)
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    assert errors
+    assert all("target_net.0.weight" in line and UNUSED[0] in line for line in errors)
     assert "Traceback" not in done.stderr

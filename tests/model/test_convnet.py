@@ -43,29 +43,29 @@ def test_batch_norm_learns_a_shift_and_no_scale() -> None:
 def test_parameter_count(channels: int, first: int) -> None:
     convolutions = first + 24 * 12 * 36 + 32 * 24 * 36
     dense = 32 * 256 + 256 + 256 * 10 + 10
-    learned = [p.numel() for p in ConvNet((channels, 28, 28), 10).parameters() if p.requires_grad]
-    assert sum(learned) == convolutions + 12 + 24 + 32 + dense
+    trainable = [p.numel() for p in ConvNet((channels, 28, 28), 10).parameters() if p.requires_grad]
+    assert sum(trainable) == convolutions + 12 + 24 + 32 + dense
 
 
 @pytest.mark.parametrize("size", range(1, 12))
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (6, 1), (6, 2), (3, 2), (1, 2), (2, 3)])
-def test_same_padding_keeps_the_size_over_the_stride(size: int, kernel: int, stride: int) -> None:
+def test_output_size_is_input_size_over_stride(size: int, kernel: int, stride: int) -> None:
     x = torch.rand(1, 1, size, size + 1)
     expected = (1, 1, math.ceil(size / stride), math.ceil((size + 1) / stride))
     assert SameConv2d(1, 1, kernel, stride=stride)(x).shape == expected
 
 
-def test_the_odd_zero_stands_right_and_below() -> None:
+def test_odd_padding_is_on_the_right_and_bottom() -> None:
     convolution = SameConv2d(1, 1, 6, stride=2, bias=False)
     nn.init.ones_(convolution.weight)
-    # A size of 5 takes 2 zeros before and 3 behind; a size of 6 takes 2 and 2.
+    # A size of 5 is padded by 2 and 3 zeros; a size of 6 by 2 and 2.
     across = torch.arange(1.0, 6.0).view(1, 1, 1, 5).expand(1, 1, 6, 5)
     expected = torch.tensor([1 + 2 + 3 + 4, 1 + 2 + 3 + 4 + 5, 3 + 4 + 5]).float()
     torch.testing.assert_close(convolution(across)[0, 0, 1], 6 * expected)
     torch.testing.assert_close(convolution(across.mT)[0, 0, :, 1], 6 * expected)
 
 
-def test_same_padding_agrees_with_torch_where_torch_has_it() -> None:
+def test_same_padding_agrees_with_torch_for_stride_1() -> None:
     ours, theirs = SameConv2d(2, 3, (4, 5)), nn.Conv2d(2, 3, (4, 5), padding="same")
     theirs.load_state_dict(ours.state_dict())
     x = torch.rand(2, 2, 7, 8)
@@ -74,7 +74,7 @@ def test_same_padding_agrees_with_torch_where_torch_has_it() -> None:
     torch.testing.assert_close(ours(x), expected)
 
 
-def test_dropout_is_for_training_only() -> None:
+def test_dropout_only_while_training() -> None:
     torch.manual_seed(0)
     model, x = ConvNet((1, 8, 8), 10), torch.rand(4, 1, 8, 8)
     assert not torch.equal(model(x), model(x))
@@ -98,7 +98,7 @@ def test_export_with_any_batch_size(input_shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(program.module()(torch.cat([x, x])), model(torch.cat([x, x])))
 
 
-def test_it_learns_a_small_batch_and_every_learned_parameter_has_a_gradient() -> None:
+def test_it_learns_a_small_batch_and_every_trainable_parameter_has_a_gradient() -> None:
     torch.manual_seed(0)
     model, x, y = ConvNet((1, 8, 8), 3), torch.rand(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
@@ -106,12 +106,12 @@ def test_it_learns_a_small_batch_and_every_learned_parameter_has_a_gradient() ->
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-    learned = [p for p in model.parameters() if p.requires_grad]
-    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in learned)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in trainable)
     assert F.cross_entropy(model.eval()(x), y) < 0.1
 
 
-def test_a_table_is_no_image() -> None:
+def test_input_shape_must_be_an_image() -> None:
     with pytest.raises(
         ValueError, match=r"^model\.input_shape=\(10,\): ConvNet needs \(channels, height, width\); try model=mlp$"
     ):

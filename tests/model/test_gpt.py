@@ -22,14 +22,14 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-def made(**settings: Any) -> GPT:
+def make_gpt(**settings: Any) -> GPT:
     torch.manual_seed(0)
     return GPT((16,), 50, **SMALL | settings).eval()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_attention_is_causal(form: dict[str, Any]) -> None:
-    model, tokens = made(**form), torch.randint(50, (3, 16), dtype=torch.uint8)
+    model, tokens = make_gpt(**form), torch.randint(50, (3, 16), dtype=torch.uint8)
     logits = model(tokens)
     assert logits.shape == (3, 16, 50)
     changed = tokens.clone()
@@ -41,7 +41,7 @@ def test_attention_is_causal(form: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_logits_with_a_cache_are_the_same(form: dict[str, Any]) -> None:
-    model, tokens, cache = made(**form), torch.randint(50, (2, 16)), Cache()
+    model, tokens, cache = make_gpt(**form), torch.randint(50, (2, 16)), Cache()
     parts = [model(tokens[:, begin:end], cache) for begin, end in ((0, 7), (7, 11), (11, 12), (12, 16))]
     torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens))
 
@@ -53,20 +53,20 @@ def test_parameter_count_of_gpt2_small() -> None:
 
 
 def test_weights_are_initialized_as_in_gpt2() -> None:
-    model = made(hidden_size=128, num_layers=8, tie_embeddings=False)
+    model = make_gpt(hidden_size=128, num_layers=8, tie_embeddings=False)
     ends = [m for n, m in model.named_modules() if n.endswith(("out_proj", "down_proj"))]
     others = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding) and m not in ends]
     assert len(ends) == 16
     for modules, std in ((ends, 0.02 / math.sqrt(16)), (others, 0.02)):
         assert all(m.weight.std().item() == pytest.approx(std, rel=0.05) for m in modules)  # type: ignore[union-attr]
     tokens = torch.randint(50, (8, 16))
-    first = nn.functional.cross_entropy(made()(tokens).flatten(0, 1), torch.randint(50, (128,)))
+    first = nn.functional.cross_entropy(make_gpt()(tokens).flatten(0, 1), torch.randint(50, (128,)))
     assert first.item() == pytest.approx(math.log(50), rel=0.02)  # a uniform distribution
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_weight_decay_of_matrices_only(form: dict[str, Any]) -> None:
-    model = made(**form)
+    model = make_gpt(**form)
     decayed, kept = model.parameter_groups()
     names = {id(p): n for n, p in model.named_parameters()}
     assert {id(p) for group in (decayed, kept) for p in group["params"]} == set(names)
@@ -79,7 +79,7 @@ def test_weight_decay_of_matrices_only(form: dict[str, Any]) -> None:
 
 
 def test_dropout_only_while_training() -> None:
-    model, tokens = made(dropout=0.5), torch.randint(50, (2, 16))
+    model, tokens = make_gpt(dropout=0.5), torch.randint(50, (2, 16))
     assert torch.equal(model(tokens), model(tokens))
     model.train()
     assert not torch.equal(model(tokens), model(tokens))
@@ -103,20 +103,20 @@ def test_dropout_only_while_training() -> None:
 )
 def test_incompatible_sizes_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        made(**settings)
+        make_gpt(**settings)
 
 
 def test_other_shapes_and_longer_sequences_are_refused() -> None:
     with pytest.raises(ValueError, match=r"model.input_shape=\[1, 8, 8\] .*data=text"):
         GPT((1, 8, 8), 10)
     with pytest.raises(ValueError, match=r"model.input_shape=\[16\] is shorter than the sequence of 17 tokens"):
-        made()(torch.zeros(1, 17, dtype=torch.long))
+        make_gpt()(torch.zeros(1, 17, dtype=torch.long))
 
 
 def test_activation_checkpointing_stores_less_and_gives_the_same_gradients() -> None:
     tokens, found, kept = torch.randint(50, (3, 16)), [], []
     for recompute in (False, True):
-        model, sizes = made(activation_checkpointing=recompute, dropout=0.1).train(), dict[int, int]()
+        model, sizes = make_gpt(activation_checkpointing=recompute, dropout=0.1).train(), dict[int, int]()
         torch.manual_seed(1)
 
         def keep(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:

@@ -48,7 +48,7 @@ def last():
 def unbuilt() -> keras.Model:
     return keras.Sequential([layers.Flatten(), layers.Dense(10)])
 """
-WORDS = ["logger=null", "report=false", "trainer.max_epochs=2", "trainer.accelerator=cpu", "~model"]
+OVERRIDES = ["logger=null", "report=false", "trainer.max_epochs=2", "trainer.accelerator=cpu", "~model"]
 MAKE = ["+model._target_=foreign_keras.make", "callback=[default,ema,keras_file]", "callback.ema.decay=0.9"]
 MAKE += ["callback.keras_file.formats=[keras,weights.h5]"]
 
@@ -220,8 +220,8 @@ def test_another_dtype_than_that_of_the_model_is_refused() -> None:
 
 
 def test_a_compiler_is_refused(script: Script, foreign: dict[str, str], tmp_path: Path) -> None:
-    words = [*WORDS, "+model._target_=foreign_keras.plain", "task.compile=true", f"folder={tmp_path}/run"]
-    done = script("train", *words, env=foreign)
+    overrides = [*OVERRIDES, "+model._target_=foreign_keras.plain", "task.compile=true", f"folder={tmp_path}/run"]
+    done = script("train", *overrides, env=foreign)
     assert done.returncode
     assert "task.compile=true" in done.stderr
     assert "Traceback" not in done.stderr
@@ -257,7 +257,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def trained(script: Script, foreign: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a user's function with EMA and Keras files; tests must not modify it."""
     folder = tmp_path_factory.mktemp("keras") / "run"
-    done = script("train", *WORDS, *MAKE, f"folder={folder}", env=foreign)
+    done = script("train", *OVERRIDES, *MAKE, f"folder={folder}", env=foreign)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -292,7 +292,7 @@ def test_a_run_is_evaluated_and_reproduced(
 def test_a_run_that_is_stopped_in_an_epoch_ends_with_the_same_weights(
     script: Script, forks: ForkServer, foreign: dict[str, str], trained: Path, tmp_path: Path
 ) -> None:
-    argv = ["tests/faulty.py", "SIGTERM", "training", "scripts/train.py", *WORDS, *MAKE, f"folder={tmp_path}/run"]
+    argv = ["tests/faulty.py", "SIGTERM", "training", "scripts/train.py", *OVERRIDES, *MAKE, f"folder={tmp_path}/run"]
     assert run_forked(forks, argv, env=foreign).returncode == 128 + 15
     done = script("train", f"resume={tmp_path}/run", env=foreign)
     assert done.returncode == 0, done.stderr
@@ -302,9 +302,9 @@ def test_a_run_that_is_stopped_in_an_epoch_ends_with_the_same_weights(
 
 
 def test_two_ranks_equal_one_process(script: Script, foreign: dict[str, str], tmp_path: Path) -> None:
-    words = [*WORDS, "+model._target_=foreign_keras.plain"]
+    overrides = [*OVERRIDES, "+model._target_=foreign_keras.plain"]
     for name, more in (("one", []), ("two", ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"])):
-        done = script("train", *words, *more, f"folder={tmp_path}/{name}", env=foreign, ranks=len(more) and 2)
+        done = script("train", *overrides, *more, f"folder={tmp_path}/{name}", env=foreign, ranks=len(more) and 2)
         assert done.returncode == 0, done.stderr
     assert_same(tmp_path / "one", tmp_path / "two")
 
@@ -313,15 +313,15 @@ def test_training_starts_from_a_keras_file(
     script: Script, foreign: dict[str, str], trained: Path, tmp_path: Path
 ) -> None:
     start = [f"init_from={trained}/checkpoints/best.keras", "trainer.max_steps=1", "optimizer.lr=0", "callback=default"]
-    words = [*WORDS, "+model._target_=foreign_keras.make", *start, f"folder={tmp_path}/run"]
-    done = script("train", *words, env=foreign)
+    overrides = [*OVERRIDES, "+model._target_=foreign_keras.make", *start, f"folder={tmp_path}/run"]
+    done = script("train", *overrides, env=foreign)
     assert done.returncode == 0, done.stderr
     name = "model.sequential/dense/kernel"
     assert torch.equal(saved_weights(tmp_path / "run")[name], saved_weights(trained, "best")[name])
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["+model._target_=foreign_keras.last"], r"data.shape.*\(8, 8, 1\).*channels_first"),
         (["+model._target_=foreign_keras.unbuilt"], r"no weights.*model.input_shape"),
@@ -330,9 +330,9 @@ def test_training_starts_from_a_keras_file(
     ids=["channels", "unbuilt", "callback"],
 )
 def test_mistakes_are_reported_in_one_line(
-    script: Script, foreign: dict[str, str], words: list[str], message: str
+    script: Script, foreign: dict[str, str], overrides: list[str], message: str
 ) -> None:
-    done = script("train", "--check", "~model", *words, env=foreign)
+    done = script("train", "--check", "~model", *overrides, env=foreign)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert re.search(message, line)

@@ -14,14 +14,14 @@ from boltcutter.model.keras_convnet import KerasConvNet  # noqa: E402
 
 
 @pytest.mark.parametrize("input_shape", [(1, 8, 8), (3, 28, 20)])
-def test_it_has_the_outputs_and_the_size_of_the_convnet_in_torch(input_shape: tuple[int, int, int]) -> None:
+def test_output_shape_and_parameter_count_match_the_torch_convnet(input_shape: tuple[int, int, int]) -> None:
     model, other = KerasConvNet(input_shape, 7), ConvNet(input_shape, 7)
     assert model(torch.rand(5, *input_shape)).shape == (5, 7)
     ours, theirs = (sum(p.numel() for p in m.parameters() if p.requires_grad) for m in (model, other))
     assert ours == theirs
 
 
-def test_with_the_same_weights_it_computes_what_the_convnet_in_torch_computes() -> None:
+def test_outputs_match_the_torch_convnet() -> None:
     model, other, x = KerasConvNet((1, 8, 8), 3).eval(), ConvNet((1, 8, 8), 3).eval(), torch.rand(4, 1, 8, 8)
     convolutions = [name for name, p in model.named_parameters() if p.ndim == 4]
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_it_learns_a_small_batch_and_every_parameter_has_a_gradient() -> None:
     assert F.cross_entropy(model.eval()(x), y) < 0.1
 
 
-def test_under_autocast_products_are_bfloat16() -> None:
+def test_autocast_to_bfloat16() -> None:
     model, x = KerasConvNet((1, 8, 8), 10).eval(), torch.rand(2, 1, 8, 8)
     with torch.autocast("cpu", torch.bfloat16):
         outputs = model(x)

@@ -17,7 +17,7 @@ def test_shape_in_and_out(input_shape: tuple[int, ...]) -> None:
     ("norm", "count"),
     [
         ("none", 64 * 20 + 20 + 20 * 30 + 30 + 30 * 10 + 10),
-        ("batchnorm", 64 * 20 + 2 * 20 + 20 * 30 + 2 * 30 + 30 * 10 + 10),  # no bias before a batch norm
+        ("batchnorm", 64 * 20 + 2 * 20 + 20 * 30 + 2 * 30 + 30 * 10 + 10),  # no bias before batch normalization
         ("layernorm", 64 * 20 + 20 + 2 * 20 + 20 * 30 + 30 + 2 * 30 + 30 * 10 + 10),
     ],
 )
@@ -33,13 +33,13 @@ def test_order_of_a_hidden_layer() -> None:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activation_is_the_one_asked_for(activation: Any) -> None:
+def test_activation(activation: Any) -> None:
     model, x = MLP((4,), 2, hidden_sizes=[3], activation=activation), torch.randn(5, 4)
     function = torch.tanh if activation == "tanh" else getattr(F, activation)
     torch.testing.assert_close(model(x), model.head(function(model.hidden[0](x))))
 
 
-def test_dropout_is_for_training_only() -> None:
+def test_dropout_only_while_training() -> None:
     torch.manual_seed(0)
     model, x = MLP((4,), 2, dropout=0.5), torch.randn(5, 4)
     assert not torch.equal(model(x), model(x))
@@ -91,6 +91,6 @@ def test_it_learns_a_small_batch_and_every_parameter_has_a_gradient(norm: Any) -
         ({"num_classes": 0}, r"model\.num_classes=0 must be positive; .*"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^{message}$"):
         MLP(**{"input_shape": (4,), "num_classes": 2} | arguments)

@@ -22,12 +22,12 @@ def test_bytes_become_the_dtype_of_the_module(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_floats_pass_as_they_are(dtype: torch.dtype) -> None:
+def test_floats_are_unchanged(dtype: torch.dtype) -> None:
     x = torch.randn(2, 3, dtype=dtype) * 300
     assert Rescaling()(x) is x
 
 
-def test_mean_and_std_are_of_each_channel() -> None:
+def test_mean_and_std_per_channel() -> None:
     x = torch.tensor([51, 255], dtype=torch.uint8).view(1, 2, 1, 1)
     expected = torch.tensor([(0.2 - 0.1) / 0.5, (1.0 - 0.2) / 0.25]).view(1, 2, 1, 1)
     rescaling = Rescaling(mean=[0.1, 0.2], std=[0.5, 0.25])
@@ -36,7 +36,7 @@ def test_mean_and_std_are_of_each_channel() -> None:
     assert rescaling.bfloat16()(x).dtype == torch.bfloat16
 
 
-def test_nothing_enters_the_state_dict() -> None:
+def test_state_dict_is_empty() -> None:
     assert not Rescaling(mean=[0.5], std=[0.5]).state_dict()
 
 
@@ -60,7 +60,7 @@ def test_wide_integers_are_refused() -> None:
         ([], [], r"model\.std=\[\] must be positive; .*"),
     ],
 )
-def test_mean_and_std_must_fit(mean: list[float] | None, std: list[float] | None, message: str) -> None:
+def test_invalid_mean_and_std(mean: list[float] | None, std: list[float] | None, message: str) -> None:
     with pytest.raises(ValueError, match=rf"^{message}$"):
         Rescaling(mean, std)
 

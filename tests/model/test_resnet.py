@@ -11,14 +11,14 @@ IMAGENET: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224,
 
 
 @pytest.mark.parametrize(("depth", "count"), [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032)])
-def test_parameter_count_is_that_of_the_public_weights(depth: Any, count: int) -> None:
+def test_parameter_count_matches_torchvision(depth: Any, count: int) -> None:
     with torch.device("meta"):
         model = ResNet((3, 224, 224), 1000, depth=depth, stem="large")
     assert sum(p.numel() for p in model.parameters()) == count
 
 
 @pytest.mark.parametrize(("depth", "entries"), [(18, 122), (34, 218), (50, 320)])
-def test_names_are_those_of_the_public_weights(depth: Any, entries: int) -> None:
+def test_parameter_names_match_torchvision(depth: Any, entries: int) -> None:
     with torch.device("meta"):
         model = ResNet((3, 224, 224), 1000, depth=depth, stem="large", **IMAGENET)
     norm = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
@@ -36,7 +36,7 @@ def test_names_are_those_of_the_public_weights(depth: Any, entries: int) -> None
     assert len(expected) == entries
 
 
-def test_a_bottleneck_strides_in_its_middle() -> None:
+def test_bottleneck_stride_is_in_the_3x3_convolution() -> None:
     with torch.device("meta"):
         block = ResNet((3, 224, 224), 1000, depth=50, stem="large").layer2[0]
     assert [block.conv1.stride, block.conv2.stride, block.conv3.stride] == [(1, 1), (2, 2), (1, 1)]
@@ -45,7 +45,7 @@ def test_a_bottleneck_strides_in_its_middle() -> None:
 @pytest.mark.parametrize(
     ("stem", "size", "maps"), [("small", 32, (32, 16, 8, 4)), ("large", 64, (16, 8, 4, 2)), ("small", 8, (8, 4, 2, 1))]
 )
-def test_sizes_of_the_maps(stem: Any, size: int, maps: tuple[int, ...]) -> None:
+def test_feature_map_sizes(stem: Any, size: int, maps: tuple[int, ...]) -> None:
     with torch.device("meta"):
         model, seen = ResNet((1, size, size), 10, stem=stem), []
         for layer in (model.layer1, model.layer2, model.layer3, model.layer4):
@@ -61,7 +61,7 @@ def test_small_stem_has_fewer_parameters() -> None:
     assert sum(p.numel() for p in small.parameters()) == 11_173_962
 
 
-def test_zero_init_makes_each_branch_start_at_nothing() -> None:
+def test_zero_init_residual() -> None:
     x = torch.rand(2, 64, 4, 4)
     block = ResNet((1, 8, 8), 10).layer1[0]
     assert isinstance(block, BasicBlock)
@@ -71,7 +71,7 @@ def test_zero_init_makes_each_branch_start_at_nothing() -> None:
     assert all((m.weight == 1).all() for m in plain.modules() if isinstance(m, nn.BatchNorm2d))
 
 
-def test_zero_init_of_a_bottleneck() -> None:
+def test_zero_init_residual_of_bottlenecks() -> None:
     model = ResNet((1, 8, 8), 10, depth=50)
     block = model.layer4[0]
     assert not block.bn3.weight.any()
@@ -85,7 +85,7 @@ def test_bytes_and_floats_agree() -> None:
     torch.testing.assert_close(model(x), model(x / 255))
 
 
-def test_mean_and_std_come_before_everything() -> None:
+def test_inputs_are_normalized() -> None:
     torch.manual_seed(0)
     plain, model = ResNet((3, 8, 8), 10).eval(), ResNet((3, 8, 8), 10, **IMAGENET).eval()
     model.load_state_dict(plain.state_dict())
@@ -131,6 +131,6 @@ def test_it_learns_a_small_batch_and_every_parameter_has_a_gradient() -> None:
         ({"mean": [0.5], "std": [0.5]}, r"model\.mean=\[0\.5\] does not match 3 channels; give one value per channel"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^{message}$"):
         ResNet(**{"input_shape": (3, 8, 8), "num_classes": 2} | arguments)

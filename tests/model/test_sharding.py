@@ -5,16 +5,16 @@ from boltcutter.model.sharding import section_permutation
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_equal_pieces_have_a_share_of_each_section(ranks: int) -> None:
+def test_even_chunks_have_a_part_of_each_section(ranks: int) -> None:
     order = section_permutation([8, 4, 4], ranks)
     assert sorted(order.tolist()) == list(range(16))
-    for rank, piece in enumerate(order.chunk(ranks)):
+    for rank, chunk in enumerate(order.chunk(ranks)):
         for first, rows in ((0, 8), (8, 4), (12, 4)):
-            share = [row for row in piece.tolist() if first <= row < first + rows]
-            assert share == list(range(first + rank * rows // ranks, first + (rank + 1) * rows // ranks))
+            rows_of_rank = [row for row in chunk.tolist() if first <= row < first + rows]
+            assert rows_of_rank == list(range(first + rank * rows // ranks, first + (rank + 1) * rows // ranks))
 
 
-def test_ranks_compute_the_same_and_find_the_same_gradient(two_ranks: Script) -> None:
+def test_replicated_modules_have_the_same_gradients(two_ranks: Script) -> None:
     code = """
 import torch, torch.distributed as dist
 from torch import nn

@@ -67,7 +67,7 @@ def task(model: nn.Module | None = None, lr: float = 0.1, **options: Any) -> Cla
     return Classification(model or nn.Linear(4, CLASSES), **options)
 
 
-class Recorded(Logger):
+class RecordingLogger(Logger):
     name, version = "recorded", ""
 
     def __init__(self) -> None:
@@ -83,62 +83,62 @@ class Recorded(Logger):
         return {step: row[name] for step, row in self.rows if name in row}
 
 
-def test_loss_and_metrics_are_exact_over_a_split_that_does_not_divide(tmp_path: Path) -> None:
-    made, data = task(), loader(61, 8)  # 7 batches of 8 and one of 5
-    (scores,) = trainer(tmp_path).test(made, data, verbose=False)
+def test_loss_and_metrics_are_exact_with_a_smaller_last_batch(tmp_path: Path) -> None:
+    module, data = task(), loader(61, 8)  # 7 batches of 8 and one of 5
+    (scores,) = trainer(tmp_path).test(module, data, verbose=False)
     inputs, targets = cast(TensorDataset, data.dataset).tensors
-    probabilities = made(inputs).detach().double().softmax(-1).numpy()
+    probabilities = module(inputs).detach().double().softmax(-1).numpy()
     guesses = probabilities.argmax(-1)
     assert scores["test/loss"] == pytest.approx(log_loss(targets, probabilities), rel=1e-6)
     assert scores["test/accuracy"] == pytest.approx(accuracy_score(targets, guesses), rel=1e-6)
     assert scores["test/f1"] == pytest.approx(f1_score(targets, guesses, average="macro"), rel=1e-6)
 
 
-def test_a_task_tells_the_names_of_all_that_it_logs(tmp_path: Path) -> None:
-    made, training = task(), trainer(tmp_path, log_every_n_steps=1)
-    training.fit(made, loader(16), loader(16))
+def test_logged_metrics_lists_everything_that_is_logged(tmp_path: Path) -> None:
+    module, training = task(), trainer(tmp_path, log_every_n_steps=1)
+    training.fit(module, loader(16), loader(16))
     logged = set(training.callback_metrics)
-    training.test(made, loader(16), verbose=False)
-    assert logged | set(training.callback_metrics) == made.logged_metrics
+    training.test(module, loader(16), verbose=False)
+    assert logged | set(training.callback_metrics) == module.logged_metrics
 
 
-def test_the_epoch_s_means_begin_anew_and_weigh_each_sample_alike(tmp_path: Path) -> None:
-    made, log = task(lr=0.0), Recorded()
+def test_epoch_means_are_reset_and_weight_samples_equally(tmp_path: Path) -> None:
+    module, log = task(lr=0.0), RecordingLogger()
     training = trainer(tmp_path, max_epochs=2, logger=log)
-    training.fit(made, loader(13, 5), loader(11, 4, seed=1))
+    training.fit(module, loader(13, 5), loader(11, 4, seed=1))
     for name, (inputs, targets) in {
         "train/loss_epoch": classes(13).tensors,
         "val/loss": classes(11, 1).tensors,
     }.items():
-        expected = nn.functional.cross_entropy(made(inputs), targets).item()
+        expected = nn.functional.cross_entropy(module(inputs), targets).item()
         assert list(log.values(name).values()) == pytest.approx([expected, expected], rel=1e-6)
 
 
 def test_the_loss_of_a_step_is_logged_at_every_nth_step_only(tmp_path: Path) -> None:
-    log = Recorded()
+    log = RecordingLogger()
     trainer(tmp_path, max_epochs=2, logger=log, log_every_n_steps=3).fit(task(), loader(40))
-    assert list(log.values("train/loss")) == [2, 5, 8]  # steps count from nought
-    log = Recorded()
+    assert list(log.values("train/loss")) == [2, 5, 8]  # steps are counted from 0
+    log = RecordingLogger()
     trainer(tmp_path, max_epochs=2, logger=log, log_every_n_steps=3, accumulate_grad_batches=2).fit(task(), loader(48))
     assert list(log.values("train/loss")) == [2, 5]
 
 
-def test_no_step_is_logged_when_that_is_wished(tmp_path: Path) -> None:
-    log = Recorded()
+def test_log_every_n_steps_of_0(tmp_path: Path) -> None:
+    log = RecordingLogger()
     trainer(tmp_path, logger=log, log_every_n_steps=0).fit(task(), loader(16))
     assert not log.values("train/loss")
     assert log.values("train/loss_epoch")
 
 
-def test_nan_in_a_loss_is_shown(tmp_path: Path) -> None:
-    made, training = task(), trainer(tmp_path)
+def test_nan_loss_is_logged(tmp_path: Path) -> None:
+    module, training = task(), trainer(tmp_path)
     inputs, targets = classes(20).tensors
     inputs[7] = torch.nan
-    training.validate(made, DataLoader(TensorDataset(inputs, targets), 8), verbose=False)
+    training.validate(module, DataLoader(TensorDataset(inputs, targets), 8), verbose=False)
     assert training.callback_metrics["val/loss"].isnan()
 
 
-WAITING = {
+SYNCHRONIZING = {
     "_local_scalar_dense",  # item, float, bool, int
     "nonzero",
     "masked_select",
@@ -148,8 +148,8 @@ WAITING = {
 }
 
 
-class Waits(TorchDispatchMode):
-    """Counts the operations after which the host waits for a device."""
+class Synchronizations(TorchDispatchMode):
+    """Counts operations that synchronize the host with a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,15 +157,15 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name in WAITING:
+        if name in SYNCHRONIZING:
             self.counted[name] += 1
         return func(*args, **(kwargs or {}))
 
 
-class Watching(Callback):
-    """Watches the training steps of our own code but the first, in which torchmetrics looks for metrics to share."""
+class ObserveSteps(Callback):
+    """Observes all training steps but the first, in which torchmetrics computes compute groups."""
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: Synchronizations) -> None:
         self.waits, self.steps = waits, 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -181,20 +181,20 @@ class Watching(Callback):
         pl_module.training_step = watched  # type: ignore[method-assign]
 
 
-def test_a_training_step_does_not_wait_for_the_device(tmp_path: Path) -> None:
+def test_training_steps_do_not_synchronize_with_the_device(tmp_path: Path) -> None:
     metrics: dict[str, Metric] = {"accuracy": MulticlassAccuracy(CLASSES, average="micro", validate_args=False)}
-    waits = Waits()
+    waits = Synchronizations()
     with waits:
         assert torch.ones(1).item()
     assert waits.counted.pop("_local_scalar_dense") == 1
-    made = task(metrics=metrics, l1=0.1, l2=0.1, label_smoothing=0.1, class_weights=[1.0, 2.0, 3.0])
-    training = trainer(tmp_path, log_every_n_steps=1000, callbacks=[Watching(waits)], gradient_clip_val=1.0)
-    training.fit(made, loader(80))
+    module = task(metrics=metrics, l1=0.1, l2=0.1, label_smoothing=0.1, class_weights=[1.0, 2.0, 3.0])
+    training = trainer(tmp_path, log_every_n_steps=1000, callbacks=[ObserveSteps(waits)], gradient_clip_val=1.0)
+    training.fit(module, loader(80))
     assert training.global_step == 10
     assert not waits.counted
 
 
-def test_penalties_are_sums_over_weights_and_leave_biases_and_norms_out() -> None:
+def test_penalties_exclude_biases_and_norms() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Unflatten(1, (1, 5)), nn.Conv1d(1, CLASSES, 5))
     weights = [model[0].weight, model[3].weight]
@@ -210,13 +210,13 @@ def test_penalties_are_sums_over_weights_and_leave_biases_and_norms_out() -> Non
     assert model[1].weight.grad is None
 
 
-def test_without_factors_or_trained_weights_there_is_no_penalty() -> None:
+def test_no_penalty_without_factors_or_trainable_weights() -> None:
     assert task().penalty() == 0
     assert task(nn.Linear(4, CLASSES).requires_grad_(False), l1=0.1, l2=0.1).penalty() == 0
 
 
-def test_a_penalty_is_part_of_the_training_loss_alone(tmp_path: Path) -> None:
-    log, plain = Recorded(), Recorded()
+def test_penalties_are_part_of_the_training_loss_only(tmp_path: Path) -> None:
+    log, plain = RecordingLogger(), RecordingLogger()
     for l2, logger in ((0.5, log), (0.0, plain)):
         trainer(tmp_path, logger=logger, log_every_n_steps=1).fit(task(l2=l2, lr=0.0), loader(8), loader(8))
     penalty = 0.5 * task().model.weight.square().sum().item()  # type: ignore[union-attr, operator]
@@ -235,15 +235,15 @@ def test_frozen_parameters_are_not_trained(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, CLASSES))
     model[0].requires_grad_(False)
     before = [p.clone() for p in model.parameters()]
-    made, training = task(model), trainer(tmp_path)
-    training.fit(made, loader(16))
+    module, training = task(model), trainer(tmp_path)
+    training.fit(module, loader(16))
     held = {id(p) for group in training.optimizers[0].param_groups for p in group["params"]}
     assert held == {id(p) for p in model[1].parameters()}
     same = [torch.equal(was, now) for was, now in zip(before, model.parameters(), strict=True)]
     assert same == [True, True, False, False]
 
 
-def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path: Path) -> None:
+def test_gradient_accumulation_equals_a_large_batch(tmp_path: Path) -> None:
     small, large = task(), task()
     trainer(tmp_path, accumulate_grad_batches=4).fit(small, loader(32, 8))
     trainer(tmp_path).fit(large, loader(32, 32))
@@ -251,15 +251,15 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path: Path) ->
 
 
 def test_gradients_are_clipped(tmp_path: Path) -> None:
-    made = task(lr=1.0)
-    before = nn.utils.parameters_to_vector(made.parameters()).clone()
-    trainer(tmp_path, gradient_clip_val=0.01).fit(made, loader(8))
-    moved = nn.utils.parameters_to_vector(made.parameters()) - before
+    module = task(lr=1.0)
+    before = nn.utils.parameters_to_vector(module.parameters()).clone()
+    trainer(tmp_path, gradient_clip_val=0.01).fit(module, loader(8))
+    moved = nn.utils.parameters_to_vector(module.parameters()) - before
     assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
 class Rates(Callback):
-    """The learning rate of each step."""
+    """Records the learning rate of each step."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
@@ -277,12 +277,12 @@ def rates(
     return watch.seen
 
 
-def test_the_learning_rate_stays_without_a_schedule(tmp_path: Path) -> None:
+def test_constant_learning_rate_without_a_schedule(tmp_path: Path) -> None:
     assert rates(tmp_path, None) == [0.1] * 20
     assert rates(tmp_path, partial(ConstantLR, factor=1.0)) == [0.1] * 20
 
 
-def test_a_schedule_ends_with_the_training(tmp_path: Path) -> None:
+def test_schedules_span_the_whole_training(tmp_path: Path) -> None:
     seen = rates(tmp_path, partial(warmup_cosine, warmup_ratio=0.25))
     assert len(seen) == 20
     assert seen[4] == seen[5] == 0.1 == max(seen)
@@ -292,7 +292,7 @@ def test_a_schedule_ends_with_the_training(tmp_path: Path) -> None:
     assert cycle[-1] < 1e-4 < cycle[-3]
 
 
-def test_a_schedule_counts_optimizer_steps(tmp_path: Path) -> None:
+def test_schedules_count_optimizer_steps(tmp_path: Path) -> None:
     seen = rates(tmp_path, partial(warmup_cosine, warmup_ratio=0.0), accumulate_grad_batches=2)
     assert len(seen[::2]) == 6  # 3 steps of 5 batches, in each of 4 epochs
     assert seen[-1] == pytest.approx(0.05 * (1 + math.cos(math.pi * 11 / 12)))
@@ -302,7 +302,7 @@ def test_a_schedule_counts_optimizer_steps(tmp_path: Path) -> None:
     )
 
 
-def test_a_schedule_may_count_epochs(tmp_path: Path) -> None:
+def test_schedules_can_count_epochs(tmp_path: Path) -> None:
     expected = [0.05 * (1 + math.cos(math.pi * epoch / 4)) for epoch in range(4) for _ in range(5)]
     options = {"interval": "epoch"}
     assert rates(tmp_path, partial(warmup_cosine, warmup_ratio=0.0), options) == pytest.approx(expected)
@@ -311,11 +311,11 @@ def test_a_schedule_may_count_epochs(tmp_path: Path) -> None:
     ) == pytest.approx(expected)
 
 
-def test_a_given_length_of_the_schedule_is_kept(tmp_path: Path) -> None:
+def test_explicit_total_steps(tmp_path: Path) -> None:
     assert rates(tmp_path, partial(warmup_cosine, warmup_ratio=0.0, total_steps=10))[10:] == [0.0] * 10
 
 
-def test_a_schedule_may_watch_a_metric(tmp_path: Path) -> None:
+def test_reduce_lr_on_plateau(tmp_path: Path) -> None:
     plateau = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=10.0, threshold_mode="abs")
     seen = rates(tmp_path, plateau, {"interval": "epoch"})
     assert seen[::5] == [0.1, 0.1, 0.05, 0.025]
@@ -324,7 +324,7 @@ def test_a_schedule_may_watch_a_metric(tmp_path: Path) -> None:
         task(scheduler=plateau)
 
 
-def test_endless_training_with_a_schedule_that_ends_is_refused(tmp_path: Path) -> None:
+def test_schedules_need_a_finite_training(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^scheduler: .*; set trainer\.max_st"):
         trainer(tmp_path, max_epochs=-1).fit(task(scheduler=warmup_cosine), loader(8))
     trainer(tmp_path, max_epochs=-1, max_time={"seconds": 0}).fit(
@@ -333,7 +333,7 @@ def test_endless_training_with_a_schedule_that_ends_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("scheduler", [partial(OneCycleLR, max_lr=0.1), warmup_cosine])
-def test_a_schedule_grows_with_a_training_that_goes_on_for_longer(
+def test_schedules_are_extended_when_training_resumes_for_longer(
     tmp_path: Path, scheduler: Callable[..., LRScheduler]
 ) -> None:
     optimizer = partial(SGD, lr=0.1, momentum=0.9)
@@ -349,12 +349,12 @@ def test_a_schedule_grows_with_a_training_that_goes_on_for_longer(
     assert watch.seen[1] > watch.seen[-1] < 0.005
 
 
-def test_predictions_are_for_inputs_with_or_without_targets(tmp_path: Path) -> None:
-    made, data = task(), classes(10)
+def test_predictions_with_and_without_targets(tmp_path: Path) -> None:
+    module, data = task(), classes(10)
     inputs = data.tensors[0]
-    pairs = trainer(tmp_path).predict(made, DataLoader(data, 4))
-    alone = trainer(tmp_path).predict(made, DataLoader(inputs, 4))  # type: ignore[arg-type]
-    expected = made.predictions(made(inputs))
+    pairs = trainer(tmp_path).predict(module, DataLoader(data, 4))
+    alone = trainer(tmp_path).predict(module, DataLoader(inputs, 4))  # type: ignore[arg-type]
+    expected = module.predictions(module(inputs))
     torch.testing.assert_close(torch.cat(cast(list[Tensor], pairs)), expected)
     torch.testing.assert_close(torch.cat(cast(list[Tensor], alone)), expected)
 
@@ -391,14 +391,12 @@ print("exact")
 """
 
 
-def test_means_are_exact_over_ranks_of_which_one_has_less(two_ranks: Script, tmp_path: Path) -> None:
+def test_metrics_are_exact_with_uneven_ranks(two_ranks: Script, tmp_path: Path) -> None:
     done = two_ranks(RANKS, str(tmp_path))
     assert done.stdout.count("exact") == 2
 
 
-def test_metrics_are_the_same_however_many_batches_are_counted_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_do_not_depend_on_max_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for at_once in (1, 60, 1 << 30):
         monkeypatch.setattr("boltcutter.task.base.MAX_PENDING", at_once)
@@ -409,79 +407,81 @@ def test_metrics_are_the_same_however_many_batches_are_counted_at_once(
     assert found[0] == pytest.approx(found[2], rel=1e-6)
 
 
-def test_few_outputs_wait_and_many_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_are_accumulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("boltcutter.task.base.MAX_PENDING", 100)
-    made = task()
+    module = task()
     outputs = torch.randn(8, CLASSES)
     for waiting in (1, 2, 3, 4, 0, 1):
-        made._accumulate("train", (torch.rand(8), outputs, torch.zeros(8, dtype=torch.long)))
-        assert len(made._pending["train"]) == waiting
-    assert made.means["train_"].update_count == 1
+        module._accumulate("train", (torch.rand(8), outputs, torch.zeros(8, dtype=torch.long)))
+        assert len(module._pending["train"]) == waiting
+    assert module.means["train_"].update_count == 1
 
 
-def test_gradients_are_clipped_by_the_norm_that_is_known(tmp_path: Path) -> None:
-    class Knows(Callback):
+def test_gradients_are_clipped_by_a_known_norm(tmp_path: Path) -> None:
+    class SetGradientNorm(Callback):
         def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Optimizer) -> None:
             gradients = [p.grad for p in pl_module.parameters()]
             pl_module.gradient_norm = torch.nn.utils.get_total_norm(gradients)
 
     weights = []
-    for callbacks in ([], [Knows()]):
+    for callbacks in ([], [SetGradientNorm()]):
         for largest in (0.01, 100.0):
-            made = task()
-            trainer(tmp_path, gradient_clip_val=largest, callbacks=callbacks).fit(made, loader(40))
-            weights.append(made.model.weight.detach().clone())
+            module = task()
+            trainer(tmp_path, gradient_clip_val=largest, callbacks=callbacks).fit(module, loader(40))
+            weights.append(module.model.weight.detach().clone())
     assert torch.allclose(weights[0], weights[2], rtol=1e-5, atol=0)
     assert torch.equal(weights[1], weights[3])
     assert not torch.allclose(weights[0], weights[1], rtol=1e-3)
 
 
-def test_a_fused_optimizer_goes_with_a_gradient_scaler_and_clipping(tmp_path: Path) -> None:
+def test_fused_optimizer_with_gradient_scaler_and_clipping(tmp_path: Path) -> None:
     precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
-    made = task(optimizer=partial(AdamW, lr=0.1, fused=True))
+    module = task(optimizer=partial(AdamW, lr=0.1, fused=True))
     training = trainer(tmp_path, plugins=[precision], gradient_clip_val=1.0)
-    training.fit(made, loader(40))
+    training.fit(module, loader(40))
     assert training.global_step == 5
-    assert made.model.weight.isfinite().all()
+    assert module.model.weight.isfinite().all()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch's compiler
-def test_a_compiled_model_trains_alike_under_the_same_names(tmp_path: Path) -> None:
-    class Own(nn.Sequential):  # torch's own would not be compiled
+def test_compiled_training_is_the_same(tmp_path: Path) -> None:
+    class Layers(nn.Sequential):  # nn.Sequential itself would not be compiled
         def forward(self, inputs: Tensor) -> Tensor:
             for layer in self:
                 inputs = layer(inputs)
             return inputs
 
-    model = Own(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    model = Layers(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, CLASSES))
     state = {name: value.clone() for name, value in model.state_dict().items()}
     found = []
     for compile in (False, True):
         model.load_state_dict(state)
-        made = task(model, compile=compile)
+        module = task(model, compile=compile)
         training = trainer(tmp_path)
-        training.fit(made, loader(24), loader(13, 5))
-        assert [name for name in made.state_dict() if name.startswith("model.")] == [f"model.{name}" for name in state]
+        training.fit(module, loader(24), loader(13, 5))
+        assert [name for name in module.state_dict() if name.startswith("model.")] == [
+            f"model.{name}" for name in state
+        ]
         found.append({name: float(value) for name, value in training.callback_metrics.items()})
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
-def test_no_compiler_is_told_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_an_error_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    made = task(compile=True)  # which can still be evaluated
-    made.setup("test")
+    module = task(compile=True)  # evaluation does not compile
+    module.setup("test")
     with pytest.raises(CompilerError, match=r"^task.compile=true .* install g\+\+"):
-        made.setup("fit")
+        module.setup("fit")
 
 
-def test_channels_may_lie_innermost_and_outputs_stay(tmp_path: Path) -> None:
+def test_channels_last(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.LazyLinear(CLASSES))
     images = torch.randn(2, 3, 6, 6)
     plain = task(model)(images)
-    made = task(model, channels_last=True)
+    module = task(model, channels_last=True)
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert torch.allclose(made(images), plain, atol=1e-5)
+    assert torch.allclose(module(images), plain, atol=1e-5)

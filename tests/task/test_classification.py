@@ -17,37 +17,37 @@ def task(**options: Any) -> Classification:
     return Classification(nn.Identity(), optimizer=partial(SGD, lr=0.1), **options)
 
 
-def test_the_loss_is_the_surprise_in_nats() -> None:
+def test_losses_are_cross_entropy_in_nats() -> None:
     expected = -LOGITS.softmax(-1).log()[range(4), TARGETS]
     torch.testing.assert_close(task().losses(LOGITS, TARGETS), expected)
 
 
-def test_labels_are_smoothed_only_while_training() -> None:
-    made = task(label_smoothing=0.3)
-    surprises = -LOGITS.log_softmax(-1)
-    smooth = 0.7 * surprises[range(4), TARGETS] + 0.3 * surprises.mean(-1)
-    torch.testing.assert_close(made.train().losses(LOGITS, TARGETS), smooth)
-    torch.testing.assert_close(made.eval().losses(LOGITS, TARGETS), surprises[range(4), TARGETS])
+def test_label_smoothing_only_while_training() -> None:
+    module = task(label_smoothing=0.3)
+    nats = -LOGITS.log_softmax(-1)
+    smooth = 0.7 * nats[range(4), TARGETS] + 0.3 * nats.mean(-1)
+    torch.testing.assert_close(module.train().losses(LOGITS, TARGETS), smooth)
+    torch.testing.assert_close(module.eval().losses(LOGITS, TARGETS), nats[range(4), TARGETS])
 
 
-def test_classes_may_weigh_more() -> None:
-    made = task(class_weights=[1, 0.5, 10])
+def test_class_weights() -> None:
+    module = task(class_weights=[1, 0.5, 10])
     expected = F.cross_entropy(LOGITS, TARGETS, reduction="none") * torch.tensor([1, 10, 0.5, 0.5])
-    torch.testing.assert_close(made.losses(LOGITS, TARGETS), expected)
-    assert not made.state_dict()
+    torch.testing.assert_close(module.losses(LOGITS, TARGETS), expected)
+    assert not module.state_dict()
 
 
 class Focal(Classification):
-    """With losses of its own."""
+    """Overrides the losses."""
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         losses = super().losses(outputs, targets)
         return (1 - (-losses).exp()) * losses
 
 
-def test_training_brings_the_mean_of_the_losses_down_whoever_wrote_them() -> None:
-    made = [task(), task(label_smoothing=0.3), task(class_weights=[1, 0.5, 10])]
-    for each in (*made, Focal(nn.Identity(), optimizer=partial(SGD, lr=0.1))):
+def test_mean_loss_is_the_mean_of_losses() -> None:
+    module = [task(), task(label_smoothing=0.3), task(class_weights=[1, 0.5, 10])]
+    for each in (*module, Focal(nn.Identity(), optimizer=partial(SGD, lr=0.1))):
         mean = each.train().mean_loss(LOGITS, TARGETS)
         torch.testing.assert_close(mean, each.losses(LOGITS, TARGETS).mean())
 
@@ -62,11 +62,11 @@ def test_predictions_are_probabilities(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
-def test_smoothing_is_a_share(share: float) -> None:
+def test_label_smoothing_out_of_range(share: float) -> None:
     with pytest.raises(ValueError, match=rf"^task\.label_smoothing={share} is not in \[0, 1\); try 0\.1$"):
         task(label_smoothing=share)
 
 
-def test_a_weight_is_not_negative() -> None:
+def test_negative_class_weights() -> None:
     with pytest.raises(ValueError, match=r"^task\.class_weights=\[1, -1\] .* 0 or more for each class"):
         task(class_weights=[1, -1])

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from boltcutter.task.compiler import Inductor
 
-WORDS = [*QUICK, "model=mlp", "test=false", "optimizer=sgd"]
+OVERRIDES = [*QUICK, "model=mlp", "test=false", "optimizer=sgd"]
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
 
 
 class Counting(nn.Module):
-    """Does something else each time, as far as a compiler can tell."""
+    """Needs a recompilation in each call, as it has a changing attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch's compiler
-def test_each_time_after_the_first_is_counted_with_its_reason() -> None:
+def test_recompilations_are_counted_with_their_reason() -> None:
     require("g++", install="apt-get install g++")
     model = Counting()
     compiled = Inductor(model)
@@ -32,19 +32,19 @@ def test_each_time_after_the_first_is_counted_with_its_reason() -> None:
     assert found == [1, 2]
     (reason,) = compiled.recompile_reasons()
     assert "calls" in reason
-    assert Inductor(Counting()).recompile_reasons() == []  # of another model
+    assert Inductor(Counting()).recompile_reasons() == []  # another model has no recompilations
 
 
 @pytest.fixture(scope="module")
 def alone(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone") / "run"
-    done = script("train", *WORDS, f"folder={folder}")
+    done = script("train", *OVERRIDES, f"folder={folder}")
     assert done.returncode == 0, done.stderr
     return folder
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         pytest.param([], id="default"),
         pytest.param(["trainer=ddp", *TWO], id="ddp"),
@@ -56,11 +56,11 @@ def alone(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_what_is_compiled_trains_alike_and_goes_on_uncompiled(
-    script: Script, alone: Path, tmp_path: Path, words: list[str]
+def test_compiled_training_is_the_same_and_resumes_without_compilation(
+    script: Script, alone: Path, tmp_path: Path, overrides: list[str]
 ) -> None:
     run = tmp_path / "run"
-    done = script("train", *WORDS, *words, "task.compile=true", f"folder={run}", fresh=True, timeout=400)
+    done = script("train", *OVERRIDES, *overrides, "task.compile=true", f"folder={run}", fresh=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert max_difference(alone, run) < 1e-6  # of the same names
     assert "recompiles" in (run / "metrics.csv").read_text().splitlines()[0].split(",")

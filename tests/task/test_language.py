@@ -21,17 +21,17 @@ from boltcutter.task.language import BitsPerByte, LanguageModeling
 
 
 class Counting(nn.Module):
-    """Thinks that each token is followed by the next number, and is not sure."""
+    """Predicts that each token is followed by the next number, with some uncertainty."""
 
     context_length = 8
 
     def __init__(self) -> None:
         super().__init__()
-        self.sure = nn.Parameter(torch.tensor(3.0))
+        self.confidence = nn.Parameter(torch.tensor(3.0))
 
     def forward(self, tokens: Tensor) -> Tensor:
         assert tokens.size(1) <= self.context_length
-        return self.sure * nn.functional.one_hot((tokens.long() + 1) % 10, 10)
+        return self.confidence * nn.functional.one_hot((tokens.long() + 1) % 10, 10)
 
 
 class Cached(Counting):
@@ -48,7 +48,7 @@ def task(model: nn.Module | None = None) -> LanguageModeling:
     return LanguageModeling(model or Counting(), optimizer=partial(torch.optim.SGD, lr=0.1))
 
 
-def go_on(model: nn.Module, count: int = 30, **settings: Any) -> list[int]:
+def generate(model: nn.Module, count: int = 30, **settings: Any) -> list[int]:
     return list(task(model).generate(torch.tensor([3, 4]), count, **settings))
 
 
@@ -72,8 +72,8 @@ def measured(data: Data) -> dict[str, float]:
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec:FutureWarning")
-def test_bits_per_byte_and_perplexity_are_those_of_the_text() -> None:
-    lengths = [0, *range(1, 10)]  # token 0 stands for no text
+def test_bits_per_byte_and_perplexity() -> None:
+    lengths = [0, *range(1, 10)]  # token 0 has no text
     data = Data(lengths)
     inputs, targets = (torch.cat(part).long() for part in zip(*data.test_dataloader(), strict=True))
     nats = -Counting()(inputs).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
@@ -83,7 +83,7 @@ def test_bits_per_byte_and_perplexity_are_those_of_the_text() -> None:
     counted = nats[targets > 0].sum().item() / math.log(2)
     assert found["test/bits_per_byte"] == pytest.approx(counted / targets.sum().item(), rel=1e-5)
     assert task().logged_metrics >= found.keys()
-    assert "test/bits_per_byte" not in measured(Data())  # nobody knows how long tokens are
+    assert "test/bits_per_byte" not in measured(Data())  # unknown number of bytes per token
 
 
 TWO = """
@@ -101,29 +101,29 @@ print("exact")
 """
 
 
-def test_ranks_are_weighed_by_their_bytes(two_ranks: Script) -> None:
+def test_bits_per_byte_over_ranks(two_ranks: Script) -> None:
     assert two_ranks(TWO).stdout.count("exact") == 2
 
 
 @pytest.mark.parametrize("model", [Counting(), Cached()], ids=["plain", "cached"])
-def test_the_likeliest_goes_on_beyond_the_context(model: nn.Module) -> None:
+def test_greedy_generation_beyond_the_context_length(model: nn.Module) -> None:
     counted = [number % 10 for number in range(5, 35)]
-    assert go_on(model, temperature=0) == counted
-    assert go_on(model, top_k=1, temperature=5.0) == counted
+    assert generate(model, temperature=0) == counted
+    assert generate(model, top_k=1, temperature=5.0) == counted
 
 
-def test_draws_depend_on_the_seed_and_get_wilder_with_heat() -> None:
-    assert go_on(Counting(), seed=1) == go_on(Counting(), seed=1)
-    assert go_on(Counting(), seed=1) != go_on(Counting(), seed=2)
+def test_sampling_depends_on_seed_and_temperature() -> None:
+    assert generate(Counting(), seed=1) == generate(Counting(), seed=1)
+    assert generate(Counting(), seed=1) != generate(Counting(), seed=2)
 
     def wrong(temperature: float) -> int:
-        drawn = [4, *go_on(Counting(), 300, temperature=temperature)]
+        drawn = [4, *generate(Counting(), 300, temperature=temperature)]
         return sum(b != (a + 1) % 10 for a, b in itertools.pairwise(drawn))
 
     assert wrong(0.2) < wrong(1.0) < wrong(5.0)
 
 
-def test_a_metric_that_is_told_nothing_stays_silent() -> None:
+def test_bits_per_byte_without_token_bytes() -> None:
     bits = BitsPerByte()
     bits.update(torch.ones(1, 1), torch.zeros(1, 1))
     assert not bits.has_token_bytes
@@ -151,7 +151,7 @@ CORPUS += [
 BPE = ["data.tokenizer=bpe", "data.vocab_size=300", "model.dropout=0.1"]
 
 
-def words(tmp_path: Path, *more: str) -> list[str]:
+def overrides(tmp_path: Path, *more: str) -> list[str]:
     folder = tmp_path / "text"
     if not folder.exists():
         folder.mkdir()
@@ -168,26 +168,24 @@ def weights(folder: Path) -> dict[str, Tensor]:
 @pytest.fixture(scope="module")
 def whole(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("language")
-    done = script("train", *words(folder, *BPE, "report=true", f"folder={folder}/run"))
+    done = script("train", *overrides(folder, *BPE, "report=true", f"folder={folder}/run"))
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     return folder
 
 
-def test_a_run_is_measured_and_reported(whole: Path) -> None:
+def test_a_run_is_evaluated_and_reported(whole: Path) -> None:
     left = {path.name for path in (whole / "run" / "evaluation" / "test").iterdir()}
     assert left == {"metrics.json", "predictions.csv", "worst.npz"}
     header = (whole / "run" / "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"train/loss", "val/loss", "val/bits_per_byte", "val/perplexity", "test/bits_per_byte"} <= set(header)
     report = (whole / "run" / "report.html").read_text()
-    assert "comes before" in report  # of the worst windows
+    assert "comes before" in report  # in the sequences with the largest losses
     assert "is not there" not in report
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
-    forks: ForkServer, script: Script, whole: Path, tmp_path: Path
-) -> None:
-    argv = ["scripts/train.py", *words(whole, *BPE, f"folder={tmp_path}/run")]
+def test_a_resumed_run_is_bitwise_identical(forks: ForkServer, script: Script, whole: Path, tmp_path: Path) -> None:
+    argv = ["scripts/train.py", *overrides(whole, *BPE, f"folder={tmp_path}/run")]
     with open(os.devnull, "wb") as nothing, forks.start(argv, environment(), nothing.fileno(), 2) as process:
         end = time.monotonic() + 60
         while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists():
@@ -197,17 +195,19 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
         process.send_signal(signal.SIGTERM)
         process.wait(60)
     assert process.returncode == 128 + signal.SIGTERM
-    shutil.rmtree(whole / "cache")  # a machine that has not seen the text yet
+    shutil.rmtree(whole / "cache")  # resume on a machine without the cache
     resumed = script("train", f"resume={tmp_path}/run")
     assert resumed.returncode == 0, resumed.stderr
     before, after = weights(whole / "run"), weights(tmp_path / "run")
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_two_processes_see_the_same_order(script: Script, tmp_path: Path) -> None:
+def test_two_processes_equal_one(script: Script, tmp_path: Path) -> None:
     two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     for name, more in (("one", ["trainer.accelerator=cpu"]), ("two", two)):
-        done = script("train", *words(tmp_path, f"folder={tmp_path}/{name}", *more), ranks=2 if name == "two" else 0)
+        done = script(
+            "train", *overrides(tmp_path, f"folder={tmp_path}/{name}", *more), ranks=2 if name == "two" else 0
+        )
         assert done.returncode == 0, done.stderr
     alone, shared = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert all((alone[name] - shared[name]).abs().max() < 1e-5 for name in alone)
@@ -215,7 +215,7 @@ def test_two_processes_see_the_same_order(script: Script, tmp_path: Path) -> Non
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
 
 
-def test_a_text_is_gone_on_with(script: Script, whole: Path) -> None:
+def test_generation_by_predict(script: Script, whole: Path) -> None:
     def ask(*more: str) -> str:
         done = script("predict", f"run={whole}/run", "input=the number", "tokens=40", *more)
         assert done.returncode == 0, done.stderr
@@ -228,7 +228,7 @@ def test_a_text_is_gone_on_with(script: Script, whole: Path) -> None:
     assert ask(f"input={whole}/prompt.txt", "temperature=0").startswith("comes before")
 
 
-def test_gpt_124m_takes_a_step_at_a_smaller_size(script: Script, tmp_path: Path) -> None:
+def test_gpt_124m_trains_one_step_with_a_smaller_size(script: Script, tmp_path: Path) -> None:
     small = [
         "model.num_layers=1",
         "model.hidden_size=48",
@@ -237,7 +237,7 @@ def test_gpt_124m_takes_a_step_at_a_smaller_size(script: Script, tmp_path: Path)
         "data.batch_size=2",
     ]
     short = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=1", "task.compile=false", "trainer.devices=1"]
-    mine = [word for word in words(tmp_path) if word.startswith(("data.path", "data.cache", "logger", "~"))]
+    mine = [word for word in overrides(tmp_path) if word.startswith(("data.path", "data.cache", "logger", "~"))]
     done = script("train", "experiment=gpt_124m", *mine, *small, *short, "report=false", f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 1

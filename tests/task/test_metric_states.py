@@ -11,14 +11,14 @@ CLASSES = torch.arange(12) % 3
 
 
 class MeanOfBatches(Metric):
-    """A state that is averaged over ranks."""
+    """Has a state that is averaged over ranks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.add_state("mean", torch.tensor(0.0), dist_reduce_fx="mean")
 
     def update(self, values: torch.Tensor) -> None:
-        done = self._update_count - 1  # this one is counted already
+        done = self._update_count - 1  # without the current one
         self.mean = (self.mean * done + values.mean()) / (done + 1)
 
     def compute(self) -> torch.Tensor:
@@ -42,7 +42,7 @@ class MeanOfBatches(Metric):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Metric) else "",
 )
-def test_ranks_merged_count_what_one_counts(metric: Metric, inputs: tuple[torch.Tensor, ...]) -> None:
+def test_merged_states_equal_a_single_process(metric: Metric, inputs: tuple[torch.Tensor, ...]) -> None:
     parts = [metric.clone(), metric.clone()]
     for batch, part in ((slice(0, 4), parts[0]), (slice(4, 8), parts[0]), (slice(8, 12), parts[1])):
         metric.update(*(values[batch] for values in inputs))
@@ -54,7 +54,7 @@ def test_ranks_merged_count_what_one_counts(metric: Metric, inputs: tuple[torch.
 
 
 @pytest.mark.parametrize("updated", [False, True])
-def test_a_state_goes_through_a_checkpoint(updated: bool) -> None:
+def test_saved_states_are_restored(updated: bool) -> None:
     metric = MulticlassAUROC(3)
     if updated:
         metric.update(SCORES, CLASSES)
@@ -65,7 +65,7 @@ def test_a_state_goes_through_a_checkpoint(updated: bool) -> None:
     assert torch.equal(again.compute(), metric.compute())
 
 
-def test_what_has_no_reduction_is_not_merged() -> None:
+def test_states_without_reduction_cannot_be_merged() -> None:
     metric = PearsonCorrCoef()
     metric.update(SCORES[:, 0], SCORES[:, 1])
     with pytest.raises(ValueError, match=r"PearsonCorrCoef\.\w+ has no reduction"):

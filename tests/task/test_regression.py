@@ -56,12 +56,12 @@ def trainer(folder: Path, max_epochs: int = 1) -> L.Trainer:
     )
 
 
-def test_numbers_and_metrics_have_their_own_units_and_the_loss_the_scale_of_the_targets(tmp_path: Path) -> None:
-    data, made = Numbers(), task()
-    (scores,) = trainer(tmp_path).test(made, data, verbose=False)
-    outputs = made.model(data.inputs).detach().numpy() * [10, 500] + [50, -3000]
+def test_predictions_have_original_units_and_the_loss_is_standardized(tmp_path: Path) -> None:
+    data, module = Numbers(), task()
+    (scores,) = trainer(tmp_path).test(module, data, verbose=False)
+    outputs = module.model(data.inputs).detach().numpy() * [10, 500] + [50, -3000]
     targets = data.targets.numpy()
-    np.testing.assert_allclose(made.predictions(made(data.inputs)).detach(), outputs, rtol=1e-5)
+    np.testing.assert_allclose(module.predictions(module(data.inputs)).detach(), outputs, rtol=1e-5)
     assert scores["test/mae"] == pytest.approx(mean_absolute_error(targets, outputs), rel=1e-5)
     assert scores["test/r2"] == pytest.approx(r2_score(targets, outputs), rel=1e-4)
     assert scores["test/loss"] == pytest.approx(np.mean(((targets - outputs) / [10, 500]) ** 2), rel=1e-5)
@@ -70,15 +70,15 @@ def test_numbers_and_metrics_have_their_own_units_and_the_loss_the_scale_of_the_
 @pytest.mark.parametrize(
     ("loss", "expected"), [("mse", (4 + 0.25) / 2), ("l1", (2 + 0.5) / 2), ("huber", (1.5 + 0.125) / 2)]
 )
-def test_a_loss_is_of_scaled_targets(loss: Literal["mse", "l1", "huber"], expected: float) -> None:
-    made = task(loss=loss)
-    made.mean.copy_(torch.tensor([50, -3000]))
-    made.std.copy_(torch.tensor([10, 500]))
+def test_losses_of_standardized_targets(loss: Literal["mse", "l1", "huber"], expected: float) -> None:
+    module = task(loss=loss)
+    module.mean.copy_(torch.tensor([50, -3000]))
+    module.std.copy_(torch.tensor([10, 500]))
     outputs, targets = torch.tensor([[70.0, -3000]] * 3), torch.tensor([[50.0, -2750]] * 3)
-    torch.testing.assert_close(made.losses(outputs, targets), torch.full((3,), expected))
+    torch.testing.assert_close(module.losses(outputs, targets), torch.full((3,), expected))
 
 
-def test_the_scale_is_kept_in_a_checkpoint(tmp_path: Path) -> None:
+def test_mean_and_std_are_saved_in_checkpoints(tmp_path: Path) -> None:
     data, trained = Numbers(), task()
     training = trainer(tmp_path)
     training.fit(trained, data)
@@ -90,40 +90,40 @@ def test_the_scale_is_kept_in_a_checkpoint(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat(found or []), trained(data.inputs))  # type: ignore[arg-type]
 
 
-def test_a_checkpoint_s_scale_beats_that_of_other_data(tmp_path: Path) -> None:
+def test_mean_and_std_of_the_checkpoint_take_precedence(tmp_path: Path) -> None:
     training = trainer(tmp_path)
     training.fit(task(), Numbers())
     training.save_checkpoint(tmp_path / "a.ckpt")
-    other, made = Numbers(), task()
+    other, module = Numbers(), task()
     other.statistics = {"target_mean": [0.0, 0.0], "target_std": [1.0, 1.0]}
-    trainer(tmp_path).test(made, other, ckpt_path=tmp_path / "a.ckpt", weights_only=True, verbose=False)
-    assert made.mean.tolist() == [50, -3000]
+    trainer(tmp_path).test(module, other, ckpt_path=tmp_path / "a.ckpt", weights_only=True, verbose=False)
+    assert module.mean.tolist() == [50, -3000]
 
 
-def test_without_statistics_numbers_stay_as_they_are(tmp_path: Path) -> None:
-    made, data = task(), Numbers()
+def test_no_scaling_without_statistics(tmp_path: Path) -> None:
+    module, data = task(), Numbers()
     data.statistics = {}
-    trainer(tmp_path).test(made, data, verbose=False)
-    torch.testing.assert_close(made(data.inputs), made.model(data.inputs))
+    trainer(tmp_path).test(module, data, verbose=False)
+    torch.testing.assert_close(module(data.inputs), module.model(data.inputs))
 
 
-def test_targets_that_are_all_alike_are_not_scaled(tmp_path: Path) -> None:
-    made, data = task(), Numbers()
+def test_constant_targets_are_not_scaled(tmp_path: Path) -> None:
+    module, data = task(), Numbers()
     data.statistics = {"target_mean": [50.0, -3000.0], "target_std": [10.0, 0.0]}
-    trainer(tmp_path).test(made, data, verbose=False)
-    assert made.std.tolist() == [10, 1]
+    trainer(tmp_path).test(module, data, verbose=False)
+    assert module.std.tolist() == [10, 1]
 
 
-def test_another_number_of_targets_is_told_in_one_line(tmp_path: Path) -> None:
+def test_another_number_of_target_columns(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^task\.num_outputs=1 .* 2 .*; set task\.num_outputs=2$"):
         trainer(tmp_path).fit(task(num_outputs=1), Numbers())
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
-def test_large_targets_are_told_apart(dtype: torch.dtype, expected: torch.dtype) -> None:
-    made = Regression(nn.Identity(), optimizer=partial(Adam))
-    made.mean.fill_(2000)
-    numbers = made(torch.tensor([[0.5], [1.0]], dtype=dtype))
+def test_precision_of_large_targets(dtype: torch.dtype, expected: torch.dtype) -> None:
+    module = Regression(nn.Identity(), optimizer=partial(Adam))
+    module.mean.fill_(2000)
+    numbers = module(torch.tensor([[0.5], [1.0]], dtype=dtype))
     assert numbers.dtype == expected
     assert numbers.tolist() == [[2000.5], [2001.0]]
 
@@ -131,7 +131,7 @@ def test_large_targets_are_told_apart(dtype: torch.dtype, expected: torch.dtype)
 def test_training_learns_both_targets(tmp_path: Path) -> None:
     data = Numbers()
     data.targets = data.inputs[:, :2] * torch.tensor([10, 500]) + torch.tensor([50, -3000])
-    made = task()
+    module = task()
     training = trainer(tmp_path, max_epochs=60)
-    training.fit(made, data)
+    training.fit(module, data)
     assert training.callback_metrics["train/r2"] > 0.99

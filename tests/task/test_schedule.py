@@ -8,7 +8,7 @@ from boltcutter.task.schedule import warmup_cosine
 
 
 def curve(total_steps: int, **options: float) -> list[float]:
-    """The learning rate of each step, then that after the last."""
+    """Return the learning rate of each step, and after the last."""
     optimizer = SGD([torch.zeros(1)], lr=2.0)
     schedule = warmup_cosine(optimizer, total_steps=total_steps, **options)
     seen = [schedule.get_last_lr()[0]]
@@ -19,7 +19,7 @@ def curve(total_steps: int, **options: float) -> list[float]:
     return seen
 
 
-def test_it_rises_in_equal_steps_then_falls_to_the_end() -> None:
+def test_linear_warmup_and_cosine_decay() -> None:
     seen = curve(100, warmup_ratio=0.1, min_lr_ratio=0.0)
     assert seen[:10] == pytest.approx([0.2 * step for step in range(1, 11)])
     assert seen[10] == 2.0
@@ -29,13 +29,13 @@ def test_it_rises_in_equal_steps_then_falls_to_the_end() -> None:
     assert seen[10:] == sorted(seen[10:], reverse=True)
 
 
-def test_a_share_is_left_at_the_end() -> None:
+def test_min_lr_ratio() -> None:
     seen = curve(20, warmup_ratio=0.0, min_lr_ratio=0.25)
     assert (seen[0], seen[10], seen[20]) == pytest.approx((2.0, 1.25, 0.5))
     assert curve(5, min_lr_ratio=1.0)[1:] == [2.0] * 5
 
 
-def test_it_stays_down_after_the_end() -> None:
+def test_learning_rate_after_the_end() -> None:
     optimizer = SGD([torch.zeros(1)], lr=2.0)
     schedule = warmup_cosine(optimizer, total_steps=2, min_lr_ratio=0.5)
     for _ in range(5):
@@ -46,7 +46,7 @@ def test_it_stays_down_after_the_end() -> None:
 
 @pytest.mark.parametrize("total_steps", [1, 2, 3])
 @pytest.mark.parametrize("ratio", [0.0, 0.05, 0.5, 0.99])
-def test_the_shortest_training_starts_above_zero(total_steps: int, ratio: float) -> None:
+def test_learning_rate_of_few_steps_is_positive(total_steps: int, ratio: float) -> None:
     seen = curve(total_steps, warmup_ratio=ratio)
     assert 0 < seen[0] <= 2
     assert all(0 <= rate <= 2 for rate in seen)

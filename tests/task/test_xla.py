@@ -18,7 +18,7 @@ from boltcutter.task.errors import CompilerError
 from boltcutter.task.xla import XLA
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="torchax needs Python 3.11")
-WORDS = [*QUICK, "model=mlp", "test=false", "task.compile=xla"]
+OVERRIDES = [*QUICK, "model=mlp", "test=false", "task.compile=xla"]
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "mlp": (lambda: MLP((1, 8, 8), 10, norm="layernorm"), lambda: torch.randint(256, (12, 1, 8, 8), dtype=torch.uint8)),
     "convnet": (lambda: ConvNet((1, 8, 8), 10, dropout=0.0), lambda: torch.rand(12, 1, 8, 8)),
@@ -27,7 +27,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_outputs_gradients_and_statistics_are_those_of_torch(name: str) -> None:
+def test_outputs_gradients_and_buffers_match_eager(name: str) -> None:
     torch.manual_seed(0)
     make, draw = MODELS[name]
     eager = make()
@@ -47,7 +47,7 @@ def test_outputs_gradients_and_statistics_are_those_of_torch(name: str) -> None:
     assert compiled.recompile_reasons() == []
 
 
-def test_dropout_is_drawn_from_torch_s_seed() -> None:
+def test_dropout_depends_on_the_torch_seed() -> None:
     compiled = XLA(nn.Dropout(0.25), None)
     inputs = torch.ones(20_000)
 
@@ -62,7 +62,7 @@ def test_dropout_is_drawn_from_torch_s_seed() -> None:
     assert float((first == 0).float().mean()) == pytest.approx(0.25, abs=0.02)
 
 
-def test_another_shape_is_counted_and_frozen_weights_get_no_gradient() -> None:
+def test_recompilations_and_frozen_parameters() -> None:
     model = nn.Linear(3, 2)
     model.bias.requires_grad_(False)
     compiled = XLA(model, None)
@@ -91,7 +91,7 @@ def test_equal_gradients_do_not_share_memory() -> None:
     assert model.other.grad.tolist() == [2.0] * 3
 
 
-def test_what_cannot_be_traced_is_told_in_one_line() -> None:
+def test_models_that_cannot_be_traced() -> None:
     class Branch(nn.Module):
         def forward(self, inputs: Tensor) -> Tensor:
             return inputs if inputs.sum() > 0 else -inputs
@@ -101,7 +101,7 @@ def test_what_cannot_be_traced_is_told_in_one_line() -> None:
     assert "\n" not in str(error.value)
 
 
-def test_numbers_of_64_bits_stay_so() -> None:
+def test_float64() -> None:
     model = nn.Linear(3, 2).double()
     compiled, inputs = XLA(model, None), torch.rand(4, 3, dtype=torch.float64)
     outputs = compiled(inputs)
@@ -112,12 +112,12 @@ def test_numbers_of_64_bits_stay_so() -> None:
     assert model.weight.grad.dtype == torch.float64
 
 
-def test_torch_does_not_take_it_for_an_accelerator_of_its_own() -> None:
+def test_no_torch_accelerator_is_registered() -> None:
     XLA(nn.Linear(3, 2), None)(torch.ones(1, 3))
     assert torch.accelerator.current_accelerator() is None
 
 
-def test_a_copy_makes_programs_of_its_own() -> None:
+def test_copies_compile_their_own_programs() -> None:
     compiled = XLA(nn.Linear(3, 2), None)
     outputs = compiled(torch.ones(1, 3))
     for other in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
@@ -125,7 +125,7 @@ def test_a_copy_makes_programs_of_its_own() -> None:
         assert other.model is not compiled.model
 
 
-def test_what_is_missing_or_does_not_go_together_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_and_unsupported_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CompilerError, match=r"^task.compile=xla .* ModelParallelStrategy.* trainer=ddp"):
         XLA(nn.Linear(3, 2), ModelParallelStrategy())
     monkeypatch.setattr(xla, "find_spec", lambda name: None)
@@ -133,16 +133,16 @@ def test_what_is_missing_or_does_not_go_together_is_told(monkeypatch: pytest.Mon
         XLA(nn.Linear(3, 2), None)
 
 
-def test_a_run_is_that_of_torch_and_goes_on_to_the_bit(script: Script, tmp_path: Path) -> None:
+def test_runs_match_eager_and_resume_bitwise_identically(script: Script, tmp_path: Path) -> None:
     steps = ["trainer.accumulate_grad_batches=2", "optimizer=sgd", "scheduler=constant", "model.norm=batchnorm"]
-    dropped = ["model.dropout=0.1", "optimizer=adamw"]  # of other numbers than torch's own
-    for name, words in {
+    dropped = ["model.dropout=0.1", "optimizer=adamw"]  # with other random numbers than in eager mode
+    for name, overrides in {
         "eager": ["task.compile=false"],
         "alike": [],
         "whole": dropped,
         "parts": [*dropped, "trainer.max_epochs=1"],
     }.items():
-        done = script("train", *WORDS, *steps, *words, f"folder={tmp_path}/{name}")
+        done = script("train", *OVERRIDES, *steps, *overrides, f"folder={tmp_path}/{name}")
         assert done.returncode == 0, done.stderr
     assert max_difference(tmp_path / "eager", tmp_path / "alike") < 1e-5
     assert "recompiles" in (tmp_path / "alike" / "metrics.csv").read_text().splitlines()[0]
@@ -154,7 +154,7 @@ def test_a_run_is_that_of_torch_and_goes_on_to_the_bit(script: Script, tmp_path:
 
 
 def test_mixed_precision_is_refused(script: Script, tmp_path: Path) -> None:
-    done = script("train", *WORDS, "trainer.precision=bf16-mixed", f"folder={tmp_path}/run")
+    done = script("train", *OVERRIDES, "trainer.precision=bf16-mixed", f"folder={tmp_path}/run")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "error: task.compile=xla does not support trainer.precision=bf16-mixed" in done.stderr
