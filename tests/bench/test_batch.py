@@ -12,7 +12,7 @@ from boltcutter.bench.batch import search
     ("largest", "start", "unit", "found"),
     [(1000, 64, 1, 960), (1000, 64, 8, 960), (70, 64, 2, 68), (5, 64, 1, 5), (64, 64, 8, 64), (7, 64, 8, None)],
 )
-def test_the_largest_size_that_fits_is_found_within_a_tenth(
+def test_search_finds_the_largest_size_within_ten_percent(
     largest: int, start: int, unit: int, found: int | None
 ) -> None:
     tried: list[int] = []
@@ -30,23 +30,23 @@ def test_too_few_samples_end_the_search_upwards() -> None:
     assert search(64, 1, lambda size: True if size <= 200 else None) == 192
 
 
-def bench(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "scripts/bench.py", "batch", *words]
+def bench(*overrides: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/bench.py", "batch", *overrides]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1100, check=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_real_trainings_under_a_limit_of_memory(tmp_path: Path) -> None:
+def test_search_under_a_memory_limit(tmp_path: Path) -> None:
     # 1.5 GiB of images in one batch against a process that may take less; half of it fits.
-    words = [
+    overrides = [
         "data=synthetic",
         "data.num_samples=6000",
         "data.shape=[1,256,256]",
         "data.batch_size=4096",
         "model=linear",
     ]
-    done = bench(*words, "limit_gib=2.6")
+    done = bench(*overrides, "limit_gib=2.6")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["4,096", "does", "not", "fit"]
@@ -55,14 +55,14 @@ def test_real_trainings_under_a_limit_of_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("override", "message"),
     [
         ("limit_gib=x", "error: limit_gib=x is not a number of GiB; try 4"),
         ("trainer.max_epoch=3", "did you mean max_epochs"),
     ],
 )
-def test_mistakes_are_one_line(word: str, message: str) -> None:
-    done = bench(word)
+def test_errors_are_one_line(override: str, message: str) -> None:
+    done = bench(override)
     assert done.returncode == 1
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

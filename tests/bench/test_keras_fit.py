@@ -16,7 +16,7 @@ from boltcutter.model.keras_convnet import KerasConvNet  # noqa: E402
 
 
 @pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of Keras's own
-def test_keras_computes_what_the_loop_by_hand_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keras_computes_the_losses_of_the_hand_written_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     losses: list[float] = []
 
     class Turns:

@@ -10,7 +10,7 @@ from boltcutter.bench import loader
 
 
 @pytest.mark.parametrize("name", [name for name in loader.WORKS if "64 x 64" not in name])  # as the others, and large
-def test_the_same_samples_are_read_in_both_ways(tmp_path: Path, name: str) -> None:
+def test_loader_and_reference_read_the_same_samples(tmp_path: Path, name: str) -> None:
     data, places, read = loader.WORKS[name](tmp_path, 30 if "tokens" in name else 3)
     batches = data.train_dataloader()
     for batch, (inputs, targets) in zip(batches.sampler, batches, strict=True):
@@ -19,7 +19,7 @@ def test_the_same_samples_are_read_in_both_ways(tmp_path: Path, name: str) -> No
         assert torch.equal(targets.long(), torch.from_numpy(np.asarray(found[1], np.int64)))
 
 
-def test_both_are_timed_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_and_reference_are_timed_alternately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     monkeypatch.setattr(loader, "time_of", lambda batches: taken.append(len(list(batches))) or 2.0)
     monkeypatch.setattr(loader, "WORKS", dict(list(loader.WORKS.items())[:1]))

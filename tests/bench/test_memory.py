@@ -2,7 +2,7 @@ from boltcutter.bench import memory
 from boltcutter.bench.step import BEST_COMPILED, COMPILED, GUIDE, OURS
 
 
-def test_like_is_compared_with_like() -> None:
+def test_eager_and_compiled_loops_are_compared_separately() -> None:
     eager, compiled = memory.compare(
         "resnet", {OURS: [110.0], COMPILED: [180.0], GUIDE: [100.0], BEST_COMPILED: [150.0]}
     )

@@ -9,7 +9,7 @@ from boltcutter.bench import parts
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_each_part_is_left_out_once(script: Script, tmp_path: Path) -> None:
+def test_each_feature_is_disabled_once(script: Script, tmp_path: Path) -> None:
     done = script("bench", "parts", "rounds=1", "turns=2", "steps=2", f"folder={tmp_path}", timeout=1100)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "parts.json").read_text())["microseconds"]
@@ -17,6 +17,6 @@ def test_each_part_is_left_out_once(script: Script, tmp_path: Path) -> None:
     assert all(len(each) == 2 and min(each) > 0 for each in found.values())
 
 
-def test_the_words_that_leave_parts_out_are_understood() -> None:
-    for words in parts.PARTS.values():
-        assert all("=" in word or word.startswith("~callback.") for word in words)
+def test_the_overrides_that_disable_features_are_valid() -> None:
+    for overrides in parts.PARTS.values():
+        assert all("=" in override or override.startswith("~callback.") for override in overrides)

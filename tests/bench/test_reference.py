@@ -34,16 +34,16 @@ def losses(folder: Path, loop: str, **changed: Any) -> list[float]:
         "loop": loop,
         "without": [],
     } | changed
-    Noted.losses = []
+    RecordingTimer.losses = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(reference, "StepTimer", Noted)
+        patched.setattr(reference, "StepTimer", RecordingTimer)
         with pytest.raises(SystemExit):
             reference.main([json.dumps(spec)])
-    return Noted.losses
+    return RecordingTimer.losses
 
 
-class Noted:
-    """Stands for turns with other processes: five steps."""
+class RecordingTimer:
+    """Replaces ``StepTimer``: records the losses of five steps."""
 
     losses: ClassVar[list[float]]
 
@@ -51,14 +51,14 @@ class Noted:
         assert turns["warm"] == 6
 
     def end_step(self, loss: Any) -> None:
-        """Note a step."""
+        """Record a step."""
         self.losses.append(float(loss))
         if len(self.losses) == 5:
             raise SystemExit
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's, of what plain Lightning does
-def test_both_loops_compute_the_same(tmp_path: Path) -> None:
+def test_all_loops_compute_the_same_losses(tmp_path: Path) -> None:
     guide = losses(tmp_path, "guide")
     assert len(guide) == len(set(guide)) == 5
     assert losses(tmp_path, "best") == pytest.approx(guide, rel=1e-4)
@@ -67,13 +67,13 @@ def test_both_loops_compute_the_same(tmp_path: Path) -> None:
     assert losses(tmp_path, "lightning", without=everything) == pytest.approx(guide, rel=1e-4)
     assert losses(tmp_path, "best", clip=None) != pytest.approx(guide, rel=1e-4)
     warmup = "boltcutter.task.schedule.warmup_cosine"
-    schedule = {"_target_": warmup, "_partial_": True, "warmup": 0.5}
+    schedule = {"_target_": warmup, "_partial_": True, "warmup_ratio": 0.5}
     assert losses(tmp_path, "guide", scheduler=schedule) == pytest.approx(
         losses(tmp_path, "best", scheduler=schedule), rel=1e-4
     )
 
 
-def test_windows_of_tokens_count_each_token() -> None:
+def test_loss_is_the_mean_over_tokens() -> None:
     outputs, targets = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
     each = [nn.functional.cross_entropy(o, t) for o, t in zip(outputs, targets, strict=True)]
     assert reference.loss_of(outputs, targets).item() == pytest.approx(torch.stack(each).mean().item())

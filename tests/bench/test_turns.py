@@ -6,7 +6,7 @@ import pytest
 from boltcutter.bench.harness import BenchmarkError, Process, cores
 from boltcutter.bench.turns import Coordinator
 
-GUEST = """
+CLIENT = """
 import sys
 from multiprocessing.connection import Client
 
@@ -23,9 +23,9 @@ sys.exit(int(code))
 STEPS = """
 import sys
 import torch
-from boltcutter.bench.turns import Turns
+from boltcutter.bench.turns import StepTimer
 
-turns = Turns(sys.argv[1], warm=3, lead=1, steps=2)
+turns = StepTimer(sys.argv[1], warm=3, lead=1, steps=2)
 for number in range(1000):
     torch.manual_seed(number)
     turns.end_step(torch.tensor(float(number)), 0.5)
@@ -33,50 +33,50 @@ sys.exit(1)
 """
 
 
-def guest(table: Coordinator, name: str, turns: int = 1000, code: int = 1) -> Process:
-    """A process that takes so many turns, and then ends."""
-    return Process(["-c", GUEST, table.address, name, str(turns), str(code)], cores(1))
+def client(coordinator: Coordinator, name: str, turns: int = 1000, code: int = 1) -> Process:
+    """Start a process that ends after a number of turns."""
+    return Process(["-c", CLIENT, coordinator.address, name, str(turns), str(code)], cores(1))
 
 
-def test_processes_take_turns_and_end_when_the_table_is_left(tmp_path: Path) -> None:
-    with Coordinator(tmp_path) as table:
-        both, alone = (guest(table, "a"), guest(table, "b")), guest(table, "c")
-        heard: list[object] = [*table.register("all", *both, alone, ranks=3)]
-        assert sorted(map(str, heard)) == ["('a', 0)", "('b', 0)", "('c', 0)"]
-        other = guest(table, "d")
-        assert table.register("other", other) == [("d", 0)]
+def test_processes_run_in_turns_and_end_with_the_coordinator(tmp_path: Path) -> None:
+    with Coordinator(tmp_path) as coordinator:
+        both, alone = (client(coordinator, "a"), client(coordinator, "b")), client(coordinator, "c")
+        received: list[object] = [*coordinator.register("all", *both, alone, ranks=3)]
+        assert sorted(map(str, received)) == ["('a', 0)", "('b', 0)", "('c', 0)"]
+        other = client(coordinator, "d")
+        assert coordinator.register("other", other) == [("d", 0)]
         for turn in (1, 2):
-            assert {str(found) for found in table.turn("all")} == {f"('{name}', {turn})" for name in "abc"}
-            assert table.turn("other") == [("d", turn)]
+            assert {str(found) for found in coordinator.turn("all")} == {f"('{name}', {turn})" for name in "abc"}
+            assert coordinator.turn("other") == [("d", turn)]
         assert all(process.running for process in (*both, alone, other))
     assert not any(process.running for process in (*both, alone, other))
 
 
 @pytest.mark.parametrize(
-    ("turns", "code", "told"),
+    ("turns", "code", "message"),
     [
         (0, 3, "a measured process ended with 3"),
         (2, 3, "a measured process ended with 3"),
-        (2, 0, r"^steps: training was over before"),
+        (2, 0, r"^steps: training ended before"),
     ],
 )
-def test_a_process_that_ends_before_its_turn_is_told(tmp_path: Path, turns: int, code: int, told: str) -> None:
+def test_a_process_that_ends_before_its_turn_is_reported(tmp_path: Path, turns: int, code: int, message: str) -> None:
     others: list[Process] = []
 
     def measure() -> None:
-        with Coordinator(tmp_path) as table:
-            others.append(guest(table, "other"))
-            table.register("other", *others)
-            table.register("early", guest(table, "early", turns, code))
-            table.turn("early")
-            table.turn("early")
+        with Coordinator(tmp_path) as coordinator:
+            others.append(client(coordinator, "other"))
+            coordinator.register("other", *others)
+            coordinator.register("early", client(coordinator, "early", turns, code))
+            coordinator.turn("early")
+            coordinator.turn("early")
 
-    with pytest.raises(BenchmarkError, match=told):
+    with pytest.raises(BenchmarkError, match=message):
         measure()
     assert not others[0].running
 
 
-def test_a_process_works_only_in_its_turn_and_tells_of_its_steps(tmp_path: Path) -> None:
+def test_a_process_runs_only_in_its_turn_and_reports_its_steps(tmp_path: Path) -> None:
     with Listener(str(tmp_path / "turns"), "AF_UNIX") as listener:
         process = Process(["-c", STEPS, str(listener.address)], cores(1))
         connection = listener.accept()

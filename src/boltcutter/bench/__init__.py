@@ -1,1 +1,1 @@
-"""How fast things are, as ratios measured in one run."""
+"""Benchmarks: ratios of times and memory, measured within one run."""

@@ -1,4 +1,4 @@
-"""All measurements, one after the other, and all their ratios in one picture."""
+"""Run all benchmarks in sequence, and plot their ratios in one figure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ PARTS = ("step", "scaling", "startup", "memory", "loader")
 ROUNDS = {"startup": "3", "memory": "3"}
 
 
-def main(project: Project, words: list[str]) -> None:
-    """Measure all; ``folder=runs/bench`` says where results go, and ``parts=step,loader`` what is measured.
+def main(project: Project, overrides: list[str]) -> None:
+    """Run all benchmarks; ``folder=runs/bench`` sets the output folder, ``parts=step,loader`` selects benchmarks.
 
     Raises:
         BenchmarkError: A process failed.
     """
-    chosen = harness.parse_options(words, {"folder": "runs/bench", "parts": ",".join(PARTS)})
+    chosen = harness.parse_options(overrides, {"folder": "runs/bench", "parts": ",".join(PARTS)})
     folder = Path(chosen["folder"])
     ratios: list[Ratio] = []
     for part in chosen["parts"].split(","):
         if part not in PARTS:
-            raise harness.BenchmarkError(f"parts={part}: no such measurement; there are: {', '.join(PARTS)}")
+            raise harness.BenchmarkError(f"parts={part}: unknown benchmark; choose from: {', '.join(PARTS)}")
         more = [f"rounds={ROUNDS[part]}"] if part in ROUNDS else []
         import_module(f"boltcutter.bench.{part}").main(project, [f"folder={folder}", *more])
         for found in json.loads((folder / f"{part}.json").read_text())["ratios"]:
@@ -34,6 +34,6 @@ def main(project: Project, words: list[str]) -> None:
         print()
     harness.report("all", folder, ratios, None)
     missed = [r.what for r in ratios if not r.met]
-    print(f"{len(ratios) - len(missed)} of {len(ratios)} within their targets")
+    print(f"{len(ratios) - len(missed)} of {len(ratios)} meet their targets")
     if missed:
         print("missed:", *missed, sep="\n  ")

@@ -1,4 +1,4 @@
-"""The largest batch that fits into memory, found by trying."""
+"""Search for the largest batch size that fits into memory."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ TRIAL = ["trainer.limit_train_batches=3", "trainer.max_epochs=1", "trainer.limit
 TRIAL += ["trainer.log_every_n_steps=1", "logger=null", "test=false", "report=false"]
 NO_MEMORY = re.compile(r"out of memory")
 TOO_FEW = re.compile(r"samples are too few|no batch")
-CLOSE = 1.1  # so near the next larger one that fails that the search ends
+CLOSE = 1.1  # the search ends if the smallest failing size is at most this factor larger
 
 
 class TrialError(RuntimeError):
-    """A trial failed for another reason than memory."""
+    """A trial failed for another reason than lack of memory."""
 
     hide_traceback = True
 
 
-def main(project: Project, words: list[str]) -> None:
-    """Double ``data.batch_size`` until three steps fail, then halve the gap; each trial in fresh processes.
+def main(project: Project, overrides: list[str]) -> None:
+    """Double ``data.batch_size`` until three steps fail, then bisect; each trial runs in new processes.
 
     Args:
         project: Whose configuration is used.
-        words: Those of training, and ``limit_gib=…``: memory that each process on a CPU may take; by default nine
-            tenths of what is free.
+        overrides: Overrides of ``train.py``, and ``limit_gib=…``: memory limit of each process on a CPU, by default
+            90 % of the free memory.
     """
-    limits = [word.partition("=")[2] for word in words if word.startswith("limit_gib=")]
-    words = [word for word in words if not word.startswith("limit_gib=")]
+    limits = [override.partition("=")[2] for override in overrides if override.startswith("limit_gib=")]
+    overrides = [override for override in overrides if not override.startswith("limit_gib=")]
     try:
         limit = float(limits[-1]) if limits else 0.9 * free_gib()
     except ValueError:
@@ -46,27 +46,27 @@ def main(project: Project, words: list[str]) -> None:
     if limit <= 0:
         raise TrialError(f"limit_gib={limits[-1]} is not a number of GiB; try 4")
     script = project.root / "scripts" / "train.py"
-    printed = _run([sys.executable, str(script), "--print", *words])
+    printed = _run([sys.executable, str(script), "--print", *overrides])
     if printed.returncode:
         raise TrialError(printed.stderr.strip().removeprefix("error: "))
     cfg = yaml.safe_load(printed.stdout)
     start, ranks = cfg["data"]["batch_size"], [cfg["trainer"].get(key, 1) for key in ("devices", "num_nodes")]
     unit = math.prod(number for number in ranks if isinstance(number, int) and number > 0)
     with tempfile.TemporaryDirectory() as scratch:
-        fits = partial(trial, script, words, limit, Path(scratch))
+        fits = partial(trial, script, overrides, limit, Path(scratch))
         best = search(start, unit, fits)
     if best is None:
-        raise TrialError(f"data.batch_size={unit} does not fit; take a smaller model, or trainer.precision=bf16-mixed")
+        raise TrialError(f"data.batch_size={unit} does not fit; use a smaller model, or trainer.precision=bf16-mixed")
     print(f"data.batch_size={best}")
 
 
 def search(start: int, unit: int, fits: Callable[[int], bool | None]) -> int | None:
-    """The largest size, within a tenth, for which ``fits`` is true; None if there is none.
+    """Return the largest size, within 10 %, for which ``fits`` is true; None if there is none.
 
     Args:
-        start: The first size to try.
-        unit: What every size is a multiple of.
-        fits: Whether a size fits; None where there are too few samples for it.
+        start: First size to try.
+        unit: Sizes are multiples of this number.
+        fits: Returns whether a size fits; None if there are too few samples.
     """
     low, high, size = 0, None, start
     while low < size != high:
@@ -82,18 +82,18 @@ def search(start: int, unit: int, fits: Callable[[int], bool | None]) -> int | N
     return low or None
 
 
-def trial(script: Path, words: list[str], limit: float, scratch: Path, size: int) -> bool | None:
-    """Whether three steps with batches of ``size`` go through.
+def trial(script: Path, overrides: list[str], limit: float, scratch: Path, size: int) -> bool | None:
+    """Return whether three steps with batches of ``size`` succeed; None if there are too few samples.
 
     Raises:
-        TrialError: They fail for another reason than memory.
+        TrialError: They fail for another reason than lack of memory.
     """
     folder = scratch / str(size)
-    command = [sys.executable, str(script), *words, *TRIAL, f"folder={folder}", f"data.batch_size={size}"]
+    command = [sys.executable, str(script), *overrides, *TRIAL, f"folder={folder}", f"data.batch_size={size}"]
     done = _run(command, limit)
     if done.returncode == 0:
         return True
-    if done.returncode == -9 or NO_MEMORY.search(done.stderr):  # the system kills what takes all of its memory
+    if done.returncode == -9 or NO_MEMORY.search(done.stderr):  # killed by the system for lack of memory
         return False
     if TOO_FEW.search(done.stderr):
         return None
@@ -101,7 +101,7 @@ def trial(script: Path, words: list[str], limit: float, scratch: Path, size: int
 
 
 def free_gib() -> float:
-    """Memory that the machine can give."""
+    """Return the available memory of the machine, in GiB."""
     found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
     return int(found[1]) / 2**20 if found else 1.0
 

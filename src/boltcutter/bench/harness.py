@@ -1,4 +1,4 @@
-"""What the measurements share: fresh processes on given cores, tables, and the files of the results."""
+"""Shared by all benchmarks: processes pinned to cores, ratios, and reports."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ import yaml
 ROOT = Path(__file__).parents[3]
 TRAIN = ROOT / "scripts" / "train.py"
 COUNTED = ("rounds", "turns", "steps", "batches", "epochs")
-SECONDS = 900  # that a process may take to start, or for a turn
+SECONDS = 900  # timeout for the start of a process, and for a turn
 
 
 class BenchmarkError(RuntimeError):
-    """A measured process failed, or did not do what it was compared with."""
+    """A measured process failed, its results differ from those of the other, or an option is invalid."""
 
     hide_traceback = True
 
 
 @dataclass
 class Ratio:
-    """One line of a table.
+    """The ratio of two measurements.
 
     Args:
-        what: Was measured.
-        over: What it is divided by.
-        value: Of the medians.
-        target: Not to be exceeded; or, with ``least``, to be reached.
+        what: Name of the numerator.
+        over: Name of the denominator.
+        value: Ratio of the medians.
         spread: Smallest and largest ratio of the rounds.
+        target: Upper bound of the ratio; with ``least``, lower bound.
+        least: Whether ``target`` is a lower bound.
     """
 
     what: str
@@ -55,7 +56,7 @@ class Ratio:
 
     @property
     def met(self) -> bool:
-        """Whether the target is."""
+        """Whether the target is met."""
         if self.target is None:
             return True
         return self.value >= self.target if self.least else self.value <= self.target
@@ -64,7 +65,7 @@ class Ratio:
 def ratio(
     what: str, mine: list[float], over: str, theirs: list[float], target: float | None = None, *, least: bool = False
 ) -> Ratio:
-    """Medians divided, and the spread of what each round gives."""
+    """Return the ratio of the medians over rounds, with the spread of each round's ratio."""
     each = [a / b for a, b in zip(mine, theirs, strict=True)]
     value = statistics.median(mine) / statistics.median(theirs)
     return Ratio(what, over, value, (min(each), max(each)), target, least)
@@ -79,7 +80,7 @@ def ratio_of_turns(
     *,
     least: bool = False,
 ) -> Ratio:
-    """The median ratio of turns that followed each other, and the spread of these medians over rounds."""
+    """Return the median ratio of consecutive turns, with the spread of each round's median."""
     rounds = [[a / b for a, b in zip(*turns, strict=True)] for turns in zip(mine, theirs, strict=True)]
     each = [statistics.median(turns) for turns in rounds]
     value = statistics.median(itertools.chain(*rounds))
@@ -87,13 +88,13 @@ def ratio_of_turns(
 
 
 class Process:
-    """Python on some cores, with a thread for each; what it prints is kept for when it fails.
+    """A Python process that is pinned to cores, with one thread per core.
 
     Args:
-        command: After ``python``.
-        cores: By number.
-        terminal: Give it one, so that it draws its bar.
-        threads: In place of one for each core.
+        command: Arguments of ``python``.
+        cores: Indices of the cores.
+        terminal: Whether output goes to a pseudo-terminal, so that the progress bar is drawn.
+        threads: Number of threads; by default one per core.
     """
 
     def __init__(
@@ -111,19 +112,19 @@ class Process:
             env=env,
         )
         os.close(write)
-        self._drain = threading.Thread(target=self._keep, daemon=True)
+        self._drain = threading.Thread(target=self._read_output, daemon=True)
         self._drain.start()
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def wait(self, seconds: float = SECONDS) -> None:
-        """Until it has ended.
+        """Wait until the process ends.
 
         Raises:
-            BenchmarkError: It did not end well, or not in time.
+            BenchmarkError: It failed or timed out.
         """
         try:
             code = self._process.wait(seconds)
@@ -135,59 +136,59 @@ class Process:
             raise BenchmarkError(f"a measured process did not end in {seconds:.0f} s") from None
         self._drain.join(5)
         if code:
-            told = self.output.decode(errors="replace").strip().splitlines()
-            raise BenchmarkError(f"a measured process ended with {code}: {told[-1] if told else 'it said nothing'}")
+            lines = self.output.decode(errors="replace").strip().splitlines()
+            raise BenchmarkError(f"a measured process ended with {code}: {lines[-1] if lines else 'no output'}")
 
-    def _keep(self) -> None:
-        with suppress(OSError):  # how a terminal ends
+    def _read_output(self) -> None:
+        with suppress(OSError):  # raised at the end of a terminal's output
             while chunk := os.read(self._read, 1 << 16):
                 self.output = (self.output + chunk)[-10_000:]
         os.close(self._read)
 
 
-def resolved(words: Sequence[str]) -> dict[str, Any]:
-    """The configuration that the words of ``train.py`` mean.
+def resolved(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the resolved configuration of ``train.py`` with these overrides.
 
     Raises:
-        BenchmarkError: They mean none.
+        BenchmarkError: An override is invalid.
     """
-    done = subprocess.run([sys.executable, str(TRAIN), "--print", *words], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, str(TRAIN), "--print", *overrides], capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         raise BenchmarkError(done.stderr.strip().removeprefix("error: "))
     found: dict[str, Any] = yaml.safe_load(done.stdout)
     return found
 
 
-def parse_options(words: Sequence[str], known: dict[str, str]) -> dict[str, str]:
-    """``key=value`` words over what holds without them.
+def parse_options(overrides: Sequence[str], known: dict[str, str]) -> dict[str, str]:
+    """Parse ``key=value`` overrides of the default options.
 
     Raises:
-        BenchmarkError: A word is none of them, or its value is not what can be counted.
+        BenchmarkError: An option is unknown, or its value is invalid.
     """
-    given = {name: value for name, _, value in (word.partition("=") for word in words)}
+    given = {name: value for name, _, value in (override.partition("=") for override in overrides)}
     for name, value in given.items():
         if name not in known:
-            raise BenchmarkError(f"{name}: no such setting here; there are: {', '.join(known)}")
+            raise BenchmarkError(f"{name}: unknown option; choose from: {', '.join(known)}")
         counts = value.split(",") if name == "threads" else [value] * (name in COUNTED)
         if not all(count.isdecimal() and int(count) for count in counts):
-            raise BenchmarkError(f"{name}={value}: not a whole number above 0; try {known[name] or 2}")
+            raise BenchmarkError(f"{name}={value}: not a positive integer; try {known[name] or 2}")
     return known | given
 
 
 def cores(count: int | None = None) -> list[int]:
-    """The first cores that this process may use, or all.
+    """Return the first ``count`` cores available to this process, or all.
 
     Raises:
-        BenchmarkError: There are not as many.
+        BenchmarkError: There are fewer cores.
     """
     have = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     if count is not None and count > len(have):
-        raise BenchmarkError(f"threads={count}, but there are {len(have)} cores; give fewer")
+        raise BenchmarkError(f"threads={count}, but there are {len(have)} cores; use fewer")
     return have[:count]
 
 
 def machine() -> str:
-    """The processor, its cores, and what runs on it."""
+    """Describe the CPU, the number of cores, and the versions of Python, torch and Lightning."""
     name = platform.processor() or platform.machine()
     with suppress(OSError):
         found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
@@ -197,7 +198,7 @@ def machine() -> str:
 
 
 def report(name: str, folder: Path, ratios: Sequence[Ratio], details: Any) -> None:
-    """Print a table of ratios; write it with ``details`` as JSON, and as a picture."""
+    """Print a table of ratios, and write it as JSON, with ``details``, and as a bar chart."""
     print(f"{name}: {machine()}")
     width = max(len(r.what) for r in ratios)
     beside = max(len(r.over) for r in ratios)
@@ -212,7 +213,7 @@ def report(name: str, folder: Path, ratios: Sequence[Ratio], details: Any) -> No
 
 
 def draw(file: Path, title: str, ratios: Sequence[Ratio]) -> None:
-    """A bar for each ratio, with its spread and its target."""
+    """Draw a bar for each ratio, with its spread and its target."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""What people write with Keras: ``compile`` and ``fit``, on the torch backend."""
+"""Reference for Keras: ``compile`` and ``fit`` on the torch backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class StepClock(Protocol):
-    """What is told where a step begins and ends."""
+    """Is called before and after each step."""
 
     def begin_step(self) -> None:
         """Before a step."""
@@ -19,25 +19,25 @@ class StepClock(Protocol):
 
 
 def fit(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any], rates: list[float], clock: StepClock) -> None:
-    """Train the Keras model inside ``model`` with the same optimizer, schedule and clipping, from arrays in memory.
+    """Train the Keras model of ``model`` with the same optimizer, schedule and clipping, from arrays in memory.
 
     Args:
-        model: A ``KerasModel``, whose Keras model starts with the weights that it has.
-        kept: What training starts from.
-        spec: What is trained how; of optimizers, AdamW.
-        rates: The learning rate of each step.
-        clock: Told of each step.
+        model: A ``KerasModel``, with its initial weights.
+        kept: Samples and their order, as saved by ``TimingWindow``.
+        spec: Specification of the training; the optimizer is AdamW.
+        rates: Learning rate of each step.
+        clock: Called before and after each step.
     """
-    import keras  # an extra; the model has brought it
+    import keras  # an extra, already imported by the model
 
     class Scheduled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-        """The learning rates of a list."""
+        """A learning rate schedule from a list."""
 
         def __call__(self, step: Any) -> Any:
             return table[int(step)]
 
     class Timed(keras.callbacks.Callback):  # type: ignore[misc]
-        """Takes turns."""
+        """Calls the clock."""
 
         total = 0.0
 
@@ -45,7 +45,7 @@ def fit(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any], rates: lis
             clock.begin_step()
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            before, self.total = self.total, float(logs["loss"]) * (batch + 1)  # Keras gives the mean since the start
+            before, self.total = self.total, float(logs["loss"]) * (batch + 1)  # Keras reports the mean since the start
             clock.end_step(self.total - before)
 
     table = torch.tensor([*rates, 0.0])

@@ -1,8 +1,8 @@
-"""Time that a training loader takes for an epoch, over NumPy's reading of the same batches, from memory and from files.
+"""Time of an epoch of the training loader, relative to NumPy indexing of the same batches, from memory and from files.
 
-NumPy is told where everything is, and makes one indexing for a batch's inputs and one for its targets, in memory or
-mapped from a file in the page cache; of several files one for each, into a whole. It checks nothing, and makes no
-tensors.
+The NumPy reference knows the position of each sample, and needs one indexing operation for the inputs of a batch and
+one for its targets, in memory or in memory-mapped files in the page cache; with several files, one per file. It
+validates nothing, and creates no tensors.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from boltcutter.project import Project
 
 Array = npt.NDArray[Any]
 Read = Callable[[Array], Any]
-Work = tuple[Any, Array | None, Read]  # a data module, where each of its training samples is, and NumPy's reading there
+Work = tuple[Any, Array | None, Read]  # data module, position of each training sample, NumPy reference
 TARGET = 1.1
 
 
 def in_memory(folder: Path, **settings: Any) -> Work:
-    """Samples that are held in memory."""
-    data = _made("synthetic.Synthetic", in_memory=True, **settings)
+    """Samples in memory."""
+    data = _set_up_data("synthetic.Synthetic", in_memory=True, **settings)
     inputs, targets = (part.numpy() for part in (data.splits.train.inputs, data.splits.train.targets))
     return data, None, lambda at: (inputs[at], targets[at])
 
 
 def tokens(folder: Path, *, files: int, count: int, context: int, batch_size: int) -> Work:
-    """Windows of mapped files, as of GPT-2's vocabulary."""
+    """Windows of memory-mapped token files."""
     for number, part in enumerate(np.array_split(_random(count, np.uint16, 50_000), files)):
         part.tofile(folder / f"train-{number}.bin")
-    data = _made("tokens.Tokens", path=f"{folder}/train-*.bin", shape=(context,), batch_size=batch_size)
+    data = _set_up_data("tokens.Tokens", path=f"{folder}/train-*.bin", shape=(context,), batch_size=batch_size)
     windows = data.splits.train
     begin, pairs = _first_window(windows), []
     for shift in (0, 1):
@@ -60,10 +60,10 @@ def arrays(folder: Path, *, files: int, count: int, shape: tuple[int, ...], batc
     for number in range(files):
         np.save(folder / f"inputs-{number}.npy", _random((count // files, *shape), np.uint8, 256))
         np.save(folder / f"targets-{number}.npy", _random(count // files, np.int64, 10))
-    data = _made("shards.Shards", path=str(folder), shape=shape, num_classes=10, batch_size=batch_size)
+    data = _set_up_data("shards.Shards", path=str(folder), shape=shape, num_classes=10, batch_size=batch_size)
     train = data.splits.train
     inputs, targets = (_indexing([getattr(shard, name) for shard in train.shards]) for name in ("inputs", "targets"))
-    return data, _places(train), lambda at: (inputs(at), targets(at))
+    return data, _positions(train), lambda at: (inputs(at), targets(at))
 
 
 def archive(folder: Path, *, count: int, shape: tuple[int, ...], batch_size: int) -> Work:
@@ -76,13 +76,15 @@ def archive(folder: Path, *, count: int, shape: tuple[int, ...], batch_size: int
                 member = tarfile.TarInfo(name)
                 member.size = len(contents)
                 file.addfile(member, io.BytesIO(contents))
-    data = _made("shards.Shards", path=str(folder), shape=shape, num_classes=10, batch_size=batch_size, index=folder)
+    data = _set_up_data(
+        "shards.Shards", path=str(folder), shape=shape, num_classes=10, batch_size=batch_size, index=folder
+    )
     train = data.splits.train
     (shard,) = train.shards
     size = int(np.prod(shape))
     raw = np.asarray(np.memmap(shard.path, np.uint8, mode="r"))
     bodies = np.lib.stride_tricks.as_strided(raw, (len(raw) - size + 1, size), (1, 1))
-    return data, _places(train), lambda at: (bodies[shard.offsets[at]], shard.targets[at])
+    return data, _positions(train), lambda at: (bodies[shard.offsets[at]], shard.targets[at])
 
 
 LARGE = {"context": 1024, "batch_size": 16}
@@ -106,13 +108,13 @@ WORKS: dict[str, Callable[[Path, int], Work]] = {
 }
 
 
-def main(project: Project, words: list[str]) -> None:
-    """Measure in one process; ``rounds=5 turns=10 batches=300 folder=runs/bench`` choose how.
+def main(project: Project, overrides: list[str]) -> None:
+    """Measure in one process; options: ``rounds=5 turns=10 batches=300 folder=runs/bench``.
 
     Raises:
-        BenchmarkError: A setting is unknown.
+        BenchmarkError: An option is invalid.
     """
-    chosen = harness.parse_options(words, {"rounds": "5", "turns": "10", "batches": "300", "folder": "runs/bench"})
+    chosen = harness.parse_options(overrides, {"rounds": "5", "turns": "10", "batches": "300", "folder": "runs/bench"})
     rounds, turns, batches = (int(chosen[name]) for name in ("rounds", "turns", "batches"))
     ratios, details = [], {}
     for name, make in WORKS.items():
@@ -123,15 +125,17 @@ def main(project: Project, words: list[str]) -> None:
         ratios.append(ratio_of_turns(name, ours, "numpy", theirs, TARGET))
         details[name] = found
         each = {part: statistics.median(chain(*(f[part] for f in found))) / batches * 1e6 for part in found[0]}
-        told = "{boltcutter:.1f}, of these reading {reading:.1f}; numpy {numpy:.1f}".format(**each)
-        print(f"{name}, µs a batch: boltcutter {told}", flush=True)
+        times = "{boltcutter:.1f}, of which reading {reading:.1f}; numpy {numpy:.1f}".format(**each)
+        print(f"{name}, µs per batch: boltcutter {times}", flush=True)
     harness.report("loader", Path(chosen["folder"]), ratios, details)
 
 
 def compare(work: Work, turns: int, batches: int) -> dict[str, list[float]]:
-    """Seconds for an epoch's first batches, of the training loader and of NumPy, which knows them, in turn.
+    """Time the first batches of an epoch, alternating between the training loader and the NumPy reference.
 
-    Of the loader's, those for reading stand beside: the others are for the order and for handing batches out.
+    Returns:
+        Seconds of each turn for the loader, for NumPy, and for the loader's reading of samples; the rest of the
+        loader's time is spent on the order of samples and on collating.
     """
     data, places, read = work
     loader = data.train_dataloader()
@@ -149,7 +153,7 @@ def compare(work: Work, turns: int, batches: int) -> dict[str, list[float]]:
 
 
 class Timed:
-    """Samples that count the seconds of their reading."""
+    """Wraps a data set and measures the time of reading samples, in seconds."""
 
     def __init__(self, samples: Any) -> None:
         self.samples, self.seconds = samples, 0.0
@@ -158,7 +162,7 @@ class Timed:
         return len(self.samples)
 
     def __getitems__(self, batch: Any) -> Any:
-        """As of the samples."""
+        """Read a batch of samples."""
         began = time.perf_counter()
         found = self.samples.__getitems__(batch)
         self.seconds += time.perf_counter() - began
@@ -166,14 +170,14 @@ class Timed:
 
 
 def time_of(batches: Iterable[Any]) -> float:
-    """Seconds until all are there; none is kept."""
+    """Return the seconds that it takes to iterate over all batches."""
     began = time.perf_counter()
     for _ in batches:
         pass
     return time.perf_counter() - began
 
 
-def _made(name: str, **settings: Any) -> Any:
+def _set_up_data(name: str, **settings: Any) -> Any:
     kind: Any = locate(f"boltcutter.data.{name}")
     data = kind(**settings)
     data.setup("fit")
@@ -186,19 +190,19 @@ def _random(size: Any, dtype: Any, below: int) -> Array:
 
 
 def _first_window(windows: Any) -> int:
-    """Where the first epoch's windows begin."""
+    """Return the offset of the first epoch's windows."""
     begin: Callable[[int, int, int], int] = cast(Any, locate("boltcutter.data.tokens._begin"))
     return begin(windows.room, 0, 0)
 
 
-def _places(samples: Any) -> Array:
-    """Where a split's samples are among all."""
+def _positions(samples: Any) -> Array:
+    """Return the positions of a split's samples among all samples."""
     found: Array = samples._places(np.arange(len(samples)))
     return found
 
 
 def _indexing(parts: list[Array]) -> Read:
-    """Rows of arrays that stand one after another."""
+    """Return a function that reads rows of concatenated arrays."""
     if len(parts) == 1:
         return lambda at: parts[0][at]
     ends = np.cumsum([len(part) for part in parts])

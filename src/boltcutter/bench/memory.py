@@ -1,4 +1,4 @@
-"""Peak of memory while training, over that of hand-written loops."""
+"""Peak memory of training, relative to hand-written loops."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from boltcutter.project import Project
 MOST = 1.15
 
 
-def main(project: Project, words: list[str]) -> None:
-    """Measure; ``work=resnet threads=2 rounds=1 folder=runs/bench`` choose what.
+def main(project: Project, overrides: list[str]) -> None:
+    """Measure peak memory; options: ``work=resnet threads=2 rounds=1 folder=runs/bench``.
 
     Raises:
         BenchmarkError: A process failed.
     """
     known = {"work": "resnet", "threads": "2", "rounds": "1", "folder": "runs/bench"}
-    chosen = harness.parse_options(words, known)
+    chosen = harness.parse_options(overrides, known)
     ratios: list[Ratio] = []
     details: dict[str, Any] = {}
     for name in chosen["work"].split(","):
@@ -33,7 +33,7 @@ def main(project: Project, words: list[str]) -> None:
 
 
 def compare(name: str, mib: dict[str, list[float]]) -> list[Ratio]:
-    """Boltcutter over the guides' loop, and compiled over what is compiled by hand."""
+    """Compare Boltcutter with the guides' loop, and compiled with the compiled hand-written loop."""
     found = [ratio(f"{name}: {OURS}", mib[OURS], GUIDE, mib[GUIDE], MOST)]
     if COMPILED in mib:
         other = next(loop for loop in mib if loop.startswith("best") and "compiled" in loop)

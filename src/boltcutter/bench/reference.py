@@ -1,7 +1,7 @@
-"""What people write: the loop of the guides, the best one by hand, and Lightning as its guides have it.
+"""Reference loops: the loop of PyTorch's guides, the fastest hand-written one, and Lightning as in its guides.
 
-All train the model that Boltcutter trained, from the same weights on the same samples in the same order, with the same
-optimizer, schedule and clipping. Run as a process of its own: ``python -m boltcutter.bench.reference '<spec>'``.
+All train the same model as Boltcutter, from the same weights, on the same samples in the same order, with the same
+optimizer, schedule and clipping. Runs in a separate process: ``python -m boltcutter.bench.reference '<spec>'``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from boltcutter.bench.turns import StepTimer
 
 
 def guide(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
-    """The default loader over single samples, the default optimizer, the loss read at each step."""
+    """Train as in PyTorch's guides: default DataLoader, default optimizer, and ``loss.item()`` at each step."""
     optimizer, scheduler = make_optimizer(model, kept, spec, fused=None)
     order = kept["order"].flatten().tolist()
     batches = DataLoader(TensorDataset(kept["inputs"], kept["targets"]), kept["order"].size(1), sampler=order)
@@ -53,7 +53,10 @@ def guide(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
 
 
 def best(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
-    """Data on the device, each batch fetched whole, a fused optimizer, nothing read; compiled if ``spec`` says so."""
+    """Train as fast as possible: data on the device, batched indexing, fused optimizer, no host synchronization.
+
+    The model is compiled if ``spec["compile"]`` is true.
+    """
     optimizer, scheduler = make_optimizer(model, kept, spec, fused=True)
     if spec["compile"]:
         model.compile()
@@ -81,9 +84,9 @@ def best(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
 
 
 def plain_lightning(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
-    """Lightning with its own defaults: the default loader, metrics updated and logged at each step, its rich bar.
+    """Train with Lightning's defaults: default DataLoader, metrics updated and logged at each step, rich progress bar.
 
-    ``spec["without"]`` names parts of it that are left out.
+    ``spec["without"]`` lists the features that are disabled.
     """
     without, samples = spec["without"], TensorDataset(kept["inputs"], kept["targets"])
     order = kept["order"].flatten().tolist()
@@ -95,7 +98,7 @@ def plain_lightning(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]
     callbacks: list[Callback] = [Timed(Clock(spec))]
     callbacks += [] if "bar" in without else [RichProgressBar()]
     callbacks += [] if "learning rate" in without else [LearningRateMonitor()]
-    folder = Path(spec["keep"]).parent  # which whoever measures takes away
+    folder = Path(spec["keep"]).parent  # removed by the benchmark
     L.Trainer(
         max_epochs=1,
         accelerator=spec["device"],
@@ -109,25 +112,25 @@ def plain_lightning(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]
 
 
 def keras(model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
-    """Keras's own ``compile`` and ``fit``, of the Keras model inside ``model``."""
+    """Train the Keras model of ``model`` with Keras's ``compile`` and ``fit``."""
     optimizer, scheduler = make_optimizer(model, kept, spec, fused=None)
     rates: list[float] = []
     model.zero_grad()
     for _ in kept["order"]:
         rates.append(optimizer.param_groups[0]["lr"])
         if scheduler:
-            optimizer.step()  # without gradients it changes nothing
+            optimizer.step()  # without gradients, weights do not change
             scheduler.step()
     keras_fit.fit(model, kept, spec, rates, Clock(spec))
 
 
 class Plain(L.LightningModule):
-    """A module as Lightning's guides and the templates after them write it.
+    """A LightningModule as in Lightning's guides and in common templates.
 
     Args:
-        model: Gives logits (N, C).
-        kept: What training starts from.
-        spec: What is trained how.
+        model: Model that returns logits (N, C).
+        kept: Initial weights and samples, as saved by ``TimingWindow``.
+        spec: Specification of the training.
     """
 
     def __init__(self, model: nn.Module, kept: dict[str, Any], spec: dict[str, Any]) -> None:
@@ -137,7 +140,7 @@ class Plain(L.LightningModule):
         self.train_accuracy = Accuracy("multiclass", num_classes=int(kept["targets"].max()) + 1)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The loss, with what is logged."""
+        """Compute the loss, and log loss and accuracy."""
         inputs, targets = batch
         outputs = self.model(inputs)
         loss = loss_of(outputs, targets)
@@ -150,7 +153,7 @@ class Plain(L.LightningModule):
         return loss
 
     def configure_optimizers(self) -> Any:
-        """As everybody's."""
+        """Create the optimizer, and the scheduler if there is one."""
         fused = True if "unfused optimizer" in self.spec["without"] else None
         optimizer, scheduler = make_optimizer(self.model, self.kept, self.spec, fused=fused)
         plan = {"optimizer": optimizer}
@@ -158,7 +161,7 @@ class Plain(L.LightningModule):
 
 
 class Timed(Callback):
-    """Lets Lightning take turns."""
+    """Calls the clock before and after each step."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -173,20 +176,20 @@ class Timed(Callback):
 
 
 def precision(spec: dict[str, Any]) -> AbstractContextManager[Any]:
-    """What computes as ``trainer.precision`` does."""
+    """Return the autocast context for ``trainer.precision``."""
     half = {"bf16-mixed": torch.bfloat16}.get(spec["precision"])
     return torch.autocast(spec["device"], half) if half else nullcontext()
 
 
 def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of classes (N, C), or of tokens (N, T, V)."""
+    """Compute the mean cross-entropy of classes, with logits (N, C), or of tokens, with logits (N, T, V)."""
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten().long())
 
 
 def make_optimizer(
     model: nn.Module, kept: dict[str, Any], spec: dict[str, Any], *, fused: bool | None
 ) -> tuple[torch.optim.Optimizer, Any]:
-    """As the configuration has it, but fused or as torch makes it."""
+    """Create optimizer and scheduler of the configuration, with ``fused`` as given."""
     groups = getattr(model, "parameter_groups", None)
     parameters = groups() if groups else [p for p in model.parameters() if p.requires_grad]
     optimizer = call(spec["optimizer"], parameters, fused=fused)
@@ -196,13 +199,13 @@ def make_optimizer(
 
 
 def call(made: dict[str, Any], *args: Any, **more: Any) -> Any:
-    """What a mapping with ``_target_`` stands for."""
+    """Call the ``_target_`` of a mapping."""
     target: Any = locate(made["_target_"])
     return target(*args, **{name: value for name, value in made.items() if not name.startswith("_")} | more)
 
 
 class Clock:
-    """Seeds the first steps as Boltcutter did, and takes turns with other processes."""
+    """Seeds the first steps as Boltcutter does, and takes turns with other processes."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.seeds, self.done = spec["seeds"], 0
@@ -219,14 +222,14 @@ class Clock:
         self.turns.end_step(loss)
 
 
-def main(words: Iterable[str]) -> None:
-    """Train as the specification says, which is JSON; under ``torchrun`` with DistributedDataParallel."""
-    (text,) = words
+def main(overrides: Iterable[str]) -> None:
+    """Train according to a specification in JSON; under ``torchrun``, with DistributedDataParallel."""
+    (text,) = overrides
     spec = json.loads(text)
     kept = torch.load(spec["keep"], weights_only=True)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-        kept["order"] = kept["order"].roll(dist.get_rank(), 0)  # other samples for each
+        kept["order"] = kept["order"].roll(dist.get_rank(), 0)  # different samples on each rank
     model = call(spec["model"])
     model.load_state_dict(kept["weights"])
     model.to(spec["device"])

@@ -1,4 +1,4 @@
-"""Two processes that train one model, over two that train one each at the same time: what data-parallel costs."""
+"""Scaling: throughput of two data-parallel processes, relative to two independent runs at the same time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from boltcutter.bench import harness
 from boltcutter.bench.harness import Process, ratio_of_turns
-from boltcutter.bench.step import AS_SHIPPED, BEST, CPU, Work, adapted, by_hand, train, turns
+from boltcutter.bench.step import AS_SHIPPED, BEST, CPU, Work, adapted, reference_command, training_command, turns
 from boltcutter.bench.turns import Coordinator
 from boltcutter.project import Project
 
-BATCH = 64  # samples of each process
+BATCH = 64  # per process
 WORK = Work(
     (CPU, "data=synthetic", "data.in_memory=true", "data.num_samples=30000", "model=convnet"), 10, 3, 12, 10, 3, (), {}
 )
@@ -21,21 +21,20 @@ ALONE = f"data.batch_size={BATCH}"
 TOGETHER = ("trainer=ddp", "trainer.devices=2", f"data.batch_size={2 * BATCH}")
 GLOO = "trainer.strategy.shared_memory=false"
 LEAST = 0.93
-BY_HAND = 1.0  # of what DistributedDataParallel does in a loop written by hand
+BY_HAND = 1.0  # target relative to DistributedDataParallel in a hand-written loop
 GROUPS = ("together", "gloo", "by hand", "apart")
 
 
-def main(project: Project, words: list[str]) -> None:
-    """Measure; ``rounds=3 turns=10 steps=12 folder=runs/bench`` choose how.
+def main(project: Project, overrides: list[str]) -> None:
+    """Measure throughput; options: ``rounds=3 turns=10 steps=12 folder=runs/bench``.
 
-    Beside two runs at the same time, which never wait for each other, stand two that wait at each step for the
-    slower one and do nothing else; that is worked out from the times of their steps. No way to average gradients can
-    do better.
+    From the step times of the two independent runs, also computes the throughput if they waited for the slower one at
+    each step. This is an upper bound for any synchronous averaging of gradients.
 
     Raises:
         BenchmarkError: A process failed.
     """
-    chosen = harness.parse_options(words, {"rounds": "", "turns": "", "steps": "", "folder": "runs/bench"})
+    chosen = harness.parse_options(overrides, {"rounds": "", "turns": "", "steps": "", "folder": "runs/bench"})
     work = adapted(WORK, chosen)
     rates: dict[str, list[list[float]]] = {name: [] for name in (*GROUPS, "waiting")}
     for _ in range(work.rounds):
@@ -56,24 +55,28 @@ def main(project: Project, words: list[str]) -> None:
 
 
 def measure(work: Work) -> dict[str, list[list[dict[str, Any]]]]:
-    """What each rank of each group says of each of its turns, in fresh processes."""
+    """Return the measurements of each rank, by group and turn, in new processes."""
     cores = harness.cores(2)
     measured: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in GROUPS}
-    with tempfile.TemporaryDirectory() as folder, Coordinator(Path(folder)) as table:
+    with tempfile.TemporaryDirectory() as folder, Coordinator(Path(folder)) as coordinator:
         keep = Path(folder) / "kept.pt"
 
         def run(name: str, on: list[int], *more: str) -> Process:
-            command = train(work, table, Path(folder) / name, more, keep if name == "together" else None)
+            command = training_command(
+                work, coordinator, Path(folder) / name, more, keep if name == "together" else None
+            )
             return Process(command, on, terminal=True, threads=1)
 
-        first, _ = table.register("together", run("together", cores, *TOGETHER), ranks=2)
-        table.register("gloo", run("gloo", cores, *TOGETHER, GLOO), ranks=2)
+        first, _ = coordinator.register("together", run("together", cores, *TOGETHER), ranks=2)
+        coordinator.register("gloo", run("gloo", cores, *TOGETHER, GLOO), ranks=2)
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        loop = by_hand([*work.words, *AS_SHIPPED, ALONE], BEST, turns(work, table), keep, first["seeds"])
-        table.register("by hand", Process([*launcher, *loop], cores, threads=1), ranks=2)
+        loop = reference_command(
+            [*work.overrides, *AS_SHIPPED, ALONE], BEST, turns(work, coordinator), keep, first["seeds"]
+        )
+        coordinator.register("by hand", Process([*launcher, *loop], cores, threads=1), ranks=2)
         apart = [run(f"apart-{core}", [core], ALONE) for core in cores]
-        table.register("apart", *apart, ranks=2)
+        coordinator.register("apart", *apart, ranks=2)
         for _ in range(work.turns):
             for name in GROUPS:
-                measured[name].append(table.turn(name))
+                measured[name].append(coordinator.turn(name))
     return measured

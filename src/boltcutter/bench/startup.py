@@ -1,4 +1,4 @@
-"""Time from a command to its answer, over the time of ``import lightning.pytorch`` alone."""
+"""Start-up time of commands, relative to ``import lightning.pytorch``."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from boltcutter.bench import harness
 from boltcutter.bench.harness import ROOT, ratio
 from boltcutter.project import Project
 
-MOST = 1.35  # for the first training step
+MOST = 1.35  # target for the first training step
 
 
 class FirstStep(Callback):
-    """Ends the process at once when the first training step is done."""
+    """Ends the process immediately after the first training step."""
 
     def on_train_batch_end(self, *step: Any) -> None:
-        """Leave without tidying up: only the time until here is asked for."""
+        """Exit without cleaning up, which is not measured."""
         os._exit(0)
 
 
-def main(project: Project, words: list[str]) -> None:
-    """Measure in fresh processes, in turn, and print medians as ratios; ``rounds=5 folder=runs/bench`` choose how."""
-    chosen = harness.parse_options(words, {"rounds": "5", "folder": "runs/bench"})
+def main(project: Project, overrides: list[str]) -> None:
+    """Measure in new processes, alternating between commands; options: ``rounds=5 folder=runs/bench``."""
+    chosen = harness.parse_options(overrides, {"rounds": "5", "folder": "runs/bench"})
     rounds = int(chosen["rounds"])
     with tempfile.TemporaryDirectory() as scratch:
         script = str(project.root / "scripts" / "train.py")
@@ -46,7 +46,7 @@ def main(project: Project, words: list[str]) -> None:
         for turn in range(rounds + 1):
             for name, command in commands.items():
                 took = measure([sys.executable, *command])
-                if turn:  # the first one only warms the disk
+                if turn:  # the first turn fills the disk cache
                     seconds[name].append(took)
     base = "import lightning.pytorch"
     for name, times in seconds.items():
@@ -59,7 +59,7 @@ def main(project: Project, words: list[str]) -> None:
 
 
 def measure(command: list[str]) -> float:
-    """Seconds until ``command`` ends.
+    """Return the seconds until ``command`` ends.
 
     Raises:
         subprocess.CalledProcessError: It failed.

@@ -1,4 +1,4 @@
-"""Every strategy that a machine without GPUs can run, over one process: how far apart the weights end, and how fast."""
+"""Each strategy that runs without GPUs, relative to one process: difference of the final weights, and speed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from boltcutter.bench.harness import ROOT, TRAIN, BenchmarkError, Process
 from boltcutter.project import Project
 
 MPIRUN = ["--allow-run-as-root", "--oversubscribe", "-np", "2"]
-# Plain descent: Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
+# SGD, since Adam's first steps depend on the sign of the gradient and so amplify rounding errors.
 WORK = ["optimizer=sgd", "logger=null", "report=false", "trainer.accelerator=cpu"]
 ROWS: dict[str, list[str]] = {
     "one process": [],
@@ -50,53 +50,53 @@ ROWS: dict[str, list[str]] = {
 }
 
 
-class Outcome(NamedTuple):
-    """What a run left."""
+class Result(NamedTuple):
+    """Result of a run."""
 
     weights: dict[str, torch.Tensor]
     accuracy: float  # on the test split
-    rate: float  # samples a second in the last epoch
+    rate: float  # samples per second in the last epoch
 
 
-def main(project: Project, words: list[str]) -> None:
-    """Train each; ``epochs=3 rows=one,dp,ddp model=convnet folder=runs/bench`` choose what.
+def main(project: Project, overrides: list[str]) -> None:
+    """Train with each strategy; options: ``epochs=3 rows=one,dp,ddp model=convnet folder=runs/bench``.
 
-    Rows are those whose names begin so; the first is what the others are compared with.
+    ``rows`` selects rows by the start of their names; all rows are compared with the first.
 
     Raises:
-        BenchmarkError: A run did, or no row is called so.
+        BenchmarkError: A run failed, or no row matches.
     """
-    chosen = harness.parse_options(words, {"epochs": "3", "rows": "", "model": "mlp", "folder": "runs/bench"})
+    chosen = harness.parse_options(overrides, {"epochs": "3", "rows": "", "model": "mlp", "folder": "runs/bench"})
     starts = tuple(chosen["rows"].split(","))
     rows = {name: more for name, more in ROWS.items() if name.startswith(starts) and installed(more)}
     if not rows:
-        raise BenchmarkError(f"rows={chosen['rows']}: none begins so; there are: {'; '.join(ROWS)}")
+        raise BenchmarkError(f"rows={chosen['rows']}: no row begins with this; choose from: {'; '.join(ROWS)}")
     work = [f"model={chosen['model']}", *WORK]
     compare("strategy", rows, work, int(chosen["epochs"]), Path(chosen["folder"]))
 
 
-def installed(words: list[str]) -> bool:
-    """Whether what a row needs is here."""
+def installed(overrides: list[str]) -> bool:
+    """Return whether the dependencies of a row are installed."""
     needs = {
         "trainer=mpi": shutil.which("mpirun"),
         "trainer.strategy.process_group_backend=mpi4py": find_spec("mpi4py"),
         "trainer=horovod": find_spec("horovod"),
         "task.compile=xla": find_spec("torchax"),
     }
-    return all(found for word, found in needs.items() if word in words)
+    return all(found for override, found in needs.items() if override in overrides)
 
 
 def compare(name: str, rows: dict[str, list[str]], work: list[str], epochs: int, folder: Path) -> list[dict[str, Any]]:
-    """Train each row, and show it beside the first."""
+    """Train each row, and print it relative to the first."""
     print(f"{name}: {harness.machine()}")
-    print(f"each: python scripts/train.py {' '.join([*work, f'trainer.max_epochs={epochs}'])} and the words of the row")
+    print(f"each: python scripts/train.py {' '.join([*work, f'trainer.max_epochs={epochs}'])} <overrides of the row>")
     width, first, table = max(map(len, rows)), None, list[dict[str, Any]]()
     for row, more in rows.items():
         found = trained([*work, *more, f"trainer.max_epochs={epochs}"])
         first = first or found
         apart = max(float((found.weights[k].double() - first.weights[k].double()).abs().max()) for k in first.weights)
         result = {"accuracy": found.accuracy, "speed": found.rate / first.rate, "apart": apart}
-        table.append({"row": row, "words": more, **result})
+        table.append({"row": row, "overrides": more, **result})
         print(
             "{:{}}  accuracy {accuracy:.4f}  speed {speed:5.2f}  weights apart {apart:.1e}".format(row, width, **result)
         )
@@ -105,25 +105,25 @@ def compare(name: str, rows: dict[str, list[str]], work: list[str], epochs: int,
     return table
 
 
-def trained(words: list[str]) -> Outcome:
-    """Train in fresh processes.
+def trained(overrides: list[str]) -> Result:
+    """Train in new processes.
 
     Raises:
-        BenchmarkError: They did.
+        BenchmarkError: A process failed.
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
-        command = [str(TRAIN.relative_to(ROOT)), *words, f"folder={folder}"]
-        if "trainer=mpi" in words:
+        command = [str(TRAIN.relative_to(ROOT)), *overrides, f"folder={folder}"]
+        if "trainer=mpi" in overrides:
             start = f"import os; os.execvp('mpirun', {['mpirun', *MPIRUN, sys.executable, *command]!r})"
             command = ["-c", start]  # mpirun in place of Python
         Process(command, harness.cores(2), threads=1).wait()
         state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
         record = json.loads((folder / "record.json").read_text())
         if "test" not in record:
-            raise BenchmarkError(f"{' '.join(words)}: the run left no test")
+            raise BenchmarkError(f"{' '.join(overrides)}: the run has no test results")
         with open(folder / "metrics.csv", newline="") as file:
             rates = [row.get("throughput/samples_per_second_epoch") for row in csv.DictReader(file)]
         rate = float([rate for rate in rates if rate][-1] or 0)
     plain = {key: value for key, value in state.items() if key.startswith("model.")}
-    return Outcome(plain, float(record["test"]["test/accuracy"]), rate)
+    return Result(plain, float(record["test"]["test/accuracy"]), rate)

@@ -1,4 +1,4 @@
-"""Processes that take turns: who lets them, and their own part in it."""
+"""Processes that run in alternating turns: the coordinator, and the timer in each process."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import torch
 
 from boltcutter.bench.harness import SECONDS, BenchmarkError, Process
 
-CHECKED = 5  # first steps, whose losses are compared
+CHECKED = 5  # number of first steps whose losses are compared
 
 
 class Coordinator:
-    """Where processes take turns: while one group of them works, the others wait.
+    """Lets groups of processes run in turns: while one group runs, the others wait.
 
-    What slows a machine down for seconds slows down all of them then, and not their ratio.
+    Slow phases of the machine then affect all groups equally, and not the ratios of their times.
 
     Args:
-        folder: For the socket on which they meet.
+        folder: Folder of the socket.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class Coordinator:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Let all processes end."""
+        """End all processes."""
         self._socket.close()
         for connection in (connection for _, connections in self._groups.values() for connection in connections):
             connection.close()
@@ -49,7 +49,10 @@ class Coordinator:
                 process.wait(60)
 
     def register(self, name: str, *processes: Process, ranks: int = 1) -> list[dict[str, Any]]:
-        """Wait until each rank of a group has done its first steps, and give what it says.
+        """Add a group, and wait until each of its ranks has finished its first steps.
+
+        Returns:
+            The message of each rank, with the losses and seeds of these steps.
 
         Raises:
             BenchmarkError: A process has ended.
@@ -61,76 +64,76 @@ class Coordinator:
             with suppress(TimeoutError):
                 connections.append(Connection(self._socket.accept()[0].detach()))
             if time.monotonic() > until or not all(process.running for process in processes):
-                self._lost(name)
-        return self._heard(name)
+                self._raise_failure(name)
+        return self._receive(name)
 
     def turn(self, name: str) -> list[dict[str, Any]]:
-        """Let a group work, and give what each of its ranks has measured.
+        """Let a group run its next steps, and return the measurements of each rank.
 
         Raises:
             BenchmarkError: A process has ended.
         """
-        with suppress(ConnectionError):  # which is told below
+        with suppress(ConnectionError):  # reported below
             for connection in self._groups[name][1]:
                 connection.send(None)
-        return self._heard(name)
+        return self._receive(name)
 
-    def _heard(self, name: str) -> list[dict[str, Any]]:
+    def _receive(self, name: str) -> list[dict[str, Any]]:
         found = []
         for connection in self._groups[name][1]:
             if not connection.poll(SECONDS):
-                self._lost(name)
+                self._raise_failure(name)
             try:
                 found.append(connection.recv())
             except (EOFError, ConnectionError):
-                self._lost(name)
+                self._raise_failure(name)
         return found
 
-    def _lost(self, name: str) -> NoReturn:
+    def _raise_failure(self, name: str) -> NoReturn:
         for process in self._groups[name][0]:
             process.wait(10)
-        raise BenchmarkError("steps: training was over before all of them were done; give fewer")
+        raise BenchmarkError("steps: training ended before all steps were done; use fewer")
 
 
 class StepTimer:
-    """This process's part in a measurement: it waits until it may go on, and tells how long its steps took.
+    """Measures the steps of this process, and waits for its turn.
 
     Args:
-        address: Socket of who measures.
-        warm: Steps before the first turn.
-        lead: At the begin of each turn, before the clock starts.
-        steps: That are timed, at each turn.
+        address: Socket of the coordinator.
+        warm: Number of steps before the first turn.
+        lead: Number of steps at the start of each turn that are not timed.
+        steps: Number of timed steps of each turn.
     """
 
     def __init__(self, address: str, *, warm: int, lead: int, steps: int) -> None:
         self.address, self.warm, self.lead, self.steps = address, warm, lead, steps
-        self._first: list[tuple[float, int]] = []  # losses, and what these steps were seeded with
+        self._first: list[tuple[float, int]] = []  # losses and seeds of the first steps
         self._done = 0
         self._connection: Connection | None = None
         self._cpu = 0.0
         self._laps: list[float] = []
 
     def end_step(self, loss: Any, least: float | None = None) -> None:
-        """After each step: wait where a turn ends, and leave the process when all turns are over.
+        """Record a step; at the end of a turn, wait, and exit the process when all turns are over.
 
         Args:
-            loss: Of the step.
-            least: Seconds that it would take if the devices did what they can at best, where that is known.
+            loss: Loss of the step.
+            least: Seconds of the step at the peak performance of the devices, if known.
         """
         self._done += 1
         place = (self._done - self.warm) % (self.lead + self.steps)
         if torch.cuda.is_initialized() and place in (0, self.lead):  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()  # not at each step, which nobody would do
+            torch.cuda.synchronize()  # not at each step, which would slow it down
         self._laps.append(time.perf_counter())
         if self._done <= CHECKED:
             self._first.append((float(loss), torch.initial_seed()))
         if self._done >= self.warm and place == 0:
-            self._tell(least)
+            self._report(least)
         if self._done >= self.warm and place == self.lead % (self.lead + self.steps):
             self._cpu, self._laps = time.process_time(), [time.perf_counter()]
 
-    def _tell(self, least: float | None) -> None:
-        """Say what has been measured, in seconds a step and MiB, and wait."""
+    def _report(self, least: float | None) -> None:
+        """Send the measurements, in seconds per step and MiB, and wait for the next turn."""
         if self._connection is None:
             self._connection = Client(self.address, "AF_UNIX")
         each = [b - a for a, b in pairwise(self._laps)]
@@ -142,4 +145,4 @@ class StepTimer:
         try:
             self._connection.recv()
         except EOFError:
-            os._exit(0)  # without tidying up, as taking a group down may wait for a rank that has left
+            os._exit(0)  # without cleaning up: destroying a process group may wait for ranks that have exited

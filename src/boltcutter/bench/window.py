@@ -1,4 +1,4 @@
-"""Lets a real training take turns with other processes, and keeps what loops by hand need to do the same."""
+"""Callback that times a training in turns with other processes, and saves its initial state for reference loops."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from boltcutter.bench.turns import StepTimer
 
 
 class TimingWindow(Callback):
-    """Takes turns with other processes, within an epoch.
+    """Times steps within an epoch, in turns with other processes.
 
     Args:
-        address: As of `Turns`.
-        warm: Likewise.
-        lead: Likewise.
-        steps: Likewise.
-        keep: Where to put weights, samples and their order; null: nowhere.
-        batches: How many to keep.
+        address: Socket of the coordinator.
+        warm: Number of steps before the first turn.
+        lead: Number of steps at the start of each turn that are not timed.
+        steps: Number of timed steps of each turn.
+        keep: File to which weights, samples and their order are saved; null disables saving.
+        batches: Number of batches to save.
     """
 
     def __init__(
         self, address: str, *, warm: int, lead: int, steps: int, keep: Path | None = None, batches: int = 0
     ) -> None:
         self.keep, self.batches = keep, batches
-        self._meter: Any = None  # knows how long a sample takes at least
+        self._meter: Any = None  # computes the minimum time of a sample
         self._turns = StepTimer(address, warm=warm, lead=lead, steps=steps)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keep what training starts from."""
+        """Save weights, samples and their order."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         self._meter = next((found for found in callbacks if hasattr(found, "least_seconds")), None)
         if self.keep is None or not trainer.is_global_zero:
@@ -56,6 +56,6 @@ class TimingWindow(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Wait where a turn ends."""
+        """Record the step."""
         each = self._meter.least_seconds if self._meter else None
         self._turns.end_step(outputs["loss"], each and each * len(batch[0]))
