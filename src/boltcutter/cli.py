@@ -94,8 +94,6 @@ def main(
         begin: Called before anything else where there is more to do than to answer.
         own: Flags that ``module`` answers, with what --help says; one may stand in for one of ``FLAGS``.
     """
-    if arguments is None:
-        project.use_vendored_library()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--complete" not in words:
         words = [expand_home(word) for word in words]

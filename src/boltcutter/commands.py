@@ -8,13 +8,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from boltcutter import cli
 from boltcutter.config import ConfigError, hint
 from boltcutter.project import Project, ProjectError
 
+NEW = "boltcutter new <name> [folder=.] [author=<name>] [license=MIT] [vendor=false] [template=<URL or folder>]"
+ADD = "boltcutter add model|data|task|callback|launch|experiment <name>"
+VENDOR = "boltcutter vendor [<component, such as callback.guard>] [--undo]"
 OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
 
 
@@ -92,15 +94,11 @@ boltcutter launch list""",
         "boltcutter.bench.batch:main",
         "Find the largest batch that fits into memory: boltcutter find-batch-size [overrides of train]",
     ),
-    "new": Command("boltcutter.scaffold.new:main", "Create a project: boltcutter new <folder>", is_plain=True),
-    "add": Command(
-        "boltcutter.scaffold.add:main",
-        "Add a component to the project: boltcutter add model|data|task|callback|launch|experiment <name>",
-        is_plain=True,
-    ),
+    "new": Command("boltcutter.scaffold.new:main", f"Create a project: {NEW}", is_plain=True),
+    "add": Command("boltcutter.scaffold.add:main", f"Add a component to the project: {ADD}", is_plain=True),
     "vendor": Command(
         "boltcutter.scaffold.vendor:main",
-        "Copy the library, or one component, into the project: boltcutter vendor [<component>]",
+        f"Copy the library, or one component, into the project: {VENDOR}",
         is_plain=True,
     ),
 }
@@ -148,7 +146,7 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
     except ProjectError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    _use_vendored_library(project)
+    project.use_vendored_library()
     if command.is_plain:
         _run_plain(command, project, arguments)
         return
@@ -159,6 +157,9 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
 
 
 def _run_plain(command: Command, project: Project, arguments: list[str]) -> None:
+    if {"--help", "-h"} & set(arguments):
+        print(command.usage)
+        return
     try:
         _load(command.target)(project, arguments)
     except ConfigError as error:
@@ -166,17 +167,6 @@ def _run_plain(command: Command, project: Project, arguments: list[str]) -> None
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _use_vendored_library(project: Project) -> None:
-    """Start again with the copy of the library in the project's ``src``, if there is one and another one is running."""
-    source = project.root / "src"
-    running = Path(__file__).resolve().parents[1]
-    if (source / "boltcutter" / "commands.py").is_file() and source.resolve() != running:
-        paths = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
-        if str(source) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # else it would start for ever
-            os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-            os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
 def _load(target: str) -> Any:

@@ -89,7 +89,7 @@ class Project:
         """
         copy, running = self.root / "src" / LIBRARY, Path(__file__).resolve().parent
         given = [Path(folder).resolve() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-        if not self.package or not copy.is_dir() or {running.parent, copy.resolve().parent} & set(given):
+        if not (copy / "project.py").is_file() or {running.parent, copy.resolve().parent} & set(given):
             return
         if copy.resolve() != running:
             path = os.pathsep.join([str(copy.parent), *map(str, given)])

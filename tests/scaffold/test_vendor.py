@@ -30,7 +30,7 @@ def test_library_is_used_from_its_copy_until_it_is_removed(project: Project) -> 
     command = (sys.executable, "scripts/train.py", "--help")
     vendor.main(project, [])
     copy = project.root / "src" / "boltcutter" / "cli.py"
-    copy.write_text(copy.read_text() + '\nFLAGS["--copied"] = "by the copy"\n')
+    copy.write_text(copy.read_text().replace("FLAGS = {", 'FLAGS = {"--copied": "by the copy", '))
     assert "--copied" in run(*command, cwd=project.root)
     vendor.main(project, ["--undo"])
     assert not copy.parent.exists()

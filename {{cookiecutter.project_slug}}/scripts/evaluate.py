@@ -1,8 +1,6 @@
-"""Evaluate: python scripts/evaluate.py run=<folder> [ckpt=best|last|path] [split=test] [key=value …]"""
+"""Evaluate a run's checkpoint: python scripts/evaluate.py --help"""
 
-from boltcutter.project import Project
-
-from boltcutter.cli import main
+from boltcutter.commands import script
 
 if __name__ == "__main__":
-    main(Project.find(__file__), "boltcutter.evaluate", __doc__)
+    script("evaluate", __file__)

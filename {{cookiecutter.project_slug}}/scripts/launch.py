@@ -1,9 +1,6 @@
-"""Launch: python scripts/launch.py launch=slurm [the arguments of train.py], or status|logs|cancel run=<folder>"""
+"""Launch a training on a cluster or in the background: python scripts/launch.py --help"""
 
-from boltcutter.project import Project
-
-from boltcutter.cli import main
-from boltcutter.launch.command import FLAGS
+from boltcutter.commands import script
 
 if __name__ == "__main__":
-    main(Project.find(__file__), "boltcutter.launch.command", __doc__, own=FLAGS)
+    script("launch", __file__)

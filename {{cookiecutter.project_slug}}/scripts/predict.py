@@ -1,8 +1,6 @@
-"""Predict: python scripts/predict.py run=<folder> input=<files> [ckpt=best|last|path] [output=predictions.csv]"""
+"""Predict new samples with a run's checkpoint: python scripts/predict.py --help"""
 
-from boltcutter.project import Project
-
-from boltcutter.cli import main
+from boltcutter.commands import script
 
 if __name__ == "__main__":
-    main(Project.find(__file__), "boltcutter.predict", __doc__)
+    script("predict", __file__)

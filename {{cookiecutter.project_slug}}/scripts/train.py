@@ -1,9 +1,6 @@
-"""Train: python scripts/train.py experiment=baseline [group=option …] [key=value …]"""
+"""Train a model: python scripts/train.py --help"""
 
-from boltcutter.project import Project
-
-from boltcutter.cli import main
-from boltcutter.environment.startup import begin
+from boltcutter.commands import script
 
 if __name__ == "__main__":
-    main(Project.find(__file__), "boltcutter.train", __doc__, begin=begin)
+    script("train", __file__)

@@ -12,7 +12,6 @@ from boltcutter.project import LIBRARY, Project
 from boltcutter.scaffold.add import require_package, write
 
 SOURCE = Path(__file__).resolve().parents[1]
-FLAGS = {"--undo": "remove the copy of the library"}
 USAGE = "boltcutter vendor [<component>, such as callback.guard] [--undo]"
 
 
