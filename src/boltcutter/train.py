@@ -336,9 +336,9 @@ class Recorder(Callback):
         hyperparameters = redacted(self.cfg)
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
-            where = getattr(logger, "where", None)
-            if isinstance(where, str):  # the dummy logger of fast_dev_run has every attribute
-                run.update_record(folder, wandb={"id": logger.version, "where": where})
+            location = getattr(logger, "location", None)
+            if isinstance(location, str):  # the dummy logger of fast_dev_run has every attribute
+                run.update_record(folder, wandb={"id": logger.version, "location": location})
         summary.print_start(folder, trainer, pl_module)
 
     def _is_resumable(self) -> bool:
