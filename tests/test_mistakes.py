@@ -142,7 +142,7 @@ MISTAKES = [
     # What does not go together.
     (
         "task.metrics.f1.num_classes=3",
-        "task.metrics.f1.num_classes=3, but data.num_classes=10; say task.metrics.f1.num_cl",
+        "task.metrics.f1.num_classes=3, but data.num_classes=10; set task.metrics.f1.num_cl",
     ),
     (
         "task=regression",

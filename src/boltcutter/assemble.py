@@ -130,7 +130,7 @@ def read_config(project: Project, overrides: list[str]) -> DictConfig:
     """Compose the configuration from overrides and check every value.
 
     Args:
-        project: Whose configuration is used.
+        project: Project whose configuration is used.
         overrides: Command-line overrides, such as ``model=mlp``.
 
     Raises:
@@ -174,7 +174,7 @@ def main(project: Project, overrides: list[str]) -> None:
     """Check the configuration as far as possible without training, and print ``ok``.
 
     Args:
-        project: Whose configuration is used.
+        project: Project whose configuration is used.
         overrides: Overrides of training, or ``run=<folder>`` for the configuration of an earlier run.
 
     Raises:

@@ -118,8 +118,8 @@ def check_world_size(trainer: L.Trainer) -> None:
     Raises:
         ConfigError: It does not.
     """
-    if told := platform.launched_layout():
-        name, nodes, each = told
+    if layout := platform.launched_layout():
+        name, nodes, each = layout
         if nodes > 1 and isinstance(trainer.strategy, ParallelStrategy) and not hasattr(trainer.strategy, "num_nodes"):
             raise ConfigError(
                 f"trainer.strategy={type(trainer.strategy).__name__} trains on one node, but {name} has {nodes}: each "
@@ -201,12 +201,12 @@ def check_kind(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataMo
     Raises:
         ConfigError: It does not.
     """
-    wants, has = str(getattr(task, "kind", None)), str(getattr(data, "kind", None))
-    fitting = {"classification": "classification", "regression": "regression", "language_modeling": "language"}
-    if wants in fitting and has in fitting and wants != has:  # a foreign class may call anything its kind
+    expected, actual = str(getattr(task, "kind", None)), str(getattr(data, "kind", None))
+    options = {"classification": "classification", "regression": "regression", "language_modeling": "language"}
+    if expected in options and actual in options and expected != actual:  # other classes may use `kind` differently
         picked = cfg.choices
         raise ConfigError(
-            f"task={picked.task} expects {wants} data, but data={picked.data} is {has} data; try task={fitting[has]}"
+            f"task={picked.task} expects {expected} data, but data={picked.data} is {actual} data; try task={options[actual]}"
         )
 
 
@@ -226,13 +226,15 @@ def check_num_classes(cfg: DictConfig) -> None:
     Raises:
         ConfigError: One does not.
     """
-    outputs, metrics = (cfg.get("data") or {}).get("num_classes"), cfg.task.get("metrics")
+    num_classes, metrics = (cfg.get("data") or {}).get("num_classes"), cfg.task.get("metrics")
     for name in map(str, metrics if isinstance(metrics, DictConfig) else ()):
         metric = metrics[name]
         classes = metric.get("num_classes") if isinstance(metric, DictConfig) else None
-        if isinstance(outputs, int) and isinstance(classes, int) and classes != outputs:
+        if isinstance(num_classes, int) and isinstance(classes, int) and classes != num_classes:
             key = f"task.metrics.{name!s}.num_classes"
-            raise ConfigError(f"{key}={classes}, but data.num_classes={outputs}; say {key}={outputs}, or leave it out")
+            raise ConfigError(
+                f"{key}={classes}, but data.num_classes={num_classes}; set {key}={num_classes}, or remove it"
+            )
 
 
 def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:

@@ -48,7 +48,7 @@ def main(project: Project, overrides: list[str]) -> None:
     """Train from the command line.
 
     Args:
-        project: Whose configuration is used.
+        project: Project whose configuration is used.
         overrides: Command-line overrides, such as ``model=mlp``.
 
     Raises:

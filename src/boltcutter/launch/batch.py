@@ -32,7 +32,7 @@ if [ -e "$mark" ] || [ -n "$saved" ]; then
 fi
 echo >>"$starts"
 if [ "$(wc -l <"$starts")" -gt 3 ]; then
-    say "giving up: three consecutive starts ended without a checkpoint; see the errors above"
+    report "giving up: three consecutive starts ended without a checkpoint; see the errors above"
     exit 1
 fi
 rm -f "$mark"
@@ -41,7 +41,7 @@ RUN = r"""
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR BOLTCUTTER_REQUEUE="$mark" PYTHONUNBUFFERED=1
 
-say "job $job starts on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
+report "job $job starts on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
 from=$(wc -c <"$log")
 # A signal to this script comes from scancel or from a requeue by the user: do not requeue again.
 external=
