@@ -148,7 +148,7 @@ def indices(lines: list[list[str]], epoch: int | None = None) -> list[int]:
 
 def train(script: Script, folder: Path, *words: str, ranks: int = 0, ends: int = 0) -> Any:
     (folder / "notes").mkdir(parents=True, exist_ok=True)
-    settings = [f"folder={folder}", "trainer.max_epochs=2", f"+data.notes={folder}/notes", *QUIET, *words]
+    settings = [f"folder={folder}", "trainer.max_epochs=2", f"+data.log_dir={folder}/notes", *QUIET, *words]
     devices = [f"trainer.devices={ranks}", "trainer=ddp"] if ranks else []
     env = {"PYTHONPATH": str(ROOT / "tests" / "foreign")}
     if ends:

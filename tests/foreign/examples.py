@@ -1,4 +1,4 @@
-"""The shapes of Lightning's own examples, of lightning-hydra-template, and of modules without a data module."""
+"""Modules as in Lightning's examples and lightning-hydra-template, and modules without a data module."""
 
 import random
 from collections import deque, namedtuple
@@ -80,7 +80,7 @@ class LitAutoEncoder(L.LightningModule):
 
 
 class SequenceDataset(Dataset):
-    """Windows of a token stream; nothing but ``__len__`` and ``__getitem__``."""
+    """Windows of a token stream."""
 
     def __init__(self, vocab_size=32, block_size=12, count=96):
         generator = torch.Generator().manual_seed(0)
@@ -285,7 +285,7 @@ Experience = namedtuple("Experience", ["state", "action", "reward", "done", "new
 
 
 class Walk:
-    """An environment in the manner of gymnasium: walk along a line to its right end."""
+    """An environment with the interface of gymnasium: walk along a line to its right end."""
 
     def reset(self):
         self.place = 3
@@ -313,7 +313,7 @@ class ReplayBuffer:
 
 
 class RLDataset(IterableDataset):
-    """Experiences that the agent gathers as it is trained."""
+    """Experiences that the agent collects while training."""
 
     def __init__(self, buffer: ReplayBuffer, sample_size: int = 64):
         self.buffer, self.sample_size = buffer, sample_size
@@ -527,7 +527,7 @@ class MNISTLitModule(L.LightningModule):
 
 
 class OwnLoaders(L.LightningModule):
-    """The shape of Lightning's BoringModel: its own loaders, two for validation, and nothing logged in training."""
+    """A module as Lightning's BoringModel: two validation dataloaders of its own, and no training metrics."""
 
     def __init__(self):
         super().__init__()

@@ -1,10 +1,10 @@
-"""Modules as their authors write them, with their data modules: nothing here knows of Boltcutter."""
+"""Modules and data modules as their authors write them, without any import of Boltcutter."""
 
 from pathlib import Path
 
 HERE = Path(__file__).parent / "configs"
 
-DATA = {  # by task; null: the module has its own loaders
+DATA = {  # by task; None: the module has its own dataloaders
     "autoencoder": "digits",
     "language": "sequences",
     "finetuning": "digits",
@@ -26,6 +26,6 @@ PREDICT = DATA.keys() - {"language", "gan", "dqn", "mnist", "simsiam"}  # have a
 
 
 def overrides(name: str) -> list[str]:
-    """What selects a module and its data on the command line."""
+    """Return the overrides that select a module and its data."""
     data = DATA[name]
     return [f"task={HERE}/task/{name}.yaml", f"data={HERE}/data/{data}.yaml" if data else "data=null"]

@@ -1,4 +1,4 @@
-"""The shapes of modules that libraries ship: images, text, adapters, graphs, forecasts, masks, self-supervision."""
+"""Modules as in libraries: images, text, adapters, graphs, forecasts, segmentation and self-supervision."""
 
 import math
 from collections import OrderedDict, UserDict
@@ -44,7 +44,7 @@ def param_groups_weight_decay(model, weight_decay):
 
 
 class CosineScheduler:
-    """Not one of torch: it is told the epoch, and knows ``state_dict``."""
+    """A scheduler as in timm: not a torch class, stepped with the epoch, and with a ``state_dict``."""
 
     def __init__(self, optimizer, t_initial, lr_min=0.0):
         self.optimizer, self.t_initial, self.lr_min = optimizer, t_initial, lr_min
@@ -126,7 +126,7 @@ class TinyConfig(PretrainedConfig):
 
 
 class ModelOutput(OrderedDict):
-    """A dataclass whose fields are also keys, and positions."""
+    """A dataclass as in transformers, whose fields are also keys and indices."""
 
     def __post_init__(self):
         for field in fields(self):
@@ -145,7 +145,7 @@ class SequenceClassifierOutput(ModelOutput):
 
 
 class BatchEncoding(UserDict):
-    """What a tokenizer gives: a mapping, but no dict."""
+    """The output of a tokenizer: a mapping that is not a dict."""
 
     def __getattr__(self, item):
         try:
@@ -193,7 +193,7 @@ class TextDataset(Dataset):
 
 
 def collate(examples):
-    """Pad to the longest of the batch."""
+    """Pads to the longest sequence of the batch."""
     longest = max(len(e["input_ids"]) for e in examples)
     ids = torch.tensor([e["input_ids"] + [0] * (longest - len(e["input_ids"])) for e in examples])
     labels = torch.tensor([e["label"] for e in examples])
@@ -298,7 +298,7 @@ class LoraLinear(nn.Module):
 
 
 class LoraFineTuner(L.LightningModule):
-    """Frozen weights are not kept: they come from the pretrained model."""
+    """Leaves frozen weights out of checkpoints, as they come from the pretrained model."""
 
     strict_loading = False
 
@@ -344,7 +344,7 @@ class Graph:
 
 
 class GraphBatch:
-    """Graphs side by side in one: no length, no items."""
+    """A batch of graphs merged into one, without ``len`` and items."""
 
     def __init__(self, graphs):
         sizes = [len(g.x) for g in graphs]
@@ -401,7 +401,7 @@ class MoleculeDataModule(L.LightningDataModule):
 
 
 class MSE(Metric):
-    """A loss that is a metric, as chemprop has them."""
+    """A loss that is a metric, as in chemprop."""
 
     def __init__(self, task_weights=1.0):
         super().__init__()
@@ -508,7 +508,7 @@ class ForecastDataModule(L.LightningDataModule):
 
 
 class QuantileLoss(Metric):
-    """A loss with a list state."""
+    """A loss metric with a list state."""
 
     def __init__(self, quantiles=None):
         super().__init__()
@@ -610,7 +610,7 @@ class Forecaster(L.LightningModule):
 
 
 class ShapesDataset(Dataset):
-    """Pictures with a square; a mask of it, or which corners it touches."""
+    """Images with a square; targets are its mask, or the corners that it touches."""
 
     def __init__(self, count, seed, dense=True):
         generator = torch.Generator().manual_seed(seed)
@@ -745,7 +745,7 @@ class MultiLabel(L.LightningModule):
 
 
 class Views(Dataset):
-    """One tensor for each sample, and no target."""
+    """Samples of one tensor, without a target."""
 
     def __init__(self, count=64):
         self.images = torch.randn(count, 16, generator=torch.Generator().manual_seed(0))

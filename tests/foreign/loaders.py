@@ -1,4 +1,4 @@
-"""Loaders that Boltcutter did not make; each sample is its own index, and each rank notes what it gets."""
+"""Dataloaders of a foreign data module; each sample is its own index, and each rank writes its batches to a file."""
 
 import os
 import random
@@ -25,7 +25,7 @@ LENGTH = 45
 
 
 class Numbers(Dataset[tuple[Tensor, Tensor]]):
-    """Its samples are changed at random."""
+    """Samples with random augmentation."""
 
     def __len__(self) -> int:
         return LENGTH
@@ -36,7 +36,7 @@ class Numbers(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):
-    """``sharded``: every rank has samples of its own, and not equally many."""
+    """A stream; if ``sharded``, each rank has other samples, and a different number of them."""
 
     def __init__(self, length: int, *, sharded: bool = False) -> None:
         self.length, self.sharded = length, sharded
@@ -53,7 +53,7 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 class Buckets(Sampler[list[int]]):
-    """Batches of neighbours, in random order; it has neither ``sampler`` nor ``batch_size``."""
+    """A batch sampler without the attributes ``sampler`` and ``batch_size``: consecutive samples, in random order."""
 
     def __len__(self) -> int:
         return 11
@@ -64,11 +64,11 @@ class Buckets(Sampler[list[int]]):
 
 
 class Foreign(L.LightningDataModule):
-    """As others write them; only its name and its arguments are made to suit the tests."""
+    """A plain LightningDataModule with one dataloader of each kind."""
 
-    def __init__(self, kind: str, notes: str, num_workers: int = 0, shape: Any = (4,), num_classes: int = 3) -> None:
+    def __init__(self, kind: str, log_dir: str, num_workers: int = 0, shape: Any = (4,), num_classes: int = 3) -> None:
         super().__init__()
-        self.kind, self.notes, self.num_workers = kind, Path(notes), num_workers
+        self.kind, self.log_dir, self.num_workers = kind, Path(log_dir), num_workers
 
     def train_dataloader(self) -> DataLoader[Any]:
         data, weights = Numbers(), [1.0 + index for index in range(LENGTH)]
@@ -100,7 +100,7 @@ class Foreign(L.LightningDataModule):
         if not trainer.sanity_checking:
             stage, epoch = trainer.state.stage.value, trainer.current_epoch
             indices, values = batch[0][:, 0].int().tolist(), float(batch[0][:, 1:].double().sum())
-            with open(self.notes / f"{trainer.global_rank}", "a") as file:
+            with open(self.log_dir / f"{trainer.global_rank}", "a") as file:
                 print(stage, epoch, *indices, values, file=file)
             if stage == "train" and os.environ.get("STOP_AT") == str(trainer.global_step):
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -108,8 +108,8 @@ class Foreign(L.LightningDataModule):
 
 
 class Fetched(Numbers):
-    """Whole batches, asked for by a loader that does not batch."""
+    """Returns whole batches, for a dataloader with ``batch_size=None``."""
 
     def __getitem__(self, index: Any) -> Any:
-        samples = [super(Fetched, self).__getitem__(place) for place in index]
+        samples = [super(Fetched, self).__getitem__(i) for i in index]
         return tuple(torch.stack(part) for part in zip(*samples, strict=True))

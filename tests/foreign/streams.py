@@ -1,4 +1,4 @@
-"""A data module of ours whose splits are streams of unknown length."""
+"""A data module of the library whose splits are iterable datasets of unknown length."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from boltcutter.data.module import DataModule, Splits
 
 
 class Numbers(IterableDataset[tuple[Tensor, Tensor]]):
-    """Random inputs beside their number."""
+    """Samples of their index and random numbers."""
 
     def __init__(self, begin: int, end: int, step: int = 1) -> None:
         self.begin, self.end, self.step = begin, end, step
@@ -23,14 +23,14 @@ class Numbers(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 class Divided(Numbers):
-    """Its parts do not have equally many."""
+    """Its shards have different lengths."""
 
     def shard(self, num_shards: int, index: int) -> "Divided":
         return Divided(self.begin + index, self.end - 20 * index, num_shards)
 
 
 class Streams(DataModule):
-    """``divided``: ranks read parts."""
+    """A data module; if ``divided``, each rank reads a shard."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Each module of the gallery, unchanged: trained on two ranks, tested, killed, resumed, evaluated and predicted."""
+"""Each module of the gallery is trained on two ranks, tested, killed, resumed, evaluated, and used for predictions."""
 
 import json
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from forkserver import ForkServer
 ENV = {"PYTHONPATH": "tests"}
 QUICK = ["logger=null", "trainer.log_every_n_steps=2"]
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
-UNUSED = ["+trainer.strategy.find_unused_parameters=true"]  # plain Lightning asks for it, too
+UNUSED = ["+trainer.strategy.find_unused_parameters=true"]  # as in plain Lightning
 REPRESENTATIVE = {"mnist", "forecast", "mpnn"}
 
 Run = Callable[[str], Path]
 
 
 def cases(names: set[str]) -> list[Any]:
-    """A few on every change, all of them as slow tests."""
+    """Return representative cases, and all others as slow tests."""
     return [
         pytest.param(name, marks=() if name in REPRESENTATIVE else pytest.mark.slow) for name in DATA if name in names
     ]
@@ -55,7 +55,7 @@ def test_two_ranks_train_test_and_report(script: Script, tmp_path: Path, name: s
 
 @pytest.fixture(scope="module")
 def resumed(forks: ForkServer, script: Script, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The folder of a run of one process that was killed and resumed."""
+    """Train in one process, kill and resume; return the run folder."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -81,21 +81,21 @@ def test_a_killed_run_is_resumed(resumed: Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", cases(TESTED))
-def test_it_is_evaluated_as_after_training(resumed: Run, script: Script, tmp_path: Path, name: str) -> None:
+def test_evaluate_equals_the_test_after_training(resumed: Run, script: Script, tmp_path: Path, name: str) -> None:
     folder = resumed(name)
     done = script("evaluate", f"run={folder}", f"output={tmp_path}", env=ENV)
     assert done.returncode == 0, done.stderr
-    if name != "simsiam":  # draws noise
+    if name != "simsiam":  # adds random noise
         assert json.loads((tmp_path / "metrics.json").read_text()) == pytest.approx(scores(folder), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", cases(PREDICT))
-def test_it_predicts(resumed: Run, script: Script, tmp_path: Path, name: str) -> None:
+def test_predict(resumed: Run, script: Script, tmp_path: Path, name: str) -> None:
     done = script("predict", f"run={resumed(name)}", f"output={tmp_path}/out.csv", env=ENV)
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.iterdir()
     if file.suffix == ".csv":
-        assert len(pd.read_csv(file)) in (27, 32)  # each sample
+        assert len(pd.read_csv(file)) in (27, 32)  # one row per sample
 
 
 def test_parameters_without_gradient_are_named_with_the_remedy(script: Script, tmp_path: Path) -> None:
