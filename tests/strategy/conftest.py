@@ -1,4 +1,4 @@
-"""What tests of strategies share: the run that all are compared with."""
+"""The reference run that tests of strategies compare with."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from conftest import Script
 
 @pytest.fixture(scope="module")
 def alone(request: pytest.FixtureRequest, script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of the module's ``WORDS`` in one process."""
+    """The folder of a run of the module's ``OVERRIDES`` in one process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    done = script("train", *request.module.WORDS, f"folder={folder}")
+    done = script("train", *request.module.OVERRIDES, f"folder={folder}")
     assert done.returncode == 0, done.stderr
     return folder

@@ -22,7 +22,7 @@ built = pytest.mark.skipif(
 HOROVODRUN = [str(Path(sys.executable).parent / "horovodrun"), "-np", "2", sys.executable]
 HOROVOD = ["trainer=horovod", "trainer.accelerator=cpu"]
 # Adam's first steps go by the sign of the gradient; of 270 samples to validate and test the last batch has 20.
-WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "data.batch_size=50", "trainer.accelerator=cpu"]
+OVERRIDES = [*QUICK, "model=mlp", "optimizer=sgd", "data.batch_size=50", "trainer.accelerator=cpu"]
 MISSING = """
 import torch
 from torch import nn
@@ -50,14 +50,14 @@ with distributed_shutdown():
 
 
 def train(*words: str, env: dict[str, str] | None = None) -> None:
-    done = run_command([*HOROVODRUN, "scripts/train.py", *WORDS, *HOROVOD, *words], env=env)
+    done = run_command([*HOROVODRUN, "scripts/train.py", *OVERRIDES, *HOROVOD, *words], env=env)
     assert done.returncode == 0, done.stderr
 
 
 @contextmanager
 def training(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A long run that has made a checkpoint."""
-    command = [*HOROVODRUN, "scripts/train.py", *WORDS, *HOROVOD, *words, f"folder={folder}"]
+    command = [*HOROVODRUN, "scripts/train.py", *OVERRIDES, *HOROVOD, *words, f"folder={folder}"]
     with subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True) as process:
         try:
             end = time.monotonic() + 60
@@ -96,7 +96,7 @@ def test_gradients_sent_in_two_bytes_differ_by_their_rounding(alone: Path, tmp_p
 def test_accumulated_batches_are_sent_once_in_one_piece(script: Script, tmp_path: Path) -> None:
     words = ["trainer.accumulate_grad_batches=3", "test=false"]
     train(*words, f"folder={tmp_path}/two", env={"HOROVOD_TIMELINE": str(tmp_path / "timeline.json")})
-    assert script("train", *WORDS, *words, f"folder={tmp_path}/one").returncode == 0
+    assert script("train", *OVERRIDES, *words, f"folder={tmp_path}/one").returncode == 0
     assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6
     sent = (tmp_path / "timeline.json").read_text().count('"GLOO_ALLREDUCE"')
     assert sent == 2 * 9  # of each epoch's 26 batches, by three, the last two alone
@@ -115,7 +115,7 @@ def test_a_gradient_that_a_rank_lacks_counts_as_nothing(two_ranks: Script) -> No
 def test_other_precisions_train_as_ddp(more: list[str], script: Script, tmp_path: Path) -> None:
     train(*more, f"folder={tmp_path}/horovod")
     ddp = ["trainer=ddp", "trainer.devices=2", f"folder={tmp_path}/ddp"]
-    assert script("train", *WORDS, *more, *ddp, ranks=2).returncode == 0
+    assert script("train", *OVERRIDES, *more, *ddp, ranks=2).returncode == 0
     ours, theirs = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("horovod", "ddp"))
     assert ours["test"] == pytest.approx(theirs["test"], abs=1e-2)
     assert max_difference(tmp_path / "horovod", tmp_path / "ddp") < 1e-2
@@ -148,7 +148,7 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path: Path) -> None:
 @built
 @pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
 def test_ranks_that_others_started_find_one_another(launcher: str, script: Script, alone: Path, tmp_path: Path) -> None:
-    words = [*WORDS, *HOROVOD, "trainer.devices=2", "test=false", f"folder={tmp_path}/run"]
+    words = [*OVERRIDES, *HOROVOD, "trainer.devices=2", "test=false", f"folder={tmp_path}/run"]
     done = script("train", *words, ranks=2 if launcher == "torchrun" else 0)
     assert done.returncode == 0, done.stderr
     assert max_difference(alone, tmp_path / "run") < 1e-6

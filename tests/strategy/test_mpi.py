@@ -14,7 +14,7 @@ from boltcutter.config import ConfigError
 
 MPI = ["trainer=mpi", "trainer.strategy.process_group_backend=mpi4py", "trainer.accelerator=cpu"]
 # Adam's first steps go by the sign of the gradient; of 270 samples to validate and test the last batch has 20.
-WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "data.batch_size=50", "trainer.accelerator=cpu"]
+OVERRIDES = [*QUICK, "model=mlp", "optimizer=sgd", "data.batch_size=50", "trainer.accelerator=cpu"]
 BEGIN = """
 import sys, time
 import torch, torch.distributed as dist
@@ -127,14 +127,14 @@ def test_a_rank_learns_of_another_that_left_or_is_late(code: str, said: str, tmp
 
 
 def test_two_ranks_train_and_test_as_one_process(alone: Path, tmp_path: Path) -> None:
-    done = run_command([*MPIRUN, "scripts/train.py", *WORDS, *MPI, f"runs={tmp_path}", "name=mpi"])
+    done = run_command([*MPIRUN, "scripts/train.py", *OVERRIDES, *MPI, f"runs={tmp_path}", "name=mpi"])
     assert done.returncode == 0, done.stderr
     (both,) = (tmp_path / "mpi").iterdir()  # they agreed on one folder
     assert_same(alone, both)
 
 
 def test_without_mpirun_one_line_tells_how_to_start_it(script: Script, tmp_path: Path) -> None:
-    done = script("train", *WORDS, *MPI, "trainer.devices=2", f"folder={tmp_path}", ranks=2)
+    done = script("train", *OVERRIDES, *MPI, "trainer.devices=2", f"folder={tmp_path}", ranks=2)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "MPI did not start these 2 processes; say mpirun -np 2 python" in done.stderr
@@ -152,7 +152,7 @@ def test_a_backend_that_torch_lacks_is_refused(backend: str) -> None:
 
 @pytest.mark.slow
 def test_gradients_are_compressed_and_accumulated(script: Script, alone: Path, tmp_path: Path) -> None:
-    words = [*WORDS, "test=false"]
+    words = [*OVERRIDES, "test=false"]
     more = {"bf16": ["trainer.strategy.compress=bf16"], "parts": ["trainer.accumulate_grad_batches=3"]}
     for name, some in more.items():
         done = run_command([*MPIRUN, "scripts/train.py", *words, *MPI, *some, f"folder={tmp_path}/{name}"])
@@ -164,7 +164,7 @@ def test_gradients_are_compressed_and_accumulated(script: Script, alone: Path, t
 
 @pytest.mark.slow
 def test_a_signal_is_heeded_and_the_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    words = [*WORDS, *MPI, "trainer.max_epochs=30", "test=false"]
+    words = [*OVERRIDES, *MPI, "trainer.max_epochs=30", "test=false"]
     done = run_command([*MPIRUN, "scripts/train.py", *words, f"folder={tmp_path}/whole"])
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "cut"
@@ -204,7 +204,7 @@ def test_a_run_is_evaluated_and_asked_on_two_ranks(script: Script, alone: Path, 
 
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_others_with_one_line(tmp_path: Path) -> None:
-    words = [*WORDS, *MPI, "trainer.max_epochs=500", f"folder={tmp_path}/run"]
+    words = [*OVERRIDES, *MPI, "trainer.max_epochs=500", f"folder={tmp_path}/run"]
     code = f"""
 import os, runpy, sys
 sys.argv[1:] = {words!r}

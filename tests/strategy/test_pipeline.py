@@ -15,8 +15,8 @@ from boltcutter.strategy.pipeline import PipelineStrategy
 from boltcutter.strategy.stage import PipelineError
 from boltcutter.task.classification import Classification
 
-# Adam's first steps go by the sign of the gradient, and blow rounding up to a whole step.
-WORDS = [*QUICK, "model=mlp", "optimizer=sgd", "scheduler=constant", "trainer.accelerator=cpu"]
+# Adam's first steps depend on the sign of the gradient only, which amplifies rounding errors to a whole step.
+OVERRIDES = [*QUICK, "model=mlp", "optimizer=sgd", "scheduler=constant", "trainer.accelerator=cpu"]
 PIPELINE = ["trainer=pipeline", "trainer.accelerator=cpu"]
 TEXT = ["data=text", "model=gpt", "task=language", "data.shape=[16]", "model.hidden_size=32", "trainer.max_steps=4"]
 
@@ -29,7 +29,7 @@ def table(file: Path) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def staged(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("staged") / "run"
-    done = script("train", *WORDS, *PIPELINE, "trainer.devices=2", f"folder={folder}", ranks=2)
+    done = script("train", *OVERRIDES, *PIPELINE, "trainer.devices=2", f"folder={folder}", ranks=2)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -67,7 +67,7 @@ def test_a_run_goes_on_with_other_stages(
         return next((int(word[-1]) for word in words if word.startswith("trainer.devices=")), 1)
 
     done = script(
-        "train", *WORDS, *first, "trainer.max_epochs=1", "test=false", f"folder={tmp_path}", ranks=ranks(first)
+        "train", *OVERRIDES, *first, "trainer.max_epochs=1", "test=false", f"folder={tmp_path}", ranks=ranks(first)
     )
     assert done.returncode == 0, done.stderr
     done = script("train", f"resume={tmp_path}", *then, "trainer.max_epochs=2", ranks=ranks(then))
@@ -78,7 +78,7 @@ def test_a_run_goes_on_with_other_stages(
 def test_an_epoch_that_goes_on_in_one_process_counts_each_sample_once(
     script: Script, alone: Path, tmp_path: Path
 ) -> None:
-    words = [*WORDS, *PIPELINE, "trainer.devices=2", "trainer.max_steps=10", f"folder={tmp_path}", "test=false"]
+    words = [*OVERRIDES, *PIPELINE, "trainer.devices=2", "trainer.max_steps=10", f"folder={tmp_path}", "test=false"]
     often = ["callback.last.every_n_epochs=null", "+callback.last.every_n_train_steps=10"]
     done = script("train", *words, *often, ranks=2)
     assert done.returncode == 0, done.stderr
@@ -99,13 +99,13 @@ def test_a_language_model_whose_ends_share_weights_trains_as_one_process(script:
     text = [*TEXT, f"data.path={tmp_path}/text", f"data.cache={tmp_path}/cache", "test=false"]
     text += ["trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.1"]
     for name, more in (("one", []), ("two", [*PIPELINE, "trainer.devices=2", "model.activation_checkpointing=true"])):
-        done = script("train", *WORDS, *text, *more, f"folder={tmp_path}/{name}", ranks=2 if more else 0)
+        done = script("train", *OVERRIDES, *text, *more, f"folder={tmp_path}/{name}", ranks=2 if more else 0)
         assert done.returncode == 0, done.stderr
     assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6
 
 
 def test_a_gradient_that_is_not_finite_stops_all_ranks_in_one_line(script: Script, tmp_path: Path) -> None:
-    words = [*WORDS, *PIPELINE, "trainer.devices=2", "optimizer.lr=1e38", "trainer.gradient_clip_val=null"]
+    words = [*OVERRIDES, *PIPELINE, "trainer.devices=2", "optimizer.lr=1e38", "trainer.gradient_clip_val=null"]
     done = script("train", *words, f"folder={tmp_path}", ranks=2)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -127,7 +127,7 @@ def test_a_stage_whose_weights_are_all_frozen_trains_with_the_others(
     script: Script, tmp_path: Path, stage: int
 ) -> None:
     (tmp_path / "frozen_stage.py").write_text(FROZEN)
-    words = [*WORDS, "~model", "+model._target_=frozen_stage.Frozen", f"+model.stage={stage}", "name=frozen"]
+    words = [*OVERRIDES, "~model", "+model._target_=frozen_stage.Frozen", f"+model.stage={stage}", "name=frozen"]
     words += ["trainer.max_steps=5", "test=false", "trainer.gradient_clip_val=0.01", "timeout=30"]
     for name, more in (("one", []), ("two", [*PIPELINE, "trainer.devices=2"])):
         env = {"PYTHONPATH": str(tmp_path)}
@@ -194,7 +194,7 @@ def test_a_loss_whose_gradient_was_not_made_is_refused() -> None:
 def test_a_run_that_stages_cannot_do_is_refused_by_all_ranks(
     script: Script, tmp_path: Path, words: list[str], text: str
 ) -> None:
-    done = script("train", *WORDS, *PIPELINE, "trainer.devices=2", *words, f"folder={tmp_path}", ranks=2)
+    done = script("train", *OVERRIDES, *PIPELINE, "trainer.devices=2", *words, f"folder={tmp_path}", ranks=2)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.count(text) == 2
@@ -204,7 +204,7 @@ def test_a_run_that_stages_cannot_do_is_refused_by_all_ranks(
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_stages_compute_in_other_precisions(script: Script, alone: Path, tmp_path: Path, precision: str) -> None:
     for name, more in (("one", []), ("two", [*PIPELINE, "trainer.devices=2"])):
-        words = [*WORDS, *more, f"trainer.precision={precision}", "trainer.max_steps=5", "test=false"]
+        words = [*OVERRIDES, *more, f"trainer.precision={precision}", "trainer.max_steps=5", "test=false"]
         done = script("train", *words, f"folder={tmp_path}/{name}", ranks=2 if more else 0)
         assert done.returncode == 0, done.stderr
     assert max_difference(tmp_path / "one", tmp_path / "two") < (1e-9 if precision == "64-true" else 5e-3)

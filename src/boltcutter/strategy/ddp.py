@@ -1,4 +1,4 @@
-"""Distributed data parallel with what Lightning's lacks: compressed gradients, and processes that scripts can start."""
+"""Lightning's DDP with gradient compression, shared memory on one host, and scripts that fork or spawn ranks."""
 
 from __future__ import annotations
 
@@ -29,31 +29,30 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
-from boltcutter.strategy import mpi
 from boltcutter.strategy.shared_memory import SharedMemory, average_hook
 
-COMPRESSED: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
-FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # an interrupt comes from the keyboard to all
-CAUGHT = (*FORWARDED, signal.SIGINT)
-LOGS = ("lightning.pytorch", "lightning.fabric")
-PATIENCE = 15.0  # seconds in which a process may tell which other failed, before it is ended
-ALL_AT_ONCE = 1 << 16  # MiB of gradients in a bucket
-AGAIN = 0.2  # seconds after which a signal comes again to a process that does not listen yet
+COMPRESSION_HOOKS: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # not SIGINT: a terminal sends it to all processes
+HANDLED = (*FORWARDED, signal.SIGINT)
+LOGGERS = ("lightning.pytorch", "lightning.fabric")
+EXIT_TIMEOUT = 15.0  # seconds that a process has to report which other one failed, before it is terminated
+SINGLE_BUCKET = 1 << 16  # MiB; larger than the gradients of any model that fits
+RETRY_DELAY = 0.2  # seconds after which a signal is sent again to a process without handlers
 
 
 class DDPStrategy(strategies.DDPStrategy):
-    """A process for each device, gradients averaged in buckets while others are still being computed.
+    """One process per device; gradients are averaged in buckets, overlapping with the backward pass.
 
-    With accumulated batches they are sent once, with the last.
+    With gradient accumulation they are sent once per optimizer step.
 
     Args:
-        compress: Send gradients in two bytes a number; averages are rounded to what these can tell.
-        shared_memory: Ranks that are all on one machine agree through memory that they share, and CPUs average their
-            gradients there; else through the process group.
-        start_method: ``popen`` starts the script again for each device. ``fork`` and ``spawn`` start copies of this
-            process, as a notebook needs it; ``fork`` only before CUDA is used, which scripts do.
-        options: As for Lightning's ``DDPStrategy`` and torch's ``DistributedDataParallel``.
-            ``process_group_backend=mpi4py`` has MPI carry all that ranks say to one another.
+        compress: Data type in which gradients are sent; averages are rounded to its precision.
+        shared_memory: If all ranks run on one host, average gradients of CPU training in shared memory, and agree on
+            signals there. Gradients on a GPU are always averaged by the process group.
+        start_method: ``popen`` runs the script again for each device. ``fork`` and ``spawn`` start processes from this
+            one, as a notebook requires; ``fork`` works only before CUDA is initialized.
+        options: Arguments of Lightning's ``DDPStrategy`` and torch's ``DistributedDataParallel``.
+            ``process_group_backend=mpi4py`` uses MPI for all communication; it is imported only then.
     """
 
     def __init__(
@@ -66,54 +65,57 @@ class DDPStrategy(strategies.DDPStrategy):
     ) -> None:
         self.compress, self.shared_memory = compress, shared_memory
         self._memory: SharedMemory | None = None
-        _know_backends(options.get("process_group_backend") or "")
+        _register_backends(options.get("process_group_backend") or "")
         super().__init__(start_method=start_method, **options)
 
     def setup(self, trainer: L.Trainer) -> None:
         """Wrap the model.
 
         Raises:
-            WorkerError: Torch would break off in the first backward pass.
+            DDPError: A static graph is combined with gradient accumulation, which torch does not support.
         """
-        parts = trainer.accumulate_grad_batches
-        if parts > 1 and self._ddp_kwargs.get("static_graph"):
-            raise WorkerError(
-                f"trainer.strategy.static_graph=true, trainer.accumulate_grad_batches={parts}: torch cannot do both; "
-                "leave static_graph out"
+        accumulated = trainer.accumulate_grad_batches
+        if accumulated > 1 and self._ddp_kwargs.get("static_graph"):
+            raise DDPError(
+                f"trainer.strategy.static_graph=true, trainer.accumulate_grad_batches={accumulated}: torch does not "
+                "support both; remove static_graph"
             )
         super().setup(trainer)
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, unsynchronized_buffers(model))  # type: ignore[no-untyped-call]
         if self.shared_memory and self.root_device.type == "cpu" and self.num_nodes == 1:
-            # Nothing is sent while a processor computes, so ranks wait for each other once, and not for each bucket.
-            self._ddp_kwargs.setdefault("bucket_cap_mb", ALL_AT_ONCE)
+            # On CPUs communication does not overlap with computation, so a single bucket needs one wait, not several.
+            self._ddp_kwargs.setdefault("bucket_cap_mb", SINGLE_BUCKET)
         return super()._setup_model(model)
 
     def _register_ddp_hooks(self) -> None:
         super()._register_ddp_hooks()
         if self.compress:
-            send, model = COMPRESSED[self.compress], cast(Any, self.model)
-            # By another name, since torch refuses these by theirs where there is no NCCL, though gloo does the same.
-            model.register_comm_hook(None, lambda group, bucket: send(group, bucket))
+            compression_hook, model = COMPRESSION_HOOKS[self.compress], cast(Any, self.model)
+            # In a lambda, since torch rejects these hooks by name without NCCL, although they work with gloo.
+            model.register_comm_hook(None, lambda group, bucket: compression_hook(group, bucket))
         if self.shared_memory and self.world_size > 1 and self._timeout and dist.get_backend() in ("gloo", "nccl"):
             self._memory = SharedMemory.create(self.global_rank, self.world_size, self._timeout)
-            averages = self.root_device.type == "cpu" and not self.compress and not has_sparse_gradients(self.model)
-            if self._memory and averages:
+            on_cpu = self.root_device.type == "cpu"  # averaging GPU gradients there would copy them to the host
+            if self._memory and on_cpu and not self.compress and not has_sparse_gradients(self.model):
                 cast(Any, self.model).register_comm_hook(
                     self._memory, lambda memory, bucket: average_hook(memory, bucket)
                 )
 
     def all_reduce_max(self, number: int) -> int | None:
-        """The largest of what all ranks give, if they can tell without the process group; else None.
+        """The maximum of a number over all ranks, through shared memory; None if it is not available.
+
+        Args:
+            number: Signed 64-bit integer.
 
         Raises:
-            RuntimeError: Another rank has left, is late, or does something else.
+            RuntimeError: Another rank has failed, has timed out, or calls another operation.
         """
         return self._memory.all_reduce_max(number) if self._memory else None
 
     def teardown(self) -> None:
-        """Leave the others."""
+        """Release the shared memory."""
         if self._memory:
             self._memory.close()
             self._memory = None
@@ -123,16 +125,17 @@ class DDPStrategy(strategies.DDPStrategy):
         check_fork(self._start_method, self.parallel_devices or [])
         super()._configure_launcher()
         if isinstance(self._launcher, _MultiProcessingLauncher):
-            self._launcher = Launcher(self, self._start_method)
+            self._launcher = MultiProcessingLauncher(self, self._start_method)
         elif type(self._launcher) is _SubprocessScriptLauncher:
             assert self.cluster_environment
             self._launcher = ScriptLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
 
 
 def unsynchronized_buffers(model: nn.Module) -> list[str]:
-    """Buffers that need not go from the first rank to the others at each step.
+    """Names of buffers that rank 0 need not broadcast at each step.
 
-    Those are statistics of norms, which training does not read, and what no checkpoint keeps, since it never changes.
+    These are the running statistics of BatchNorm, which training does not read, and non-persistent buffers, which are
+    constant.
     """
     return [
         f"{path}.{name}" if path else name
@@ -143,27 +146,33 @@ def unsynchronized_buffers(model: nn.Module) -> list[str]:
 
 
 def check_fork(start_method: str, devices: Sequence[torch.device]) -> None:
-    """Refuse to fork a process that uses CUDA, which no copy of it can use then.
+    """Check that no process with an initialized CUDA context is forked, as CUDA does not work in the child.
+
+    Args:
+        start_method: Start method of the ranks.
+        devices: Devices of the ranks.
 
     Raises:
-        ValueError: It does, and the copies are to train on GPUs.
+        ValueError: CUDA is initialized, and the ranks are to be forked and train on GPUs.
     """
     used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if start_method == "fork" and any(d.type == "cuda" for d in devices) and used:
         raise ValueError(
-            "trainer.strategy.start_method=fork: this process has used CUDA, so that copies of it cannot; take popen, "
-            "or spawn in a notebook"
+            "trainer.strategy.start_method=fork: CUDA is initialized in this process, and does not work in a fork of "
+            "it; use popen, or spawn in a notebook"
         )
 
 
-def _know_backends(text: str) -> None:
-    """See that torch knows what carries messages, as ``gloo`` or ``cpu:gloo,cuda:nccl``.
+def _register_backends(text: str) -> None:
+    """Check that torch has the backends, given as ``gloo`` or ``cpu:gloo,cuda:nccl``; register mpi4py if it is used.
 
     Raises:
-        ValueError: It does not.
+        ValueError: A backend is not available.
     """
     for name in [part.rpartition(":")[2] for part in text.split(",") if part]:
-        if name == mpi.NAME:
+        if name == "mpi4py":
+            from boltcutter.strategy import mpi
+
             mpi.register()
         elif name not in dist.Backend.backend_list or (name == "mpi" and not dist.is_mpi_available()):
             raise ValueError(
@@ -172,12 +181,12 @@ def _know_backends(text: str) -> None:
 
 
 class WorkerExitError(SystemExit):
-    """A process that was started from here left before its work was done, as after a signal.
+    """A forked or spawned rank exited before training was finished, such as after a signal.
 
     Args:
         code: Its exit status.
-        status: What it would have been without a launcher that waits for a mark.
-        reason: In words.
+        status: Its exit status without a launcher that requeues the run.
+        reason: The reason, for the message.
     """
 
     def __init__(self, code: int, status: int, reason: str) -> None:
@@ -191,47 +200,47 @@ class WorkerExitError(SystemExit):
         return self.reason
 
 
-class WorkerError(RuntimeError):
-    """What cannot work, or a process that was started from here and told why it failed."""
+class DDPError(RuntimeError):
+    """An unsupported combination of settings, or a forked or spawned rank that failed."""
 
     hide_traceback = True
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
-    """Starts the script again for each device but the first, and ends all when one has failed.
+    """Run the script again for each device but the first, and terminate all processes when one has failed.
 
-    Lightning's ends them at once, before this process can say which one it was.
+    Lightning's launcher terminates them immediately, before this process can report which one failed.
     """
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: L.Trainer | None = None, **kwargs: Any) -> Any:
-        """Start the others, and run ``function`` here."""
+        """Start the other ranks, and run ``function`` in this process."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             self._call_children_scripts()
-            Observer(os.getpid(), self.procs).start()
+            ChildProcessObserver(os.getpid(), self.procs).start()
         _set_num_threads_if_needed(self.num_processes)
         return function(*args, **kwargs)
 
 
-class Observer(_ChildProcessObserver):
-    """Gives a process time to find out for itself that another has failed."""
+class ChildProcessObserver(_ChildProcessObserver):
+    """Give processes time to detect by themselves that another one has failed."""
 
     def _terminate_all(self) -> None:
-        time.sleep(PATIENCE)
+        time.sleep(EXIT_TIMEOUT)
         super()._terminate_all()
 
 
-class Launcher(_MultiProcessingLauncher):
-    """Starts copies of this process; signals reach them, and what they say on leaving reaches this one.
+class MultiProcessingLauncher(_MultiProcessingLauncher):
+    """Fork or spawn the ranks; forward signals to them, and exit with their status and message.
 
-    Signals are held back while processes are being started, which takes seconds with ``spawn``: one that is not there
-    yet would never get it, and one that does not listen yet would end and leave the others waiting for it.
+    Signals are blocked while processes are being started, which takes seconds with ``spawn``: a process that does not
+    exist yet would miss them, and one without handlers would be killed while the other ranks wait for it.
     """
 
     def __init__(self, *args: Any) -> None:
         self._started: list[Any] = []
-        self._forwarded = 0  # number of the signal that came last
-        self._before: dict[int, Any] = {}  # what signals did in this process
+        self._forwarded = 0  # number of the last signal
+        self._previous_handlers: dict[int, Any] = {}  # of this process
         super().__init__(*args)
 
     @property
@@ -243,29 +252,29 @@ class Launcher(_MultiProcessingLauncher):
     def procs(self, processes: list[Any]) -> None:
         self._started = processes
         if processes:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: L.Trainer | None = None, **kwargs: Any) -> Any:
-        """Run ``function`` in each process, and give what the first one returns.
+        """Run ``function`` on each rank, and return the result of rank 0.
 
         Raises:
-            WorkerExitError: They left for a signal.
-            WorkerError: One failed with an error that explains itself, or none could be started.
+            WorkerExitError: The ranks exited because of a signal.
+            DDPError: A rank failed with an error of this package, or could not be started.
         """
         try:
             check_fork(self._start_method, getattr(self._strategy, "parallel_devices", None) or [])
         except ValueError as error:
-            raise WorkerError(str(error)) from None
+            raise DDPError(str(error)) from None
         with self._forwarding():
             try:
                 return super().launch(function, *args, trainer=trainer, **kwargs)
             except ProcessRaisedException as error:
                 where, _, text = str(error).rstrip().splitlines()[-1].partition(": ")
                 if where.startswith(f"{__name__.partition('.')[0]}."):
-                    raise WorkerError(text) from None
+                    raise DDPError(text) from None
                 raise
             except ProcessExitedException as error:
-                raise WorkerError(f"{' '.join(str(error).split())}; logs/ may tell more") from None
+                raise DDPError(f"{' '.join(str(error).split())}; see logs/ for more") from None
 
     @contextmanager
     def _forwarding(self) -> Iterator[None]:
@@ -273,45 +282,45 @@ class Launcher(_MultiProcessingLauncher):
             yield
             return
         self._forwarded = 0
-        self._before = {number: signal.getsignal(number) or signal.SIG_DFL for number in CAUGHT}
+        self._previous_handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in HANDLED}
         for forwarded in FORWARDED:
             signal.signal(forwarded, self._forward)
         signal.signal(signal.SIGINT, lambda number, frame: None)
-        resource_tracker.ensure_running()  # it would let signals through again
-        signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
+        resource_tracker.ensure_running()  # its start unblocks signals, so start it before they are blocked
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
             yield
         finally:
-            for number, handler in self._before.items():
+            for number, handler in self._previous_handlers.items():
                 signal.signal(number, handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
-        if callable(self._before.get(self._forwarded)):  # they had ended before it reached them
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+        if callable(self._previous_handlers.get(self._forwarded)):  # the ranks finished before it reached them
             signal.raise_signal(self._forwarded)
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self._forwarded = number
         self.kill(number)
 
-    def _catch(self) -> None:
-        """Let signals come, and come again until somebody in this process listens, if anybody was to."""
-        for number, handler in self._before.items():
-            signal.signal(number, _until_somebody_listens(handler))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
+    def _unblock_signals(self) -> None:
+        """Unblock signals in a rank; those that the parent handled are retried until the rank has handlers."""
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, _initial_handler(handler))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def _wrapping_function(self, process_idx: int, trainer: Any, *rest: Any) -> None:
-        self._catch()
+        self._unblock_signals()
         queue = rest[3]
-        rank_zero_only.rank = process_idx  # type: ignore[attr-defined]  # a fork believes itself to be the first
+        rank_zero_only.rank = process_idx  # type: ignore[attr-defined]  # a fork inherits rank 0
         code: int = 1
         try:
             super()._wrapping_function(process_idx, trainer, *rest)
             code = 0
         except SystemExit as error:
-            left = error.code if isinstance(error.code, int) else 0
-            code = getattr(error, "status", left)
+            exit_code = error.code if isinstance(error.code, int) else 0
+            code = getattr(error, "status", exit_code)
             if process_idx == 0:
-                queue.put(WorkerExitError(left, code, getattr(error, "reason", f"exit {left}")))
-        except KeyboardInterrupt:  # which torch takes for an end like any other
+                queue.put(WorkerExitError(exit_code, code, getattr(error, "reason", f"exit {exit_code}")))
+        except KeyboardInterrupt:  # which torch would treat as a normal exit
             code = 128 + signal.SIGINT
             if process_idx == 0:
                 queue.put(WorkerExitError(code, code, "interrupted"))
@@ -324,11 +333,11 @@ class Launcher(_MultiProcessingLauncher):
                 dist.destroy_process_group()
 
     def get_extra_results(self, trainer: L.Trainer) -> dict[str, Any]:
-        """Metrics, and how far training has come: what is logged later belongs to its last step."""
+        """Metrics, and the progress of training, so that later logging has the right step."""
         return {**super().get_extra_results(trainer), "fit_loop": trainer.fit_loop.state_dict()}
 
     def update_main_process_results(self, trainer: L.Trainer, extra: dict[str, Any]) -> None:
-        """Take them over."""
+        """Restore them in the main process."""
         super().update_main_process_results(trainer, extra)
         trainer.fit_loop.load_state_dict(extra["fit_loop"])
 
@@ -344,13 +353,13 @@ class Launcher(_MultiProcessingLauncher):
         super()._recover_results_in_main_process(worker_output._replace(weights_path=None), trainer)
 
     def __getstate__(self) -> dict[str, Any]:
-        before = {number: _until_somebody_listens(handler) for number, handler in self._before.items()}
-        levels = {name: logging.getLogger(name).level for name in LOGS}
+        handlers = {number: _initial_handler(handler) for number, handler in self._previous_handlers.items()}
+        levels = {name: logging.getLogger(name).level for name in LOGGERS}
         settings = torch.get_float32_matmul_precision(), list(warnings.filters), levels
-        return {**vars(self), "_started": [], "_before": before, "_settings": settings}
+        return {**vars(self), "_started": [], "_previous_handlers": handlers, "_settings": settings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Set in a spawned process what a forked one inherits."""
+        """Restore in a spawned process the settings that a forked one inherits."""
         matmul, filters, levels = state.pop("_settings")
         vars(self).update(state)
         torch.set_float32_matmul_precision(matmul)
@@ -359,18 +368,18 @@ class Launcher(_MultiProcessingLauncher):
             logging.getLogger(name).setLevel(level)
 
 
-def _until_somebody_listens(handler: Any) -> Any:
-    """What a signal does in a new process whose parent had ``handler`` for it; nobody replaces Python's own."""
-    return _again if callable(handler) and handler is not signal.default_int_handler else handler
+def _initial_handler(handler: Any) -> Any:
+    """The handler of a signal in a new rank, given that of the parent: retry if the rank will install its own."""
+    return _retry if callable(handler) and handler is not signal.default_int_handler else handler
 
 
-def _again(number: int, frame: FrameType | None) -> None:
-    later = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
-    later.daemon = True
-    later.start()
+def _retry(number: int, frame: FrameType | None) -> None:
+    timer = threading.Timer(RETRY_DELAY, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
 
 
 def has_sparse_gradients(model: nn.Module | None) -> bool:
-    """Whether an embedding of the model has sparse gradients, which gloo averages but shared memory does not."""
+    """Whether an embedding of the model has sparse gradients, which shared memory does not support, but gloo does."""
     layers = model.modules() if model else ()
     return any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse for layer in layers)

@@ -51,8 +51,8 @@ class Float8Precision(MixedPrecision):
         # A second call, for the test after training, finds layers that are already converted.
         if not any(_fits(part) or isinstance(part, Float8Linear) for part in module.modules()):
             raise Float8Error(
-                f"trainer.precision=float8: the model has no linear layer whose dimensions are multiples of {MULTIPLE}; "
-                "try bf16-mixed"
+                f"trainer.precision=float8: the model has no linear layer whose dimensions are multiples of "
+                f"{MULTIPLE}; try bf16-mixed"
             )
         # Without padding, a last batch whose size is not a multiple of 16 would raise an error.
         config = Float8LinearConfig(emulate=self.emulate, pad_inner_dim=not self.emulate)
