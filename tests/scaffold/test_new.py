@@ -105,3 +105,10 @@ def test_mistakes(arguments: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         new.create([*arguments, f"folder={tmp_path}"])
     assert not list(tmp_path.iterdir())
+
+
+def test_versions_of_a_project_are_tested_versions() -> None:
+    tested = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = (ROOT / "{{cookiecutter.project_slug}}" / "constraints.txt").read_text().splitlines()
+    assert set(pinned) <= set(tested)
+    assert {"torch", "lightning", "pytest", "scikit-learn"} <= {line.partition("==")[0] for line in pinned}
