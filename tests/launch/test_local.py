@@ -45,3 +45,8 @@ def test_a_run_on_another_host_is_unknown(tmp_path: Path) -> None:
     assert LocalLauncher().status("7 on elsewhere since 3").state == "unknown"
     with pytest.raises(ValueError, match="process 7 on elsewhere since 3 can be cancelled only on that host"):
         LocalLauncher().cancel("7 on elsewhere since 3")
+
+
+def test_a_project_without_a_script_is_trained_by_the_module(tmp_path: Path) -> None:
+    text = LocalLauncher(torchrun=True, python="python").render(Job("digits", tmp_path, None))
+    assert f" -m boltcutter train resume={tmp_path}\n" in text

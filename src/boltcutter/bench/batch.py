@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import resource
 import subprocess
@@ -45,15 +46,16 @@ def main(project: Project, overrides: list[str]) -> None:
         limit = 0.0
     if limit <= 0:
         raise TrialError(f"limit_gib={limits[-1]} is not a number of GiB; try 4")
-    script = project.root / "scripts" / "train.py"
-    printed = _run([sys.executable, str(script), "--print", *overrides])
+    os.environ.update(project.environment)
+    train = [sys.executable, *project.train_command]
+    printed = _run([*train, "--print", *overrides])
     if printed.returncode:
         raise TrialError(printed.stderr.strip().removeprefix("error: "))
     cfg = yaml.safe_load(printed.stdout)
     start, ranks = cfg["data"]["batch_size"], [cfg["trainer"].get(key, 1) for key in ("devices", "num_nodes")]
     unit = math.prod(number for number in ranks if isinstance(number, int) and number > 0)
     with tempfile.TemporaryDirectory() as scratch:
-        fits = partial(trial, script, overrides, limit, Path(scratch))
+        fits = partial(trial, train, overrides, limit, Path(scratch))
         best = search(start, unit, fits)
     if best is None:
         raise TrialError(f"data.batch_size={unit} does not fit; use a smaller model, or trainer.precision=bf16-mixed")
@@ -82,14 +84,14 @@ def search(start: int, unit: int, fits: Callable[[int], bool | None]) -> int | N
     return low or None
 
 
-def trial(script: Path, overrides: list[str], limit: float, scratch: Path, size: int) -> bool | None:
+def trial(train: list[str], overrides: list[str], limit: float, scratch: Path, size: int) -> bool | None:
     """Return whether three steps with batches of ``size`` succeed; None if there are too few samples.
 
     Raises:
         TrialError: They fail for another reason than lack of memory.
     """
     folder = scratch / str(size)
-    command = [sys.executable, str(script), *overrides, *TRIAL, f"folder={folder}", f"data.batch_size={size}"]
+    command = [*train, *overrides, *TRIAL, f"folder={folder}", f"data.batch_size={size}"]
     done = _run(command, limit)
     if done.returncode == 0:
         return True

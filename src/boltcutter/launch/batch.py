@@ -184,5 +184,5 @@ def _srun(slurm: SlurmLauncher, job: Job) -> list[str]:
         lines[-1] += f" -m torch.distributed.run --nnodes={job.nodes} --nproc-per-node={job.devices}"
         lines.append('--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID"')
         lines.append('--rdzv-endpoint="$MASTER_ADDR:$((20000 + SLURM_JOB_ID % 10000))"')
-    lines.append(" ".join([shlex.quote(str(job.script)), '"resume=$folder"', *job.trust]))
+    lines.append(" ".join([shlex.join(job.program), '"resume=$folder"', *job.trust]))
     return lines

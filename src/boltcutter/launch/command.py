@@ -261,7 +261,8 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: b
     home = Path(cfgs[0].folder or Path(cfgs[0].runs) / cfgs[0].name / new_run_id()).absolute()
     folders = [str(home)]
     code = home / "code" if copies else None
-    script = (code or root) / "scripts" / "train.py"
+    script = (code or root) / "scripts" / "train.py" if (root / "scripts" / "train.py").is_file() else None
+    environment = {} if script else Project.at(code or root).environment
     if array:
         folders = [Job(name="", folder=home, script=script).run_folder(task) for task in range(len(cfgs))]
     jobs = []
@@ -279,7 +280,7 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: b
                 devices=count_devices(trainer.get("devices", "auto")),
                 gpus=trainer.get("accelerator", "auto") != "cpu",
                 num_workers=(values["data"] or {}).get("num_workers") or 0,
-                environment={"WANDB_RUN_GROUP": home.name} if array else {},
+                environment=environment | ({"WANDB_RUN_GROUP": home.name} if array else {}),
                 progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else "metrics.csv",
                 root=root,
                 code=code,

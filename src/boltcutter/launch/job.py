@@ -26,7 +26,8 @@ class Job:
     Args:
         name: Name of the job in the queue.
         folder: Folder of the run; for an array the parent folder of its runs.
-        script: ``train.py``, which every process calls with ``resume=<folder of the run>``.
+        script: The project's ``train.py``, which every process calls with ``resume=<folder of the run>``; None: the
+            module ``boltcutter`` is called instead, and finds the project by its environment variable.
         array_size: Number of runs in an array; 0 for a single run.
         nodes: Nodes for each run.
         devices: Processes on each node.
@@ -41,7 +42,7 @@ class Job:
 
     name: str
     folder: Path
-    script: Path
+    script: Path | None
     array_size: int = 0
     nodes: int = 1
     devices: int = 1
@@ -59,9 +60,15 @@ class Job:
         return ["trust=true"] if self.trusted else []
 
     @property
+    def program(self) -> list[str]:
+        """Arguments of the Python interpreter before those of the training."""
+        return [str(self.script)] if self.script else ["-m", "boltcutter", "train"]
+
+    @property
     def mounts(self) -> list[str]:
         """Folders that every process needs: the project and the run."""
-        return [str(self.root or self.script.parents[1]), str(self.folder)]
+        root = self.root or (self.script.parents[1] if self.script else None)
+        return [str(place) for place in (root, self.folder) if place]
 
     def run_folder(self, task: int | str) -> str:
         """Return the folder of one run of an array; its name is unique in the project."""

@@ -58,7 +58,7 @@ class LocalLauncher:
         arguments = [self.python]
         if self.torchrun:
             arguments += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.devices)]
-        arguments += [str(job.script), f"resume={job.folder}", *job.trust]
+        arguments += [*job.program, f"resume={job.folder}", *job.trust]
         variables = assignments({**job.environment, **self.environment})
         lines = ["#!/bin/bash", *variables, *code_path(job), f"exec {shlex.join(arguments)}"]
         return "\n".join(lines) + "\n"
