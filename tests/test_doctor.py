@@ -33,7 +33,7 @@ def test_missing_extras_are_reported_with_the_command(monkeypatch: pytest.Monkey
     needs = ["torch>=2", "torch>=2 ; extra == 'here'", "no-such-package ; extra == 'away'"]
     monkeypatch.setattr(doctor.metadata, "metadata", lambda project: found)
     monkeypatch.setattr(doctor.metadata, "requires", lambda project: needs)
-    monkeypatch.setattr(doctor, "_find_problem", lambda configs, words: None)
+    monkeypatch.setattr(doctor, "_find_problem", lambda project, override: None)
     assert extras() == {"here": [], "away": ["no-such-package"]}
     shown = dict(works(PROJECT))
     assert shown["extra away"] == "no: needs no-such-package; pip install 'boltcutter[away]'"
@@ -58,7 +58,7 @@ def test_the_script(script: Script) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["devices=0"], "devices=0 is not a number of devices; try devices=8"),
         (["memory=80"], "memory=80 is not an amount of memory; try memory=80GiB"),
@@ -70,8 +70,8 @@ def test_the_script(script: Script) -> None:
         (["run=/nowhere"], "run=/nowhere: no run there"),
     ],
 )
-def test_a_mistake_is_one_line(words: list[str], message: str, script: Script) -> None:
-    done = script("check", "doctor", *words)
+def test_a_mistake_is_one_line(arguments: list[str], message: str, script: Script) -> None:
+    done = script("check", "doctor", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}")
     assert done.stderr.count("\n") == 1

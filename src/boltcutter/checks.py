@@ -196,17 +196,18 @@ def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
 
 
 def check_kind(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataModule) -> None:
-    """Check that the task and the data have the same kind: classes, numbers or tokens.
+    """Check that the task and the data have the same kind, such as classification.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: They do not.
     """
     expected, actual = str(getattr(task, "kind", None)), str(getattr(data, "kind", None))
     options = {"classification": "classification", "regression": "regression", "language_modeling": "language"}
     if expected in options and actual in options and expected != actual:  # other classes may use `kind` differently
         picked = cfg.choices
         raise ConfigError(
-            f"task={picked.task} expects {expected} data, but data={picked.data} is {actual} data; try task={options[actual]}"
+            f"task={picked.task} expects {expected} data, but data={picked.data} is {actual} data; "
+            f"try task={options[actual]}"
         )
 
 

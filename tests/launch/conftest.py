@@ -32,36 +32,38 @@ class Cluster:
         if os.getuid() == 0:
             shutil.chown(self.runs, self.user)
 
-    def manage(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
-        # Nobody may be able to enter the folder of an administrator's Python or project.
+    def manage(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        # The user may not have access to the folders of Python or of the project.
         visible = {"SLURM_CLUSTER_VISIBLE": f"{ROOT}:{sys.base_prefix}:{sys.prefix}"}
-        return run_command(["bash", str(CLUSTER), command, str(self.folder), *words], env=visible)
+        return run_command(["bash", str(CLUSTER), command, str(self.folder), *arguments], env=visible)
 
     def call(self, *command: str, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
         # git trusts no repository of another user.
         given = {"HOME": self.runs, "PYTHONWARNINGS": "default", "GIT_CONFIG_COUNT": 1}
         given |= {"GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"} | env
         variables = [f"{name}={value}" for name, value in given.items()]
-        words = ["exec", str(self.folder), "-u", self.user, "env", *variables, *command]
-        return run_command(["bash", str(CLUSTER), *words], timeout=timeout)
+        arguments = ["exec", str(self.folder), "-u", self.user, "env", *variables, *command]
+        return run_command(["bash", str(CLUSTER), *arguments], timeout=timeout)
 
-    def launch(self, *words: str, torch: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
+    def launch(self, *overrides: str, torch: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
         """scripts/launch.py."""
         start = [sys.executable] if torch else [sys.executable, "-c", WITHOUT_TORCH]
-        return self.call(*start, "scripts/launch.py", *words, **env)
+        return self.call(*start, "scripts/launch.py", *overrides, **env)
 
-    def submit(self, name: str, *words: str, torch: bool = False, **env: str) -> tuple[Path, str]:
+    def submit(self, name: str, *overrides: str, torch: bool = False, **env: str) -> tuple[Path, str]:
         """The folder and the job's id of a new run."""
         folder = self.runs / name
-        done = self.launch("launch=slurm", f"folder={folder}", "trainer.accelerator=cpu", *words, torch=torch, **env)
+        done = self.launch(
+            "launch=slurm", f"folder={folder}", "trainer.accelerator=cpu", *overrides, torch=torch, **env
+        )
         assert done.returncode == 0, done.stderr
         first = next(folder.rglob("record.json"))
         return folder, str(json.loads(first.read_text())["launch"]["id"])
 
     def job(self, job_id: str) -> dict[str, str]:
-        """What SLURM knows of a job."""
+        """Return the fields of scontrol show job."""
         output = self.call("scontrol", "-o", "show", "job", job_id).stdout
-        return dict(word.split("=", 1) for word in output.split() if "=" in word)
+        return dict(field.split("=", 1) for field in output.split() if "=" in field)
 
 
 def wait_until(found: Callable[[], Any], folder: Path, seconds: float = 90) -> Any:

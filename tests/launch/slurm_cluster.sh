@@ -4,8 +4,8 @@
 #   slurm_cluster.sh exec DIR [-n NODE] [-u USER] COMMAND...    on the login node, or on NODE
 #   slurm_cluster.sh crash DIR NODE                             as if the power went
 #   slurm_cluster.sh boot DIR NODE                              and came back
-#   slurm_cluster.sh orphan DIR NODE                            its slurmd dies, what it started goes on
-#   slurm_cluster.sh silence DIR                                its controller answers nobody
+#   slurm_cluster.sh orphan DIR NODE                            kill its slurmd; its processes continue
+#   slurm_cluster.sh silence DIR                                its controller stops responding
 #   slurm_cluster.sh answer DIR                                 and answers again
 #   slurm_cluster.sh stop DIR
 # Each node is a network, host name, process and mount namespace; its cable is a veth pair to a bridge that lives in the
@@ -125,7 +125,7 @@ SlurmctldLogFile=$dir/log/slurmctld.log
 SlurmdLogFile=$dir/log/%n.slurmd.log
 ProctrackType=proctrack/linuxproc
 PropagateResourceLimits=NONE
-# As many processors as the test says, whatever the machine has.
+# As many CPUs as the test requests, regardless of the machine.
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core

@@ -18,7 +18,7 @@ from conftest import ROOT, Script
 from .conftest import Cluster, processes, wait_until
 
 pytestmark = pytest.mark.timeout(600)
-# No dropout, no BatchNorm, no Adam: what the number of processes changes is rounding alone.
+# No dropout, BatchNorm or Adam, so that the number of processes changes only rounding.
 OVERRIDES = ["model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "logger=null", "report=false"]
 
 
@@ -46,17 +46,17 @@ def is_training(folder: Path, start: int) -> bool:
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ranks_of_two_nodes_train_as_one_process(cluster: Cluster, script: Script, tmp_path: Path, ranks: int) -> None:
-    words = [*OVERRIDES, "trainer.max_epochs=3"]
+    overrides = [*OVERRIDES, "trainer.max_epochs=3"]
     folder = cluster.runs / f"whole-{ranks}"
     two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.num_nodes=2", f"trainer.devices={ranks}"]
-    done = cluster.launch("launch=slurm", *words, *two, f"folder={folder}", "--wait", torch=True)
+    done = cluster.launch("launch=slurm", *overrides, *two, f"folder={folder}", "--wait", torch=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 3/3" in done.stdout  # of the job's log
     assert attempts(folder) == ["completed"]
     assert (folder / "checkpoints" / "last.ckpt").stat().st_uid == (cluster.runs.stat().st_uid)
     assert "COMPLETED, on node" in cluster.launch("status", f"run={folder}").stdout
-    alone = script("train", *words, "trainer.accelerator=cpu", f"folder={tmp_path}/run")
-    assert alone.returncode == 0, alone.stderr
+    single = script("train", *overrides, "trainer.accelerator=cpu", f"folder={tmp_path}/run")
+    assert single.returncode == 0, single.stderr
     ours, theirs = weights(folder), weights(tmp_path / "run")
     assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 1e-6
     assert record(folder)["test"] == pytest.approx(record(tmp_path / "run")["test"], abs=1e-6)
@@ -64,8 +64,8 @@ def test_ranks_of_two_nodes_train_as_one_process(cluster: Cluster, script: Scrip
 
 @pytest.mark.slow
 def test_a_run_survives_signals_and_node_failures(cluster: Cluster, script: Script, tmp_path: Path) -> None:
-    words = [*OVERRIDES, "trainer=ddp", "trainer.max_epochs=300"]
-    folder, job = cluster.submit("events", *words, "trainer.num_nodes=2", "trainer.devices=1")
+    overrides = [*OVERRIDES, "trainer=ddp", "trainer.max_epochs=300"]
+    folder, job = cluster.submit("events", *overrides, "trainer.num_nodes=2", "trainer.devices=1")
     wait_until(lambda: is_training(folder, 1), folder)
     cluster.call("scancel", "--signal=USR2", job)
     wait_until(lambda: is_training(folder, 2), folder)
@@ -75,17 +75,19 @@ def test_a_run_survives_signals_and_node_failures(cluster: Cluster, script: Scri
     assert cluster.manage("crash", dead).returncode == 0
     wait_until(lambda: is_training(folder, 4), folder, 200)
     assert dead not in {node for node, _ in processes(folder)}
-    cluster.call("scontrol", "requeue", job)  # by hand
+    cluster.call("scontrol", "requeue", job)
     wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 300)
     assert cluster.manage("boot", dead).returncode == 0
     # SLURM still ends the step that lost its node when the next of the same number runs, before or after it has begun.
     ways = "preempted by SIGUSR2 (RankLostError|killed) (RankLostError|killed) (preempted by SIGTERM )*completed"
-    told = [re.sub(r"[,:].*", "", reason) for reason in attempts(folder)]
-    assert re.fullmatch(ways, " ".join(told)), log(folder)
+    message = [re.sub(r"[,:].*", "", reason) for reason in attempts(folder)]
+    assert re.fullmatch(ways, " ".join(message)), log(folder)
     assert "launch: preempted by SIGUSR2; requeue" in log(folder)
     assert "task 1: Killed; requeue" in log(folder)
-    whole = script("train", *words, "trainer.accelerator=cpu", "trainer.devices=2", f"folder={tmp_path}/run")
-    assert whole.returncode == 0, whole.stderr
+    uninterrupted = script(
+        "train", *overrides, "trainer.accelerator=cpu", "trainer.devices=2", f"folder={tmp_path}/run"
+    )
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
     ours, theirs = weights(folder), weights(tmp_path / "run")
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     assert record(folder)["metrics"] == record(tmp_path / "run")["metrics"]
@@ -93,8 +95,8 @@ def test_a_run_survives_signals_and_node_failures(cluster: Cluster, script: Scri
 
 @pytest.mark.slow
 def test_one_task_of_an_array_is_requeued(cluster: Cluster) -> None:
-    words = ["launch.array=seed=1,2", "launch.max_parallel=1", "trainer.max_epochs=60"]
-    home, _ = cluster.submit("array", *OVERRIDES, *words)
+    overrides = ["launch.array=seed=1,2", "launch.max_parallel=1", "trainer.max_epochs=60"]
+    home, _ = cluster.submit("array", *OVERRIDES, *overrides)
     one, two = (home / f"array-{task}" for task in range(2))
     wait_until(lambda: is_training(one, 1), one)
     assert not processes(two)
@@ -126,7 +128,7 @@ def test_a_cancelled_run_saves_and_can_be_resumed(cluster: Cluster) -> None:
     assert attempts(folder)[1:] == ["completed"]
 
 
-def submit_script(cluster: Cluster, name: str, options: str, *words: str) -> tuple[Path, str]:
+def submit_script(cluster: Cluster, name: str, options: str, *overrides: str) -> tuple[Path, str]:
     """The folder and the job's id of a run that a person's own script starts."""
     folder, file = cluster.runs / name, cluster.runs / f"{name}.sh"
     command = [
@@ -136,7 +138,7 @@ def submit_script(cluster: Cluster, name: str, options: str, *words: str) -> tup
         *OVERRIDES,
         "trainer.accelerator=cpu",
         f"folder={folder}",
-        *words,
+        *overrides,
     ]
     lines = ["#!/bin/bash", f"#SBATCH {options} --output={cluster.runs}/{name}.log --open-mode=append", f"cd {ROOT}"]
     file.write_text("\n".join([*lines, "export OMP_NUM_THREADS=1", shlex.join(command)]) + "\n")
@@ -151,11 +153,12 @@ def test_a_users_own_script_is_checked_and_resumes(cluster: Cluster) -> None:
     folder, job = submit_script(cluster, "hand", "--ntasks-per-node=2 --requeue", *two, "trainer.max_epochs=60")
     fewer, lone = submit_script(cluster, "fewer", "--ntasks=1", *two)
     more, alone = submit_script(cluster, "more", "--nodes=1 --ntasks=2")
-    for told, number, place in (("1 task on 1 node", lone, fewer), ("2 tasks on 1 node", alone, more)):
+    for message, number, place in (("1 task on 1 node", lone, fewer), ("2 tasks on 1 node", alone, more)):
         wait_until(lambda number=number: cluster.job(number)["JobState"] == "FAILED", place)
         text = place.with_suffix(".log").read_text()
         assert (
-            len(re.findall(rf"^error: trainer.devices=\d, trainer.num_nodes=1: srun started {told}", text, re.M)) == 1
+            len(re.findall(rf"^error: trainer.devices=\d, trainer.num_nodes=1: srun started {message}", text, re.M))
+            == 1
         )
         assert not place.exists()
     wait_until(lambda: (folder / "checkpoints" / "last.ckpt").is_file(), folder)
@@ -185,8 +188,8 @@ def test_each_command_in_an_allocation_is_a_run(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_requeue_with_special_characters_and_without_exported_variables(cluster: Cluster) -> None:
     name = "a 'b' \"c\" #d %j"
-    words = ["trainer.max_epochs=60", "launch.setup=[export CHOSEN=yes]", 'name=it\'s "new" #1']
-    folder, job = cluster.submit(name, *OVERRIDES, *words, SBATCH_EXPORT="NONE")
+    overrides = ["trainer.max_epochs=60", "launch.setup=[export CHOSEN=yes]", 'name=it\'s "new" #1']
+    folder, job = cluster.submit(name, *OVERRIDES, *overrides, SBATCH_EXPORT="NONE")
     wait_until(lambda: is_training(folder, 1), folder)
     assert str(folder / "code") in " ".join(psutil.Process(next(iter(processes(folder).values()))).cmdline())
     cluster.call("scancel", "--signal=USR2", job)
@@ -270,7 +273,7 @@ def test_restarts_are_limited(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("overrides", "message"),
     [
         (["launch.partition=nowhere"], "launch=slurm: sbatch rejects the job: .*[Ii]nvalid partition"),
         (
@@ -282,11 +285,11 @@ def test_restarts_are_limited(cluster: Cluster) -> None:
         (["name=bash"], "name=bash: Lightning treats it"),
     ],
 )
-def test_jobs_that_the_cluster_cannot_run_are_refused(cluster: Cluster, words: list[str], told: str) -> None:
+def test_jobs_that_the_cluster_cannot_run_are_refused(cluster: Cluster, overrides: list[str], message: str) -> None:
     folder = cluster.runs / "refused"
-    done = cluster.launch("launch=slurm", "trainer.accelerator=cpu", f"folder={folder}", *words)
+    done = cluster.launch("launch=slurm", "trainer.accelerator=cpu", f"folder={folder}", *overrides)
     assert done.returncode == 2
-    assert re.match(f"error: {told}", done.stderr), done.stderr
+    assert re.match(f"error: {message}", done.stderr), done.stderr
     assert done.stderr.count("\n") == 1
     assert not folder.exists()
 

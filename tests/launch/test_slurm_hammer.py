@@ -27,8 +27,8 @@ class Run:
 
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster = cluster
-        words = ["trainer.num_nodes=2", "trainer.devices=1", "launch.max_restarts=1000"]
-        self.folder, self.job = cluster.submit(f"hammer-{number}", *OVERRIDES, *words)
+        overrides = ["trainer.num_nodes=2", "trainer.devices=1", "launch.max_restarts=1000"]
+        self.folder, self.job = cluster.submit(f"hammer-{number}", *OVERRIDES, *overrides)
         self.restarts, self.since, self.due = -1, time.monotonic(), 0.0
 
     def poll(self, *, enough: bool) -> tuple[str, bool]:
