@@ -67,10 +67,10 @@ def test_weights_are_initialized_as_in_gpt2() -> None:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_weight_decay_of_matrices_only(form: dict[str, Any]) -> None:
     model = make_gpt(**form)
-    decayed, kept = model.parameter_groups()
+    decayed, others = model.parameter_groups()
     names = {id(p): n for n, p in model.named_parameters()}
-    assert {id(p) for group in (decayed, kept) for p in group["params"]} == set(names)
-    assert kept["weight_decay"] == 0.0
+    assert {id(p) for group in (decayed, others) for p in group["params"]} == set(names)
+    assert others["weight_decay"] == 0.0
     assert "weight_decay" not in decayed  # the optimizer's default
     for p in decayed["params"]:
         assert names[id(p)].endswith(

@@ -353,10 +353,10 @@ def test_predictions_with_and_without_targets(tmp_path: Path) -> None:
     module, data = task(), classes(10)
     inputs = data.tensors[0]
     pairs = trainer(tmp_path).predict(module, DataLoader(data, 4))
-    alone = trainer(tmp_path).predict(module, DataLoader(inputs, 4))  # type: ignore[arg-type]
+    inputs_only = trainer(tmp_path).predict(module, DataLoader(inputs, 4))  # type: ignore[arg-type]
     expected = module.predictions(module(inputs))
     torch.testing.assert_close(torch.cat(cast(list[Tensor], pairs)), expected)
-    torch.testing.assert_close(torch.cat(cast(list[Tensor], alone)), expected)
+    torch.testing.assert_close(torch.cat(cast(list[Tensor], inputs_only)), expected)
 
 
 RANKS = """

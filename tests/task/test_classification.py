@@ -61,10 +61,10 @@ def test_predictions_are_probabilities(dtype: torch.dtype) -> None:
     assert torch.equal(probabilities.argmax(-1), LOGITS.argmax(-1))
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
-def test_label_smoothing_out_of_range(share: float) -> None:
-    with pytest.raises(ValueError, match=rf"^task\.label_smoothing={share} is not in \[0, 1\); try 0\.1$"):
-        task(label_smoothing=share)
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0, float("nan")])
+def test_label_smoothing_out_of_range(smoothing: float) -> None:
+    with pytest.raises(ValueError, match=rf"^task\.label_smoothing={smoothing} is not in \[0, 1\); try 0\.1$"):
+        task(label_smoothing=smoothing)
 
 
 def test_negative_class_weights() -> None:

@@ -36,8 +36,8 @@ def test_recompilations_are_counted_with_their_reason() -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("alone") / "run"
+def eager(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("eager") / "run"
     done = script("train", *OVERRIDES, f"folder={folder}")
     assert done.returncode == 0, done.stderr
     return folder
@@ -57,16 +57,16 @@ def alone(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_compiled_training_is_the_same_and_resumes_without_compilation(
-    script: Script, alone: Path, tmp_path: Path, overrides: list[str]
+    script: Script, eager: Path, tmp_path: Path, overrides: list[str]
 ) -> None:
     run = tmp_path / "run"
     done = script("train", *OVERRIDES, *overrides, "task.compile=true", f"folder={run}", fresh=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    assert max_difference(alone, run) < 1e-6  # of the same names
+    assert max_difference(eager, run) < 1e-6  # and the same names
     assert "recompiles" in (run / "metrics.csv").read_text().splitlines()[0].split(",")
     assert "recompiles  " in done.stdout
     done = script("train", f"resume={run}", "task.compile=false", "trainer.max_epochs=3", fresh=True, timeout=400)
     assert done.returncode == 0, done.stderr
     done = script("train", f"resume={run}", "task.compile=true", "trainer.max_epochs=4", fresh=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    assert saved_weights(run).keys() == saved_weights(alone).keys()
+    assert saved_weights(run).keys() == saved_weights(eager).keys()

@@ -209,8 +209,8 @@ def test_two_processes_equal_one(script: Script, tmp_path: Path) -> None:
             "train", *overrides(tmp_path, f"folder={tmp_path}/{name}", *more), ranks=2 if name == "two" else 0
         )
         assert done.returncode == 0, done.stderr
-    alone, shared = weights(tmp_path / "one"), weights(tmp_path / "two")
-    assert all((alone[name] - shared[name]).abs().max() < 1e-5 for name in alone)
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert all((one[name] - two[name]).abs().max() < 1e-5 for name in one)
     metrics = [json.loads((tmp_path / n / "evaluation" / "test" / "metrics.json").read_text()) for n in ("one", "two")]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
 

@@ -43,13 +43,13 @@ class MeanOfBatches(Metric):
     ids=lambda value: type(value).__name__ if isinstance(value, Metric) else "",
 )
 def test_merged_states_equal_a_single_process(metric: Metric, inputs: tuple[torch.Tensor, ...]) -> None:
-    parts = [metric.clone(), metric.clone()]
-    for batch, part in ((slice(0, 4), parts[0]), (slice(4, 8), parts[0]), (slice(8, 12), parts[1])):
+    ranks = [metric.clone(), metric.clone()]
+    for batch, rank in ((slice(0, 4), ranks[0]), (slice(4, 8), ranks[0]), (slice(8, 12), ranks[1])):
         metric.update(*(values[batch] for values in inputs))
-        part.update(*(values[batch] for values in inputs))
+        rank.update(*(values[batch] for values in inputs))
     again = metric.clone()
     again.reset()
-    set_state(again, merge_states(metric, [get_state(part) for part in parts]))
+    set_state(again, merge_states(metric, [get_state(rank) for rank in ranks]))
     assert torch.allclose(again.compute(), metric.compute())
 
 

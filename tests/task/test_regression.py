@@ -83,10 +83,10 @@ def test_mean_and_std_are_saved_in_checkpoints(tmp_path: Path) -> None:
     training = trainer(tmp_path)
     training.fit(trained, data)
     training.save_checkpoint(tmp_path / "a.ckpt")
-    alone = task()
-    loaded = DataLoader(data.inputs, 8)  # type: ignore[arg-type]
-    found = trainer(tmp_path).predict(alone, loaded, ckpt_path=tmp_path / "a.ckpt", weights_only=True)
-    assert (alone.mean.tolist(), alone.std.tolist()) == ([50, -3000], [10, 500])
+    loaded = task()
+    loader = DataLoader(data.inputs, 8)  # type: ignore[arg-type]
+    found = trainer(tmp_path).predict(loaded, loader, ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert (loaded.mean.tolist(), loaded.std.tolist()) == ([50, -3000], [10, 500])
     torch.testing.assert_close(torch.cat(found or []), trained(data.inputs))  # type: ignore[arg-type]
 
 

@@ -139,17 +139,17 @@ def test_runs_match_eager_and_resume_bitwise_identically(script: Script, tmp_pat
     for name, overrides in {
         "eager": ["task.compile=false"],
         "alike": [],
-        "whole": dropped,
-        "parts": [*dropped, "trainer.max_epochs=1"],
+        "complete": dropped,
+        "resumed": [*dropped, "trainer.max_epochs=1"],
     }.items():
         done = script("train", *OVERRIDES, *steps, *overrides, f"folder={tmp_path}/{name}")
         assert done.returncode == 0, done.stderr
     assert max_difference(tmp_path / "eager", tmp_path / "alike") < 1e-5
     assert "recompiles" in (tmp_path / "alike" / "metrics.csv").read_text().splitlines()[0]
     assert "recompiles" not in (tmp_path / "eager" / "metrics.csv").read_text().splitlines()[0]
-    done = script("train", f"resume={tmp_path}/parts", "trainer.max_epochs=2")
+    done = script("train", f"resume={tmp_path}/resumed", "trainer.max_epochs=2")
     assert done.returncode == 0, done.stderr
-    assert max_difference(tmp_path / "whole", tmp_path / "parts") == 0
+    assert max_difference(tmp_path / "complete", tmp_path / "resumed") == 0
     assert list(saved_weights(tmp_path / "alike")) == list(saved_weights(tmp_path / "eager"))
 
 
