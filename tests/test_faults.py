@@ -268,7 +268,7 @@ def test_two_ranks_read_files_in_one_order_whatever_hits_one(
         (tmp_path / place).mkdir()
         folder, runs = tmp_path / place / "run", Runs(forks, tmp_path / place / "errors")
         words = [*WORDS[:3], *ON_DISK[kind], f"data.path={tmp_path}/data", f"data.batch_size={PER_BATCH}", "seed=3"]
-        words += [f"data.index={tmp_path}/index"] if kind != "tokens" else []
+        words += [f"data.cache_dir={tmp_path}/index"] if kind != "tokens" else []
         words += ["trainer.max_epochs=2", "trainer.accelerator=cpu", "trainer.devices=2", f"folder={folder}"]
         words += [f"+callback.spy={{_target_: spy.Spy, file: {tmp_path / place}/seen}}"]
         statuses = runs.attempt(words, 2, row)

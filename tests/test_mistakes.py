@@ -110,9 +110,12 @@ MISTAKES = [
     ("~seed", "data.seed: ${seed} refers to nothing"),
     # Values that a constructor refuses.
     ("seed=-1", "seed=-1 is not in [0, 4294967295]; try 0"),
-    ("data.batch_size=-4", "data.batch_size=-4 is not a number of samples; try 64"),
-    ("data.num_workers=-1", "data.num_workers=-1 is not a number of processes; try 0"),
-    ("data.shape=[1,9,9]", "data.shape=(1, 9, 9), data.num_classes=10: digits have (1, 8, 8) and 10; leave both alone"),
+    ("data.batch_size=-4", "data.batch_size=-4 must be 1 or more; try 64"),
+    ("data.num_workers=-1", "data.num_workers=-1 must be 0 or more; try 0"),
+    (
+        "data.shape=[1,9,9]",
+        "data.shape=(1, 9, 9), data.num_classes=10: digits have (1, 8, 8) and 10; keep the defaults",
+    ),
     ("model=mlp model.dropout=2", "model.dropout=2.0 is not in [0, 1); try 0.1"),
     ("model=mlp model.hidden_sizes=[]", "model.hidden_sizes=[] has no hidden layer; try model=linear"),
     ("model.input_shape=[3]", "model.input_shape=(3,): ConvNet needs (channels, height, width)"),
@@ -281,7 +284,7 @@ def test_each_of_several_mistakes_has_its_line(say: Say) -> None:
 def test_a_split_that_does_not_add_up(say: Say, tmp_path: Path) -> None:
     words = ["data.split=[0.5,0.5,0.5]", f"folder={tmp_path / 'run'}", "logger=null"]
     (line,) = say(*words, module="boltcutter.train")
-    assert line.startswith("error: data.split=[0.5, 0.5, 0.5]: three shares that add up to 1 are needed; try ")
+    assert line.startswith("error: data.split=[0.5, 0.5, 0.5] must be three positive fractions that add up to 1; try ")
     assert not list(tmp_path.iterdir())
 
 

@@ -54,7 +54,7 @@ def test_a_table_is_predicted_without_its_training_data(script: Script, tmp_path
     [
         (["run={trained}"], "input is not set"),
         (["run={trained}", "input=nowhere.png"], "input=nowhere.png: no such file"),
-        (["run={trained}", "input=README.md"], "README.md: not a whole PNG or JPEG picture"),
+        (["run={trained}", "input=README.md"], "README.md: not a valid PNG or JPEG image"),
     ],
 )
 def test_mistakes_are_one_line(script: Script, trained: Path, words: list[str], message: str) -> None:

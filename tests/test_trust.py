@@ -61,7 +61,7 @@ def test_known_classes_and_own_code_are_accepted(target: str) -> None:
         "omegaconf.OmegaConf.load",
         "boltcutter.launch.queue._run",
         "boltcutter.launch.snapshot.copy_code",
-        "boltcutter.data.download.fetch",
+        "boltcutter.data.download.download_file",
         "lightning.pytorch.cli.LightningCLI",
         "torch.nn.Module.apply",
         "torch.nn.parallel.parallel_apply",

@@ -14,7 +14,7 @@ from boltcutter.environment.process import is_rank_zero
 from boltcutter.monitors import MonitorCheck
 
 # Attributes that the library's data modules have besides Lightning's hooks.
-NATIVE_DATA = ("empty_splits", "sizes", "fingerprint", "loader", "read")
+NATIVE_DATA = ("empty_splits", "infer_settings", "fingerprint", "loader", "read")
 
 
 def is_native_data(data: Any) -> bool:

@@ -150,7 +150,7 @@ def check_config(cfg: DictConfig) -> DictConfig:
         data = build.build(cfg.data, "data")
         if is_native_data(data):  # null may mean something else in another data module
             with as_config_error():
-                cfg.data = merge(cfg.data, DictConfig(data.sizes()))
+                cfg.data = merge(cfg.data, DictConfig(data.infer_settings()))
     completed = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the folder is set when the run starts
     if completed.trainer.get("precision") == FLOAT8:
         completed.trainer.precision = "bf16-mixed"  # which Lightning's annotation does not list

@@ -223,7 +223,7 @@ def restore_data_state(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> Non
     """
     if not is_native_data(data):
         return  # Lightning restores its state
-    data.exact = cfg.resume_exact
+    data.resume_exact = cfg.resume_exact
     state = saved.get(type(data).__qualname__)
     if state:
         with as_config_error():

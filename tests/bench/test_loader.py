@@ -14,7 +14,7 @@ def test_loader_and_reference_read_the_same_samples(tmp_path: Path, name: str) -
     data, places, read = loader.WORKS[name](tmp_path, 30 if "tokens" in name else 3)
     batches = data.train_dataloader()
     for batch, (inputs, targets) in zip(batches.sampler, batches, strict=True):
-        found: Any = read(batch.array if places is None else places[batch.array])
+        found: Any = read(batch.indices if places is None else places[batch.indices])
         assert np.array_equal(inputs.numpy().reshape(len(batch), -1), np.asarray(found[0]).reshape(len(batch), -1))
         assert torch.equal(targets.long(), torch.from_numpy(np.asarray(found[1], np.int64)))
 

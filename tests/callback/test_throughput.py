@@ -137,7 +137,7 @@ class Slow:
     """A loader that takes half a second per batch and measures it."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock, self.waited = clock, 0.0
+        self.clock, self.wait_seconds = clock, 0.0
 
     def __len__(self) -> int:
         return 40
@@ -145,7 +145,7 @@ class Slow:
     def __iter__(self) -> Iterator[list[Tensor]]:
         for _ in range(40):
             self.clock.now += 0.5
-            self.waited += 0.5
+            self.wait_seconds += 0.5
             yield [torch.zeros(4, 7)]
 
 

@@ -19,14 +19,14 @@ EACH = [
 ]
 
 
-def pictures(count: int, channels: int = 3, height: int = 13, width: int = 17) -> Tensor:
+def images(count: int, channels: int = 3, height: int = 13, width: int = 17) -> Tensor:
     return torch.randint(0, 256, (count, channels, height, width), generator=torch.Generator().manual_seed(0)).byte()
 
 
 @pytest.mark.parametrize("augment", EACH)
 @pytest.mark.parametrize("size", [(1, 28, 28), (3, 13, 17), (3, 96, 96)])
 def test_a_sample_comes_out_the_same_in_any_company(augment: Augment, size: tuple[int, int, int]) -> None:
-    inputs = pictures(41, *size)
+    inputs = images(41, *size)
     together = augment(inputs, Batch(range(41), seed=1, epoch=2))
     assert (together.dtype, together.shape) == (torch.uint8, inputs.shape)
     for indices in ([5], [40, 5], list(range(0, 41, 3)), list(range(40, -1, -1))):
@@ -35,7 +35,7 @@ def test_a_sample_comes_out_the_same_in_any_company(augment: Augment, size: tupl
 
 @pytest.mark.parametrize("augment", EACH)
 def test_epochs_and_seeds_differ_and_inputs_stay(augment: Augment) -> None:
-    inputs = pictures(20)
+    inputs = images(20)
     before = inputs.clone()
     first = augment(inputs, Batch(range(20), seed=1, epoch=0))
     assert torch.equal(inputs, before)
@@ -46,14 +46,14 @@ def test_epochs_and_seeds_differ_and_inputs_stay(augment: Augment) -> None:
 
 
 def test_nothing_asked_for_changes_nothing() -> None:
-    inputs = pictures(8)
+    inputs = images(8)
     assert torch.equal(Augment()(inputs, Batch(range(8))), inputs)
     tiny = Augment(rotate=1e-9, brightness=1e-9, contrast=1e-9)
     assert torch.equal(tiny(inputs, Batch(range(8))), inputs)
 
 
-def test_half_the_pictures_are_mirrored() -> None:
-    inputs = pictures(1000)
+def test_half_the_images_are_mirrored() -> None:
+    inputs = images(1000)
     out = Augment(flip=0.5)(inputs, Batch(range(1000)))
     mirrored = (out == inputs.flip(3)).flatten(1).all(1)
     kept = (out == inputs).flatten(1).all(1)
@@ -63,19 +63,19 @@ def test_half_the_pictures_are_mirrored() -> None:
 
 
 def test_shift_moves_by_every_whole_step_and_uncovers_zeros() -> None:
-    inputs = pictures(400, 1, 9, 9) | 1  # no zeros inside
+    inputs = images(400, 1, 9, 9) | 1  # no zeros inside
     out = Augment(shift=2)(inputs, Batch(range(400)))
     padded = torch.nn.functional.pad(inputs, (2, 2, 2, 2))
     seen = set()
-    for picture, wide in zip(out, padded, strict=True):
-        at = [(y, x) for y in range(5) for x in range(5) if torch.equal(picture, wide[:, y : y + 9, x : x + 9])]
+    for image, wide in zip(out, padded, strict=True):
+        at = [(y, x) for y in range(5) for x in range(5) if torch.equal(image, wide[:, y : y + 9, x : x + 9])]
         assert len(at) == 1
         seen.update(at)
     assert len(seen) == 25
 
 
 def test_a_mirror_image_is_also_shifted_the_same_way() -> None:
-    inputs = pictures(50)
+    inputs = images(50)
     batch = Batch(range(50))
     assert torch.equal(Augment(flip=1, shift=2)(inputs, batch), Augment(shift=2)(inputs.flip(3), batch))
     assert torch.equal(
@@ -85,7 +85,7 @@ def test_a_mirror_image_is_also_shifted_the_same_way() -> None:
 
 
 def test_turning_is_that_of_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = pictures(1, 1, 15, 21)
+    inputs = images(1, 1, 15, 21)
     for draw, angle in ((0.5, 0.0), (1 - 2**-24, 90.0), (0.0, -90.0), (0.75, 45.0), (0.6, 18.0)):
         monkeypatch.setattr(augment, "uniform", lambda batch, count, d=draw: np.full((1, count), d, np.float32))
         out = Augment(rotate=90)(inputs, Batch([0]))

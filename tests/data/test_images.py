@@ -16,7 +16,7 @@ SHAPE = (3, 6, 8)
 
 
 def fill(folder: Path, count: int, grey: int, suffix: str = ".png") -> None:
-    """``count`` pictures of different sizes; green tells which."""
+    """``count`` images of different sizes; green tells which."""
     folder.mkdir(parents=True)
     for number in range(count):
         pixels = np.full((6 + number % 5, 8 + number % 3, 3), grey, np.uint8)
@@ -32,7 +32,7 @@ def flat(tmp_path: Path) -> Path:
 
 
 def contents(data: Images) -> list[set[tuple[int, int]]]:
-    """(grey, number) of each picture of each split."""
+    """(grey, number) of each image of each split."""
     data.setup("fit")
     found = []
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
@@ -51,7 +51,7 @@ def test_class_folders_are_cut_into_three_stratified_splits(flat: Path) -> None:
     assert len(train | val | test) == 60
     assert [sum(grey == 100 for grey, _ in split) for split in (train, val, test)] == [14, 3, 3]
     assert data.classes == ["cat", "dog"]
-    assert data.sizes() == {"num_classes": 2}
+    assert data.infer_settings() == {"num_classes": 2}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
 
 def test_hidden_and_other_files_are_left_out(flat: Path) -> None:
     (flat / ".cache").mkdir()
-    (flat / "cat" / "notes.txt").write_text("no picture")
+    (flat / "cat" / "notes.txt").write_text("no image")
     (flat / "cat" / "._0.png").write_text("what macOS leaves behind")
     assert sum(map(len, contents(Images(folder=flat, shape=SHAPE, batch_size=6)))) == 60
 
@@ -103,7 +103,7 @@ def test_fingerprint_follows_names_sizes_and_shape(flat: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")
-def test_training_pictures_are_changed_the_same_by_any_worker(flat: Path) -> None:
+def test_training_images_are_changed_the_same_by_any_worker(flat: Path) -> None:
     def first(num_workers: int, augment: Augment | None) -> torch.Tensor:
         data = Images(folder=flat, shape=SHAPE, batch_size=42, num_workers=num_workers, augment=augment)
         return torch.cat([inputs for inputs, _ in data.train_dataloader()])
@@ -117,12 +117,12 @@ def test_training_pictures_are_changed_the_same_by_any_worker(flat: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_damaged_picture_is_named(flat: Path, num_workers: int) -> None:
+def test_a_damaged_image_is_named(flat: Path, num_workers: int) -> None:
     for file in flat.glob("dog/*"):
         file.write_bytes(b"\x89PNG\r\n\x1a\n rest is lost")
     loader = Images(folder=flat, shape=SHAPE, batch_size=30, num_workers=num_workers).train_dataloader()
     with pytest.raises(
-        ValueError, match=r"^.*dog/\d+.png: not a whole PNG or JPEG picture \(.*\); remove or replace it$"
+        ValueError, match=r"^.*dog/\d+.png: not a valid PNG or JPEG image \(.*\); remove or replace it$"
     ):
         list(loader)
     if loader._iterator is not None:
@@ -135,13 +135,13 @@ def test_folders_that_are_not_as_needed(tmp_path: Path, flat: Path) -> None:
             Images(folder=folder, **settings).setup("fit")
 
     told(r"data.folder=.*gone: no such folder; give one", tmp_path / "gone")
-    told(r"data.num_classes=3, but .*pets has 2 class folders; give null", num_classes=3)
-    told(r"data.shape=\[4, 8, 8\]: channels \(1 or 3\)", shape=(4, 8, 8))
-    told(r"data.split=\[1.0, 0.0, 0.0\]: three shares", split=(1.0, 0.0, 0.0))
+    told(r"data.num_classes=3, but .*pets has 2 class folders; set it to null", num_classes=3)
+    told(r"data.shape=\[4, 8, 8\] must be channels \(1 or 3\)", shape=(4, 8, 8))
+    told(r"data.split=\[1.0, 0.0, 0.0\] must be three", split=(1.0, 0.0, 0.0))
     told(r"data.folder=.*: only the class pets in .*; two or more", tmp_path)
     told(r"data.folder=.*: no class folder in .*cat; two or more", flat / "cat")
     (flat / "bird").mkdir()
-    told(r"bird: no PNG or JPEG picture in this class folder; add some or remove it")
+    told(r"bird: no PNG or JPEG image in this class folder; add some or remove it")
     (flat / "bird").rmdir()
     flat.rename(tmp_path / "train")
     fill(tmp_path / "test" / "bird", 3, 100)
@@ -153,6 +153,6 @@ def test_its_option_builds(flat: Path) -> None:
     cfg.data.folder, cfg.data.num_workers = str(flat), 0
     data = build(cfg.data, "data")
     assert data.augment == Augment(flip=0.5, shift=4, brightness=0.2, contrast=0.2)
-    assert data.sizes() == {"num_classes": 2}
+    assert data.infer_settings() == {"num_classes": 2}
     assert next(iter(data.val_dataloader()))[0].shape == (9, 3, 64, 64)
     assert data.read([flat / "cat"])[0].shape == (20, 3, 64, 64)

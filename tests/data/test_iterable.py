@@ -73,7 +73,7 @@ def test_a_length_is_told_where_it_is_known() -> None:
 def test_copies_share_nothing() -> None:
     loader = IterableLoader(Numbers(9), 4, seed=0, rank=0, world_size=1)
     assert [len(batch) for batch in copy.copy(loader)] == [4, 4, 1]
-    assert loader.done == 0
+    assert loader.num_yielded == 0
 
 
 @pytest.mark.slow

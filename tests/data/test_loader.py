@@ -3,26 +3,26 @@ import torch
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from torch.utils.data import SequentialSampler
 
-from boltcutter.data.loader import Loader, Samples
-from boltcutter.data.mapped import MapSamples
-from boltcutter.data.module import TensorSamples
+from boltcutter.data.loader import BatchedDataset, Loader
+from boltcutter.data.mapped import BatchedMapDataset
+from boltcutter.data.module import BatchedTensorDataset
 from boltcutter.data.sampler import BatchSampler
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_lightning_finds_where_to_set_the_epoch(shuffle: bool) -> None:
     numbers = torch.arange(8)
-    loader = Loader(TensorSamples(numbers, numbers), BatchSampler(8, 4, shuffle=shuffle))
+    loader = Loader(BatchedTensorDataset(numbers, numbers), BatchSampler(8, 4, shuffle=shuffle))
     _set_sampler_epoch(loader, 3)
-    assert loader.order.epoch == 3
+    assert loader.epoch_sampler.epoch == 3
     assert isinstance(loader.sampler, SequentialSampler) is not shuffle
-    assert not loader.begun
+    assert not loader.started
     assert [len(inputs) for inputs, _ in loader] == [4, 4]
-    assert (loader.done, loader.begun) == (2, True)
+    assert (loader.num_yielded, loader.started) == (2, True)
 
 
 def test_what_is_ours_is_told_from_other_data_sets() -> None:
     numbers = torch.arange(8)
-    assert isinstance(TensorSamples(numbers, numbers), Samples)
-    assert not isinstance(torch.utils.data.TensorDataset(numbers), Samples)
-    assert isinstance(MapSamples(torch.utils.data.TensorDataset(numbers)), Samples)
+    assert isinstance(BatchedTensorDataset(numbers, numbers), BatchedDataset)
+    assert not isinstance(torch.utils.data.TensorDataset(numbers), BatchedDataset)
+    assert isinstance(BatchedMapDataset(torch.utils.data.TensorDataset(numbers)), BatchedDataset)

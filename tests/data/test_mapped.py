@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from boltcutter.data.mapped import MapSamples, fingerprint
+from boltcutter.data.mapped import BatchedMapDataset, fingerprint
 from boltcutter.data.sampler import Batch
 
 
@@ -27,7 +27,7 @@ class Many(Noise):
 
 @pytest.mark.parametrize("make", [Noise, lambda: Subset(Noise(), range(9))])
 def test_what_is_random_belongs_to_the_sample(make: Any) -> None:
-    samples = MapSamples(make())
+    samples = BatchedMapDataset(make())
     together = samples.__getitems__(Batch(range(9), seed=1, epoch=2))
     alone = samples.__getitems__(Batch([4], seed=1, epoch=2))
     assert torch.equal(alone["noise"][0], together["noise"][4])
@@ -36,13 +36,13 @@ def test_what_is_random_belongs_to_the_sample(make: Any) -> None:
 
 
 def test_a_data_set_may_fetch_several_samples_and_collate_may_be_given() -> None:
-    samples = MapSamples(Many(), lambda found: [sample["index"] for sample in found])
+    samples = BatchedMapDataset(Many(), lambda found: [sample["index"] for sample in found])
     assert samples.__getitems__(Batch([3, 5])) == [3, 5]
     assert len(samples) == 9
 
 
 def test_tensors_are_fetched_as_torch_collates_them() -> None:
-    samples = MapSamples(TensorDataset(torch.arange(5.0), torch.arange(5)))
+    samples = BatchedMapDataset(TensorDataset(torch.arange(5.0), torch.arange(5)))
     inputs, targets = samples.__getitems__(Batch([3, 1]))
     assert (inputs.tolist(), targets.tolist()) == ([3.0, 1.0], [3, 1])
 

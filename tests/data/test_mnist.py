@@ -27,7 +27,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def write(folder: Path, part: str, count: int, pack: Callable[[bytes], bytes] = gzip.compress, **names: str) -> None:
-    """A pair of files whose pictures tell their class in the first pixel and their number in the next two."""
+    """A pair of files whose images tell their class in the first pixel and their number in the next two."""
     folder.mkdir(exist_ok=True)
     labels = np.arange(count) % 10
     images = np.zeros((count, 28, 28), np.uint8)
@@ -55,7 +55,7 @@ def numbers(inputs: torch.Tensor) -> set[int]:
 
 
 def test_val_is_a_stratified_share_of_the_training_files(folder: Path) -> None:
-    (train, train_labels), (val, val_labels), (test, test_labels) = splits(MNIST(folder=folder, val=0.2))
+    (train, train_labels), (val, val_labels), (test, test_labels) = splits(MNIST(folder=folder, val_fraction=0.2))
     assert (train.shape, train.dtype, train_labels.dtype) == ((320, 1, 28, 28), torch.uint8, torch.int64)
     assert numbers(train) | numbers(val) == set(range(400))
     assert numbers(test) == set(range(100))
@@ -68,7 +68,7 @@ def test_one_pair_of_files_can_serve_for_all(tmp_path: Path) -> None:
     write(tmp_path, "t10k", 300)
     parts = [numbers(inputs) for inputs, _ in splits(MNIST(folder=tmp_path, train="t10k"))]
     assert [len(part) for part in parts] == [240, 30, 30]
-    assert set.union(*parts) == set(range(300))  # so no picture is trained on and tested on
+    assert set.union(*parts) == set(range(300))  # so no image is trained on and tested on
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bytes])
@@ -86,10 +86,10 @@ def test_missing_files_are_told_with_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"data.folder=.* has no train-images-idx3-ubyte.gz; put it there$"):
         data.setup("fit")
     write(tmp_path, "t10k", 10)
-    with pytest.raises(ValueError, match=r"put it there, or use the t10k files that are there by data.train=t10k$"):
+    with pytest.raises(ValueError, match=r"put it there, or use the existing t10k files with data.train=t10k$"):
         data.setup("fit")
     with pytest.raises(
-        OSError, match=r"train-images.*data.mirrors is empty.* by hand, or use the t10k files.*train=t10k$"
+        OSError, match=r"train-images.*data.mirrors is empty.* by hand, or use the existing t10k files.*train=t10k$"
     ):
         data.prepare_data()
 
@@ -138,7 +138,7 @@ def spoil_crc(raw: bytes) -> bytes:
         (lambda raw: gzip.compress(raw + b"0"), "78401 bytes of data"),
         (
             lambda raw: gzip.compress(raw[:7]),
-            "begins with 00000803, so it is no IDX file of 3 dimensions, or cut short",
+            "begins with 00000803, so it is truncated or not an IDX file of 3 dimensions",
         ),
         (lambda raw: gzip.compress(b"\0\0\x0d" + raw[3:]), "begins with 00000d03"),
         (lambda raw: b"<html>no such page</html>", "damaged gzip file"),
@@ -149,7 +149,7 @@ def spoil_crc(raw: bytes) -> bytes:
 def test_a_damaged_file_is_never_half_used(folder: Path, pack: Callable[[bytes], bytes], message: str) -> None:
     path = folder / NAMES[2]
     path.write_bytes(pack(gzip.decompress(path.read_bytes())))
-    with pytest.raises(ValueError, match=rf"^.*t10k-images-idx3-ubyte.gz: {message}.*; delete it, .* or replace it$"):
+    with pytest.raises(ValueError, match=rf"^.*t10k-images-idx3-ubyte.gz: {message}.*; delete it .*or replace it$"):
         MNIST(folder=folder).setup("fit")
 
 
@@ -165,21 +165,21 @@ def test_an_unpacked_file_is_checked_too(tmp_path: Path) -> None:
 def test_settings_that_disagree_with_the_files(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"data.shape=\[1, 32, 32\], but .*train-images.* has \[1, 28, 28\]; make"):
         MNIST(folder=folder, shape=(1, 32, 32)).setup("fit")
-    with pytest.raises(ValueError, match=r"data.num_classes=9, but .*train-labels.* has class 9; give more"):
+    with pytest.raises(ValueError, match=r"data.num_classes=9, but .*train-labels.* has class 9; increase it"):
         MNIST(folder=folder, num_classes=9).setup("fit")
     (folder / NAMES[1]).write_bytes((folder / NAMES[3]).read_bytes())
     with pytest.raises(
-        ValueError, match=r"train-images.* has 400 pictures, but .*train-labels.* 100 labels; replace both"
+        ValueError, match=r"train-images.* has 400 images, but .*train-labels.* 100 labels; replace both"
     ):
         MNIST(folder=folder).setup("fit")
-    with pytest.raises(ValueError, match=r"data.val=0.5 is not a share"):
-        MNIST(folder=folder, val=0.5)
+    with pytest.raises(ValueError, match=r"data.val_fraction=0.5 is not in"):
+        MNIST(folder=folder, val_fraction=0.5)
     with pytest.raises(ValueError, match=r"data.class_names has 1 names, but data.num_classes=10"):
         MNIST(folder=folder, class_names=["a"])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")
-def test_only_training_pictures_are_changed_and_the_same_by_any_worker(folder: Path) -> None:
+def test_only_training_images_are_changed_and_the_same_by_any_worker(folder: Path) -> None:
     def epoch(num_workers: int, epoch: int, batch_size: int = 40) -> dict[int, torch.Tensor]:
         data = MNIST(
             folder=folder, augment=Augment(rotate=20, brightness=0.5), num_workers=num_workers, batch_size=batch_size
@@ -191,8 +191,8 @@ def test_only_training_pictures_are_changed_and_the_same_by_any_worker(folder: P
 
     alone = epoch(0, 1)
     for other in (epoch(2, 1), epoch(0, 1, 24)):
-        assert all(torch.equal(alone[i], picture) for i, picture in other.items())
-    assert any(not torch.equal(alone[i], picture) for i, picture in epoch(0, 2).items())
+        assert all(torch.equal(alone[i], image) for i, image in other.items())
+    assert any(not torch.equal(alone[i], image) for i, image in epoch(0, 2).items())
     plain, changed = MNIST(folder=folder), MNIST(folder=folder, augment=Augment(rotate=20))
     for loader in ("val_dataloader", "test_dataloader"):
         for one, other in zip(getattr(plain, loader)(), getattr(changed, loader)(), strict=True):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, Sampler, Subset, TensorDataset, WeightedRandomSampler
 
 from boltcutter.data.loader import Pair
-from boltcutter.data.module import DataModule, Splits, TensorSamples, cut, split_indices
+from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits, split_indices, split_off
 from boltcutter.data.sampler import Batch
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
@@ -30,23 +30,25 @@ class Numbers(DataModule):
     """Samples that are their own index; ``bad`` cannot be read."""
 
     def __init__(
-        self, length: int = 23, *, batch_size: int = 4, seed: int = 0, num_workers: int = 0, bad: int = -1
+        self, num_samples: int = 23, *, batch_size: int = 4, seed: int = 0, num_workers: int = 0, bad: int = -1
     ) -> None:
         super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
-        self.length, self.bad = length, bad
+        self.num_samples, self.bad = num_samples, bad
 
     def load(self) -> Splits:
         self.statistics = {"target_mean": [1.5]}
-        numbers = torch.arange(self.length)
+        numbers = torch.arange(self.num_samples)
         return Splits(
-            Fragile(numbers, numbers, self.bad), TensorSamples(numbers, numbers), TensorSamples(numbers, numbers)
+            Fragile(numbers, numbers, self.bad),
+            BatchedTensorDataset(numbers, numbers),
+            BatchedTensorDataset(numbers, numbers),
         )
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
         raise NotImplementedError
 
 
-class Fragile(TensorSamples):
+class Fragile(BatchedTensorDataset):
     def __init__(self, inputs: Tensor, targets: Tensor, bad: int) -> None:
         super().__init__(inputs, targets)
         self.bad = bad
@@ -78,7 +80,7 @@ def test_loaders_give_each_sample_once(num_workers: int) -> None:
     assert [i for batch in seen(data.test_dataloader()) for i in batch] == list(range(23))
     train = data.train_dataloader()
     first = seen(train)
-    assert len(train) == len(first) == train.done == 5
+    assert len(train) == len(first) == train.num_yielded == 5
     assert len({i for batch in first for i in batch}) == 20
     train.sampler.set_epoch(1)
     assert seen(train) != first
@@ -105,7 +107,7 @@ def test_position_counts_samples_so_that_ranks_and_batch_size_may_change() -> No
     seen(before.train_dataloader(), 4)
     state = saved(before)
     after = Numbers(24, batch_size=8)
-    after.exact = False
+    after.resume_exact = False
     after.load_state_dict(state)
     assert [i for batch in seen(after.train_dataloader()) for i in batch] == whole[16:]
     ranks = []
@@ -129,9 +131,9 @@ def test_a_finished_epoch_is_not_begun_again_at_its_end() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"seed": 1}, r"data: seed=1, but the checkpoint was made with 0; set it back, or say resume_exact=false"),
-        ({"length": 24}, r"data: length=24, but the checkpoint was made with 23"),
-        ({"batch_size": 3}, r"data: batch_size=3, but the checkpoint was made with 4"),
+        ({"seed": 1}, r"data: seed=1, but the checkpoint was saved with 0; restore it, or set resume_exact=false"),
+        ({"num_samples": 24}, r"data: num_samples=24, but the checkpoint was saved with 23"),
+        ({"batch_size": 3}, r"data: batch_size=3, but the checkpoint was saved with 4"),
     ],
 )
 def test_another_order_is_refused_unless_it_need_not_be_exact(settings: dict[str, int], message: str) -> None:
@@ -141,7 +143,7 @@ def test_another_order_is_refused_unless_it_need_not_be_exact(settings: dict[str
     after.load_state_dict(saved(before))
     with pytest.raises(ValueError, match=message):
         after.train_dataloader()
-    after.exact = False
+    after.resume_exact = False
     fresh = seen(Numbers(**settings).train_dataloader())
     assert seen(after.train_dataloader()) == fresh[8 // after.batch_size :]
 
@@ -391,7 +393,7 @@ def test_fingerprint_follows_the_contents() -> None:
     assert len(same) == 1
     assert Numbers(24).fingerprint() not in same
     one, other = torch.zeros(3, 2), torch.zeros(2, 3)
-    assert TensorSamples(one, one).fingerprint() != TensorSamples(other, other).fingerprint()
+    assert BatchedTensorDataset(one, one).fingerprint() != BatchedTensorDataset(other, other).fingerprint()
 
 
 def test_splits_are_disjoint_complete_and_stratified() -> None:
@@ -408,15 +410,17 @@ def test_splits_are_disjoint_complete_and_stratified() -> None:
 
 
 def test_cut_takes_from_the_given_samples_only() -> None:
-    kept, taken = cut(np.arange(0, 100, 2), 0.1, 0)
+    kept, taken = split_off(np.arange(0, 100, 2), 0.1, 0)
     assert len(taken) == 5
     assert sorted([*kept, *taken]) == list(range(0, 100, 2))
 
 
 def test_mistakes_are_told_on_one_line() -> None:
-    with pytest.raises(ValueError, match=r"^data.split=\[0.5, 0.5, 0.5\]: three shares that add up to 1 are needed"):
+    with pytest.raises(
+        ValueError, match=r"^data.split=\[0.5, 0.5, 0.5\] must be three positive fractions that add up to 1"
+    ):
         split_indices(10, (0.5, 0.5, 0.5), 0)
-    with pytest.raises(ValueError, match=r"^data: no 0.15 of 2 samples can be split off: .+$"):
+    with pytest.raises(ValueError, match=r"^data: a fraction of 0.15 of 2 samples cannot be split off: .+$"):
         split_indices(2, (0.7, 0.15, 0.15), 0, np.array([0, 1]))
     with pytest.raises(ValueError, match=r"data.num_workers=-1"):
         Numbers(num_workers=-1)
@@ -434,7 +438,8 @@ def test_options_tell_what_they_are_and_what_they_give(file: Path) -> None:
     text, cfg = file.read_text(), OmegaConf.load(file)
     assert text.startswith("# ")
     assert "seed: ${seed}" in text
-    assert {"_target_", "shape", "num_classes", "batch_size", "num_workers"} <= set(cfg)
+    assert {"_target_", "shape", "batch_size", "num_workers"} <= set(cfg)
+    assert {"num_classes", "vocab_size"} & set(cfg)
 
 
 @pytest.mark.parametrize(("accelerator", "pinned"), [(CPUAccelerator(), False), (CUDAAccelerator(), True)])

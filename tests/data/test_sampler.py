@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from boltcutter.data import sampler
-from boltcutter.data.sampler import Batch, BatchSampler, scattered, uniform
+from boltcutter.data.sampler import Batch, BatchSampler, permute, uniform
 
 
 def batches(length: int, size: int, world: int = 1, epoch: int = 0, **settings: bool | int) -> list[list[list[int]]]:
@@ -70,7 +70,7 @@ def test_batches_say_what_randomness_may_depend_on() -> None:
 def test_mistakes_are_told_with_a_remedy() -> None:
     with pytest.raises(ValueError, match=r"^data.batch_size=100 does not divide over 8 ranks; try 104$"):
         BatchSampler(1000, 100, world_size=8)
-    with pytest.raises(ValueError, match=r"data.batch_size=0 is not a number of samples; try"):
+    with pytest.raises(ValueError, match=r"data.batch_size=0 must be 1 or more; try"):
         BatchSampler(1000, 0)
     with pytest.raises(ValueError, match=r"5 samples are too few for batch_size=6; give more data or lower"):
         BatchSampler(5, 6, drop_last=True)
@@ -100,18 +100,18 @@ def test_random_numbers_are_uniform() -> None:
 @pytest.mark.parametrize("length", [1, 2, 3, 1000, 4099])
 def test_an_order_that_is_not_written_down_has_each_sample_once(length: int) -> None:
     places = np.arange(length)
-    found = scattered(places, length, 5, 1)
+    found = permute(places, length, 5, 1)
     assert sorted(found.tolist()) == places.tolist()
-    assert np.array_equal(found[length // 2 :], scattered(places[length // 2 :], length, 5, 1))
+    assert np.array_equal(found[length // 2 :], permute(places[length // 2 :], length, 5, 1))
     if length >= 1000:
-        assert not np.array_equal(found, scattered(places, length, 5, 2))
+        assert not np.array_equal(found, permute(places, length, 5, 2))
         assert abs(np.corrcoef(found, places)[0, 1]) < 0.1
         assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.1
 
 
 def test_many_samples_are_shown_once_whatever_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "MANY", 100)
-    monkeypatch.setattr(sampler, "AT_ONCE", 64)
+    monkeypatch.setattr(sampler, "LAZY_ABOVE", 100)
+    monkeypatch.setattr(sampler, "LAZY_CHUNK", 64)
     whole = list(BatchSampler(1003, 10, seed=3, shuffle=True))
     assert sorted(index for batch in whole for index in batch) == list(range(1003))
     assert [len(batch) for batch in whole] == [10] * 100 + [3]

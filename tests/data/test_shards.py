@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import QUICK, Script
 
-from boltcutter.data.sampler import TOGETHER
+from boltcutter.data.sampler import MIXED_BLOCKS
 from boltcutter.data.shards import Shards
 
 COUNT = 600
@@ -61,8 +61,10 @@ WRITERS: dict[str, Callable[[Path], None]] = {"npy": write_npy, "tar": write_tar
 
 
 def shards(folder: Path | str, **settings: Any) -> Shards:
-    index = Path(folder) / "index" if Path(folder).is_dir() else Path("/nowhere")
-    data = Shards(path=str(folder), **{"shape": (2, 3), "num_classes": 4, "batch_size": 16, "index": index} | settings)
+    cache_dir = Path(folder) / "index" if Path(folder).is_dir() else Path("/nowhere")
+    data = Shards(
+        path=str(folder), **{"shape": (2, 3), "num_classes": 4, "batch_size": 16, "cache_dir": cache_dir} | settings
+    )
     data.setup("fit")
     return data
 
@@ -138,10 +140,10 @@ def test_row_groups_are_read_once_an_epoch(tmp_path: Path, monkeypatch: pytest.M
     plain = RowGroup.read
     monkeypatch.setattr(RowGroup, "read", lambda group: read.append((group.path, group.number)) or plain(group))
     numbers(data.train_dataloader())
-    assert len(read) == len(set(read)) == 54 > 3 * TOGETHER
+    assert len(read) == len(set(read)) == 54 > 3 * MIXED_BLOCKS
 
 
-def test_pictures_in_a_tar_file_are_decoded(tmp_path: Path) -> None:
+def test_images_in_a_tar_file_are_decoded(tmp_path: Path) -> None:
     from PIL import Image
 
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
@@ -171,14 +173,22 @@ def test_numbers_are_targets_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "settings", "message"),
     [
-        (lambda f: (f / "targets-1.npy").unlink(), {}, r"targets-1.npy: no such file; inputs\*.npy needs a targets"),
+        (
+            lambda f: (f / "targets-1.npy").unlink(),
+            {},
+            r"targets-1.npy: no such file; each inputs",
+        ),
         (lambda f: np.save(f / "targets-1.npy", np.zeros(3)), {}, r"250 inputs, but 3 targets in targets-1.npy; write"),
-        (lambda f: (f / "inputs-0.npy").write_bytes(b"\x93NUMPY"), {}, r"inputs-0.npy: not a whole .npy file"),
+        (lambda f: (f / "inputs-0.npy").write_bytes(b"\x93NUMPY"), {}, r"inputs-0.npy: not a valid .npy file"),
         (lambda f: None, {"shape": (3, 3)}, r"npy: inputs of shape \[2, 3\], but data.shape=\[3, 3\]"),
-        (lambda f: None, {"num_classes": 2}, r"npy: class [23], but data.num_classes=2; give the number of classes"),
-        (lambda f: None, {"split": (0.9985, 0.0005, 0.001)}, r"data.split=.*: nothing is left for val; set data.val"),
+        (lambda f: None, {"num_classes": 2}, r"npy: class [23], but data.num_classes=2; correct it"),
+        (
+            lambda f: None,
+            {"split": (0.9985, 0.0005, 0.001)},
+            r"data.split=.*: the val split is empty; set data.val",
+        ),
         (lambda f: None, {"val": "none/*.tar"}, r"data.val=none/\*.tar: no such file"),
-        (lambda f: None, {"dtype": "uint7"}, r"data.dtype=uint7 is no kind of number"),
+        (lambda f: None, {"dtype": "uint7"}, r"data.dtype=uint7 is not a dtype"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from boltcutter.data.table import Kept, row_groups
+from boltcutter.data.table import RowGroupCache, open_row_groups
 
 
 def read(path: Path, column: Any) -> Any:
     pq.write_table(pa.table({"input": column, "target": list(range(len(column)))}), path, row_group_size=2)
-    return [group.read() for group in row_groups(path, ("input", "target"), "int16", Kept(2))]
+    return [group.read() for group in open_row_groups(path, ("input", "target"), "int16", RowGroupCache(2))]
 
 
 def test_row_groups_are_arrays(tmp_path: Path) -> None:
@@ -24,19 +24,19 @@ def test_row_groups_are_arrays(tmp_path: Path) -> None:
 
 def test_the_row_groups_used_last_are_kept(tmp_path: Path) -> None:
     read(tmp_path / "a.parquet", list(range(10)))
-    kept = Kept(2)
-    groups = row_groups(tmp_path / "a.parquet", ("input", "target"), "uint8", kept)
+    cache = RowGroupCache(2)
+    groups = open_row_groups(tmp_path / "a.parquet", ("input", "target"), "uint8", cache)
     for number in (0, 1, 0, 2):
         groups[number].rows(np.array([0]))
-    assert [number for _, number in kept.held] == [0, 2]
+    assert [number for _, number in cache.cached] == [0, 2]
 
 
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ([[1, 2], [3]], "a.parquet: row group 0 cannot be read .entries of different lengths.; replace the file"),
-        ([b"ab", b"abcd"], "row group 0 cannot be read .entries of 2 to 4 bytes."),
-        ([[1, 2], None], "row group 0 cannot be read .1 entries are missing."),
+        ([[1, 2], [3]], "a.parquet: row group 0 cannot be read .values of different lengths.; replace the file"),
+        ([b"ab", b"abcd"], "row group 0 cannot be read .values of 2 to 4 bytes."),
+        ([[1, 2], None], "row group 0 cannot be read .1 values are missing."),
         (["a", "b"], "row group 0 cannot be read .a column of string; numbers, lists or bytes are needed."),
     ],
 )
@@ -49,8 +49,8 @@ def test_damaged_files_and_missing_columns_are_told(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     read(path, list(range(10)))
     with pytest.raises(ValueError, match=r"^data.columns: .*a.parquet has no column x; it has input, target$"):
-        row_groups(path, ("x", "target"), "uint8", Kept(1))
+        open_row_groups(path, ("x", "target"), "uint8", RowGroupCache(1))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"a.parquet: not a whole Parquet file \(.*\); replace it$") as error:
-        row_groups(path, ("input", "target"), "uint8", Kept(1))
+    with pytest.raises(ValueError, match=r"a.parquet: not a valid Parquet file \(.*\); replace it$") as error:
+        open_row_groups(path, ("input", "target"), "uint8", RowGroupCache(1))
     assert "\n" not in str(error.value)

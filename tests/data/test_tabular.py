@@ -49,7 +49,7 @@ def indices(data: Tabular) -> list[list[int]]:
 
 def test_diabetes_is_scaled_by_its_training_patients() -> None:
     data = Tabular()
-    assert data.sizes() == {"shape": [10], "num_classes": 1, "kind": "regression"}
+    assert data.infer_settings() == {"shape": [10], "num_classes": 1, "kind": "regression"}
     train, _, test = parts(data)
     assert (train[0].dtype, train[1].dtype, train[1].shape) == (torch.float32, torch.float32, (310, 1))
     assert train[0].mean(0).abs().max() < 1e-5
@@ -66,7 +66,7 @@ def test_columns_become_numbers(path: Path) -> None:
     data = Tabular(path=path, target="price")
     inputs, _ = parts(data)[0]
     rows = table().iloc[indices(data)[0]]
-    assert data.sizes() == {
+    assert data.infer_settings() == {
         "shape": [8],
         "num_classes": 1,
         "kind": "regression",
@@ -149,7 +149,7 @@ def test_text_and_truth_values_are_classes(path: Path, target: str, classes: lis
     splits = parts(data)
     assert data.kind == "classification"
     assert data.classes == data.statistics["classes"] == classes
-    assert data.sizes()["num_classes"] == 2
+    assert data.infer_settings()["num_classes"] == 2
     shares = [targets.float().mean().item() for _, targets in splits]
     assert shares[1:] == pytest.approx([shares[0]] * 2, abs=0.03)
     assert splits[0][1].dtype == torch.int64
@@ -161,13 +161,13 @@ def test_whole_numbers_are_classes_if_told_so_and_keep_their_order(path: Path) -
     data = Tabular(path=path, target="rooms", kind="classification", split=(0.6, 0.2, 0.2))
     parts(data)
     assert data.classes == [str(number) for number in range(20)]
-    assert Tabular(path=path, target="rooms").sizes()["num_classes"] == 1
+    assert Tabular(path=path, target="rooms").infer_settings()["num_classes"] == 1
 
 
 def test_several_targets_and_columns_left_out(path: Path) -> None:
     data = Tabular(path=path, target=["price", "rooms"], ignore=["city", "kind"])
     targets = parts(data)[0][1]
-    assert data.sizes() == {"shape": [2], "num_classes": 2, "kind": "regression"}
+    assert data.infer_settings() == {"shape": [2], "num_classes": 2, "kind": "regression"}
     assert targets.shape == (140, 2)
     assert data.statistics["target_std"] == pytest.approx(targets.double().std(0, correction=0).tolist())
 
@@ -268,7 +268,7 @@ def test_mistakes_are_told_on_one_line(path: Path, settings: dict[str, Any], mes
         ("a.csv", b"age,price\n1,2\n3,\n", r"1 rows have no price; remove these rows"),
         ("a.csv", b"age,price\n" + b"1,inf\n" * 20, r"price has infinite values; correct these rows"),
         ("a.csv", b"age,price\n" + b"1,yes\n" * 20, r"price has one class only"),
-        ("a.csv", b"age,price\n1,2\n", r"data: no 0.15 of 1 samples can be split off"),
+        ("a.csv", b"age,price\n1,2\n", r"data: a fraction of 0.15 of 1 samples cannot be split off"),
     ],
 )
 def test_damaged_tables_are_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -297,9 +297,9 @@ def test_dates_are_refused(tmp_path: Path) -> None:
 
 def test_its_option_builds(path: Path) -> None:
     cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "tabular.yaml")})
-    assert build(cfg.data, "data").sizes() == {"shape": [10], "num_classes": 1, "kind": "regression"}
+    assert build(cfg.data, "data").infer_settings() == {"shape": [10], "num_classes": 1, "kind": "regression"}
     cfg.data.path, cfg.data.target, cfg.data.shape = str(path), ["price", "rooms"], [7]
-    assert build(cfg.data, "data").sizes() == {"shape": [7], "num_classes": 2, "kind": "regression"}
+    assert build(cfg.data, "data").infer_settings() == {"shape": [7], "num_classes": 2, "kind": "regression"}
 
 
 def test_classes_of_text_are_trained_on_without_a_test_split(script: Script, path: Path, tmp_path: Path) -> None:

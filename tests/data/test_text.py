@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from boltcutter.data.text import Text
-from boltcutter.data.tokens import Windows
+from boltcutter.data.tokens import TokenWindows
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def text(folder: Path, **settings: Any) -> Text:
-    where = {"path": str(folder), "cache": folder.parent / "cache"}
+    where = {"path": str(folder), "cache_dir": folder.parent / "cache"}
     data = Text(**where | {"shape": (32,), "batch_size": 4, "split": (0.8, 0.1, 0.1)} | settings)  # type: ignore[arg-type]
     data.prepare_data()
     data.setup("fit")
@@ -33,8 +33,9 @@ def text(folder: Path, **settings: Any) -> Text:
 
 def said(data: Text, split: str) -> str:
     """All text of a split, an end after each document."""
-    windows: Windows = getattr(data.splits, split)
-    return "".join("|" if t == data.tokenizer.end else data.tokenizer.decode([t]) for t in windows.parts[0][0].tolist())
+    windows: TokenWindows = getattr(data.splits, split)
+    tokens, end = windows.sequences[0][0].tolist(), data.tokenizer.eos_id
+    return "".join("|" if token == end else data.tokenizer.decode([token]) for token in tokens)
 
 
 @pytest.mark.parametrize("settings", [{}, {"tokenizer": "bpe", "vocab_size": 280}], ids=["bytes", "bpe"])
@@ -90,13 +91,13 @@ def test_a_checkpoint_keeps_the_tokenizer(folder: Path) -> None:
     assert after.statistics != before.statistics
     after.load_state_dict(before.state_dict())
     after.train_dataloader()
-    assert after.tokenizer.saved == before.tokenizer.saved
+    assert after.tokenizer.serialized == before.tokenizer.serialized
     assert "Dokument 03" in said(after, "train")
     assert torch.equal(after.read([folder / "00.txt"])[0], before.read([folder / "00.txt"])[0])
 
 
 def test_pythons_own_library_is_there(tmp_path: Path) -> None:
-    data = Text(cache=tmp_path, split=(0.98, 0.01, 0.01))
+    data = Text(cache_dir=tmp_path, split=(0.98, 0.01, 0.01))
     data.setup("fit")
     assert data.splits is not None
     assert len(data.splits.train) * 256 > 4e6  # bytes
@@ -107,11 +108,11 @@ def test_pythons_own_library_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"path": "nowhere/*.md"}, r"^data.path=nowhere/\*.md: no text there; give a file, a folder, or a pattern"),
+        ({"path": "nowhere/*.md"}, r"^data.path=nowhere/\*.md: no text files; give a file, a folder or a pattern"),
         ({"split": (0.5, 0.5, 0.5)}, r"^data.split=\[0.5, 0.5, 0.5\]"),
-        ({"shape": (0,)}, r"^data.shape=\[0\] is not a number of tokens; try \[256\]"),
+        ({"shape": (0,)}, r"^data.shape=\[0\] must be 1 or more tokens; try \[256\]"),
         ({"shape": (9999,)}, r"train.bin: \d+ tokens are too few for a window of 9999; lower data.shape=\[9999\]"),
-        ({"tokenizer": "bpe"}, r"^data.vocab_size=256: 256 bytes and an end are the least"),
+        ({"tokenizer": "bpe"}, r"^data.vocab_size=256 must be at least 257"),
         ({"vocab_size": 100}, r"^data.vocab_size=100, but the tokenizer has 256 tokens; set data.vocab_size=256"),
     ],
 )

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from boltcutter.data.loader import FETCH
+from boltcutter.data.loader import FETCH_BYTES
 from boltcutter.data.sampler import Batch
 from boltcutter.data.tokenizer import train_bpe
-from boltcutter.data.tokens import Tokens, Windows
+from boltcutter.data.tokens import Tokens, TokenWindows
 
 
 def tokens(path: Path | str, **settings: Any) -> Tokens:
@@ -73,10 +73,10 @@ def test_200_gb_are_there_at_once(tmp_path: Path) -> None:
     assert first[0].shape == (4, 1024)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**21  # KiB; the order alone would take 0.8 GB
     loader = data.train_dataloader()
-    assert loader.sampler.length == (98_000_000_000 - 1024) // 1024
+    assert loader.sampler.num_samples == (98_000_000_000 - 1024) // 1024
     state = data.state_dict()
     again = tokens(path, shape=(1024,))
-    state["position"]["consumed"] = 40_000_000
+    state["position"]["samples_seen"] = 40_000_000
     again.load_state_dict(state)
     next(iter(again.train_dataloader()))
     assert again.fingerprint() == known
@@ -107,7 +107,7 @@ def test_a_tokenizer_tells_lengths_and_text(tmp_path: Path) -> None:
     assert data.tokenizer.decode(data.tokenizer.encode(b"def main")) == "def main"
     plain = tokens(tmp_path / "a.bin", split=(0.5, 0.25, 0.25))
     assert plain.statistics == {}
-    with pytest.raises(ValueError, match=r"^data.tokenizer: not set, so these tokens stand for no text; set it to"):
+    with pytest.raises(ValueError, match=r"^data.tokenizer is not set, so these tokens cannot be decoded; set it to"):
         _ = plain.tokenizer
 
 
@@ -118,18 +118,18 @@ def test_a_tokenizer_tells_lengths_and_text(tmp_path: Path) -> None:
             "a.bin",
             b"\0" * 801,
             {},
-            "a.bin: 801 bytes are not a number of tokens of 2 bytes; it is cut short, or ",
+            "a.bin: 801 bytes are not a whole number of 2-byte tokens; the file is truncated, or ",
         ),
-        ("a.bin", b"", {}, "a.bin: 0 bytes are not a number of tokens"),
+        ("a.bin", b"", {}, "a.bin: 0 bytes are not a whole number"),
         (
             "a.bin",
             np.arange(1, 400, dtype=np.uint32).tobytes(),
             {},
             "a.bin: every other token is 0, .*uint32",
         ),
-        ("a.npy", b"\x93NUMPY", {}, "a.npy: not a whole .npy file .*; replace it"),
+        ("a.npy", b"\x93NUMPY", {}, "a.npy: not a valid .npy file .*; replace it"),
         ("a.bin", b"\0" * 8, {}, "a.bin: 4 tokens are too few for a window of 8; lower data.shape="),
-        ("a.bin", b"\0" * 800, {"header": -1}, "data.header=-1 is not a number of bytes; try 0"),
+        ("a.bin", b"\0" * 800, {"header": -1}, "data.header=-1 must be 0 or more bytes; try 0"),
         (
             "a.bin",
             b"\0" * 800,
@@ -150,10 +150,10 @@ def test_damage_is_told_on_one_line(
 def test_a_cut_or_strange_npy_file_is_told(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(1000, np.uint16))
     (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-500])
-    with pytest.raises(ValueError, match=r"a.npy: not a whole .npy file .*; replace it"):
+    with pytest.raises(ValueError, match=r"a.npy: not a valid .npy file .*; replace it"):
         tokens(tmp_path / "a.npy")
     np.save(tmp_path / "b.npy", np.zeros((10, 10), np.float32))
-    with pytest.raises(ValueError, match=r"b.npy: float32 of shape \[10, 10\]; one row of whole numbers is needed"):
+    with pytest.raises(ValueError, match=r"b.npy: float32 of shape \[10, 10\]; a 1-D array of integers is needed"):
         tokens(tmp_path / "b.npy")
 
 
@@ -163,11 +163,9 @@ def test_a_token_beyond_the_vocabulary_is_told(tmp_path: Path, split: str) -> No
     values[77] = 1000
     parts = [(values.astype(np.uint16), Path("a.bin"))]
     parts = [*parts, (np.zeros(50, np.uint16), Path("b.bin"))] if split == "two" else parts
-    found = Windows(parts, 8, 1000)
+    found = TokenWindows(parts, 8, 1000)
     found.__getitems__(Batch([0, 1, 8]))
-    with pytest.raises(
-        ValueError, match=r"^a.bin: token 1000 is not one of the 1000 of the vocabulary; set data.vocab_size"
-    ):
+    with pytest.raises(ValueError, match=r"^a.bin: token 1000, but data.vocab_size=1000; increase it, or set"):
         found.__getitems__(Batch([0, 9]))
 
 
@@ -181,5 +179,5 @@ def test_short_windows_are_fetched_by_the_pages_that_they_are_in(tmp_path: Path)
     windows.__getitems__ = lambda batch: asked.append(len(batch)) or fetch(batch)  # type: ignore[func-returns-value]
     for _, _ in zip(loader, range(200), strict=False):
         pass
-    assert max(asked) * 4096 <= FETCH
+    assert max(asked) * 4096 <= FETCH_BYTES
     assert max(asked) > 16

@@ -47,7 +47,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     (folder / "files").mkdir()
     for name in "abcdefghijkl":
         (folder / "files" / f"{name}.txt").write_text("".join(f"{name}{n} is {n * n}\n" for n in range(200)))
-    return [*TEXT, f"data.path={folder}/files", f"data.cache={folder}/cache", "test=false"]
+    return [*TEXT, f"data.path={folder}/files", f"data.cache_dir={folder}/cache", "test=false"]
 
 
 ODD = ["model.num_kv_heads=2", "model.bias=true", "model.norm=layernorm", "model.position=learned"]

@@ -96,7 +96,7 @@ def test_a_language_model_whose_ends_share_weights_trains_as_one_process(script:
     (tmp_path / "text").mkdir()
     for name in "abcdefghijkl":
         (tmp_path / "text" / f"{name}.txt").write_text("".join(f"{name}{n} is {n * n}\n" for n in range(200)))
-    text = [*TEXT, f"data.path={tmp_path}/text", f"data.cache={tmp_path}/cache", "test=false"]
+    text = [*TEXT, f"data.path={tmp_path}/text", f"data.cache_dir={tmp_path}/cache", "test=false"]
     text += ["trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.1"]
     for name, more in (("one", []), ("two", [*PIPELINE, "trainer.devices=2", "model.activation_checkpointing=true"])):
         done = script("train", *OVERRIDES, *text, *more, f"folder={tmp_path}/{name}", ranks=2 if more else 0)

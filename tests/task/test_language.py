@@ -157,7 +157,7 @@ def overrides(tmp_path: Path, *more: str) -> list[str]:
         folder.mkdir()
         for number in range(30):
             (folder / f"{number}.txt").write_text(f"the number {number} comes before {number + 1}\n" * 5)
-    return [*CORPUS, f"data.path={folder}", f"data.cache={tmp_path}/cache", *more]
+    return [*CORPUS, f"data.path={folder}", f"data.cache_dir={tmp_path}/cache", *more]
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ def tokens(folder: Path, *, files: int, count: int, context: int, batch_size: in
     for shift in (0, 1):
         parts = [
             mapped[begin + shift : begin + shift + length * context].reshape(length, context)
-            for (mapped, _), length in zip(windows.parts, windows.counts, strict=True)
+            for (mapped, _), length in zip(windows.sequences, windows.counts, strict=True)
         ]
         pairs.append(_indexing(parts))
     inputs, targets = pairs
@@ -77,7 +77,7 @@ def archive(folder: Path, *, count: int, shape: tuple[int, ...], batch_size: int
                 member.size = len(contents)
                 file.addfile(member, io.BytesIO(contents))
     data = _set_up_data(
-        "shards.Shards", path=str(folder), shape=shape, num_classes=10, batch_size=batch_size, index=folder
+        "shards.Shards", path=str(folder), shape=shape, num_classes=10, batch_size=batch_size, cache_dir=folder
     )
     train = data.splits.train
     (shard,) = train.shards
@@ -139,7 +139,7 @@ def compare(work: Work, turns: int, batches: int) -> dict[str, list[float]]:
     """
     data, places, read = work
     loader = data.train_dataloader()
-    chosen = [batch.array if places is None else places[batch.array] for batch in islice(loader.sampler, batches)]
+    chosen = [batch.indices if places is None else places[batch.indices] for batch in islice(loader.sampler, batches)]
     timed = vars(loader)["dataset"] = Timed(loader.dataset)
     found: dict[str, list[float]] = {"boltcutter": [], "numpy": [], "reading": []}
     for number in range(turns):
@@ -191,13 +191,13 @@ def _random(size: Any, dtype: Any, below: int) -> Array:
 
 def _first_window(windows: Any) -> int:
     """Return the offset of the first epoch's windows."""
-    begin: Callable[[int, int, int], int] = cast(Any, locate("boltcutter.data.tokens._begin"))
-    return begin(windows.room, 0, 0)
+    begin: Callable[[int, int, int], int] = cast(Any, locate("boltcutter.data.tokens._window_offset"))
+    return begin(windows.num_offsets, 0, 0)
 
 
 def _positions(samples: Any) -> Array:
     """Return the positions of a split's samples among all samples."""
-    found: Array = samples._places(np.arange(len(samples)))
+    found: Array = samples._global_indices(np.arange(len(samples)))
     return found
 
 

@@ -23,8 +23,8 @@ class ThroughputMonitor(Callback):
 
     Metrics are prefixed with ``throughput/``: ``samples_per_second``, or ``batches_per_second`` if a batch's number
     of samples is unknown; ``tokens_per_second`` for language modeling; ``mfu``, model FLOPs utilization, where the peak
-    FLOPS are known; ``data_wait``, the fraction of time spent waiting for data, if the loader measures it (``waited``,
-    seconds); ``memory_gib``, peak memory of this process, on a CUDA device or else on the host.
+    FLOPS are known; ``data_wait``, the fraction of time spent waiting for data, if the loader measures it (its attribute
+    ``wait_seconds``); ``memory_gib``, peak memory of this process, on a CUDA device or else on the host.
 
     The clock is read on the host without synchronizing with the device. The device queue is short, so the mean over a
     logging interval is accurate. Validation time is excluded.
@@ -170,7 +170,7 @@ def data_parallel_size(trainer: L.Trainer) -> int:
 
 def data_wait_seconds(trainer: L.Trainer) -> float | None:
     """Seconds that training has waited for its loader, if the loader measures them."""
-    found = getattr(trainer.train_dataloader, "waited", None)
+    found = getattr(trainer.train_dataloader, "wait_seconds", None)
     return float(found) if isinstance(found, float) else None
 
 

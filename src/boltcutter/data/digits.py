@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn."""
+"""scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from boltcutter.data.module import DataModule, Splits, TensorSamples, check_shares, split_indices
-from boltcutter.data.picture import read_pictures
+from boltcutter.data.image_io import read_images
+from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits, check_split, split_indices
 
 
 class Digits(DataModule):
-    """1,797 handwritten digits of 8 by 8 pixels, offline.
+    """1,797 greyscale images of handwritten digits, 8 x 8 pixels, shipped with scikit-learn.
 
     Args:
-        shape: Of one sample: channels, height, width.
+        shape: Shape of one sample: channels, height, width.
         num_classes: Number of classes.
-        split: Shares of train, val and test, stratified by class.
-        batch_size: Samples in one step over all devices.
-        seed: What split and order depend on.
-        num_workers: Processes for each device that prepare batches.
+        split: Fractions of train, val and test, stratified by class.
+        batch_size: Global batch size: samples in one step over all devices.
+        seed: Seed of split and order.
+        num_workers: DataLoader workers per device.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.
     """
@@ -41,20 +41,20 @@ class Digits(DataModule):
         super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         if shape != (1, 8, 8) or num_classes != 10:
             raise ValueError(
-                f"data.shape={shape}, data.num_classes={num_classes}: digits have (1, 8, 8) and 10; leave both alone"
+                f"data.shape={shape}, data.num_classes={num_classes}: digits have (1, 8, 8) and 10; keep the defaults"
             )
-        check_shares(split)
+        check_split(split)
         self.shape, self.num_classes, self.split = shape, num_classes, split
 
     def load(self) -> Splits:
-        """All digits, their 16 grey levels spread over a byte."""
+        """Load all digits, with their 17 grey levels scaled to 0 … 255."""
         pixels, labels = load_digits(return_X_y=True)
         inputs = torch.from_numpy(np.rint(pixels * (255 / 16)).astype(np.uint8)).view(-1, *self.shape)  # (N, 1, 8, 8)
         targets = torch.from_numpy(labels.astype(np.int64))  # (N,)
         self.classes = [str(digit) for digit in range(10)]
-        shares = split_indices(len(labels), self.split, self.seed, labels)
-        return Splits(*(TensorSamples(inputs[share], targets[share]) for share in shares))
+        splits = split_indices(len(labels), self.split, self.seed, labels)
+        return Splits(*(BatchedTensorDataset(inputs[indices], targets[indices]) for indices in splits))
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
-        """Pictures of one digit each, light on dark."""
-        return read_pictures(paths, self.shape)
+        """Read images of one digit each, light on dark."""
+        return read_images(paths, self.shape)

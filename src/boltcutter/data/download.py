@@ -1,4 +1,4 @@
-"""Files from the network: resumed, verified, and seen only when whole."""
+"""Download files: resumable, verified by checksum, and visible only when complete."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 if sys.platform != "win32":
     import fcntl
 
-TIMEOUT = 30.0  # seconds without a single byte
-TRIES = 3  # of one mirror that breaks off
+TIMEOUT = 30.0  # seconds without receiving a byte
+TRIES = 3  # attempts per mirror that breaks off
 CHUNK = 1 << 18  # bytes
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError)
 
 
-def fetch(name: str, mirrors: Sequence[str], target: Path, checksum: str | None = None) -> Path:
-    """Download a file once, however many processes ask for it.
+def download_file(name: str, mirrors: Sequence[str], target: Path, checksum: str | None = None) -> Path:
+    """Download a file once, even if several processes request it.
 
-    What arrived of it stays in ``<target>.part``, locked while a process writes; the next attempt goes on from there.
+    A partial download stays in ``<target>.part``, locked while a process writes; the next attempt resumes it.
 
     Args:
-        name: Of the file on the mirrors.
-        mirrors: URLs of folders, tried in turn.
-        target: Where the file goes; left alone if it is there.
-        checksum: ``sha256:…`` or ``md5:…`` of the whole file, or none.
+        name: File name on the mirrors.
+        mirrors: Base URLs, tried in order.
+        target: Path to save the file to; an existing file is not downloaded again.
+        checksum: ``sha256:…`` or ``md5:…`` of the file; None skips verification.
 
     Raises:
-        OSError: No mirror gave the file.
-        ValueError: The checksum is of an unknown kind.
+        OSError: No mirror delivered the file.
+        ValueError: The checksum's algorithm is unknown.
     """
-    kind, _, wanted = (checksum or "sha256:").partition(":")
-    if kind not in ("sha256", "md5"):
+    algorithm, _, expected = (checksum or "sha256:").partition(":")
+    if algorithm not in ("sha256", "md5"):
         raise ValueError(f"data.checksums: {checksum} of {name} is neither sha256:… nor md5:…; correct or remove it")
     if target.exists():
         return target
@@ -50,11 +50,11 @@ def fetch(name: str, mirrors: Sequence[str], target: Path, checksum: str | None 
     part = target.with_name(f"{target.name}.part")
     reasons = []
     with _locked(part) as file:
-        if target.exists():  # by another process, while this one waited
+        if target.exists():  # by another process, while this one waited for the lock
             part.unlink()
             return target
         for mirror in mirrors:
-            reason = _try_mirror(f"{mirror.rstrip('/')}/{name}", file, kind, wanted)
+            reason = _try_mirror(f"{mirror.rstrip('/')}/{name}", file, algorithm, expected)
             if reason is None:
                 os.replace(part, target)
                 return target
@@ -65,8 +65,8 @@ def fetch(name: str, mirrors: Sequence[str], target: Path, checksum: str | None 
     raise OSError(f"{name}: not downloaded ({tried}); put it into data.folder={target.parent} by hand")
 
 
-def _try_mirror(url: str, file: IO[bytes], kind: str, wanted: str) -> str | None:
-    """Fill ``file`` from one mirror; nothing, or the reason why not."""
+def _try_mirror(url: str, file: IO[bytes], algorithm: str, expected: str) -> str | None:
+    """Download ``file`` from one mirror; return None, or the reason of the failure."""
     reason = ""
     for _ in range(TRIES):
         start = file.seek(0, os.SEEK_END)
@@ -78,22 +78,22 @@ def _try_mirror(url: str, file: IO[bytes], kind: str, wanted: str) -> str | None
                 error.close()
                 reason = f"HTTP {error.code} {reason}"
             if file.seek(0, os.SEEK_END) > start:
-                continue  # it broke off, but not without some bytes
+                continue  # it broke off after some bytes
             return reason
-        found = _hash(file, kind) if wanted else ""
-        if found == wanted.lower():
+        found = _hash(file, algorithm) if expected else ""
+        if found == expected.lower():
             file.flush()
             os.fsync(file.fileno())
             return None
         file.truncate(0)
-        reason = f"its {kind} is {found}, not {wanted}"
+        reason = f"its {algorithm} is {found}, expected {expected}"
         if not start:
             return reason
     return reason
 
 
 def _receive(url: str, file: IO[bytes]) -> None:
-    """Append what ``file`` lacks; begin again where the server cannot send a part."""
+    """Append the missing bytes of ``file``; start over if the server does not support range requests."""
     start = file.seek(0, os.SEEK_END)
     headers = {"User-Agent": "boltcutter", "Accept-Encoding": "identity"}
     if start:
@@ -105,7 +105,7 @@ def _receive(url: str, file: IO[bytes]) -> None:
             raise
         error.close()
         if error.headers.get("Content-Range") == f"bytes */{start}":
-            return  # nothing was missing
+            return  # the file is complete
         file.truncate(0)
         _receive(url, file)
         return
@@ -115,15 +115,15 @@ def _receive(url: str, file: IO[bytes]) -> None:
             start = 0
         length = response.headers.get("Content-Length")
         total = None if length is None else start + int(length)
-        for chunk in _shown(response, url, start, total):
+        for chunk in _with_progress(response, url, start, total):
             file.write(chunk)
     size = file.seek(0, os.SEEK_END)
-    if total is not None and size < total:  # http.client reads a connection cut short as the end
+    if total is not None and size < total:  # http.client treats a dropped connection as the end of the file
         raise http.client.HTTPException(f"broke off after {size} of {total} bytes")
 
 
-def _shown(response: IO[bytes], url: str, start: int, total: int | None) -> Iterator[bytes]:
-    """Chunks as they come, under a progress bar where a person looks on."""
+def _with_progress(response: IO[bytes], url: str, start: int, total: int | None) -> Iterator[bytes]:
+    """Yield chunks as they arrive, with a progress bar if stderr is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -133,8 +133,8 @@ def _shown(response: IO[bytes], url: str, start: int, total: int | None) -> Iter
             progress.advance(task, len(chunk))
 
 
-def _hash(file: IO[bytes], kind: str) -> str:
-    digest = hashlib.new(kind, usedforsecurity=False)
+def _hash(file: IO[bytes], algorithm: str) -> str:
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     file.seek(0)
     while chunk := file.read(CHUNK):
         digest.update(chunk)
@@ -143,12 +143,12 @@ def _hash(file: IO[bytes], kind: str) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[IO[bytes]]:
-    """``path`` open for appending, by one process at a time."""
+    """Open ``path`` for appending, in one process at a time."""
     while True:
         with path.open("ab+") as file:
             if sys.platform != "win32":
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # While this process waited, another may have finished and moved the file away from under its name.
+            # While this process waited for the lock, another may have finished and renamed the file.
             if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 continue
             yield file

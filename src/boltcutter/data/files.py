@@ -1,4 +1,4 @@
-"""Files of any size: which of them are meant, and whether they have changed."""
+"""Large files: find them by pattern, and detect changes without reading them whole."""
 
 from __future__ import annotations
 
@@ -10,44 +10,58 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-PAGE = 4096  # bytes that a system reads from a disk at least
-BLOCK, BLOCKS = 4096, 16  # bytes of a block, and blocks of each file, that a fingerprint looks at
+PAGE_BYTES = 4096  # smallest unit that an operating system reads from a disk
+BLOCK_BYTES, NUM_BLOCKS = 4096, 16  # blocks of each file that are hashed into a fingerprint
 
 
-def find(pattern: str, setting: str, endings: tuple[str, ...] = (".bin", ".npy")) -> list[Path]:
-    """Files that a path, a folder or a pattern means, in the order of their names.
+def find_files(pattern: str, setting: str, suffixes: tuple[str, ...] = (".bin", ".npy")) -> list[Path]:
+    """Return the files of a path, a folder or a glob pattern, sorted by name.
+
+    Args:
+        pattern: A file, a folder, or a glob pattern.
+        setting: Config key of ``pattern``, for error messages.
+        suffixes: Suffixes of the files to take from a folder.
 
     Raises:
         ValueError: There are none.
     """
     path = Path(pattern)
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.name.endswith(endings))
+        found = sorted(file for file in path.iterdir() if file.name.endswith(suffixes))
     else:
         found = [path] if path.is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not found:
-        raise ValueError(f"{setting}={pattern}: no such file; give one, a folder of {', '.join(endings)}, or a pattern")
+        raise ValueError(
+            f"{setting}={pattern}: no such file; give one, a folder of {', '.join(suffixes)}, or a pattern"
+        )
     return found
 
 
-def sampled(path: Path) -> bytes:
-    """Hash of a file's size, time of change, and some of its blocks; takes as long for a large file as for a small."""
+def sampled_hash(path: Path) -> bytes:
+    """Hash a file's size, modification time and some of its blocks, in a time that does not depend on its size."""
     stat = path.stat()
     digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
     with open(path, "rb") as file:
-        for place in np.linspace(0, max(0, stat.st_size - BLOCK), BLOCKS).astype(np.int64).tolist():
-            file.seek(place)
-            digest.update(file.read(BLOCK))
+        for offset in np.linspace(0, max(0, stat.st_size - BLOCK_BYTES), NUM_BLOCKS).astype(np.int64).tolist():
+            file.seek(offset)
+            digest.update(file.read(BLOCK_BYTES))
     return digest.digest()
 
 
-def stretches(numbers: npt.NDArray[Any], first: int, count: int, width: int, step: int = 1) -> npt.NDArray[np.void]:
-    """Stretches of ``width`` of one row of numbers, each ``step`` further than the one before, without a copy.
+def strided_windows(array: npt.NDArray[Any], first: int, count: int, width: int, step: int = 1) -> npt.NDArray[np.void]:
+    """View a one-dimensional array as overlapping windows, without a copy.
 
-    Each is one thing, which NumPy copies as a whole, and faster than a row of numbers.
+    Each window is one element of a void dtype, which NumPy copies as a whole, and faster than a row.
+
+    Args:
+        array: Shape (n,).
+        first: Index where the first window starts.
+        count: Number of windows.
+        width: Elements in a window.
+        step: Elements between the starts of windows.
 
     Returns:
-        Shape (count,); ``view`` of its numbers' dtype makes rows of what is indexed.
+        Shape (count,); after indexing, ``view`` with the array's dtype turns windows into rows.
     """
-    size = numbers.itemsize
-    return np.ndarray((count,), f"V{width * size}", numbers, first * size, (step * size,))
+    size = array.itemsize
+    return np.ndarray((count,), f"V{width * size}", array, first * size, (step * size,))

@@ -1,4 +1,4 @@
-"""Pictures in a folder for each class."""
+"""Image folders: one folder per class."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from boltcutter.data.augment import Augment
+from boltcutter.data.image_io import check_image_shape, find_images, read_image, read_images
 from boltcutter.data.loader import Pair
-from boltcutter.data.module import DataModule, Indices, Splits, check_shares, cut, split_indices
-from boltcutter.data.picture import check_picture_shape, find_pictures, read_picture, read_pictures
+from boltcutter.data.module import DataModule, Indices, Splits, check_split, split_indices, split_off
 from boltcutter.data.sampler import Batch
 
 
-class PictureSamples:
-    """Pictures that are read from their files when they are asked for.
+class ImageFolderDataset:
+    """Images that are read from their files on access.
 
     Args:
-        root: What the files' names are relative to.
-        files: One for each sample.
-        labels: Class numbers, shape (N,).
-        shape: Channels, height, width that each picture is brought to.
-        augment: Changes a batch of inputs at random.
+        root: Folder that contains all files.
+        files: File of each sample.
+        labels: Class indices, shape (N,).
+        shape: Channels, height and width to resize and crop each image to.
+        augment: Random transform of a batch of inputs.
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class PictureSamples:
         augment: Augment | None = None,
     ) -> None:
         self.root, self.shape, self.augment = root, shape, augment
-        self.names = [file.relative_to(root).as_posix() for file in files]  # texts cost workers less than paths
+        self.names = [file.relative_to(root).as_posix() for file in files]  # strings pickle faster than paths
         self.targets = torch.from_numpy(labels)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitems__(self, batch: Batch) -> Pair:
-        """Bytes (N, C, H, W) and class numbers (N,) of the samples in ``batch``."""
-        inputs = torch.stack([read_picture(self.root / self.names[index], self.shape) for index in batch])
-        return self.augment(inputs, batch) if self.augment else inputs, self.targets[torch.from_numpy(batch.array)]
+        """uint8 images (N, C, H, W) and class indices (N,) of the samples in ``batch``."""
+        inputs = torch.stack([read_image(self.root / self.names[index], self.shape) for index in batch])
+        return self.augment(inputs, batch) if self.augment else inputs, self.targets[torch.from_numpy(batch.indices)]
 
     def fingerprint(self) -> bytes:
-        """Hash of names, classes, sizes in bytes, and shape; not of contents, which may be many gigabytes."""
+        """Hash of names, classes, file sizes and shape, but not of contents, which may be many gigabytes."""
         digest = hashlib.sha256(str(self.shape).encode())
         for name, target in zip(self.names, self.targets.tolist(), strict=True):
             digest.update(f"{name}\0{target}\0{(self.root / name).stat().st_size}\0".encode())
@@ -58,17 +58,18 @@ class PictureSamples:
 
 
 class Images(DataModule):
-    """PNG and JPEG pictures of any size, in ``folder/class`` or in ``folder/{train,val,test}/class``.
+    """PNG and JPEG images of any size, in ``folder/<class>`` or in ``folder/{train,val,test}/<class>``.
 
     Args:
-        folder: With a folder for each class; or with ``train``, and perhaps ``val`` and ``test``, that hold those.
-        shape: Channels (1 or 3), height, width that each picture is scaled and cut to.
-        num_classes: Number of classes; found where it is not given.
-        split: Shares of train, val and test, stratified by class; for what has no folder of its own.
-        augment: Changes training pictures at random.
-        batch_size: Samples in one step over all devices.
-        seed: What split and order depend on.
-        num_workers: Processes for each device that read pictures.
+        folder: Folder with one folder per class; or with ``train``, and optionally ``val`` and ``test``, that have
+            them.
+        shape: Channels (1 or 3), height and width to resize and crop each image to.
+        num_classes: Number of classes; None: the number of class folders.
+        split: Fractions of train, val and test, stratified by class, for splits without a folder.
+        augment: Random transform of training images.
+        batch_size: Global batch size: samples in one step over all devices.
+        seed: Seed of split and order.
+        num_workers: DataLoader workers per device.
     """
 
     def __init__(
@@ -84,50 +85,50 @@ class Images(DataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
-        check_picture_shape(shape)
+        check_image_shape(shape)
         self.folder, self.shape, self.num_classes = folder, shape, num_classes
-        check_shares(split)
+        check_split(split)
         self.split, self.augment = split, augment
 
-    def sizes(self) -> dict[str, Any]:
-        """``num_classes``, the number of class folders."""
+    def infer_settings(self) -> dict[str, Any]:
+        """Return ``num_classes``, the number of class folders."""
         names = self._class_names()
         if self.num_classes not in (None, len(names)):
             raise ValueError(
-                f"data.num_classes={self.num_classes}, but {self._train} has {len(names)} class folders; give null"
+                f"data.num_classes={self.num_classes}, but {self._train} has {len(names)} class folders; set it to null"
             )
         return {"num_classes": len(names)}
 
     def load(self) -> Splits:
-        """List all pictures; cut what has no folder of its own from the training pictures."""
-        self.num_classes = self.sizes()["num_classes"]
+        """List all images; split those without a folder off the training images."""
+        self.num_classes = self.infer_settings()["num_classes"]
         self.classes = self._class_names()
         files, labels = self._list(self._train)
         train: Indices = np.arange(len(labels))
         val: Indices | None = None
         test: Indices | None = None
-        own = {s: self.folder / s for s in ("val", "test") if self._is_split and (self.folder / s).is_dir()}
-        if not own:
+        given = {s: self.folder / s for s in ("val", "test") if self._is_split and (self.folder / s).is_dir()}
+        if not given:
             train, val, test = split_indices(len(labels), self.split, self.seed, labels)
-        elif "val" not in own:
-            train, val = cut(train, self.split[1] / (self.split[0] + self.split[1]), self.seed, labels)
-        elif "test" not in own:
-            train, test = cut(train, self.split[2] / (self.split[0] + self.split[2]), self.seed, labels)
+        elif "val" not in given:
+            train, val = split_off(train, self.split[1] / (self.split[0] + self.split[1]), self.seed, labels)
+        elif "test" not in given:
+            train, test = split_off(train, self.split[2] / (self.split[0] + self.split[2]), self.seed, labels)
 
-        def samples(name: str, chosen: Indices | None, augment: Augment | None = None) -> PictureSamples:
+        def samples(name: str, chosen: Indices | None, augment: Augment | None = None) -> ImageFolderDataset:
             if chosen is None:
-                return PictureSamples(self.folder, *self._list(own[name]), self.shape)
-            return PictureSamples(self.folder, [files[i] for i in chosen], labels[chosen], self.shape, augment)
+                return ImageFolderDataset(self.folder, *self._list(given[name]), self.shape)
+            return ImageFolderDataset(self.folder, [files[i] for i in chosen], labels[chosen], self.shape, augment)
 
         return Splits(samples("train", train, self.augment), samples("val", val), samples("test", test))
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
-        """Pictures, brought to the same shape."""
-        return read_pictures(paths, self.shape)
+        """Read images, resized and cropped to the same shape."""
+        return read_images(paths, self.shape)
 
     @property
     def _is_split(self) -> bool:
-        # A folder "train" with pictures and no folders in it is a class: pictures of trains.
+        # A folder "train" with images and without folders is a class: images of trains.
         return bool(_folders(self.folder / "train"))
 
     @property
@@ -136,36 +137,34 @@ class Images(DataModule):
 
     def _class_names(self) -> list[str]:
         if not self.folder.is_dir():
-            raise ValueError(
-                f"data.folder={self.folder}: no such folder; give one with a folder of pictures for each class"
-            )
+            raise ValueError(f"data.folder={self.folder}: no such folder; give one with a folder of images per class")
         names = [folder.name for folder in _folders(self._train)]
         if len(names) < 2:
             found = f"only the class {names[0]}" if names else "no class folder"
             raise ValueError(
-                f"data.folder={self.folder}: {found} in {self._train}; two or more folders of pictures are needed"
+                f"data.folder={self.folder}: {found} in {self._train}; at least two class folders are needed"
             )
         return names
 
     def _list(self, folder: Path) -> tuple[list[Path], Indices]:
-        """Files of all classes under ``folder``, and their class numbers."""
+        """Files of all classes under ``folder``, and their class indices."""
         files: list[Path] = []
         labels: list[int] = []
-        for place in _folders(folder):
-            if place.name not in self.classes:
-                raise ValueError(f"{place}: a class that {self._train} lacks; add it there or remove it here")
-            found = find_pictures(place)
+        for class_folder in _folders(folder):
+            if class_folder.name not in self.classes:
+                raise ValueError(f"{class_folder}: not a class of {self._train}; add it there or remove it here")
+            found = find_images(class_folder)
             if not found and folder == self._train:
-                raise ValueError(f"{place}: no PNG or JPEG picture in this class folder; add some or remove it")
+                raise ValueError(f"{class_folder}: no PNG or JPEG image in this class folder; add some or remove it")
             files += found
-            labels += [self.classes.index(place.name)] * len(found)
+            labels += [self.classes.index(class_folder.name)] * len(found)
         if not files:
-            raise ValueError(f"{folder}: no PNG or JPEG picture in its folders; add some or remove it")
+            raise ValueError(f"{folder}: no PNG or JPEG image in its class folders; add some or remove it")
         return files, np.asarray(labels, np.int64)
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Folders in ``folder``, sorted by name; hidden ones are left out."""
+    """Return the folders in ``folder``, sorted by name, without hidden ones."""
     if not folder.is_dir():
         return []
     return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))

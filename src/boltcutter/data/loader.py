@@ -1,4 +1,4 @@
-"""Loaders of map-style data sets, whose batches are fetched whole."""
+"""Data loader for map-style data sets, which fetches whole batches."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from boltcutter.data.mapped import MapSamples
+from boltcutter.data.mapped import BatchedMapDataset
 from boltcutter.data.sampler import Batch, BatchSampler
 
 Pair = tuple[Tensor, Tensor]
-FETCH = 1 << 20  # bytes of small batches fetched at once; what is read stays in the processor's cache
+FETCH_BYTES = 1 << 20  # small batches are fetched together up to this size, which fits into the CPU's cache
 
 
 @runtime_checkable
-class Samples(Protocol):
+class BatchedDataset(Protocol):
     """A data set that is fetched a whole batch at a time.
 
-    Where it has ``read_bytes``, that is what the disk reads for one sample at least; ``blocks`` are lengths of
-    stretches of samples that are best read one after another.
+    Optional attributes: ``read_bytes``, the number of bytes that the disk reads at least for one sample;
+    ``block_sizes``, the sizes of blocks of consecutive samples that are read together.
     """
 
     def __len__(self) -> int: ...
@@ -33,83 +33,101 @@ class Samples(Protocol):
         ...
 
     def fingerprint(self) -> bytes:
-        """What changes whenever the contents do."""
+        """Hash that changes when the contents change."""
         ...
 
 
 class Loader(DataLoader[Any]):
-    """Batches fetched whole, from where ``sampler.start`` says; counts what it gave out."""
+    """A ``DataLoader`` that fetches whole batches, starts at ``sampler.start``, and counts the batches it yielded.
 
-    is_sharded = True  # so that nobody shards it once more
+    Args:
+        samples: The data set.
+        sampler: Yields the indices of this rank's batches.
+        num_workers: Worker processes; 0 loads in the calling process.
+        pin_memory: Whether to copy batches into pinned memory.
+
+    Attributes:
+        epoch_sampler: The sampler, which holds the epoch and the position.
+        num_yielded: Number of batches of the epoch that were yielded or skipped.
+        started: Whether iteration has begun.
+        wait_seconds: Seconds that the caller has waited for batches while no device had work queued.
+    """
+
+    is_sharded = True  # batches are already those of one rank
 
     def __init__(
-        self, samples: Samples | MapSamples, sampler: BatchSampler, *, num_workers: int = 0, pin_memory: bool = False
+        self,
+        samples: BatchedDataset | BatchedMapDataset,
+        sampler: BatchSampler,
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
     ) -> None:
         super().__init__(
-            samples,  # type: ignore[arg-type]  # it has __getitems__ in place of __getitem__
-            batch_sampler=sampler,  # type: ignore[arg-type]  # batches are sequences, if no lists
-            collate_fn=_as_it_is,
+            samples,  # type: ignore[arg-type]  # it has __getitems__ instead of __getitem__
+            batch_sampler=sampler,  # type: ignore[arg-type]  # batches are sequences, not lists
+            collate_fn=_identity,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
         )
-        # torch refuses plain assignment. Else it is torch's SequentialSampler, which overfit_batches asks for.
-        if sampler.shuffle or sampler.source is not None:
+        # DataLoader refuses assignment. Unshuffled, its SequentialSampler stays, which overfit_batches checks for.
+        if sampler.shuffle or sampler.index_sampler is not None:
             vars(self)["sampler"] = sampler
-        self.order = sampler
-        self.done = 0
-        self.begun = False
-        self.waited = 0.0
+        self.epoch_sampler = sampler
+        self.num_yielded = 0
+        self.started = False
+        self.wait_seconds = 0.0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        # A generator, because Lightning asks for the iterator before it sets the epoch.
-        counted = vars(self)  # torch looks closely at each plain assignment
-        counted["done"], counted["begun"] = self.order.start, True
+        # A generator, because Lightning calls iter() before it sets the epoch.
+        state = vars(self)  # DataLoader.__setattr__ is slow
+        state["num_yielded"], state["started"] = self.epoch_sampler.start, True
         try:
             fetches: Iterator[Iterable[Any]]
-            fetches = ((batch,) for batch in super().__iter__()) if self.num_workers else self._here()
+            fetches = ((batch,) for batch in super().__iter__()) if self.num_workers else self._in_process()
             while True:
                 began = perf_counter()
                 batches = next(fetches, None)
-                if not busy():
-                    counted["waited"] += perf_counter() - began
+                if not is_device_busy():
+                    state["wait_seconds"] += perf_counter() - began
                 if batches is None:
                     return
                 for batch in batches:
-                    counted["done"] += 1
+                    state["num_yielded"] += 1
                     yield batch
         except ValueError as error:
             if "in DataLoader worker" not in str(error):
                 raise
-            # A worker hands its whole traceback over as text; the last line is what went wrong.
+            # A worker's error carries its whole traceback as text; the last line is the message.
             raise ValueError(str(error).rstrip().rsplit("ValueError: ", 1)[-1]) from error
 
-    def _here(self) -> Iterator[Iterable[Any]]:
-        """Batches prepared in this process, small ones several at once: one fetch for all costs less than one each."""
-        if isinstance(self.dataset, MapSamples):
-            for batch in self.order:
+    def _in_process(self) -> Iterator[Iterable[Any]]:
+        """Fetch batches in this process, several small ones at once, because each fetch has a fixed cost."""
+        if isinstance(self.dataset, BatchedMapDataset):
+            for batch in self.epoch_sampler:
                 found = self.dataset.__getitems__(batch)
                 yield [pin_memory(found) if self.pin_memory else found]  # type: ignore[no-untyped-call]
             return
-        samples = cast(Samples, self.dataset)
-        most = [1]
-        for chosen, count in self.order.several(lambda: most[0]):
-            parts = samples.__getitems__(chosen)
+        samples = cast(BatchedDataset, self.dataset)
+        limit = [1]
+        for chunk, count in self.epoch_sampler.iter_chunks(lambda: limit[0]):
+            pair = samples.__getitems__(chunk)
             if self.pin_memory:
-                parts = (parts[0].pin_memory(), parts[1].pin_memory())
-            # A disk reads pages: of short samples that are far apart, it reads much more than is kept.
-            read = max(1, parts[0].nbytes + parts[1].nbytes, getattr(samples, "read_bytes", 0) * len(chosen))
-            most[0] = max(1, FETCH * count // read)
-            # Not as views, each of which would know of all others.
-            size = len(parts[0]) // count
-            yield [parts] if count == 1 else zip(parts[0].unsafe_split(size), parts[1].unsafe_split(size), strict=True)
+                pair = (pair[0].pin_memory(), pair[1].pin_memory())
+            # A disk reads whole pages: for short samples far apart, that is much more than their own bytes.
+            read = max(1, pair[0].nbytes + pair[1].nbytes, getattr(samples, "read_bytes", 0) * len(chunk))
+            limit[0] = max(1, FETCH_BYTES * count // read)
+            # unsafe_split: views from split would share a version counter.
+            size = len(pair[0]) // count
+            yield [pair] if count == 1 else zip(pair[0].unsafe_split(size), pair[1].unsafe_split(size), strict=True)
 
 
-def busy() -> bool:
-    """Whether a CUDA device still has work in its queue."""
-    # Without work on it there is no context, and asking for a stream would make one.
+def is_device_busy() -> bool:
+    """Whether the current CUDA stream still has work queued."""
+    # Without initialization there is no context, and current_stream() would create one.
     return bool(torch.cuda.is_initialized() and not torch.cuda.current_stream().query())  # type: ignore[no-untyped-call]
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

@@ -1,4 +1,4 @@
-"""Ordinary map-style data sets, as ``torch.utils.data`` has them, fetched a whole batch at a time."""
+"""Adapter that fetches map-style data sets of ``torch.utils.data`` a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from boltcutter.data.sampler import Batch
 from boltcutter.seeding import seed_generators, seeded_generators
 from boltcutter.stream import hash_batch
 
-LOOKED_AT = 16  # samples of a data set that its fingerprint is made of
+FINGERPRINT_SAMPLES = 16  # samples that are hashed into a data set's fingerprint
 
 
-class MapSamples:
-    """Samples of a data set that has ``__getitem__``, and perhaps ``__getitems__``.
+class BatchedMapDataset:
+    """A map-style data set with ``__getitem__``, and optionally ``__getitems__``, fetched a batch at a time.
 
-    All generators are seeded before each sample by (seed, epoch, index), so that its random changes depend neither on
-    workers nor on ranks or batches.
+    All generators are seeded before each sample by (seed, epoch, index), so that random transforms do not depend on
+    workers, ranks or batches.
 
     Args:
-        dataset: Map-style, with a length.
-        collate: Makes a batch of a list of samples; none means torch's own way.
+        dataset: Map-style data set with a length.
+        collate: Collates a list of samples into a batch; None means ``default_collate``.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
@@ -37,18 +37,18 @@ class MapSamples:
     def __getitems__(self, batch: Batch) -> Any:
         """The samples in ``batch``, collated."""
         if type(self.dataset) is TensorDataset and self.collate is None:
-            indices = torch.from_numpy(batch.array)
-            return [tensor[indices] for tensor in self.dataset.tensors]
+            rows = torch.from_numpy(batch.indices)
+            return [tensor[rows] for tensor in self.dataset.tensors]
         if hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset):
-            several: list[int] = batch.array.tolist()
-            seed_generators(batch.seed, batch.epoch, several[0])
-            samples = self.dataset.__getitems__(several)
+            indices: list[int] = batch.indices.tolist()
+            seed_generators(batch.seed, batch.epoch, indices[0])
+            samples = self.dataset.__getitems__(indices)
         else:
-            samples = [self._sample(index, batch) for index in batch.array.tolist()]
+            samples = [self._sample(index, batch) for index in batch.indices.tolist()]
         return (self.collate or default_collate)(samples)
 
     def fingerprint(self) -> bytes:
-        """Hash of what is in the data set, or of its length and a few samples where that would take too long."""
+        """Hash of the data set's contents, or of its length and a few samples; see ``fingerprint``."""
         return fingerprint(self.dataset)
 
     def _sample(self, index: int, batch: Batch) -> Any:
@@ -57,9 +57,10 @@ class MapSamples:
 
 
 def fingerprint(dataset: Any) -> bytes:
-    """What changes whenever the contents do, as far as that can be seen without reading all of a data set.
+    """Hash a data set without reading all of it.
 
-    Its own ``fingerprint()`` if it has one; all of a ``TensorDataset``; of others their length and 16 samples.
+    Uses the data set's own ``fingerprint()`` if it has one, all of a ``TensorDataset``, and otherwise the length and
+    16 samples.
     """
     if callable(own := getattr(dataset, "fingerprint", None)):
         found = own()
@@ -73,11 +74,11 @@ def fingerprint(dataset: Any) -> bytes:
     elif type(dataset) is ConcatDataset:
         parts += [fingerprint(part) for part in dataset.datasets]
     elif isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
-        for index in np.unique(np.linspace(0, len(dataset) - 1, LOOKED_AT).astype(np.int64)).tolist():
+        for index in np.unique(np.linspace(0, len(dataset) - 1, FINGERPRINT_SAMPLES).astype(np.int64)).tolist():
             with seeded_generators(index):
                 sample = cast(Any, dataset)[index]
             try:
                 parts.append(hash_batch(sample))
-            except ValueError:  # it cannot be pickled
+            except ValueError:  # not picklable
                 parts.append(type(sample).__qualname__.encode())
     return hashlib.sha256(b"".join(parts)).digest()

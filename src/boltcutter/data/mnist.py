@@ -1,4 +1,4 @@
-"""Pictures in IDX files: MNIST, Fashion-MNIST, and what else comes in that form."""
+"""Images in IDX files: MNIST, Fashion-MNIST, and other data sets of this format."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ import torch
 from torch import Tensor
 
 from boltcutter.data.augment import Augment
-from boltcutter.data.download import fetch
-from boltcutter.data.module import DataModule, Splits, TensorSamples, cut, split_indices
-from boltcutter.data.picture import read_pictures
+from boltcutter.data.download import download_file
+from boltcutter.data.image_io import read_images
+from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits, split_indices, split_off
 
-Part = Literal["train", "t10k"]
-KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+Prefix = Literal["train", "t10k"]  # of file names
+FILE_TYPES = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 class MNIST(DataModule):
-    """Small grey pictures of ten classes, downloaded once.
+    """Greyscale images of ten classes, downloaded once.
 
     Args:
-        folder: Where the files are or go, with ``.gz`` or unpacked, under their own names.
-        mirrors: URLs of folders that have the files.
-        checksums: File name to ``sha256:…`` or ``md5:…`` of the packed file; checked after a download.
-        class_names: In the order of their numbers.
-        train: Which files to train on and to take the val split from.
-        test: Which files to test on; where it equals ``train``, the test split is cut from the same pictures.
-        val: Share of the training files, stratified by class; of the test split too if that is cut.
-        shape: Of one sample: channels, height, width.
+        folder: Folder of the IDX files, compressed (``.gz``) or not.
+        mirrors: Base URLs to download the files from.
+        checksums: File name to ``sha256:…`` or ``md5:…`` of the compressed file; verified after a download.
+        class_names: Class names by class index.
+        train: Prefix of the files to take the train and val splits from.
+        test: Prefix of the files to test on; if it equals ``train``, the test split is split off the same images.
+        val_fraction: Fraction of the training files for the val split, stratified by class; also of the test split
+            if ``test`` equals ``train``.
+        shape: Shape of one sample: channels, height, width.
         num_classes: Number of classes.
-        augment: Changes training pictures at random.
-        batch_size: Samples in one step over all devices.
-        seed: What split and order depend on.
-        num_workers: Processes for each device that prepare batches.
+        augment: Random transform of training images.
+        batch_size: Global batch size: samples in one step over all devices.
+        seed: Seed of split and order.
+        num_workers: DataLoader workers per device.
 
     Source: LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998; Xiao et al., Fashion-MNIST: a
     Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017.
@@ -51,9 +52,9 @@ class MNIST(DataModule):
         mirrors: Sequence[str] = (),
         checksums: Mapping[str, str | None] | None = None,
         class_names: Sequence[str] | None = None,
-        train: Part = "train",
-        test: Part = "t10k",
-        val: float = 0.1,
+        train: Prefix = "train",
+        test: Prefix = "t10k",
+        val_fraction: float = 0.1,
         shape: tuple[int, int, int] = (1, 28, 28),
         num_classes: int = 10,
         augment: Augment | None = None,
@@ -62,53 +63,57 @@ class MNIST(DataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
-        if not 0 < val < 0.5:
-            raise ValueError(f"data.val={val} is not a share in (0, 0.5); try 0.1")
+        if not 0 < val_fraction < 0.5:
+            raise ValueError(f"data.val_fraction={val_fraction} is not in (0, 0.5); try 0.1")
         if class_names is not None and len(class_names) != num_classes:
             raise ValueError(
                 f"data.class_names has {len(class_names)} names, but data.num_classes={num_classes}; make them agree"
             )
         self.folder, self.mirrors, self.checksums = folder, list(mirrors), dict(checksums or {})
-        self.train, self.test, self.val = train, test, val
+        self.train, self.test, self.val_fraction = train, test, val_fraction
         self.shape, self.num_classes, self.augment = shape, num_classes, augment
         self.classes = list(class_names or map(str, range(num_classes)))
 
     def prepare_data(self) -> None:
-        """Download what the folder lacks."""
-        for part in dict.fromkeys((self.train, self.test)):
-            for kind in KINDS:
-                name = f"{part}-{kind}.gz"
-                if find(self.folder, name) is None:
+        """Download missing files."""
+        for prefix in dict.fromkeys((self.train, self.test)):
+            for file_type in FILE_TYPES:
+                name = f"{prefix}-{file_type}.gz"
+                if find_idx(self.folder, name) is None:
                     try:
-                        fetch(name, self.mirrors, self.folder / name, self.checksums.get(name))
+                        download_file(name, self.mirrors, self.folder / name, self.checksums.get(name))
                     except OSError as error:
-                        raise OSError(f"{error}{self._hint(part)}") from None
+                        raise OSError(f"{error}{self._hint(prefix)}") from None
 
     def load(self) -> Splits:
-        """Read all files; cut val, and test where it has no files of its own."""
-        images, labels = self._pair(self.train)
-        everything, numbers = np.arange(len(labels)), labels.numpy()
+        """Read all files, and split off val, and test if it has no files."""
+        images, labels = self._read_pair(self.train)
+        fraction, classes = self.val_fraction, labels.numpy()
         if self.train == self.test:
-            shares = (1 - 2 * self.val, self.val, self.val)
-            trained, validated, tested = split_indices(len(labels), shares, self.seed, numbers)
-            test = TensorSamples(images[tested], labels[tested])
+            fractions = (1 - 2 * fraction, fraction, fraction)
+            train, val, rest = split_indices(len(labels), fractions, self.seed, classes)
+            test = BatchedTensorDataset(images[rest], labels[rest])
         else:
-            trained, validated = cut(everything, self.val, self.seed, numbers)
-            test = TensorSamples(*self._pair(self.test))
-        train = TensorSamples(images[trained], labels[trained], self.augment)
-        return Splits(train, TensorSamples(images[validated], labels[validated]), test)
+            train, val = split_off(np.arange(len(labels)), fraction, self.seed, classes)
+            test = BatchedTensorDataset(*self._read_pair(self.test))
+        return Splits(
+            BatchedTensorDataset(images[train], labels[train], self.augment),
+            BatchedTensorDataset(images[val], labels[val]),
+            test,
+        )
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
-        """Pictures of one thing each, light on dark."""
-        return read_pictures(paths, self.shape)
+        """Read images of one object each, light on dark."""
+        return read_images(paths, self.shape)
 
-    def _pair(self, part: Part) -> tuple[Tensor, Tensor]:
-        """Bytes (N, 1, H, W) and class numbers (N,) of the ``part`` files."""
+    def _read_pair(self, prefix: Prefix) -> tuple[Tensor, Tensor]:
+        """Read uint8 images (N, 1, H, W) and class indices (N,) of the files with ``prefix``."""
         files = []
-        for kind in KINDS:
-            file = find(self.folder, f"{part}-{kind}.gz")
+        for file_type in FILE_TYPES:
+            name = f"{prefix}-{file_type}.gz"
+            file = find_idx(self.folder, name)
             if file is None:
-                raise ValueError(f"data.folder={self.folder} has no {part}-{kind}.gz; put it there{self._hint(part)}")
+                raise ValueError(f"data.folder={self.folder} has no {name}; put it there{self._hint(prefix)}")
             files.append(file)
         images, labels = read_idx(files[0], 3), read_idx(files[1], 1)
         if (1, *images.shape[1:]) != self.shape:
@@ -116,39 +121,41 @@ class MNIST(DataModule):
                 f"data.shape={list(self.shape)}, but {files[0]} has {[1, *images.shape[1:]]}; make them agree"
             )
         if len(images) != len(labels):
-            raise ValueError(
-                f"{files[0]} has {len(images)} pictures, but {files[1]} {len(labels)} labels; replace both"
-            )
+            raise ValueError(f"{files[0]} has {len(images)} images, but {files[1]} {len(labels)} labels; replace both")
         if labels.max() >= self.num_classes:
             raise ValueError(
-                f"data.num_classes={self.num_classes}, but {files[1]} has class {int(labels.max())}; give more"
+                f"data.num_classes={self.num_classes}, but {files[1]} has class {int(labels.max())}; increase it"
             )
         return images[:, None], labels.long()
 
-    def _hint(self, part: Part) -> str:
-        """How to do with the other pair of files, where that is there."""
-        other = "t10k" if part == "train" else "train"
-        setting = "train" if part == self.train else "test"
-        there = all(find(self.folder, f"{other}-{kind}.gz") for kind in KINDS)
-        return f", or use the {other} files that are there by data.{setting}={other}" if there else ""
+    def _hint(self, prefix: Prefix) -> str:
+        """Suggest the other pair of files if it exists."""
+        other = "t10k" if prefix == "train" else "train"
+        setting = "train" if prefix == self.train else "test"
+        exists = all(find_idx(self.folder, f"{other}-{file_type}.gz") for file_type in FILE_TYPES)
+        return f", or use the existing {other} files with data.{setting}={other}" if exists else ""
 
 
-def find(folder: Path, name: str) -> Path | None:
-    """The file of that name, packed or not, also with a dot before ``idx`` as some unpackers write it."""
+def find_idx(folder: Path, name: str) -> Path | None:
+    """Return the file ``name``, compressed or not, also with a dot before ``idx`` as some archivers write it."""
     plain = name.removesuffix(".gz")
     names = (name, plain, name.replace("-idx", ".idx"), plain.replace("-idx", ".idx"))
     return next((folder / n for n in names if (folder / n).is_file()), None)
 
 
 def read_idx(path: Path, ndim: int) -> Tensor:
-    """Bytes of an IDX file, packed or not, with ``ndim`` dimensions.
+    """Read an IDX file of bytes, compressed or not.
+
+    Args:
+        path: The file.
+        ndim: Number of dimensions.
 
     Raises:
-        ValueError: The file is damaged, cut short, or something else.
+        ValueError: The file is damaged, truncated, or of another format.
 
     Source: LeCun, The MNIST Database of Handwritten Digits (the file format).
     """
-    remedy = "delete it, so that it is downloaded again, or replace it"
+    remedy = "delete it to download it again, or replace it"
     raw = path.read_bytes()
     if raw[:2] == b"\x1f\x8b" or path.suffix == ".gz":
         try:
@@ -159,7 +166,7 @@ def read_idx(path: Path, ndim: int) -> Tensor:
     if raw[:4] != bytes((0, 0, 8, ndim)) or len(raw) < header:
         begin = raw[:4].hex() or "nothing"
         raise ValueError(
-            f"{path}: begins with {begin}, so it is no IDX file of {ndim} dimensions, or cut short; {remedy}"
+            f"{path}: begins with {begin}, so it is truncated or not an IDX file of {ndim} dimensions; {remedy}"
         )
     shape = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, header, 4)]
     if len(raw) != header + math.prod(shape) or not math.prod(shape):

@@ -1,4 +1,4 @@
-"""Who sees which sample when: a pure function of (seed, epoch), cut by rank, never padded."""
+"""Deterministic order of samples: a pure function of (seed, epoch), sharded over ranks without padding."""
 
 from __future__ import annotations
 
@@ -12,59 +12,65 @@ from torch.utils.data import Sampler
 
 from boltcutter.seeding import draw_indices
 
-MANY = 1 << 22  # samples, above which their order is computed as it is needed, and not kept
-TOGETHER = 16  # blocks of samples that are mixed
-AT_ONCE = 1 << 16  # samples whose places are then computed together
-IN_CACHE = 1 << 12  # of these, as many as stay in the processor's nearest cache
-ROUNDS = 6  # of moves; after fewer, small squares are not mixed well
+LAZY_ABOVE = 1 << 22  # samples, above which the permutation is computed chunk by chunk and never stored
+LAZY_CHUNK = 1 << 16  # samples whose positions are then computed together
+CACHE_CHUNK = 1 << 12  # of these, as many as fit into the CPU's L1 cache
+MIXED_BLOCKS = 16  # blocks whose samples are shuffled together
+ROUNDS = 6  # Feistel rounds; fewer mix small domains badly
 
 
 class Batch(Sequence[int]):
-    """Indices of one batch as an ``array``, with what a random augmentation may depend on."""
+    """Sample indices of one batch, with the seed and the epoch that random transforms may depend on.
+
+    Args:
+        indices: Shape (N,).
+        seed: Seed of the data module.
+        epoch: The current epoch.
+    """
 
     def __init__(self, indices: Sequence[int] | npt.NDArray[np.int64], *, seed: int = 0, epoch: int = 0) -> None:
-        self.array = np.asarray(indices, np.int64)
+        self.indices = np.asarray(indices, np.int64)
         self.seed = seed
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self.array)
+        return len(self.indices)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self.array[place].tolist()
+    def __getitem__(self, position: Any) -> Any:
+        return self.indices[position].tolist()
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.array.tolist())
+        return iter(self.indices.tolist())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
 
 class BatchSampler(Sampler[Batch]):
-    """One rank's batches.
+    """Yields one rank's batches.
 
-    The global order is cut into global batches, and each of those into one piece for each rank. So the samples of
-    the k-th step are the same for every number of ranks, and a last, smaller batch is shared out, not filled up.
+    The global order is divided into global batches, and each of those into one shard per rank. So the samples of the
+    k-th step are the same for every number of ranks, and an incomplete last batch is sharded without padding.
 
     Args:
-        length: Number of samples.
-        batch_size: Samples in a batch over all ranks.
-        seed: With the epoch, all that the order depends on.
-        rank: Of this process.
+        num_samples: Number of samples.
+        batch_size: Global batch size: samples in a batch over all ranks.
+        seed: Together with the epoch, determines the order.
+        rank: Rank of this process.
         world_size: Number of ranks.
-        shuffle: A new order in each epoch, else 0, 1, 2, …
-        drop_last: Leave out the last, smaller batch.
-        source: Another sampler, whose samples are taken in its order in place of all.
-        blocks: Lengths of stretches of samples that are dear to come back to: then ``TOGETHER`` of them, at random, are
-            mixed and gone through before the next are.
+        shuffle: Whether to draw a new permutation in each epoch, instead of 0, 1, 2, …
+        drop_last: Whether to drop an incomplete last batch.
+        index_sampler: Sampler whose indices are used instead of a permutation.
+        block_sizes: Sizes of blocks of consecutive samples that are expensive to read again. Then ``MIXED_BLOCKS``
+            random blocks at a time are shuffled together and consumed before the next ones.
 
     Raises:
-        ValueError: The batch does not divide over the ranks, or there are too few samples.
+        ValueError: The batch size is not divisible by the number of ranks, or there are too few samples.
     """
 
     def __init__(
         self,
-        length: int,
+        num_samples: int,
         batch_size: int,
         *,
         seed: int = 0,
@@ -72,159 +78,165 @@ class BatchSampler(Sampler[Batch]):
         world_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
-        source: Sampler[int] | None = None,
-        blocks: Sequence[int] | None = None,
+        index_sampler: Sampler[int] | None = None,
+        block_sizes: Sequence[int] | None = None,
     ) -> None:
-        length = length if source is None else len(cast(Sized, source))
+        num_samples = num_samples if index_sampler is None else len(cast(Sized, index_sampler))
         check_batch_size(batch_size, world_size)
-        if length < (batch_size if drop_last else world_size):
+        if num_samples < (batch_size if drop_last else world_size):
             needed = f"batch_size={batch_size}" if drop_last else f"{world_size} ranks"
-            raise ValueError(f"{length} samples are too few for {needed}; give more data or lower data.batch_size")
-        self.length, self.batch_size, self.seed = length, batch_size, seed
+            raise ValueError(f"{num_samples} samples are too few for {needed}; give more data or lower data.batch_size")
+        self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.shuffle, self.drop_last = shuffle, drop_last
-        self.blocks = None if blocks is None else np.asarray(blocks, np.int64)
-        self.source = source
-        self._drawn: tuple[int, npt.NDArray[np.int64]] | None = None  # epoch, and what the source yielded
+        self.block_sizes = None if block_sizes is None else np.asarray(block_sizes, np.int64)
+        self.index_sampler = index_sampler
+        self._drawn: tuple[int, npt.NDArray[np.int64]] | None = None  # epoch, and the indices of index_sampler
         self.epoch = 0
-        self.start = 0  # batches of this epoch to pass over, once
+        self.start = 0  # batches of this epoch to skip, once
         self.sampler = self  # Lightning looks for set_epoch here
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next, unless there is the rest of one to go through."""
-        # Lightning counts an epoch as done that max_steps cut short.
+        """Set the epoch that determines the next order, unless the rest of an interrupted epoch comes first."""
+        # Lightning counts an epoch that max_steps interrupted as done.
         if not self.start:
             self.epoch = epoch
 
     def order(self, epoch: int, first: int = 0, last: int | None = None) -> npt.NDArray[np.int64]:
-        """The order of all samples over all ranks from place ``first`` to before ``last``, shape (last - first,)."""
-        last = self.length if last is None else min(last, self.length)
-        if self.source is not None:
+        """Global order of sample indices, from position ``first`` up to ``last``, shape (last - first,)."""
+        last = self.num_samples if last is None else min(last, self.num_samples)
+        if self.index_sampler is not None:
             if self._drawn is None or self._drawn[0] != epoch:
-                self._drawn = epoch, np.asarray(draw_indices(self.source, self.seed, epoch), np.int64)
+                self._drawn = epoch, np.asarray(draw_indices(self.index_sampler, self.seed, epoch), np.int64)
             return self._drawn[1][first:last]
         if not self.shuffle:
             return np.arange(first, last)
-        if self.blocks is not None:
-            return _by_blocks(self.blocks, first, last, self.seed, epoch)
-        if self.length > MANY:
-            return scattered(np.arange(first, last), self.length, self.seed, epoch)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.length)[first:last]
+        if self.block_sizes is not None:
+            return _block_shuffled(self.block_sizes, first, last, self.seed, epoch)
+        if self.num_samples > LAZY_ABOVE:
+            return permute(np.arange(first, last), self.num_samples, self.seed, epoch)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)[first:last]
 
     def __len__(self) -> int:
-        full, rest = divmod(self.length, self.batch_size)
-        first, last = self._cut(rest)
+        full, rest = divmod(self.num_samples, self.batch_size)
+        first, last = self._shard(rest)
         return full + (last > first and not self.drop_last)
 
     def __iter__(self) -> Iterator[Batch]:
-        return (batch for batch, _ in self.several())
+        return (batch for batch, _ in self.iter_chunks())
 
-    def several(self, count: Callable[[], int] = lambda: 1) -> Iterator[tuple[Batch, int]]:
-        """Batches of one size as one, one after another, with their number: at most ``count()``, asked each time."""
+    def iter_chunks(self, max_batches: Callable[[], int] = lambda: 1) -> Iterator[tuple[Batch, int]]:
+        """Yield consecutive batches of equal size merged into one, and their number.
+
+        Args:
+            max_batches: Returns the largest number of batches to merge; called before each chunk.
+        """
         start, self.start = self.start, 0
         size, batches = self.batch_size, len(self)
-        at_once = max(1, AT_ONCE // size) if self.length > MANY else batches
-        # No more than are mixed, so that not too many blocks are needed at a time.
-        most = batches if self.blocks is None else max(1, TOGETHER * int(self.blocks.min(initial=size)) // size)
+        at_once = max(1, LAZY_CHUNK // size) if self.num_samples > LAZY_ABOVE else batches
+        # At most what is shuffled together, so that few blocks are needed at a time.
+        limit = batches
+        if self.block_sizes is not None:
+            limit = max(1, MIXED_BLOCKS * int(self.block_sizes.min(initial=size)) // size)
         for begin in range(start, batches, at_once):
             order = self.order(self.epoch, begin * size, min(begin + at_once, batches) * size)
-            full, place = len(order) // size, 0
-            first, last = self._cut(size)
-            mine = order[: full * size].reshape(full, size)[:, first:last]
-            while place < full:
-                parts = mine[place : place + min(count(), most)]
-                place += len(parts)
-                yield Batch(parts.reshape(-1), seed=self.seed, epoch=self.epoch), len(parts)
-            if rest := len(order) % size:  # a last, smaller batch comes alone
-                first, last = self._cut(rest)
+            full, position = len(order) // size, 0
+            first, last = self._shard(size)
+            shard = order[: full * size].reshape(full, size)[:, first:last]
+            while position < full:
+                merged = shard[position : position + min(max_batches(), limit)]
+                position += len(merged)
+                yield Batch(merged.reshape(-1), seed=self.seed, epoch=self.epoch), len(merged)
+            if rest := len(order) % size:  # an incomplete last batch
+                first, last = self._shard(rest)
                 yield Batch(order[-rest:][first:last], seed=self.seed, epoch=self.epoch), 1
 
-    def _cut(self, size: int) -> tuple[int, int]:
-        """This rank's part of a global batch of ``size`` samples."""
+    def _shard(self, size: int) -> tuple[int, int]:
+        """This rank's range of a global batch of ``size`` samples."""
         return self.rank * size // self.world_size, (self.rank + 1) * size // self.world_size
 
 
 def check_batch_size(batch_size: int, world_size: int) -> None:
-    """Refuse a batch that ranks cannot share evenly.
+    """Check that a global batch is not empty and divides over the ranks.
 
     Raises:
         ValueError: The batch is empty or does not divide.
     """
     if batch_size < 1:
-        raise ValueError(f"data.batch_size={batch_size} is not a number of samples; try 64")
+        raise ValueError(f"data.batch_size={batch_size} must be 1 or more; try 64")
     if batch_size % world_size:
         fitting = batch_size + -batch_size % world_size
         raise ValueError(f"data.batch_size={batch_size} does not divide over {world_size} ranks; try {fitting}")
 
 
-def scattered(places: npt.NDArray[np.int64], length: int, *key: int) -> npt.NDArray[np.int64]:
-    """What stands at some places of a random order of 0, 1, …, ``length`` - 1, which is nowhere written down.
+def permute(positions: npt.NDArray[np.int64], length: int, *key: int) -> npt.NDArray[np.int64]:
+    """Return some elements of a pseudorandom permutation of 0, 1, …, ``length`` - 1 without storing it.
 
-    Numbers stand in a square, row by row. In turn each is moved within its column by a hash of the column, and within
-    its row by a hash of the row: that can be undone, so no two become the same. The square has a few places too many;
-    what comes out there goes through again.
+    A generalised Feistel network over a grid of rows and columns: each round shifts the row by a hash of the column,
+    or the column by a hash of the row, which is invertible. The grid has a few cells too many; values that land there
+    are permuted again (cycle walking).
 
     Args:
-        places: Any of 0, 1, …, ``length`` - 1.
-        length: Of the whole.
-        key: All that the order depends on.
+        positions: Positions in the permutation, each in [0, ``length``).
+        length: Length of the permutation.
+        key: Determines the permutation.
 
     Source: Luby & Rackoff, How to Construct Pseudorandom Permutations from Pseudorandom Functions, 1988; Black &
-    Rogaway, Ciphers with Arbitrary Finite Domains, 2002 (generalised Feistel, walking until inside).
+    Rogaway, Ciphers with Arbitrary Finite Domains, 2002 (generalised Feistel, cycle walking).
     """
-    wide = math.isqrt(max(0, length - 1)) + 1
-    sizes = np.array([-(-length // wide), wide], np.uint64)
+    columns = math.isqrt(max(0, length - 1)) + 1
+    sizes = np.array([-(-length // columns), columns], np.uint64)
     salts = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64).astype(np.uint64)
-    found: npt.NDArray[np.uint64] = np.array(places, np.uint64)
+    found: npt.NDArray[np.uint64] = np.array(positions, np.uint64)
     outside = np.arange(len(found))
     while len(outside):
-        for some in np.array_split(outside, -(-len(outside) // IN_CACHE)):
-            found[some] = _moved(found[some], sizes, salts)
+        for chunk in np.array_split(outside, -(-len(outside) // CACHE_CHUNK)):
+            found[chunk] = _feistel(found[chunk], sizes, salts)
         outside = outside[found[outside] >= length]
     return found.view(np.int64)
 
 
-def _moved(
-    numbers: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], salts: npt.NDArray[np.uint64]
+def _feistel(
+    values: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], salts: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.uint64]:
-    """Other numbers of a square of ``sizes`` (rows, columns)."""
-    rows = numbers // sizes[1]
-    halves = [rows, numbers - rows * sizes[1]]
+    """Permute cells of a grid of ``sizes`` (rows, columns)."""
+    rows = values // sizes[1]
+    halves = [rows, values - rows * sizes[1]]
     with np.errstate(over="ignore"):
         for number, salt in enumerate(salts):
-            mine, size = number % 2, sizes[number % 2]
-            hashed = _hash((halves[1 - mine] + salt).astype(np.uint32)).astype(np.uint64)
-            moved = halves[mine] + (hashed * size >> np.uint64(32))
-            halves[mine] = np.minimum(moved, moved - size)  # below zero is a large number
+            half, size = number % 2, sizes[number % 2]
+            hashed = _murmur((halves[1 - half] + salt).astype(np.uint32)).astype(np.uint64)
+            moved = halves[half] + (hashed * size >> np.uint64(32))
+            halves[half] = np.minimum(moved, moved - size)  # modulo size: a negative value wraps to a large one
     found: npt.NDArray[np.uint64] = halves[0] * sizes[1] + halves[1]
     return found
 
 
-def _by_blocks(blocks: npt.NDArray[np.int64], first: int, last: int, *key: int) -> npt.NDArray[np.int64]:
-    """Places ``first`` to before ``last`` of an order that mixes a few blocks at a time."""
-    chosen = np.random.default_rng(key).permutation(len(blocks))
-    starts = np.cumsum(blocks) - blocks
-    ends = np.cumsum(blocks[chosen])[TOGETHER - 1 :: TOGETHER]
-    ends = ends if len(blocks) % TOGETHER == 0 else np.append(ends, blocks.sum())
+def _block_shuffled(sizes: npt.NDArray[np.int64], first: int, last: int, *key: int) -> npt.NDArray[np.int64]:
+    """Positions ``first`` up to ``last`` of an order that shuffles ``MIXED_BLOCKS`` random blocks at a time."""
+    blocks = np.random.default_rng(key).permutation(len(sizes))
+    starts = np.cumsum(sizes) - sizes
+    ends = np.cumsum(sizes[blocks])[MIXED_BLOCKS - 1 :: MIXED_BLOCKS]
+    ends = ends if len(sizes) % MIXED_BLOCKS == 0 else np.append(ends, sizes.sum())
     found: list[npt.NDArray[np.int64]] = [np.arange(0)]
     begin, until = np.searchsorted(ends, [first, max(first, last - 1)], side="right").tolist()
     for pool in range(begin, min(until + 1, len(ends))):
-        mine = chosen[pool * TOGETHER : (pool + 1) * TOGETHER]
-        rows = np.concatenate([np.arange(starts[block], starts[block] + blocks[block]) for block in mine])
+        pooled = blocks[pool * MIXED_BLOCKS : (pool + 1) * MIXED_BLOCKS]
+        rows = np.concatenate([np.arange(starts[block], starts[block] + sizes[block]) for block in pooled])
         before = int(ends[pool]) - len(rows)
-        mixed = np.random.default_rng([*key, pool]).permutation(rows)
-        found.append(mixed[max(0, first - before) : max(0, last - before)])
+        shuffled = np.random.default_rng([*key, pool]).permutation(rows)
+        found.append(shuffled[max(0, first - before) : max(0, last - before)])
     return np.concatenate(found)
 
 
-def _hash(z: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+def _murmur(z: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """MurmurHash3's finaliser."""
     z = (z ^ (z >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     z = (z ^ (z >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return z ^ (z >> np.uint32(16))
 
 
-def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _splitmix64(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """SplitMix64's finaliser."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -232,20 +244,20 @@ def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def uniform(batch: Batch, count: int) -> npt.NDArray[np.float32]:
-    """Random numbers that depend on seed, epoch and sample alone, so not on workers, ranks or batches.
+    """Draw random numbers that depend only on seed, epoch and sample, not on workers, ranks or batches.
 
     Args:
-        batch: Whose samples.
-        count: Numbers for each sample.
+        batch: The samples.
+        count: Random numbers per sample.
 
     Returns:
-        Shape (samples, count), in [0, 1).
+        Shape (N, count), in [0, 1).
 
     Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (SplitMix64).
     """
     key = np.random.SeedSequence([batch.seed, batch.epoch]).generate_state(1, np.uint64)
-    counter = batch.array.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
+    counter = batch.indices.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        z = _mixed(key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
+        z = _splitmix64(key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
     numbers: npt.NDArray[np.float32] = ((z >> np.uint64(40)) * np.float64(2**-24)).astype(np.float32)
     return numbers

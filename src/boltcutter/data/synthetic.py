@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from boltcutter.data.files import stretches
+from boltcutter.data.files import strided_windows
 from boltcutter.data.loader import Pair
-from boltcutter.data.module import DataModule, Kind, Splits, TensorSamples
+from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Splits
 from boltcutter.data.sampler import Batch, uniform
 
 POOL = 1 << 22  # random values that samples are windows of; no more than ``uniform`` has different numbers
@@ -28,10 +28,10 @@ class Noise:
     many samples some are the same.
 
     Args:
-        num_samples: Samples.
-        shape: Of one input.
-        num_classes: Number of classes, or of numbers in a target.
-        kind: Whether targets are classes or numbers.
+        num_samples: Number of samples.
+        shape: Shape of one input.
+        num_classes: Number of classes; of target columns for regression.
+        kind: ``classification`` (class indices) or ``regression`` (float targets).
         dtype: Of inputs.
         key: What the samples depend on: a seed, and a number for the split.
     """
@@ -61,7 +61,7 @@ class Noise:
 
     def __getitems__(self, batch: Batch) -> Pair:
         """Inputs and targets of the samples in ``batch``."""
-        drawn = uniform(Batch(batch.array, seed=self.key[0], epoch=self.key[1]), 2)
+        drawn = uniform(Batch(batch.indices, seed=self.key[0], epoch=self.key[1]), 2)
         inputs = _windows(self.inputs, drawn[:, 0], math.prod(self.shape)).reshape(-1, *self.shape)
         if self.numbers is not None:
             return inputs, _windows(self.numbers, drawn[:, 1], self.num_classes)
@@ -76,7 +76,7 @@ class Noise:
 
 def _windows(pool: npt.NDArray[Any], places: npt.NDArray[np.float32], width: int) -> Tensor:
     """Windows of the pool, (N, width), at places in [0, 1)."""
-    chosen = stretches(pool, 0, POOL, width)[(places.astype(np.float64) * POOL).astype(np.int64)]
+    chosen = strided_windows(pool, 0, POOL, width)[(places.astype(np.float64) * POOL).astype(np.int64)]
     return torch.from_numpy(chosen.view(pool.dtype).reshape(-1, width))
 
 
@@ -84,15 +84,15 @@ class Synthetic(DataModule):
     """Noise with random targets; the same for the same seed. Any number of samples takes the same memory.
 
     Args:
-        shape: Of one sample.
-        num_classes: Number of classes, or of numbers in a target.
-        kind: Whether targets are classes or numbers.
+        shape: Shape of one sample.
+        num_classes: Number of classes; of target columns for regression.
+        kind: ``classification`` (class indices) or ``regression`` (float targets).
         dtype: Bytes from 0 to 255, or numbers of mean 0 and deviation 1.
         num_samples: Training samples; val and test have a tenth of it each.
         in_memory: Whether all samples are held in memory, as those of small data sets are.
-        batch_size: Samples in one step over all devices.
-        seed: What samples and order depend on.
-        num_workers: Processes for each device that prepare batches.
+        batch_size: Global batch size: samples in one step over all devices.
+        seed: Seed of samples and order.
+        num_workers: DataLoader workers per device.
     """
 
     def __init__(
@@ -150,6 +150,6 @@ class Synthetic(DataModule):
             names += [str(path)] if single else [f"{path}:{index}" for index in range(len(found))]
         return torch.cat(inputs), names
 
-    def _make(self, split: int, num_samples: int) -> Noise | TensorSamples:
+    def _make(self, split: int, num_samples: int) -> Noise | BatchedTensorDataset:
         noise = Noise(num_samples, self.shape, self.num_classes, self.kind, self.dtype, (self.seed, split))
-        return TensorSamples(*noise.__getitems__(Batch(range(num_samples)))) if self.in_memory else noise
+        return BatchedTensorDataset(*noise.__getitems__(Batch(range(num_samples)))) if self.in_memory else noise

@@ -12,62 +12,64 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
-class Kept:
-    """The row groups that were used last.
+class RowGroupCache:
+    """Least-recently-used cache of row groups.
 
     Args:
-        size: How many are held.
+        size: Maximum number of row groups.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.held: OrderedDict[tuple[Path, int], tuple[Array, Array]] = OrderedDict()
+        self.cached: OrderedDict[tuple[Path, int], tuple[Array, Array]] = OrderedDict()
 
     def get(self, group: RowGroup) -> tuple[Array, Array]:
-        """Inputs and targets of a row group, read if it is not held."""
+        """Return inputs and targets of a row group, reading it if it is not cached."""
         key = (group.path, group.number)
-        if key not in self.held:
-            self.held[key] = group.read()
-            while len(self.held) > self.size:
-                self.held.popitem(last=False)
-        self.held.move_to_end(key)
-        return self.held[key]
+        if key not in self.cached:
+            self.cached[key] = group.read()
+            while len(self.cached) > self.size:
+                self.cached.popitem(last=False)
+        self.cached.move_to_end(key)
+        return self.cached[key]
 
 
 class RowGroup:
-    """Rows that Parquet can only read together.
+    """A row group of a Parquet file, which can only be read as a whole.
 
     Args:
-        path: Of the file.
-        number: Of the row group.
-        length: Rows.
-        columns: Of inputs, then of targets.
-        dtype: Of inputs that are bytes.
-        kept: Shared with the others.
+        path: The file.
+        number: Number of the row group in the file.
+        num_rows: Number of rows.
+        columns: Names of the columns of inputs and targets.
+        dtype: Dtype of inputs that are stored as bytes.
+        cache: Cache shared with the other row groups.
     """
 
-    together = True  # reading one sample costs as much as reading all
+    is_block = True  # reading one sample costs as much as reading all
 
-    def __init__(self, path: Path, number: int, length: int, columns: tuple[str, str], dtype: str, kept: Kept) -> None:
-        self.path, self.number, self.length = path, number, length
-        self.columns, self.dtype, self.kept = columns, dtype, kept
+    def __init__(
+        self, path: Path, number: int, num_rows: int, columns: tuple[str, str], dtype: str, cache: RowGroupCache
+    ) -> None:
+        self.path, self.number, self.num_rows = path, number, num_rows
+        self.columns, self.dtype, self.cache = columns, dtype, cache
         self.files = (path,)
 
     def __len__(self) -> int:
-        return self.length
+        return self.num_rows
 
     def rows(self, chosen: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Inputs (N, …) and targets (N, …) of some rows."""
-        inputs, targets = self.kept.get(self)
+        """Return inputs (N, …) and targets (N, …) of some rows."""
+        inputs, targets = self.cache.get(self)
         return inputs.take(chosen, axis=0), targets.take(chosen, axis=0)
 
     def read(self) -> tuple[Array, Array]:
-        """Inputs and targets of all rows.
+        """Read inputs and targets of all rows.
 
         Raises:
-            ValueError: It is damaged, or an entry is missing or of another length than the others.
+            ValueError: The row group is damaged, or values are missing or differ in length.
         """
-        import pyarrow as pa  # a quarter of a second, and only tables need it
+        import pyarrow as pa  # imported here: takes 0.25 s
         import pyarrow.parquet as pq
 
         try:
@@ -75,50 +77,52 @@ class RowGroup:
                 table = file.read_row_group(self.number, columns=list(self.columns))
             inputs, targets = (_array(table[name].combine_chunks(), self.dtype) for name in self.columns)
         except (pa.ArrowException, OSError, ValueError) as error:
-            why = " ".join(str(error).split())
-            raise ValueError(f"{self.path}: row group {self.number} cannot be read ({why}); replace the file") from None
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{self.path}: row group {self.number} cannot be read ({reason}); replace the file"
+            ) from None
         return inputs, targets
 
 
-def row_groups(path: Path, columns: tuple[str, str], dtype: str, kept: Kept) -> list[RowGroup]:
-    """All of a file, by what its end says of them.
+def open_row_groups(path: Path, columns: tuple[str, str], dtype: str, cache: RowGroupCache) -> list[RowGroup]:
+    """List the row groups of a Parquet file from its footer, without reading them.
 
     Raises:
-        ValueError: It is no whole Parquet file, or lacks a column.
+        ValueError: The file is damaged, or has no such column.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path, memory_map=True) as file:
-            about, names = file.metadata, file.schema_arrow.names
+            metadata, names = file.metadata, file.schema_arrow.names
     except (pa.ArrowException, OSError) as error:
-        why = " ".join(str(error).split())
-        raise ValueError(f"{path}: not a whole Parquet file ({why}); replace it") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: not a valid Parquet file ({reason}); replace it") from None
     missing = [name for name in columns if name not in names]
     if missing:
         raise ValueError(f"data.columns: {path} has no column {missing[0]}; it has {', '.join(names)}")
-    lengths = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
-    return [RowGroup(path, n, length, columns, dtype, kept) for n, length in enumerate(lengths) if length]
+    sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    return [RowGroup(path, n, size, columns, dtype, cache) for n, size in enumerate(sizes) if size]
 
 
 def _array(column: Any, dtype: str) -> Array:
-    """Numbers (N, …) of a column of numbers, of lists, or of bytes; without a copy where Arrow allows it."""
+    """Convert a column of numbers, lists or bytes to an array (N, …), without a copy where Arrow allows it."""
     import pyarrow as pa
 
     kind = column.type
     if column.null_count:
-        raise ValueError(f"{column.null_count} entries are missing")
+        raise ValueError(f"{column.null_count} values are missing")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         values: Array = column.flatten().to_numpy(zero_copy_only=False)
         return _rows(values, len(column))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        wide = np.int64 if pa.types.is_large_binary(kind) else np.int32
-        _, places, contents = column.buffers()
-        ends = np.frombuffer(places, wide)[column.offset : column.offset + len(column) + 1]
+        offset_dtype = np.int64 if pa.types.is_large_binary(kind) else np.int32
+        _, offsets, contents = column.buffers()
+        ends = np.frombuffer(offsets, offset_dtype)[column.offset : column.offset + len(column) + 1]
         sizes = np.diff(ends)
         if sizes.size and sizes.min() != sizes.max():
-            raise ValueError(f"entries of {sizes.min()} to {sizes.max()} bytes")
+            raise ValueError(f"values of {sizes.min()} to {sizes.max()} bytes")
         return _rows(np.frombuffer(contents, np.uint8)[ends[0] : ends[-1]].view(dtype), len(column))
     if pa.types.is_fixed_size_binary(kind):
         width = kind.byte_width
@@ -130,7 +134,7 @@ def _array(column: Any, dtype: str) -> Array:
     return found
 
 
-def _rows(values: Array, length: int) -> Array:
-    if values.size % length:
-        raise ValueError("entries of different lengths")
-    return values.reshape(length, -1)
+def _rows(values: Array, num_rows: int) -> Array:
+    if values.size % num_rows:
+        raise ValueError("values of different lengths")
+    return values.reshape(num_rows, -1)

@@ -14,7 +14,7 @@ from pandas.api import types
 from sklearn.datasets import load_diabetes
 from torch import Tensor
 
-from boltcutter.data.module import DataModule, Indices, Kind, Splits, TensorSamples, check_shares, split_indices
+from boltcutter.data.module import BatchedTensorDataset, DataModule, Indices, Kind, Splits, check_split, split_indices
 
 Floats = npt.NDArray[np.float64]
 
@@ -34,11 +34,11 @@ class Tabular(DataModule):
         ignore: Columns to leave out, such as names and row numbers.
         fill_missing: Whether missing and infinite numbers get the median of their column, in place of being refused.
         shape: Of one sample; found where it is not given.
-        num_classes: Number of classes or of target columns; found where it is not given.
-        split: Shares of train, val and test, stratified by class.
-        batch_size: Samples in one step over all devices.
-        seed: What split and order depend on.
-        num_workers: Processes for each device that prepare batches.
+        num_classes: Number of classes; of target columns for regression. None: taken from the data.
+        split: Fractions of train, val and test, stratified by class.
+        batch_size: Global batch size: samples in one step over all devices.
+        seed: Seed of split and order.
+        num_workers: DataLoader workers per device.
 
     Source: Efron et al., Least Angle Regression, 2004 (diabetes).
     """
@@ -64,10 +64,10 @@ class Tabular(DataModule):
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
         self.kind_given, self.kind, self.ignore = kind, kind or "regression", list(ignore)
         self.fill_missing = fill_missing
-        check_shares(split)
+        check_split(split)
         self.shape, self.num_classes, self.split = shape, num_classes, split
 
-    def sizes(self) -> dict[str, Any]:
+    def infer_settings(self) -> dict[str, Any]:
         """``shape``, ``num_classes`` and ``kind``, as the train split has them."""
         self.setup("fit")
         return {"shape": list(self.shape or ()), "num_classes": self.num_classes, "kind": self.kind}
@@ -99,7 +99,7 @@ class Tabular(DataModule):
         )
         self.shape = (inputs.size(1),)
         self.num_classes = len(self.classes) if self.kind == "classification" else len(self.targets)
-        return Splits(*(TensorSamples(inputs[share], expected[share]) for share in shares))
+        return Splits(*(BatchedTensorDataset(inputs[share], expected[share]) for share in shares))
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
         """Rows of CSV and Parquet files, scaled as in training; named ``file:row``, the first below the header 1."""

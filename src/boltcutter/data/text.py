@@ -1,4 +1,4 @@
-"""Text files as tokens."""
+"""Text files, tokenized once."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from boltcutter.data.module import Splits, check_shares
-from boltcutter.data.tokenizer import Tokenizer, make_tokenizer, train_bpe
-from boltcutter.data.tokens import TokenData, Windows
+from boltcutter.data.module import Splits, check_split
+from boltcutter.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
+from boltcutter.data.tokens import TokenDataModule, TokenWindows
 
 NAMES = ("train", "val", "test")
-CHUNK = 1 << 20  # bytes that are tokenized at once; longer documents are cut at the end of a line
-LEARNT = 1 << 28  # bytes of training text, at most, that BPE is learnt from
-FEW = 20  # documents, below which each is cut in three in place of being given to one split
-OTHERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}  # not the library's own sources
+CHUNK_BYTES = 1 << 20  # bytes that are tokenized at once; longer documents are divided at the end of a line
+BPE_TRAINING_BYTES = 1 << 28  # bytes of training text, at most, that BPE is trained on
+MIN_DOCUMENTS = 20  # with fewer documents, each one is divided over the splits
+EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}  # not the standard library
 
 
-class Piece(NamedTuple):
-    """A document, or a part of one, in bytes."""
+class Span(NamedTuple):
+    """A range of bytes of a document."""
 
     path: Path
     begin: int
     end: int
 
 
-class Text(TokenData):
-    """Windows of text, tokenized once into files that are mapped from then on.
+class Text(TokenDataModule):
+    """Windows of text, which is tokenized once into memory-mapped files.
 
-    Each document, which is a file, goes to one split; where there are fewer than 20, each is cut in three. BPE is
-    learnt from the train split alone. Checkpoints keep the tokenizer. The files of tokens depend on names, sizes and
-    times of change of the text files, on the seed and the settings, so that other text makes other files.
+    Each document (a file) belongs to one split; with fewer than 20 documents, each one is divided over the splits. BPE
+    is trained on the train split only. Checkpoints save the tokenizer. Tokens are cached by names, sizes and
+    modification times of the text files, and by seed and settings.
 
     Args:
-        path: A file, a folder, or a pattern such as ``notes/**/*.md``; none means the sources of Python's own library.
-            Of a folder, hidden files and those with a zero byte near their beginning are left out.
-        tokenizer: ``bytes``; ``bpe``, learnt from the text; or the path of a ``tokenizer.json``.
-        split: Shares of train, val and test, in bytes.
-        cache: Folder where tokens are kept.
-        shape: Of one sample: (T,), the context.
-        vocab_size: Tokens of the vocabulary; BPE learns as many.
-        batch_size: Windows in one step over all devices.
-        seed: What split and order depend on.
-        num_workers: Processes for each device that prepare batches.
+        path: A file, a folder, or a glob pattern such as ``notes/**/*.md``; None: the sources of Python's standard
+            library. In a folder, hidden files and those with a zero byte near their beginning are ignored.
+        tokenizer: ``bytes``; ``bpe``, trained on the text; or the path of a ``tokenizer.json``.
+        split: Fractions of train, val and test, in bytes.
+        cache_dir: Folder for the tokenized text.
+        shape: Shape of one sample: (T,), the context length in tokens.
+        vocab_size: Number of tokens in the vocabulary; BPE is trained to this size.
+        batch_size: Global batch size: windows in one step over all devices.
+        seed: Seed of split and order.
+        num_workers: DataLoader workers per device.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Text(TokenData):
         path: str | None = None,
         tokenizer: str = "bytes",
         split: tuple[float, float, float] = (0.9, 0.05, 0.05),
-        cache: Path = Path("data/text"),
+        cache_dir: Path = Path("data/text"),
         shape: tuple[int] = (256,),
         vocab_size: int = 256,
         batch_size: int = 16,
@@ -67,85 +67,88 @@ class Text(TokenData):
         num_workers: int = 0,
     ) -> None:
         super().__init__(shape=shape, vocab_size=vocab_size, batch_size=batch_size, seed=seed, num_workers=num_workers)
-        check_shares(split)
-        self.path, self.tokenized_by, self.split, self.cache = path, tokenizer, split, Path(cache)
+        check_split(split)
+        self.path, self.tokenizer_name, self.split, self.cache_dir = path, tokenizer, split, Path(cache_dir)
 
     def prepare_data(self) -> None:
-        """Tokenize, unless it has been done."""
-        self._made()
+        """Tokenize the text, unless the tokens are cached."""
+        self._tokenized_folder()
 
     def load(self) -> Splits:
-        """Map the files of tokens."""
-        folder = self._made()
-        facts = json.loads((folder / "facts.json").read_text())
-        tokenizer = make_tokenizer((folder / "tokenizer").read_text())
-        self.statistics = {"tokenizer": tokenizer.saved, "token_bytes": tokenizer.token_bytes(self.vocab_size)}
-        made: dict[str, Any] = {}
-        for name, share in zip(NAMES, self.split, strict=True):
-            if not share:
+        """Memory-map the files of tokens."""
+        folder = self._tokenized_folder()
+        metadata = json.loads((folder / "metadata.json").read_text())
+        tokenizer = load_tokenizer((folder / "tokenizer").read_text())
+        self.statistics = {"tokenizer": tokenizer.serialized, "token_bytes": tokenizer.token_bytes(self.vocab_size)}
+        splits: dict[str, Any] = {}
+        for name, fraction in zip(NAMES, self.split, strict=True):
+            if not fraction:
                 continue
             file = folder / f"{name}.bin"
-            tokens = np.asarray(np.memmap(file, facts["dtype"], mode="r")) if file.stat().st_size else np.empty(0)
-            known = hashlib.sha256(f"{facts['contents'][name]}{self.shape}".encode()).digest()
-            made[name] = Windows(
-                [(tokens, file)], self.shape[0], self.vocab_size, shift=name == "train", fingerprint=known
+            tokens = np.asarray(np.memmap(file, metadata["dtype"], mode="r")) if file.stat().st_size else np.empty(0)
+            known = hashlib.sha256(f"{metadata['hashes'][name]}{self.shape}".encode()).digest()
+            splits[name] = TokenWindows(
+                [(tokens, file)], self.shape[0], self.vocab_size, random_offset=name == "train", fingerprint=known
             )
-        return Splits(**made)
+        return Splits(**splits)
 
-    def _made(self) -> Path:
-        """The folder with the tokens, made where it is not there."""
+    def _tokenized_folder(self) -> Path:
+        """Return the folder of the tokens, after tokenizing if it does not exist."""
         files = list_files(self.path)
         stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        # That of a checkpoint, whose tokens a model knows.
-        saved = self.statistics.get("tokenizer") or self.tokenized_by
-        settings = [saved, self.vocab_size if saved == "bpe" else None, self.split, self.seed]
-        folder = self.cache / hashlib.sha256(json.dumps([stats, settings]).encode()).hexdigest()[:16]
-        if not (folder / "facts.json").is_file():
+        # A checkpoint's tokenizer comes first: its model was trained with it.
+        tokenizer = self.statistics.get("tokenizer") or self.tokenizer_name
+        settings = [tokenizer, self.vocab_size if tokenizer == "bpe" else None, self.split, self.seed]
+        folder = self.cache_dir / hashlib.sha256(json.dumps([stats, settings]).encode()).hexdigest()[:16]
+        if not (folder / "metadata.json").is_file():
             draft = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.part")
             draft.mkdir(parents=True, exist_ok=True)
             try:
-                self._make(draft, share_out(files, self.split, self.seed), saved)
-                if not folder.exists():  # another process may have been faster
+                self._tokenize(draft, split_documents(files, self.split, self.seed), tokenizer)
+                if not folder.exists():  # another process may have finished first
                     draft.rename(folder)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         return folder
 
-    def _make(self, folder: Path, pieces: dict[str, list[Piece]], saved: str) -> None:
-        saved = train_bpe(_first(chunks(pieces["train"]), LEARNT), self.vocab_size) if saved == "bpe" else saved
-        tokenizer = make_tokenizer(saved)
-        if tokenizer.size > self.vocab_size:
+    def _tokenize(self, folder: Path, spans: dict[str, list[Span]], name: str) -> None:
+        if name == "bpe":
+            name = train_bpe(_first(read_chunks(spans["train"]), BPE_TRAINING_BYTES), self.vocab_size)
+        tokenizer = load_tokenizer(name)
+        if tokenizer.vocab_size > self.vocab_size:
             raise ValueError(
-                f"data.vocab_size={self.vocab_size}, but the tokenizer has {tokenizer.size} tokens; "
-                f"set data.vocab_size={tokenizer.size}"
+                f"data.vocab_size={self.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens; "
+                f"set data.vocab_size={tokenizer.vocab_size}"
             )
-        dtype = np.uint8 if tokenizer.size <= 256 else np.uint16 if tokenizer.size <= 65536 else np.uint32
-        contents = {}
-        for name in NAMES:
-            with open(folder / f"{name}.bin", "wb") as file:
-                contents[name] = write_tokens(pieces[name], tokenizer, file, np.dtype(dtype))
-        (folder / "tokenizer").write_text(tokenizer.saved)
-        (folder / "facts.json").write_text(json.dumps({"dtype": np.dtype(dtype).name, "contents": contents}))
+        dtype = np.uint8 if tokenizer.vocab_size <= 256 else np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32
+        hashes = {}
+        for split in NAMES:
+            with open(folder / f"{split}.bin", "wb") as file:
+                hashes[split] = write_tokens(spans[split], tokenizer, file, np.dtype(dtype))
+        (folder / "tokenizer").write_text(tokenizer.serialized)
+        (folder / "metadata.json").write_text(json.dumps({"dtype": np.dtype(dtype).name, "hashes": hashes}))
 
 
 def list_files(path: str | None) -> list[Path]:
-    """Files of text, in the order of their names.
+    """Return the non-empty text files of ``path``, sorted by name; see ``Text``.
 
     Raises:
         ValueError: There are none.
     """
     if path is None:
         library = Path(sysconfig.get_paths()["stdlib"])
-        found = [file for file in library.rglob("*.py") if not OTHERS & set(file.relative_to(library).parts)]
+        found = [file for file in library.rglob("*.py") if not EXCLUDED_FOLDERS & set(file.relative_to(library).parts)]
     elif Path(path).is_dir():
         folder = Path(path)
-        shown = (file for file in folder.rglob("*") if not any(p[0] == "." for p in file.relative_to(folder).parts))
-        found = [file for file in shown if file.is_file() and _is_text(file)]
+        visible = (file for file in folder.rglob("*") if not any(p[0] == "." for p in file.relative_to(folder).parts))
+        found = [file for file in visible if file.is_file() and _is_text(file)]
     else:
         found = [Path(path)] if Path(path).is_file() else [Path(p) for p in glob.glob(path, recursive=True)]
     files = sorted(file for file in found if file.is_file() and file.stat().st_size)
     if not files:
-        raise ValueError(f"data.path={path}: no text there; give a file, a folder, or a pattern like 'notes/**/*.md'")
+        raise ValueError(
+            f"data.path={path}: no text files; give a file, a folder or a pattern like 'notes/**/*.md'"
+        )
     return files
 
 
@@ -154,41 +157,47 @@ def _is_text(file: Path) -> bool:
         return b"\0" not in opened.read(8192)
 
 
-def share_out(files: Sequence[Path], split: tuple[float, float, float], seed: int) -> dict[str, list[Piece]]:
-    """Which documents each split has; where there are few, which part of each document."""
+def split_documents(files: Sequence[Path], split: tuple[float, float, float], seed: int) -> dict[str, list[Span]]:
+    """Assign documents, or parts of documents if there are few, to splits.
+
+    Args:
+        files: The documents.
+        split: Fractions of train, val and test, in bytes.
+        seed: Seed of the split.
+    """
     sizes = np.array([file.stat().st_size for file in files])
-    if len(files) < FEW:
-        parts: dict[str, list[Piece]] = {name: [] for name in NAMES}
+    if len(files) < MIN_DOCUMENTS:
+        spans: dict[str, list[Span]] = {name: [] for name in NAMES}
         for file, size in zip(files, sizes.tolist(), strict=True):
-            ends = [0, *(_line_end(file, round(size * share)) for share in np.cumsum(split)[:2]), size]
+            ends = [0, *(_line_end(file, round(size * fraction)) for fraction in np.cumsum(split)[:2]), size]
             for name, begin, end in zip(NAMES, ends[:-1], ends[1:], strict=True):
-                parts[name].append(Piece(file, begin, end))
-        return parts
+                spans[name].append(Span(file, begin, end))
+        return spans
     order = np.random.default_rng(seed).permutation(len(files))
-    # A document belongs to where its middle lies, when all stand in a row of random order.
+    # The middle of a document, in a random concatenation of all, determines its split.
     middles = (np.cumsum(sizes[order]) - sizes[order] / 2) / sizes.sum()
     owners = np.searchsorted(np.cumsum(split)[:2], middles, side="right")
     return {
-        name: [Piece(files[i], 0, int(sizes[i])) for i in np.sort(order[owners == number]).tolist()]
+        name: [Span(files[i], 0, int(sizes[i])) for i in np.sort(order[owners == number]).tolist()]
         for number, name in enumerate(NAMES)
     }
 
 
-def _line_end(file: Path, place: int) -> int:
-    """The end of the line in which ``place`` is."""
+def _line_end(file: Path, offset: int) -> int:
+    """Offset of the end of the line that contains ``offset``."""
     with open(file, "rb") as opened:
-        opened.seek(place)
+        opened.seek(offset)
         opened.readline()
         return opened.tell()
 
 
-def chunks(pieces: Sequence[Piece]) -> Iterator[bytes]:
-    """Text of each document in turn, at most about ``CHUNK`` bytes at once, an empty one after each document."""
-    for path, begin, end in pieces:
+def read_chunks(spans: Sequence[Span]) -> Iterator[bytes]:
+    """Yield the text of each document in chunks of about ``CHUNK_BYTES``, and an empty chunk after each document."""
+    for path, begin, end in spans:
         with open(path, "rb") as file:
             file.seek(begin)
             while file.tell() < end:
-                text = file.read(min(CHUNK, end - file.tell()))
+                text = file.read(min(CHUNK_BYTES, end - file.tell()))
                 if file.tell() < end:
                     text += file.readline(end - file.tell())
                 yield text
@@ -203,21 +212,21 @@ def _first(texts: Iterator[bytes], size: int) -> Iterator[bytes]:
             return
 
 
-def write_tokens(pieces: Sequence[Piece], tokenizer: Tokenizer, file: BinaryIO, dtype: np.dtype[Any]) -> str:
-    """Write all documents, an end after each, and give a hash of what was written."""
-    digest, end = hashlib.sha256(), np.array([tokenizer.end], dtype)
-    waiting: list[bytes] = []
+def write_tokens(spans: Sequence[Span], tokenizer: Tokenizer, file: BinaryIO, dtype: np.dtype[Any]) -> str:
+    """Write the tokens of all documents, each followed by an end-of-sequence token; return a hash of the tokens."""
+    digest, end = hashlib.sha256(), np.array([tokenizer.eos_id], dtype)
+    pending: list[bytes] = []
 
     def write() -> None:
-        found = iter(tokenizer.encode_many([text for text in waiting if text]))
-        written = b"".join((next(found) if text else end).astype(dtype).tobytes() for text in waiting)
+        found = iter(tokenizer.encode_many([text for text in pending if text]))
+        written = b"".join((next(found) if text else end).astype(dtype).tobytes() for text in pending)
         digest.update(written)
         file.write(written)
-        waiting.clear()
+        pending.clear()
 
-    for text in chunks(pieces):
-        waiting.append(text)
-        if sum(map(len, waiting)) > 8 * CHUNK:
+    for text in read_chunks(spans):
+        pending.append(text)
+        if sum(map(len, pending)) > 8 * CHUNK_BYTES:
             write()
     write()
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Text to tokens and back: bytes, or pairs of bytes that stand together often."""
+"""Tokenizers: bytes, or byte pair encoding."""
 
 from __future__ import annotations
 
@@ -11,132 +11,139 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-END = "<|endoftext|>"  # between documents
+EOS = "<|endoftext|>"  # end-of-sequence token, after each document
 INSTALL = "pip install 'boltcutter[text]'"
 
 
 class Tokenizer(Protocol):
-    """What data of tokens needs.
+    """Interface of tokenizers.
 
     Attributes:
-        saved: All it takes to make it again: ``bytes``, or JSON.
-        size: Tokens that it knows.
-        end: The token after a document.
+        serialized: ``bytes``, or JSON, from which ``load_tokenizer`` restores the tokenizer.
+        vocab_size: Number of tokens in the vocabulary.
+        eos_id: Id of the end-of-sequence token.
     """
 
-    saved: str
-    size: int
-    end: int
+    serialized: str
+    vocab_size: int
+    eos_id: int
 
     def encode(self, text: bytes) -> list[int]:
-        """Tokens of text in UTF-8."""
+        """Token ids of UTF-8 text."""
         ...
 
     def encode_many(self, texts: Sequence[bytes]) -> list[npt.NDArray[np.int64] | npt.NDArray[np.uint8]]:
-        """Tokens of each text."""
+        """Token ids of each text."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens; what is no UTF-8 becomes �."""
+        """Text of token ids; invalid UTF-8 becomes �."""
         ...
 
-    def token_bytes(self, vocabulary: int) -> list[int]:
-        """Bytes that each of ``vocabulary`` tokens stands for; 0 for those that stand for no text."""
+    def token_bytes(self, vocab_size: int) -> list[int]:
+        """Number of bytes of each token's text, for ids below ``vocab_size``; 0 for special and unused tokens."""
         ...
 
 
-class Bytes:
-    """Each byte is a token; 0, which text does not have, ends a document."""
+class ByteTokenizer:
+    """Each byte is a token; 0, which does not occur in text, is the end-of-sequence token."""
 
-    saved, size, end = "bytes", 256, 0
+    serialized, vocab_size, eos_id = "bytes", 256, 0
 
     def encode(self, text: bytes) -> list[int]:
-        """The bytes as numbers."""
+        """Bytes as integers."""
         return list(text)
 
     def encode_many(self, texts: Sequence[bytes]) -> list[npt.NDArray[np.int64] | npt.NDArray[np.uint8]]:
-        """The bytes as numbers."""
+        """Bytes as integers."""
         return [np.frombuffer(text, np.uint8) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of the bytes, up to the end of the document."""
+        """Text of the bytes, without end-of-sequence tokens."""
         return bytes(token for token in tokens if 0 < token < 256).decode(errors="replace")
 
-    def token_bytes(self, vocabulary: int) -> list[int]:
-        """One byte each."""
-        return [int(0 < token < 256) for token in range(vocabulary)]
+    def token_bytes(self, vocab_size: int) -> list[int]:
+        """One byte per token."""
+        return [int(0 < token < 256) for token in range(vocab_size)]
 
 
-class BPE:
-    """Byte pair encoding by Hugging Face's ``tokenizers``.
+class BPETokenizer:
+    """Byte pair encoding with Hugging Face ``tokenizers``.
 
     Args:
-        saved: JSON.
+        serialized: JSON of the tokenizer.
 
     Raises:
-        ValueError: The package is not installed, or it cannot read the JSON.
+        ValueError: The package is not installed, or cannot read the JSON.
 
     Source: Sennrich et al., Neural Machine Translation of Rare Words with Subword Units, 2016; Radford et al., Language
-    Models are Unsupervised Multitask Learners, 2019 (of bytes).
+    Models are Unsupervised Multitask Learners, 2019 (byte-level).
     """
 
-    def __init__(self, saved: str) -> None:
+    def __init__(self, serialized: str) -> None:
         try:
-            self.inner: Any = _tokenizers().Tokenizer.from_str(saved)
+            self.inner: Any = _tokenizers().Tokenizer.from_str(serialized)
         except Exception as error:  # the package raises Exception itself
             if isinstance(error, ValueError):
                 raise
-            raise ValueError(f"data.tokenizer: not the JSON of a tokenizer ({error}); give another file") from None
-        self.saved, self.size = saved, int(self.inner.get_vocab_size())
-        ends = [self.inner.token_to_id(name) for name in (END, "</s>", "<|end_of_text|>", "[SEP]")]
-        self.end = next((end for end in ends if end is not None), 0)
+            raise ValueError(f"data.tokenizer is not the JSON of a tokenizer ({error}); give another file") from None
+        self.serialized, self.vocab_size = serialized, int(self.inner.get_vocab_size())
+        ids = [self.inner.token_to_id(name) for name in (EOS, "</s>", "<|end_of_text|>", "[SEP]")]
+        self.eos_id = next((token for token in ids if token is not None), 0)
 
     def encode(self, text: bytes) -> list[int]:
-        """Tokens of text, without any that the tokenizer would put around it."""
+        """Token ids of text, without added special tokens."""
         return list(self.inner.encode(text.decode(errors="replace"), add_special_tokens=False).ids)
 
     def encode_many(self, texts: Sequence[bytes]) -> list[npt.NDArray[np.int64] | npt.NDArray[np.uint8]]:
-        """Tokens of each text, on all cores."""
+        """Token ids of each text, on all cores."""
         found = self.inner.encode_batch_fast(
             [text.decode(errors="replace") for text in texts], add_special_tokens=False
         )
         return [np.asarray(each.ids, np.int64) for each in found]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of the tokens."""
+        """Text of token ids, without special tokens."""
         return str(self.inner.decode(list(tokens), skip_special_tokens=True))
 
-    def token_bytes(self, vocabulary: int) -> list[int]:
-        """Length of each token's text; 0 for special ones and those that are not there."""
+    def token_bytes(self, vocab_size: int) -> list[int]:
+        """Number of bytes of each token's text; 0 for special and unused tokens."""
         special = {token for token, added in self.inner.get_added_tokens_decoder().items() if added.special}
-        names = [None if i in special else self.inner.id_to_token(i) for i in range(vocabulary)]
-        of_bytes = type(self.inner.decoder).__name__ == "ByteLevel"  # there, each letter stands for one byte
-        return [0 if name is None else len(name) if of_bytes else _length(name) for name in names]
+        names = [None if i in special else self.inner.id_to_token(i) for i in range(vocab_size)]
+        byte_level = type(self.inner.decoder).__name__ == "ByteLevel"  # then each character stands for one byte
+        return [0 if name is None else len(name) if byte_level else _length(name) for name in names]
 
 
 def _length(name: str) -> int:
-    """Bytes of a SentencePiece token, where ▁ is a space and <0x0A> a byte."""
+    """Number of bytes of a SentencePiece token, where ▁ is a space and <0x0A> a byte."""
     return 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", name) else len(name.replace("▁", " ").encode())
 
 
-def train_bpe(texts: Iterable[bytes], size: int) -> str:
-    """JSON of a tokenizer of ``size`` tokens learnt from ``texts``, fewer where there is nothing more to learn.
+def train_bpe(texts: Iterable[bytes], vocab_size: int) -> str:
+    """Train a byte-level BPE tokenizer.
+
+    Args:
+        texts: Training texts.
+        vocab_size: Number of tokens in the vocabulary; fewer if the texts have no more pairs to merge.
+
+    Returns:
+        JSON of the tokenizer.
 
     Raises:
-        ValueError: The package is not installed, or the size is below what bytes need.
+        ValueError: The package is not installed, or ``vocab_size`` is below 257.
     """
-    if size <= 256:
-        raise ValueError(f"data.vocab_size={size}: 256 bytes and an end are the least for data.tokenizer=bpe; try 4096")
+    if vocab_size <= 256:
+        raise ValueError(f"data.vocab_size={vocab_size} must be at least 257 for data.tokenizer=bpe; try 4096")
     library = _tokenizers()
-    made = library.Tokenizer(library.models.BPE())
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = library.decoders.ByteLevel()
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()
     trainer = library.trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[END], initial_alphabet=sorted(alphabet), show_progress=False
+        vocab_size=vocab_size, special_tokens=[EOS], initial_alphabet=sorted(alphabet), show_progress=False
     )
-    made.train_from_iterator(_decoded(texts), trainer)
-    return str(made.to_str())
+    tokenizer.train_from_iterator(_decoded(texts), trainer)
+    return str(tokenizer.to_str())
 
 
 def _decoded(texts: Iterable[bytes]) -> Iterator[str]:
@@ -145,21 +152,24 @@ def _decoded(texts: Iterable[bytes]) -> Iterator[str]:
 
 
 @cache
-def make_tokenizer(saved: str) -> Tokenizer:
-    """A tokenizer from ``bytes``, JSON, or the path of a JSON file.
+def load_tokenizer(name: str) -> Tokenizer:
+    """Load a tokenizer.
+
+    Args:
+        name: ``bytes``, JSON, or the path of a JSON file.
 
     Raises:
-        ValueError: There is no such file, or it is something else.
+        ValueError: The file does not exist, or is not a tokenizer.
     """
-    if saved == "bytes":
-        return Bytes()
-    if saved.lstrip().startswith("{"):
-        return BPE(saved)
+    if name == "bytes":
+        return ByteTokenizer()
+    if name.lstrip().startswith("{"):
+        return BPETokenizer(name)
     try:
-        return BPE(Path(saved).read_text())
+        return BPETokenizer(Path(name).read_text())
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not text"
-        raise ValueError(f"data.tokenizer={saved}: {why}; give bytes, bpe, or the path of a tokenizer.json") from None
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise ValueError(f"data.tokenizer={name}: {reason}; give bytes, bpe, or the path of a tokenizer.json") from None
 
 
 def _tokenizers() -> Any:
@@ -170,5 +180,5 @@ def _tokenizers() -> Any:
         import tokenizers.pre_tokenizers
         import tokenizers.trainers
     except ImportError:
-        raise ValueError(f"data.tokenizer: the package tokenizers is not installed; {INSTALL}, or take bytes") from None
+        raise ValueError(f"data.tokenizer: the package tokenizers is not installed; {INSTALL}, or use bytes") from None
     return tokenizers

@@ -1,4 +1,4 @@
-"""Windows of tokens from files of any size, of which only what is asked for is read."""
+"""Windows of tokens from memory-mapped files of any size."""
 
 from __future__ import annotations
 
@@ -13,123 +13,127 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from boltcutter.data.files import PAGE, find, sampled, stretches
+from boltcutter.data.files import PAGE_BYTES, find_files, sampled_hash, strided_windows
 from boltcutter.data.loader import Pair
-from boltcutter.data.module import DataModule, Splits, check_shares
+from boltcutter.data.module import DataModule, Splits, check_split
 from boltcutter.data.sampler import Batch
-from boltcutter.data.tokenizer import Tokenizer, make_tokenizer
+from boltcutter.data.tokenizer import Tokenizer, load_tokenizer
 
 Dtype = Literal["uint8", "uint16", "uint32", "int32", "int64"]
 Array = npt.NDArray[Any]
-Part = tuple[Array, Path]  # tokens (n,), and where they are from
-BLOCK = 4096  # numbers at the beginning of a file that tell how wide they are
+Sequences = Sequence[tuple[Array, Path]]  # tokens of shape (n,), and their file
+CHECKED_TOKENS = 4096  # tokens at the beginning of a file that are checked for a wrong dtype
 
 
-class Windows:
-    """Stretches of T + 1 tokens: T of input, and the same one further as targets.
+class TokenWindows:
+    """Data set of windows of T + 1 tokens: T inputs, and the same shifted by one as targets.
 
-    Windows lie side by side, so that all of an epoch's are different; what is left at the end of a part is left out.
+    Windows do not overlap, so all windows of an epoch are different. The incomplete window at the end of a sequence
+    is dropped.
 
     Args:
-        parts: Tokens, mapped from a file or in memory, and the file.
-        context: T.
-        vocabulary: Tokens are below this.
-        shift: Whether each epoch begins at another place, so that windows are cut otherwise each time.
-        fingerprint: Of the contents, where it is known already.
+        sequences: Tokens, memory-mapped or in memory, and their file.
+        context: Context length T.
+        vocab_size: Number of tokens in the vocabulary.
+        random_offset: Whether windows start at a different offset in each epoch.
+        fingerprint: Hash of the contents, if already known.
 
     Attributes:
-        read_bytes: What the disk reads for a window: the pages that it is in.
+        read_bytes: Bytes that the disk reads for a window: the pages that contain it.
 
     Raises:
-        ValueError: There is not one window.
+        ValueError: The sequences are too short for a window.
     """
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        sequences: Sequences,
         context: int,
-        vocabulary: int,
+        vocab_size: int,
         *,
-        shift: bool = False,
+        random_offset: bool = False,
         fingerprint: bytes | None = None,
     ) -> None:
-        self.context, self.vocabulary, self.known = context, vocabulary, fingerprint
-        self.room = context if shift else 1  # places where an epoch can begin
-        self.parts = [part for part in parts if len(part[0]) >= context + self.room]
-        if not self.parts:
-            length = max((len(tokens) for tokens, _ in parts), default=0)
-            where = f"{parts[0][1]}: " if parts else ""
+        self.context, self.vocab_size, self.known_fingerprint = context, vocab_size, fingerprint
+        self.num_offsets = context if random_offset else 1
+        self.sequences = [found for found in sequences if len(found[0]) >= context + self.num_offsets]
+        if not self.sequences:
+            length = max((len(tokens) for tokens, _ in sequences), default=0)
+            where = f"{sequences[0][1]}: " if sequences else ""
             raise ValueError(
                 f"{where}{length} tokens are too few for a window of {context}; lower data.shape=[{context}]"
             )
-        self.counts = [(len(tokens) - self.room) // context for tokens, _ in self.parts]
+        self.counts = [(len(tokens) - self.num_offsets) // context for tokens, _ in self.sequences]
         self.ends = np.cumsum(self.counts)
-        dtypes = {tokens.dtype for tokens, _ in self.parts}
+        dtypes = {tokens.dtype for tokens, _ in self.sequences}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.int64)
-        self.unsigned = np.dtype(f"u{self.dtype.itemsize}")  # in which a token below zero is a large one
-        self.read_bytes = PAGE + (context + 1) * self.dtype.itemsize
-        self.any_fits = self.dtype.kind == "u" and np.iinfo(self.dtype).max < vocabulary
+        self.unsigned = np.dtype(f"u{self.dtype.itemsize}")  # where a negative token wraps to a large one
+        self.read_bytes = PAGE_BYTES + (context + 1) * self.dtype.itemsize
+        self.always_valid = self.dtype.kind == "u" and np.iinfo(self.dtype).max < vocab_size
 
     def __len__(self) -> int:
         return int(self.ends[-1])
 
     def __getitems__(self, batch: Batch) -> Pair:
-        """Inputs and targets (N, T) as the file has them, of 8 to 64 bits.
+        """Inputs and targets (N, T) in the file's integer dtype.
 
         Raises:
             ValueError: A token is not in the vocabulary.
         """
-        begin = _begin(self.room, batch.seed, batch.epoch)
-        chosen = batch.array
-        if len(self.parts) == 1:
-            inputs, targets = self._cut(0, chosen, begin)
+        begin = _window_offset(self.num_offsets, batch.seed, batch.epoch)
+        chosen = batch.indices
+        if len(self.sequences) == 1:
+            inputs, targets = self._windows(0, chosen, begin)
         else:
             inputs, targets = (np.empty((len(chosen), self.context), self.dtype) for _ in range(2))
             owners = np.searchsorted(self.ends, chosen, side="right")
-            for part in np.unique(owners).tolist():
-                mine = np.flatnonzero(owners == part)
-                cut = self._cut(part, chosen[mine] - (self.ends[part] - self.counts[part]), begin)
-                inputs[mine], targets[mine] = cut
-        for found in () if self.any_fits else (inputs[:, :1], targets):  # all that is in them
-            if found.view(self.unsigned).max(initial=0) >= self.vocabulary:
-                self._tell(batch, found)
+            for owner in np.unique(owners).tolist():
+                rows = np.flatnonzero(owners == owner)
+                local = chosen[rows] - (self.ends[owner] - self.counts[owner])
+                inputs[rows], targets[rows] = self._windows(owner, local, begin)
+        for found in () if self.always_valid else (inputs[:, :1], targets):  # together, all tokens of the windows
+            if found.view(self.unsigned).max(initial=0) >= self.vocab_size:
+                self._raise_invalid(batch, found)
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def fingerprint(self) -> bytes:
-        """Of length, time of change, and some blocks of each file, which may be too large to be read in whole."""
-        return self.known or hashlib.sha256(b"".join(sampled(path) for _, path in self.parts)).digest()
+        """Hash of size, modification time and some blocks of each file, which may be too large to be read whole."""
+        return (
+            self.known_fingerprint
+            or hashlib.sha256(b"".join(sampled_hash(path) for _, path in self.sequences)).digest()
+        )
 
-    def _cut(self, part: int, windows: npt.NDArray[np.int64], begin: int) -> tuple[Array, Array]:
-        """Inputs and targets of some windows of a part, neither of which is the other's memory."""
-        tokens, count, context = self.parts[part][0], self.counts[part], self.context
-        # Taken twice, the second time from the processor's cache.
-        first, second = (stretches(tokens, at, count, context, context)[windows] for at in (begin, begin + 1))
+    def _windows(self, owner: int, windows: npt.NDArray[np.int64], begin: int) -> tuple[Array, Array]:
+        """Inputs and targets of some windows of one sequence, in separate memory."""
+        tokens, count, context = self.sequences[owner][0], self.counts[owner], self.context
+        # Copied twice; the second copy reads from the CPU's cache.
+        first, second = (strided_windows(tokens, at, count, context, context)[windows] for at in (begin, begin + 1))
         return first.view(tokens.dtype).reshape(-1, context), second.view(tokens.dtype).reshape(-1, context)
 
-    def _tell(self, batch: Batch, found: Array) -> None:
-        row, column = np.argwhere((found >= self.vocabulary) | (found < 0))[0]
-        path = self.parts[int(np.searchsorted(self.ends, batch[row], side="right"))][1]
+    def _raise_invalid(self, batch: Batch, found: Array) -> None:
+        row, column = np.argwhere((found >= self.vocab_size) | (found < 0))[0]
+        path = self.sequences[int(np.searchsorted(self.ends, batch[row], side="right"))][1]
         raise ValueError(
-            f"{path}: token {found[row, column]} is not one of the {self.vocabulary} of the vocabulary; set "
-            "data.vocab_size to their number, or data.dtype to what the file was written with"
+            f"{path}: token {found[row, column]}, but data.vocab_size={self.vocab_size}; increase it, or set "
+            "data.dtype to the dtype of the file"
         )
 
 
 @cache
-def _begin(room: int, seed: int, epoch: int) -> int:
-    """Where an epoch's first window begins."""
-    return int(np.random.default_rng([seed, epoch]).integers(room)) if room > 1 else 0
+def _window_offset(num_offsets: int, seed: int, epoch: int) -> int:
+    """Offset of an epoch's first window, in tokens."""
+    return int(np.random.default_rng([seed, epoch]).integers(num_offsets)) if num_offsets > 1 else 0
 
 
-class TokenData(DataModule):
-    """What data of tokens share: windows of a context, a vocabulary, and a tokenizer that checkpoints keep.
+class TokenDataModule(DataModule):
+    """Base class of data modules of tokens: windows of a fixed context, and a tokenizer that checkpoints save.
 
     Args:
-        shape: Of one sample: (T,), the context.
-        vocab_size: Tokens of the vocabulary.
-        batch_size: Windows in one step over all devices.
-        seed: What split and order depend on.
-        num_workers: Processes for each device that prepare batches.
+        shape: Shape of one sample: (T,), the context length in tokens.
+        vocab_size: Number of tokens in the vocabulary.
+        batch_size: Global batch size: windows in one step over all devices.
+        seed: Seed of split and order.
+        num_workers: DataLoader workers per device.
     """
 
     kind: Literal["classification", "regression", "language_modeling"] = "language_modeling"
@@ -137,26 +141,26 @@ class TokenData(DataModule):
     def __init__(self, *, shape: tuple[int], vocab_size: int, batch_size: int, seed: int, num_workers: int) -> None:
         super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         if shape[0] < 1:
-            raise ValueError(f"data.shape={list(shape)} is not a number of tokens; try [256]")
+            raise ValueError(f"data.shape={list(shape)} must be 1 or more tokens; try [256]")
         if vocab_size < 2:
-            raise ValueError(f"data.vocab_size={vocab_size} is not a number of tokens; try 256")
+            raise ValueError(f"data.vocab_size={vocab_size} must be 2 or more; try 256")
         self.shape, self.vocab_size = shape, vocab_size
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What turns text into these tokens, and back.
+        """Tokenizer of these tokens.
 
         Raises:
-            ValueError: It is not known.
+            ValueError: It is unknown.
         """
         if "tokenizer" not in self.statistics:
             self.setup("predict")
         if "tokenizer" not in self.statistics:
-            raise ValueError("data.tokenizer: not set, so these tokens stand for no text; set it to a tokenizer.json")
-        return make_tokenizer(self.statistics["tokenizer"])
+            raise ValueError("data.tokenizer is not set, so these tokens cannot be decoded; set it to a tokenizer.json")
+        return load_tokenizer(self.statistics["tokenizer"])
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
-        """Windows (N, T) of new files of text, each file named ``file:window``."""
+        """Read text files as windows (N, T), named ``file:window``."""
         tokenizer, length = self.tokenizer, self.shape[0]
         windows: list[Tensor] = []
         names: list[str] = []
@@ -166,32 +170,33 @@ class TokenData(DataModule):
             windows.append(found)
             names += [f"{path}:{number}" for number in range(len(found))]
         if not names:
-            raise ValueError(f"input: no text of {length} tokens or more; give a longer one")
+            raise ValueError(f"input: no text has {length} tokens or more; give a longer one")
         return torch.cat(windows), names
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint's position, with its tokenizer."""
+        """Restore the position and the tokenizer of a checkpoint."""
         if self.statistics not in ({}, state_dict["statistics"]):
             self.splits = None
         super().load_state_dict(state_dict)
 
 
-class Tokens(TokenData):
-    """Files of token ids, one after another, as nanoGPT and others write them; mapped, never loaded.
+class Tokens(TokenDataModule):
+    """Memory-mapped files of token ids, as nanoGPT and others write them.
 
     Args:
-        path: A ``.bin`` or ``.npy`` file, a folder of them, or a pattern such as ``data/train_*.bin``.
-        val: Likewise; none takes a share of ``path``.
-        test: Likewise.
-        dtype: Of a ``.bin`` file; a ``.npy`` file says its own.
-        header: Bytes at the beginning of a ``.bin`` file to pass over.
-        split: Shares of train, val and test, in this order in each file of ``path``; used for those without files.
-        tokenizer: ``bytes``, or a ``tokenizer.json``, with which the tokens were made; for bits per byte and sampling.
-        shape: Of one sample: (T,), the context.
-        vocab_size: Tokens of the vocabulary.
-        batch_size: Windows in one step over all devices.
-        seed: What the order depends on.
-        num_workers: Processes for each device that prepare batches.
+        path: A ``.bin`` or ``.npy`` file, a folder of them, or a glob pattern such as ``data/train_*.bin``.
+        val: Files of the val split, like ``path``; None: a fraction of ``path``.
+        test: Files of the test split, like ``path``; None: a fraction of ``path``.
+        dtype: Dtype of a ``.bin`` file; a ``.npy`` file has its own.
+        header: Bytes at the beginning of a ``.bin`` file to skip.
+        split: Fractions of train, val and test, in this order in each file of ``path``, for splits without files.
+        tokenizer: ``bytes``, or the ``tokenizer.json`` that the tokens were made with; for bits per byte and text
+            generation.
+        shape: Shape of one sample: (T,), the context length in tokens.
+        vocab_size: Number of tokens in the vocabulary.
+        batch_size: Global batch size: windows in one step over all devices.
+        seed: Seed of the order.
+        num_workers: DataLoader workers per device.
     """
 
     def __init__(
@@ -211,68 +216,75 @@ class Tokens(TokenData):
         num_workers: int = 0,
     ) -> None:
         super().__init__(shape=shape, vocab_size=vocab_size, batch_size=batch_size, seed=seed, num_workers=num_workers)
-        check_shares(split)
+        check_split(split)
         if header < 0:
-            raise ValueError(f"data.header={header} is not a number of bytes; try 0")
+            raise ValueError(f"data.header={header} must be 0 or more bytes; try 0")
         self.paths = {"train": path, "val": val, "test": test}
-        self.dtype, self.header, self.split, self.tokenized_by = dtype, header, split, tokenizer
+        self.dtype, self.header, self.split, self.tokenizer_name = dtype, header, split, tokenizer
 
     def load(self) -> Splits:
         """Map all files."""
-        if self.tokenized_by and not self.statistics:
-            tokenizer = make_tokenizer(self.tokenized_by)
-            self.statistics = {"tokenizer": tokenizer.saved, "token_bytes": tokenizer.token_bytes(self.vocab_size)}
+        if self.tokenizer_name and not self.statistics:
+            tokenizer = load_tokenizer(self.tokenizer_name)
+            self.statistics = {"tokenizer": tokenizer.serialized, "token_bytes": tokenizer.token_bytes(self.vocab_size)}
         files = {name: self._open(name, pattern) for name, pattern in self.paths.items() if pattern}
-        shares = dict(zip(self.paths, self.split, strict=True))
-        cut = {name: shares[name] for name in self.paths if name == "train" or name not in files}
-        made: dict[str, Any] = {}
+        given = dict(zip(self.paths, self.split, strict=True))
+        fractions = {name: given[name] for name in self.paths if name == "train" or name not in files}
+        splits: dict[str, Any] = {}
         for name in self.paths:
-            if cut.get(name) == 0:
+            if fractions.get(name) == 0:
                 continue
-            parts = files[name] if name not in cut else [(_share(t, cut, name), path) for t, path in files["train"]]
-            made[name] = Windows(parts, self.shape[0], self.vocab_size, shift=name == "train")
-        return Splits(**made)
+            found = files.get(name, [])
+            if name in fractions:
+                found = [(_split_part(tokens, fractions, name), path) for tokens, path in files["train"]]
+            splits[name] = TokenWindows(found, self.shape[0], self.vocab_size, random_offset=name == "train")
+        return Splits(**splits)
 
-    def _open(self, name: str, pattern: str) -> list[Part]:
+    def _open(self, name: str, pattern: str) -> list[tuple[Array, Path]]:
         setting = "data.path" if name == "train" else f"data.{name}"
-        return [(open_tokens(path, self.dtype, self.header), path) for path in find(pattern, setting)]
+        return [(open_tokens(path, self.dtype, self.header), path) for path in find_files(pattern, setting)]
 
 
-def _share(tokens: Array, shares: dict[str, float], name: str) -> Array:
-    """The part of ``tokens`` that is ``name``'s, where those in ``shares`` stand in their order."""
-    names, total = list(shares), sum(shares.values())
-    ends = np.round(np.cumsum([shares[n] / total for n in names]) * len(tokens)).astype(np.int64)
-    at = names.index(name)
-    return tokens[ends[at - 1] if at else 0 : ends[at]]
+def _split_part(tokens: Array, fractions: dict[str, float], name: str) -> Array:
+    """Slice of ``tokens`` for split ``name``; the splits are in the order of ``fractions``."""
+    names, total = list(fractions), sum(fractions.values())
+    ends = np.round(np.cumsum([fractions[n] / total for n in names]) * len(tokens)).astype(np.int64)
+    index = names.index(name)
+    return tokens[ends[index - 1] if index else 0 : ends[index]]
 
 
 def open_tokens(path: Path, dtype: Dtype, header: int) -> Array:
-    """Map a file of tokens; nothing of it is read but a few samples.
+    """Memory-map a file of tokens.
+
+    Args:
+        path: A ``.bin`` or ``.npy`` file.
+        dtype: Dtype of a ``.bin`` file.
+        header: Bytes at the beginning of a ``.bin`` file to skip.
 
     Raises:
-        ValueError: It is damaged, or was written otherwise.
+        ValueError: The file is damaged, or has another dtype.
     """
     if path.suffix == ".npy":
         try:
             found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError, OSError) as error:
-            raise ValueError(f"{path}: not a whole .npy file ({' '.join(str(error).split())}); replace it") from None
+            raise ValueError(f"{path}: not a valid .npy file ({' '.join(str(error).split())}); replace it") from None
         if found.ndim != 1 or found.dtype.kind not in "ui" or found.dtype.itemsize > 8:
-            raise ValueError(f"{path}: {found.dtype} of shape {list(found.shape)}; one row of whole numbers is needed")
+            raise ValueError(f"{path}: {found.dtype} of shape {list(found.shape)}; a 1-D array of integers is needed")
         return np.asarray(found)
     size, each = path.stat().st_size - header, np.dtype(dtype).itemsize
     if size <= 0 or size % each:
         raise ValueError(
-            f"{path}: {max(0, size)} bytes are not a number of tokens of {each} bytes; it is cut short, or "
+            f"{path}: {max(0, size)} bytes are not a whole number of {each}-byte tokens; the file is truncated, or "
             f"data.dtype={dtype} or data.header={header} is wrong"
         )
     tokens: Array = np.asarray(np.memmap(path, dtype, mode="r", offset=header))
-    if dtype == "uint16" and looks_twice_as_wide(tokens):
-        raise ValueError(f"{path}: every other token is 0, as if written with 32 bits; set data.dtype=uint32")
+    if dtype == "uint16" and looks_like_uint32(tokens):
+        raise ValueError(f"{path}: every other token is 0, as in a file of uint32; set data.dtype=uint32")
     return tokens
 
 
-def looks_twice_as_wide(tokens: Array) -> bool:
-    """Whether every other number is 0 at the beginning, and most of those between are not."""
-    odd, even = tokens[1:BLOCK:2], tokens[0:BLOCK:2]
+def looks_like_uint32(tokens: Array) -> bool:
+    """Whether every other of the first tokens is 0, and most of those between are not."""
+    odd, even = tokens[1:CHECKED_TOKENS:2], tokens[0:CHECKED_TOKENS:2]
     return bool(len(odd) > 8 and not odd.any() and even.astype(bool).mean() > 0.5)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from boltcutter.data.picture import check_picture_shape, read_picture, read_pictures
+from boltcutter.data.image_io import check_image_shape, read_image, read_images
 
 
 def save(path: Path, pixels: np.ndarray, **options: object) -> Path:
@@ -15,44 +15,44 @@ def save(path: Path, pixels: np.ndarray, **options: object) -> Path:
 
 def test_pixels_come_as_they_are(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
-    picture = read_picture(save(tmp_path / "a.png", pixels), (3, 5, 7))
-    assert picture.dtype == torch.uint8
-    assert np.array_equal(picture.permute(1, 2, 0), pixels)
+    image = read_image(save(tmp_path / "a.png", pixels), (3, 5, 7))
+    assert image.dtype == torch.uint8
+    assert np.array_equal(image.permute(1, 2, 0), pixels)
 
 
 def test_longer_side_is_cut_at_the_centre(tmp_path: Path) -> None:
     pixels = np.zeros((10, 30, 3), np.uint8)
     pixels[:, 10:20] = 200
-    assert (read_picture(save(tmp_path / "a.png", pixels), (3, 10, 10)) == 200).all()
-    assert (read_picture(save(tmp_path / "b.png", pixels.transpose(1, 0, 2)), (1, 4, 4))[0, 1:3] == 200).all()
+    assert (read_image(save(tmp_path / "a.png", pixels), (3, 10, 10)) == 200).all()
+    assert (read_image(save(tmp_path / "b.png", pixels.transpose(1, 0, 2)), (1, 4, 4))[0, 1:3] == 200).all()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 100), (100, 3), (8, 8), (401, 399)])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 9), (3, 16, 4)])
 def test_any_size_gets_the_shape(tmp_path: Path, size: tuple[int, int], shape: tuple[int, int, int]) -> None:
-    picture = read_picture(save(tmp_path / "a.png", np.full((*size, 3), 77, np.uint8)), shape)
-    assert picture.shape == shape
-    assert (picture == 77).all()
+    image = read_image(save(tmp_path / "a.png", np.full((*size, 3), 77, np.uint8)), shape)
+    assert image.shape == shape
+    assert (image == 77).all()
 
 
 def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path) -> None:
     pixels = np.array([[0, 256], [0x7F00, 0xFFFF]], np.uint16)
-    assert read_picture(save(tmp_path / "a.png", pixels), (1, 2, 2)).tolist() == [[[0, 1], [127, 255]]]
+    assert read_image(save(tmp_path / "a.png", pixels), (1, 2, 2)).tolist() == [[[0, 1], [127, 255]]]
 
 
-def test_a_picture_from_a_turned_camera_stands_upright(tmp_path: Path) -> None:
+def test_a_image_from_a_turned_camera_stands_upright(tmp_path: Path) -> None:
     pixels = np.zeros((16, 16), np.uint8)
     pixels[:8] = 255
     turned = Image.Exif()
     turned[0x0112] = 3  # upside down
-    picture = read_picture(save(tmp_path / "a.jpg", pixels, exif=turned), (1, 16, 16))[0]
-    assert picture[:7].max() < 20
-    assert picture[9:].min() > 235
+    image = read_image(save(tmp_path / "a.jpg", pixels, exif=turned), (1, 16, 16))[0]
+    assert image[:7].max() < 20
+    assert image[9:].min() > 235
 
 
 def test_a_large_jpeg_comes_out_as_the_same_png(tmp_path: Path) -> None:
     pixels = np.linspace(0, 255, 1200 * 800).reshape(800, 1200).astype(np.uint8)
-    small = [read_picture(save(tmp_path / name, pixels), (1, 20, 30)) for name in ("a.png", "a.jpg")]
+    small = [read_image(save(tmp_path / name, pixels), (1, 20, 30)) for name in ("a.png", "a.jpg")]
     assert (small[0].int() - small[1].int()).abs().max() <= 3
 
 
@@ -60,29 +60,29 @@ def test_a_large_jpeg_comes_out_as_the_same_png(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = save(tmp_path / "a.png", np.random.default_rng(0).integers(0, 256, (50, 50, 3), np.uint8))
     path.write_bytes(path.read_bytes()[:3000] if content is None else content)
-    with pytest.raises(ValueError, match=r"^.*a.png: not a whole PNG or JPEG picture \(.+\); remove or replace it$"):
-        read_picture(path, (3, 5, 5))
+    with pytest.raises(ValueError, match=r"^.*a.png: not a valid PNG or JPEG image \(.+\); remove or replace it$"):
+        read_image(path, (3, 5, 5))
 
 
 def test_files_and_folders_are_read_in_order(tmp_path: Path) -> None:
     (tmp_path / "sub" / "deeper").mkdir(parents=True)
     for number, name in enumerate(["b.png", "a.JPG", "sub/c.jpeg", "sub/deeper/d.png", ".hidden.png", "note.txt"]):
         if name == "note.txt":
-            (tmp_path / name).write_text("no picture")
+            (tmp_path / name).write_text("no image")
         else:
             save(tmp_path / name, np.full((4, 4), number * 50, np.uint8), format="PNG")
-    inputs, names = read_pictures([tmp_path], (1, 4, 4))
+    inputs, names = read_images([tmp_path], (1, 4, 4))
     assert [Path(name).name for name in names] == ["a.JPG", "b.png", "c.jpeg", "d.png"]
     assert inputs[:, 0, 0, 0].tolist() == [50, 0, 100, 150]
-    inputs, names = read_pictures([tmp_path / "sub", tmp_path / "b.png"], (3, 2, 2))
+    inputs, names = read_images([tmp_path / "sub", tmp_path / "b.png"], (3, 2, 2))
     assert inputs.shape == (3, 3, 2, 2)
     assert names[-1] == str(tmp_path / "b.png")
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"input=.*: no PNG or JPEG picture there; give files or a folder"):
-        read_pictures([tmp_path], (1, 4, 4))
+    with pytest.raises(ValueError, match=r"input=.*: no PNG or JPEG image there; give images or a folder"):
+        read_images([tmp_path], (1, 4, 4))
     with pytest.raises(ValueError, match=r"input=.*gone: no such file or folder"):
-        read_pictures([tmp_path / "gone"], (1, 4, 4))
-    with pytest.raises(ValueError, match=r"data.shape=\[2, 8, 8\]: channels"):
-        check_picture_shape((2, 8, 8))
+        read_images([tmp_path / "gone"], (1, 4, 4))
+    with pytest.raises(ValueError, match=r"data.shape=\[2, 8, 8\] must be channels"):
+        check_image_shape((2, 8, 8))

@@ -1,0 +1,85 @@
+"""Read image files as uint8 tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+
+
+def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | None = None) -> Tensor:
+    """Read one image as uint8: EXIF orientation applied, resized to cover ``shape``, and centre-cropped.
+
+    Args:
+        path: A PNG or JPEG file.
+        shape: Channels (1 or 3), height, width.
+        contents: The file's contents, if they are part of another file; ``path`` then only names it in errors.
+
+    Raises:
+        ValueError: The image is damaged.
+    """
+    channels, height, width = shape
+    mode = "L" if channels == 1 else "RGB"
+    try:
+        with Image.open(contents or path) as file:
+            file.draft(mode, (2 * width, 2 * height))  # decode a much larger JPEG at a fraction of its size
+            upright = ImageOps.exif_transpose(file)
+            image = (_eight_bits(upright) if upright.mode.startswith("I") else upright).convert(mode)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: not a valid PNG or JPEG image ({reason}); remove or replace it") from None
+    scale = max(width / image.width, height / image.height)
+    size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
+    fitted = image.resize(size, Image.Resampling.BILINEAR)
+    left, top = (fitted.width - width) // 2, (fitted.height - height) // 2
+    pixels = np.asarray(fitted.crop((left, top, left + width, top + height)), np.uint8).reshape(height, width, channels)
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())  # (C, H, W)
+
+
+def find_images(folder: Path) -> list[Path]:
+    """Return the PNG and JPEG files directly in ``folder``, sorted, without hidden ones."""
+    return sorted(f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+
+
+def read_images(paths: Sequence[Path], shape: tuple[int, int, int]) -> tuple[Tensor, list[str]]:
+    """Read image files, and all images in folders and their subfolders.
+
+    Returns:
+        Images of shape (N, C, H, W), and their paths.
+
+    Raises:
+        ValueError: There are none, or one is missing or damaged.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"input={path}: no such file or folder; give an image or a folder of images")
+        folders = sorted(f for f in (path, *path.rglob("*")) if f.is_dir())
+        files += [file for folder in folders for file in find_images(folder)] if folders else [path]
+    if not files:
+        raise ValueError(
+            f"input={','.join(map(str, paths))}: no PNG or JPEG image there; give images or a folder of images"
+        )
+    return torch.stack([read_image(file, shape) for file in files]), [str(file) for file in files]
+
+
+def check_image_shape(shape: tuple[int, int, int]) -> None:
+    """Check the shape of an image.
+
+    Raises:
+        ValueError: There are not 1 or 3 channels, or height or width is below 1.
+    """
+    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
+        raise ValueError(f"data.shape={list(shape)} must be channels (1 or 3), height and width; try [3, 64, 64]")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Scale 16-bit greyscale to 8 bits; Pillow would clip it."""
+    return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
