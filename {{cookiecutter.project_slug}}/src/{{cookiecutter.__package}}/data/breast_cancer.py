@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
-from boltcutter.data.module import DataModule, Splits, TensorSamples, split_indices
+from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits, split_indices
 
 
 class BreastCancer(DataModule):
@@ -50,7 +50,7 @@ class BreastCancer(DataModule):
             train = table.data[indices[0]]
             self.statistics = {"mean": train.mean(axis=0).tolist(), "std": train.std(axis=0).tolist()}
         inputs, targets = self._standardize(table.data), torch.from_numpy(table.target)
-        return Splits(*(TensorSamples(inputs[split], targets[split]) for split in indices))
+        return Splits(*(BatchedTensorDataset(inputs[split], targets[split]) for split in indices))
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
         """Return the rows of CSV files without a header as inputs for prediction, and a name for each row."""
