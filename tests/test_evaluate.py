@@ -15,7 +15,7 @@ from boltcutter.outcomes import WORST
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
 
 
-def test_the_numbers_are_those_of_all_predictions(trained: Path) -> None:
+def test_metrics_match_the_predictions(trained: Path) -> None:
     scores = json.loads((trained / "evaluation" / "test" / "metrics.json").read_text())
     table = pd.read_csv(trained / "evaluation" / "test" / "predictions.csv")
     assert list(table["index"]) == list(range(270))  # each sample once
@@ -24,16 +24,16 @@ def test_the_numbers_are_those_of_all_predictions(trained: Path) -> None:
     assert scores["test/loss"] == pytest.approx(table["loss"].mean(), abs=1e-6)
 
 
-def test_tables_agree_with_each_other(trained: Path) -> None:
+def test_tables_are_consistent(trained: Path) -> None:
     folder = trained / "evaluation" / "test"
-    matrix = pd.read_csv(folder / "confusion.csv", index_col="truth").to_numpy()
+    matrix = pd.read_csv(folder / "confusion.csv", index_col="target").to_numpy()
     classes = pd.read_csv(folder / "classes.csv")
     assert matrix.sum() == 270
     assert list(classes["samples"]) == list(matrix.sum(axis=1))
     assert np.allclose(classes["recall"], matrix.diagonal() / matrix.sum(axis=1))
 
 
-def test_the_worst_errors_are_kept_with_their_inputs(trained: Path) -> None:
+def test_the_worst_errors_are_saved_with_their_inputs(trained: Path) -> None:
     folder = trained / "evaluation" / "test"
     table = pd.read_csv(folder / "predictions.csv")
     with np.load(folder / "worst.npz") as worst:
@@ -43,11 +43,11 @@ def test_the_worst_errors_are_kept_with_their_inputs(trained: Path) -> None:
         assert list(worst["target"]) == list(table["target"][worst["index"]])
 
 
-def test_two_processes_count_what_one_counts(script: Script, trained: Path, tmp_path: Path) -> None:
+def test_two_processes_give_the_same_metrics_as_one(script: Script, trained: Path, tmp_path: Path) -> None:
     tables, scores = [], []
-    for name, words, ranks in (("one", [], 0), ("two", TWO, 2)):
+    for name, overrides, ranks in (("one", [], 0), ("two", TWO, 2)):
         given = [f"run={trained}", f"output={tmp_path / name}", "data.batch_size=32"]
-        done = script("evaluate", *given, *words, ranks=ranks)
+        done = script("evaluate", *given, *overrides, ranks=ranks)
         assert done.returncode == 0, done.stderr
         scores.append(json.loads((tmp_path / name / "metrics.json").read_text()))
         tables.append(pd.read_csv(tmp_path / name / "predictions.csv"))
@@ -66,29 +66,32 @@ def test_another_split_and_checkpoint(script: Script, trained: Path, tmp_path: P
     assert scores["val/accuracy"] == pytest.approx(known["val/accuracy"])
 
 
-def test_the_training_split_is_counted_whole(script: Script, trained: Path, tmp_path: Path) -> None:
+def test_the_training_split_is_evaluated_completely(script: Script, trained: Path, tmp_path: Path) -> None:
     done = script("evaluate", f"run={trained}", "split=train", f"output={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert len(pd.read_csv(tmp_path / "predictions.csv")) == 1257
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
-        ([], "run: not set"),
+        ([], "run is not set"),
         (["run=nowhere"], "nowhere: no run there"),
         (["run={trained}", "split=tset"], "split=tset: expected train, val or test; did you mean test?"),
-        (["run={trained}", "ckpt=other.ckpt"], "ckpt=other.ckpt: no such file (checkpoints of the run: best.ckpt, last.ckpt)"),
+        (
+            ["run={trained}", "ckpt=other.ckpt"],
+            "ckpt=other.ckpt: no such file (checkpoints of the run: best.ckpt, last.ckpt)",
+        ),
     ],
 )
-def test_mistakes_are_one_line(script: Script, trained: Path, words: list[str], message: str) -> None:
-    done = script("evaluate", *(word.format(trained=trained) for word in words))
+def test_errors_are_one_line(script: Script, trained: Path, overrides: list[str], message: str) -> None:
+    done = script("evaluate", *(override.format(trained=trained) for override in overrides))
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_a_run_that_monitors_nothing_is_measured_at_its_last(tmp_path: Path) -> None:
+def test_a_run_without_a_monitor_is_evaluated_at_its_last_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ConfigError, match="none yet"):
         find_checkpoint(str(tmp_path / "checkpoints"), "best")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from boltcutter.outcomes import columns
+from boltcutter.outcomes import to_columns
 
 CLASSES = torch.tensor([0, 2, 1])
 SCORES = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.1, 0.7], [0.5, 0.3, 0.2]])
@@ -36,13 +36,13 @@ SCORES = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.1, 0.7], [0.5, 0.3, 0.2]])
 def test_one_number_per_sample_becomes_a_column(
     outputs: Any, targets: Any, names: list[str], skipped: list[str]
 ) -> None:
-    found, rejected = columns(outputs, targets, 3)
+    found, rejected = to_columns(outputs, targets, 3)
     assert list(found) == names
     assert list(rejected) == skipped
     assert all(values.shape == (3,) for values in found.values())
 
 
 def test_the_most_probable_class_is_returned_with_its_probability() -> None:
-    found, _ = columns({"predictions": SCORES}, CLASSES, 3)
+    found, _ = to_columns({"predictions": SCORES}, CLASSES, 3)
     assert found["prediction"].tolist() == [0, 2, 0]
     assert np.allclose(found["confidence"], [0.8, 0.7, 0.5])

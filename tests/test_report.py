@@ -108,7 +108,7 @@ def write_classification(folder: Path, names: tuple[str, ...] = ("cat", "dog", "
     count = len(names)
     matrix = np.eye(count, dtype=int) * 5
     matrix[0, 1] = 2
-    pd.DataFrame(matrix, names, names).to_csv(test / "confusion.csv", index_label="truth")
+    pd.DataFrame(matrix, names, names).to_csv(test / "confusion.csv", index_label="target")
     ones = np.ones(count)
     table = pd.DataFrame({"class": names, "precision": ones, "recall": ones / 2, "f1": ones / 4, "samples": 5})
     table.to_csv(test / "classes.csv", index=False)
@@ -183,13 +183,13 @@ class References(HTMLParser):
         self.found += [value or "" for name, value in attrs if name in loading]
 
 
-def test_browser_tells_of_errors(browse: Browse, tmp_path: Path) -> None:
+def test_the_browser_reports_errors(browse: Browse, tmp_path: Path) -> None:
     page = tmp_path / "broken.html"
     page.write_text("<body><script>missing()</script></body>")
     assert any("missing is not defined" in line for line in browse(page).console)
 
 
-def test_classification_is_drawn_whole(browse: Browse, tmp_path: Path) -> None:
+def test_all_parts_of_a_classification_are_drawn(browse: Browse, tmp_path: Path) -> None:
     seen = browse(report.write(write_classification(tmp_path / "run")))
     assert seen.console == []
     sections = re.findall(r'<section id="(\w+)"', seen.dom)
@@ -202,33 +202,33 @@ def test_classification_is_drawn_whole(browse: Browse, tmp_path: Path) -> None:
         assert text in seen.dom
 
 
-def test_regression_is_drawn_whole(browse: Browse, tmp_path: Path) -> None:
+def test_all_parts_of_a_regression_are_drawn(browse: Browse, tmp_path: Path) -> None:
     seen = browse(report.write(write_regression(tmp_path / "run")))
     assert seen.console == []
     sections = re.findall(r'<section id="(\w+)"', seen.dom)
     assert sections == ["curves", "metrics", "predictions", "worst", "config", "lineage", "attempts"]
     assert seen.count('<circle class="dot"') == 100  # 50 samples, and their residuals
     assert "input (10)" in seen.dom
-    assert "Left out" not in seen.dom
+    assert "Missing from this report" not in seen.dom
 
 
-def test_hover_tells_values(browse: Browse, tmp_path: Path) -> None:
+def test_hovering_shows_values(browse: Browse, tmp_path: Path) -> None:
     hover = """
       for (const [selector, across, down] of [['[data-chart] svg', .5, .5], ['#matrix .cell-wrong', .5, .5]]) {
         const node = document.querySelector(selector), box = node.getBoundingClientRect();
         const place = {clientX: box.left + box.width * across, clientY: box.top + box.height * down, bubbles: true};
         node.dispatchEvent(new PointerEvent('pointermove', place));
-        const told = {className: 'told', textContent: tip.innerText};
-        document.body.append(Object.assign(document.createElement('p'), told));
+        const shown = {className: 'shown', textContent: tip.innerText};
+        document.body.append(Object.assign(document.createElement('p'), shown));
       }"""
     seen = browse(report.write(write_classification(tmp_path / "run")), script=hover)
-    curves, matrix = re.findall(r'<p class="told">(.*?)</p>', seen.dom, re.S)
+    curves, matrix = re.findall(r'<p class="shown">(.*?)</p>', seen.dom, re.S)
     assert re.search(r"step \d+\s+epoch 1\s+train.*val", curves, re.S)
-    assert re.search(r"truth\s+cat\s+prediction\s+dog\s+samples\s+2 of 7", matrix)
+    assert re.search(r"target\s+cat\s+prediction\s+dog\s+samples\s+2 of 7", matrix)
     assert seen.console == []
 
 
-def test_names_from_files_cannot_become_code(browse: Browse, tmp_path: Path) -> None:
+def test_names_are_escaped(browse: Browse, tmp_path: Path) -> None:
     folder = write_classification(tmp_path / "run", names=(EVIL, "dog", "owl"))
     evil_record = RECORD | {"name": EVIL, "command": "train.py 'x=" + EVIL.replace("'", "") + "'", "data": EVIL}
     evil_record["attempts"] = [RECORD["attempts"][0] | {"reason": EVIL}]
@@ -245,7 +245,7 @@ def test_names_from_files_cannot_become_code(browse: Browse, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("make", [write_classification, write_regression])
-def test_page_refers_to_nothing_outside(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_the_page_has_no_external_references(make: Callable[[Path], Path], tmp_path: Path) -> None:
     page = report.write(make(tmp_path / "run")).read_text()
     references = References()
     references.feed(page)
@@ -257,7 +257,7 @@ def test_page_refers_to_nothing_outside(make: Callable[[Path], Path], tmp_path: 
 
 
 @pytest.mark.parametrize("make", [write_classification, write_regression])
-def test_nothing_sticks_out_on_a_phone(make: Callable[[Path], Path], browse: Browse, tmp_path: Path) -> None:
+def test_the_page_fits_a_phone(make: Callable[[Path], Path], browse: Browse, tmp_path: Path) -> None:
     page = report.write(make(tmp_path / "run"))
     frame = tmp_path / "phone.html"
     frame.write_text(
@@ -271,7 +271,7 @@ def test_nothing_sticks_out_on_a_phone(make: Callable[[Path], Path], browse: Bro
 
 
 @pytest.mark.parametrize(("scheme", "dark"), [("0", True), ("1", False)])
-def test_page_follows_the_colour_scheme(scheme: str, dark: bool, browse: Browse, tmp_path: Path) -> None:
+def test_the_page_follows_the_color_scheme(scheme: str, dark: bool, browse: Browse, tmp_path: Path) -> None:
     shot = tmp_path / "shot.png"
     flags = [f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={shot}", "--window-size=800,600"]
     browse(report.write(write_classification(tmp_path / "run")), *flags, dump=False)
@@ -281,27 +281,27 @@ def test_page_follows_the_colour_scheme(scheme: str, dark: bool, browse: Browse,
 
 @pytest.mark.parametrize("lost", FILES)
 @pytest.mark.parametrize("damage", [None, b"", b"\xff{[,\n1,2,3,4,5\n"], ids=["missing", "empty", "damaged"])
-def test_a_part_that_cannot_be_read_is_left_out_with_a_word(lost: str, damage: bytes | None, tmp_path: Path) -> None:
+def test_an_unreadable_part_is_listed_as_missing(lost: str, damage: bytes | None, tmp_path: Path) -> None:
     folder = write_classification(tmp_path / "run")
     if damage is None:
         (folder / lost).unlink()
-        expected = f"{lost} is not there"
+        expected = f"{lost} is missing"
     else:
         (folder / lost).write_bytes(damage)
         expected = "cannot be read: "
     page = report.write(folder).read_text()
     assert expected in page
-    assert "Left out" in page
+    assert "Missing from this report" in page
 
 
-def test_empty_folder_gives_a_page(browse: Browse, tmp_path: Path) -> None:
+def test_an_empty_folder_renders_a_page(browse: Browse, tmp_path: Path) -> None:
     seen = browse(report.write(tmp_path))
     assert seen.console == []
-    assert "record.json is not there" in seen.dom
+    assert "record.json is missing" in seen.dom
     assert "<section" not in seen.dom
 
 
-def test_run_without_test_shows_the_best_of_val(tmp_path: Path) -> None:
+def test_a_run_without_a_test_shows_the_best_validation_metrics(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     shutil.rmtree(folder / "evaluation")
     (folder / "record.json").write_text(json.dumps(RECORD | {"test": {}}))
@@ -310,13 +310,13 @@ def test_run_without_test_shows_the_best_of_val(tmp_path: Path) -> None:
     assert "at step 300" in page
 
 
-def test_secrets_stay_out(tmp_path: Path) -> None:
+def test_secrets_are_redacted(tmp_path: Path) -> None:
     page = report.write(write_classification(tmp_path / "run")).read_text()
     assert "hush" not in page
     assert "logger.api_key=***" in page
 
 
-def test_long_run_stays_small(tmp_path: Path) -> None:
+def test_the_report_of_a_long_run_is_small(tmp_path: Path) -> None:
     folder = write_classification(tmp_path / "run")
     steps = np.arange(100_000)
     noise = np.random.default_rng(0).random((3, len(steps)))
@@ -335,18 +335,18 @@ def test_thinning_keeps_ends_and_extremes() -> None:
     assert report.thin(values[:100], 100).tolist() == list(range(100))
 
 
-def test_values_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+def test_non_finite_values_are_counted(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     with open(folder / "metrics.csv", "a") as file:
         file.write("310,3,,nan,,,,\n320,3,,inf,nan,,,\n")
     page = report.write(folder).read_text()
-    assert "train, step: 2 values not finite" in page
-    assert "val: 1 value not finite" in page
+    assert "train, step: 2 non-finite values" in page
+    assert "val: 1 non-finite value" in page
     assert "NaN" not in page
 
 
 @pytest.mark.parametrize(("mode", "step"), [("min", 300), ("max", 100)])
-def test_best_is_what_the_checkpoint_callback_takes_for_it(mode: str, step: int, tmp_path: Path) -> None:
+def test_the_best_value_follows_the_mode_of_the_callback(mode: str, step: int, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "config.yaml").write_text(CONFIG.replace("mode: min", f"mode: {mode}"))
     data = page_data(report.write(folder))
@@ -354,26 +354,26 @@ def test_best_is_what_the_checkpoint_callback_takes_for_it(mode: str, step: int,
     assert loss["best"][0] == step
 
 
-def test_class_names_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_class_names_are_kept_unchanged(tmp_path: Path) -> None:
     data = page_data(report.write(write_classification(tmp_path / "run", names=("NA", "01", "01"))))
     assert data["confusion"]["names"] == ["NA", "01", "01"]
 
 
-def test_many_classes_have_pairs_but_no_matrix(tmp_path: Path) -> None:
-    names = tuple(f"class {number}" for number in range(report.CELLS + 1))
+def test_many_classes_list_misclassifications_without_a_matrix(tmp_path: Path) -> None:
+    names = tuple(f"class {number}" for number in range(report.MAX_MATRIX_CLASSES + 1))
     page = report.write(write_classification(tmp_path / "run", names=names))
     assert page_data(page)["confusion"]["cells"] == []
     assert "too many for a matrix" in page.read_text()
 
 
-def test_many_samples_are_thinned(tmp_path: Path) -> None:
+def test_many_samples_are_subsampled(tmp_path: Path) -> None:
     page = report.write(write_regression(tmp_path / "run", samples=5000))
     (scatter,) = page_data(page)["scatters"]
-    assert len(scatter["truth"]) == report.DOTS
+    assert len(scatter["truth"]) == report.MAX_SCATTER_POINTS
     assert "2,000 of 5,000 samples" in page.read_text()
 
 
-def test_several_targets_have_a_drawing_each(tmp_path: Path) -> None:
+def test_multiple_targets_have_a_plot_each(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     columns = {f"{what}_{t}": [0.0, 1.0, 2.0] for what in ("target", "prediction") for t in range(2)}
     test = folder / "evaluation" / "test"
@@ -381,16 +381,16 @@ def test_several_targets_have_a_drawing_each(tmp_path: Path) -> None:
     assert [scatter["target"] for scatter in page_data(report.write(folder))["scatters"]] == ["0", "1"]
 
 
-def test_pictures_are_shown_to_the_pixel(tmp_path: Path) -> None:
+def test_small_images_are_lossless(tmp_path: Path) -> None:
     folder = write_classification(tmp_path / "run")
     with np.load(folder / "evaluation" / "test" / "worst.npz") as worst:
         expected = worst["inputs"][0]
     assert (np.moveaxis(np.asarray(first_picture(report.write(folder))), -1, 0) == expected).all()
 
 
-def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
+def test_large_images_are_downscaled(tmp_path: Path) -> None:
     picture = first_picture(report.write(write_classification(tmp_path / "run", side=300)))
-    assert picture.size == (report.PIXELS, report.PIXELS)
+    assert picture.size == (report.MAX_PIXELS, report.MAX_PIXELS)
 
 
 @pytest.mark.parametrize(
@@ -408,16 +408,16 @@ def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
         ("text", "text"),
     ],
 )
-def test_numbers_are_readable(value: Any, text: str) -> None:
-    assert report.number(value) == text
+def test_numbers_are_formatted(value: Any, text: str) -> None:
+    assert report.format_number(value) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "–"), (5, "5 s"), (119.7, "2 min 0 s"), (3_600, "1 h 00 min"), (200_000, "55 h 33 min")],
 )
-def test_durations_are_readable(seconds: float | None, text: str) -> None:
-    assert report.duration(seconds) == text
+def test_durations_are_formatted(seconds: float | None, text: str) -> None:
+    assert report.format_duration(seconds) == text
 
 
 def page_data(page: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def test_the_end_shows_metrics_time_and_next_commands(tmp_path: Path, capsys: py
     folder = folder_with(tmp_path, "run", test={"test/accuracy": 0.98765}, best="checkpoints/best.ckpt")
     summary.print_end(folder)
     shown = capsys.readouterr().out
-    for part in ("test/accuracy  0.9877", "1:02:03", "best.ckpt", f"evaluate.py run={folder}", f"resume={folder}"):
+    for part in ("test/accuracy  0.9877", "1:02:03", "best.ckpt", f"boltcutter evaluate run={folder}", f"resume={folder}"):
         assert part in shown
     assert "report" not in shown
     assert all(line == line.rstrip() for line in shown.splitlines())
@@ -34,7 +34,7 @@ def test_next_commands_match_the_run(
     folder = folder_with(tmp_path, "run", config={"trainer": {"max_steps": steps}}, best="checkpoints/last.ckpt")
     summary.print_end(folder, predicts=predicts)
     shown = capsys.readouterr().out
-    assert f"predict.py run={folder} {predicts}" in shown
+    assert f"boltcutter predict run={folder} {predicts}" in shown
     assert f"trainer.max_{limit}=<more>" in shown
 
 
@@ -42,8 +42,8 @@ def test_unavailable_commands_are_not_shown(tmp_path: Path, capsys: pytest.Captu
     summary.print_end(folder_with(tmp_path, "run", best="checkpoints/last.ckpt"), evaluates=False, predicts=None)
     shown = capsys.readouterr().out
     assert "resume=" in shown
-    assert "evaluate.py" not in shown
-    assert "predict.py" not in shown
+    assert "boltcutter evaluate" not in shown
+    assert "boltcutter predict" not in shown
 
 
 def test_markup_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

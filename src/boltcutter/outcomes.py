@@ -41,7 +41,7 @@ class PredictionWriter(Callback):
     """Gather the outputs of ``test_step`` per sample over all ranks, and write them.
 
     ``predictions.csv`` has a row per sample, with a column for each output that has one number per sample, see
-    ``columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class; ``confusion.png`` or
+    ``to_columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class; ``confusion.png`` or
     ``scatter.png`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of other shapes are skipped
     and listed once.
 
@@ -70,7 +70,7 @@ class PredictionWriter(Callback):
             self.skipped[type(batch).__name__] = "has an unknown number of samples"
             return
         pair = isinstance(batch, list | tuple) and len(batch) == 2
-        found, skipped = columns(outputs, batch[1] if pair else None, count)
+        found, skipped = to_columns(outputs, batch[1] if pair else None, count)
         self.skipped |= skipped
         if not found:
             return
@@ -80,7 +80,7 @@ class PredictionWriter(Callback):
         if "loss" in found and inputs is not None and len(inputs) == count:
             losses = torch.from_numpy(found["loss"])
             for place in losses.topk(min(WORST, count)).indices.tolist():
-                self.worst.append((float(losses[place]), begin + place, array(inputs[place])))
+                self.worst.append((float(losses[place]), begin + place, to_numpy(inputs[place])))
             self.worst = sorted(self.worst, key=lambda kept: -kept[0])[:WORST]
 
     on_validation_batch_end = on_test_batch_end
@@ -130,7 +130,7 @@ class PredictionWriter(Callback):
         return table
 
 
-def columns(outputs: Any, targets: Any, count: int) -> tuple[Columns, dict[str, str]]:
+def to_columns(outputs: Any, targets: Any, count: int) -> tuple[Columns, dict[str, str]]:
     """Convert the outputs of a step to columns of a table.
 
     A tensor of shape (B,) or (B, 1) is one column, one of shape (B, C) C columns. In a mapping, ``losses`` become the
@@ -165,13 +165,13 @@ def columns(outputs: Any, targets: Any, count: int) -> tuple[Columns, dict[str, 
     for name, value in named.items():
         fault = _skip_reason(value, count)
         if fault is None:
-            found |= _spread(name, array(value))
+            found |= _spread(name, to_numpy(value))
         elif fault:
             skipped[name] = fault
     return found, skipped
 
 
-def array(value: Tensor) -> npt.NDArray[Any]:
+def to_numpy(value: Tensor) -> npt.NDArray[Any]:
     """Convert a tensor to NumPy, half precision to float32: NumPy has no bfloat16, pandas no float16 index."""
     value = value.detach()
     half = value.dtype in (torch.bfloat16, torch.float16)
@@ -277,12 +277,12 @@ def _write_classes(folder: Path, table: pd.DataFrame, classes: list[str]) -> Non
     by_class = {"class": names, "precision": precision, "recall": recall, "f1": f1, "samples": support}
     pd.DataFrame(by_class).to_csv(folder / "classes.csv", index=False)
     matrix = confusion_matrix(truth, predicted, labels=numbers)
-    pd.DataFrame(matrix, names, names).to_csv(folder / "confusion.csv", index_label="truth")
+    pd.DataFrame(matrix, names, names).to_csv(folder / "confusion.csv", index_label="target")
     _draw_confusion(folder / "confusion.png", matrix, names)
 
 
 def _draw_confusion(path: Path, matrix: npt.NDArray[Any], names: list[str]) -> None:
-    """Rows are the truth, coloured by their share; the count stands in each cell where there is room."""
+    """Draw a confusion matrix with targets as rows, colored by the fraction of the row, with counts if they fit."""
     size = min(16.0, 2.5 + 0.45 * len(names))
     figure = Figure(figsize=(size, size), layout="constrained")
     axes = figure.add_subplot()
@@ -292,9 +292,9 @@ def _draw_confusion(path: Path, matrix: npt.NDArray[Any], names: list[str]) -> N
         axes.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 2 else 0)
         axes.set_yticks(range(len(names)), names)
         for row, column in np.argwhere(matrix):
-            colour = "white" if fractions[row, column] > 0.5 else "black"
-            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=colour, fontsize=8)
-    axes.set(xlabel="predicted", ylabel="truth")
+            text_color = "white" if fractions[row, column] > 0.5 else "black"
+            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=text_color, fontsize=8)
+    axes.set(xlabel="prediction", ylabel="target")
     figure.savefig(path, dpi=150)
 
 
@@ -304,5 +304,5 @@ def _draw_scatter(path: Path, table: pd.DataFrame) -> None:
     axes.scatter(table["target"], table["prediction"], s=12, alpha=0.6)
     ends = [table[["target", "prediction"]].min().min(), table[["target", "prediction"]].max().max()]
     axes.plot(ends, ends, color="grey", linewidth=1)
-    axes.set(xlabel="truth", ylabel="predicted")
+    axes.set(xlabel="target", ylabel="prediction")
     figure.savefig(path, dpi=150)

@@ -21,7 +21,7 @@ from boltcutter.config import ConfigError, DictConfig
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluate import find_checkpoint
 from boltcutter.loading import load
-from boltcutter.outcomes import columns
+from boltcutter.outcomes import to_columns
 from boltcutter.project import Project
 
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
@@ -53,7 +53,7 @@ def main(project: Project, overrides: list[str]) -> None:
         raise ConfigError(f"input is not set; set input={what}")
     checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
     if generates:
-        _write_text(continuation(components, checkpoint, special), special.get("output"))
+        _write_text(generate_text(components, checkpoint, special), special.get("output"))
         return
     if unused := [name for name in SAMPLING if name in special and name != "seed"]:
         raise ConfigError(f"{unused[0]}: task={cfg.choices.task} generates no text; remove it")
@@ -136,8 +136,8 @@ def _columns(batches: list[Any]) -> pd.DataFrame | None:
     parts = []
     for batch in batches:
         count = count_samples(batch)
-        found, left_out = ({}, {"": ""}) if count is None else columns(batch, None, count)
-        if left_out or not found:
+        found, skipped = ({}, {"": ""}) if count is None else to_columns(batch, None, count)
+        if skipped or not found:
             return None
         parts.append(pd.DataFrame(found))
     return pd.concat(parts, ignore_index=True) if parts else None
@@ -152,7 +152,7 @@ def _columns_of_each(loaders: list[Any]) -> pd.DataFrame | None:
     return pd.concat(known, names=["dataloader"]).reset_index(level=0).reset_index(drop=True)
 
 
-def continuation(components: Components, checkpoint: str, overrides: dict[str, str]) -> str:
+def generate_text(components: Components, checkpoint: str, overrides: dict[str, str]) -> str:
     """Return the text of ``input``, which may be a file, followed by its continuation by the model.
 
     Args:

@@ -49,7 +49,7 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     Args:
         folder: Run folder.
         evaluates: Whether the test split can be evaluated.
-        predicts: Arguments of ``predict.py``; None if prediction is not available.
+        predicts: Arguments of ``boltcutter predict``; None if prediction is not available.
     """
     record = read_record(folder)
     last = record["attempts"][-1]
