@@ -1,7 +1,7 @@
-"""Run a script that meets a fault at a place: ``python tests/faulty.py <fault> <place> scripts/train.py <words>``.
+"""Inject a fault into a script: ``python tests/faulty.py <fault> <place> scripts/train.py <overrides>``.
 
-The fault is the name of a signal, which the process sends to itself, or ``exception``. Nothing of it is left in the
-run's folder, so that the run goes on as one that was hit from outside.
+The fault is the name of a signal, which the process sends to itself, or ``exception``. The run folder has no trace of
+the injection, so the run resumes as after an external fault.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 
 class Place(NamedTuple):
-    """A call of a function of a module, counted from 1, or the moment after it."""
+    """Before or after the n-th call, counted from 1, of a function of a module."""
 
     module: str
     name: str
@@ -26,8 +26,9 @@ class Place(NamedTuple):
     after: bool = False
 
 
-# In two epochs of 19 batches, of which two make a step; 5 are validated after 9, between the batches of a step, and
-# after 18, and 2 before all. Checkpoints: the best after each validation, then the one to go on from after each epoch.
+# For two epochs of 19 batches, with gradients accumulated over two batches; 5 validation batches after 9 (within an
+# accumulation) and 18 batches, and 2 before training. Checkpoints: the best after each validation, the last after each
+# epoch.
 PLACES = {
     "start": Place("boltcutter.train", "assemble", 1),
     "begin": Place("boltcutter.train", "Recorder.on_fit_start", 1),
@@ -37,19 +38,19 @@ PLACES = {
     "saved": Place("lightning.pytorch", "Trainer.save_checkpoint", 3, after=True),
     "test": Place("boltcutter.task.base", "Task.test_step", 2),
     "report": Place("boltcutter.report", "write", 1),
-    "exit": Place("boltcutter.environment.process", "_disconnect", 1),
+    "exit": Place("boltcutter.environment.process", "_destroy_process_group", 1),
 }
 
 
 def fail(fault: str) -> None:
-    """Let it happen."""
+    """Raise the exception, or send the signal."""
     if fault == "exception":
         raise RuntimeError("a fault")
     os.kill(os.getpid(), getattr(signal, fault))
 
 
-def lay(place: Place, happen: Callable[[], None]) -> None:
-    """See that it happens at the place."""
+def inject(place: Place, trigger: Callable[[], None]) -> None:
+    """Patch the function of a place so that it calls ``trigger``."""
     __import__(place.module)
     owner: Any = sys.modules[place.module]
     *path, name = place.name.split(".")
@@ -61,17 +62,17 @@ def lay(place: Place, happen: Callable[[], None]) -> None:
     def outer(*args: Any, **options: Any) -> Any:
         hit = next(calls) == place.call
         if hit and not place.after:
-            happen()
+            trigger()
         found = inner(*args, **options)
         if hit and place.after:
-            happen()
+            trigger()
         return found
 
     setattr(owner, name, outer)
 
 
-def write_half(happen: Callable[[], None]) -> None:
-    """Let it happen when half of the next checkpoint is written, in the process that writes."""
+def write_half(trigger: Callable[[], None]) -> None:
+    """Call ``trigger`` when half of the next checkpoint is written, in the process that writes it."""
     import torch
 
     save = torch.save
@@ -83,17 +84,17 @@ def write_half(happen: Callable[[], None]) -> None:
         middle = whole.tell() // 2
         file.write(whole.getvalue()[:middle])
         file.flush()
-        happen()
+        trigger()
         file.write(whole.getvalue()[middle:])
 
     torch.save = half
 
 
 def main(fault: str, name: str) -> None:
-    """Lay the fault."""
-    happen = functools.partial(fail, fault)
+    """Inject the fault."""
+    trigger = functools.partial(fail, fault)
     writes = name == "checkpoint" and os.environ.get("RANK", "0") == "0"
-    lay(PLACES[name], functools.partial(write_half, happen) if writes else happen)
+    inject(PLACES[name], functools.partial(write_half, trigger) if writes else trigger)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Commands without the seconds that their imports take: forks of one process that has imported all and done nothing.
+"""Start commands without the time for imports, by forking a process that has imported all modules.
 
-``python tests/forkserver.py <fd>`` is that process. It has no threads, so that a fork of it is whole, and for each
-request it forks a child that becomes ``python <script> <words>``: with the environment, folder and files that it is
-given, in a session of its own, with the status and the ``atexit`` handlers of any other process. It ends, and ends its
-children, when the other end of its socket is closed, however that came about. ``ForkServer`` is that other end.
+``python tests/forkserver.py <fd>`` is the server. It has no threads, so that it can be forked safely. For each request
+it forks a child that behaves as ``python <script> <overrides>``, with the given environment, working directory and
+files, in a new session, with its own exit status and ``atexit`` handlers. The server ends, and kills its children, when
+the other end of its socket, ``ForkServer``, is closed.
 
-What a variable of the environment changes while modules are imported cannot be had here: see ``fits``.
+Environment variables that are read by imports cannot be changed: see ``fits``.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ READ_AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "TORCH", "PYTORC
 READ_AT_IMPORT += ("LD_", "LC_", "LANG", "MPL", "HOME", "XDG_", "TZ")
 READ_LATER = ("TORCHELASTIC_", "PYTHONPATH")
 
-# What a run imports only once it needs it; those of extras may be absent.
+# Modules that are imported lazily; those of extras may not be installed.
 LATE = ["matplotlib.pyplot", "matplotlib.backends.backend_agg", "PIL.JpegImagePlugin", "s3fs", "sklearn.metrics"]
 LATE += ["torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook", "torch.utils.serialization.config"]
 LATE += ["torch.utils.tensorboard", "wandb.apis.public", "wandb.sdk.launch"]
 
 
 class ForkServer:
-    """Starts commands by forking. To be closed.
+    """Client of the fork server; must be closed.
 
     Args:
-        env: Of the process that imports.
+        env: Environment variables of the server.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = dict(env)
         self._socket, theirs = socket.socketpair()
-        with theirs, tempfile.TemporaryFile() as told:
+        with theirs, tempfile.TemporaryFile() as log:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
                 cwd=ROOT,
@@ -54,19 +54,19 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=told,
+                stderr=log,
                 start_new_session=True,
             )
             theirs.close()
             ready = self._socket.recv(1)
-            told.seek(0)
-            text = told.read().decode()
-        if ready != b"r" or text:  # a warning at import, too, which no child would repeat
+            log.seek(0)
+            text = log.read().decode()
+        if ready != b"r" or text:  # also for import warnings, which children would not repeat
             self.close()
-            raise RuntimeError(f"the fork server said while it imported:\n{text}")
+            raise RuntimeError(f"the fork server printed during imports:\n{text}")
 
     def fits(self, env: Mapping[str, str]) -> bool:
-        """Whether a fork that is given ``env`` is as good as a process that has it from its start."""
+        """Return whether a fork with ``env`` behaves as a new process with ``env``."""
         ours, theirs = (
             {k: v for k, v in e.items() if k.startswith(READ_AT_IMPORT) and not k.startswith(READ_LATER)}
             for e in (self.env, env)
@@ -74,16 +74,16 @@ class ForkServer:
         return ours == theirs
 
     def start(self, argv: list[str], env: Mapping[str, str], stdout: int, stderr: int, cwd: Path = ROOT) -> Forked:
-        """Begin ``python <argv>``.
+        """Start ``python <argv>``.
 
         Args:
-            argv: A script, and its words.
-            env: All of its environment.
+            argv: A script and its overrides.
+            env: All environment variables of the process.
             stdout: File descriptor.
             stderr: File descriptor.
-            cwd: Where it runs.
+            cwd: Working directory.
         """
-        assert self.fits(env), "the environment has what is read at import; start a fresh process"
+        assert self.fits(env), "variables that are read by imports differ; start a new process"
         ours, theirs = socket.socketpair()
         with theirs, open(os.devnull, "rb") as nothing:
             socket.send_fds(self._socket, [b"+"], [theirs.fileno(), nothing.fileno(), stdout, stderr])
@@ -92,43 +92,43 @@ class ForkServer:
         return Forked(argv, ours)
 
     def close(self) -> None:
-        """End it, and all that it started."""
+        """End the server and all its children."""
         self._socket.close()
         self._process.wait(timeout=20)
 
 
 class Forked:
-    """A started command; the part of ``subprocess.Popen`` that tests use. Killed at the end of a ``with`` block."""
+    """A running command, with the methods of ``subprocess.Popen`` that tests use. As a context manager, kills it."""
 
     def __init__(self, argv: list[str], connection: socket.socket) -> None:
         self.argv, self._connection = argv, connection
-        self._said = b""
-        while b"\n" not in self._said:
+        self._received = b""
+        while b"\n" not in self._received:
             part = connection.recv(64)
-            assert part, "the fork server is gone"
-            self._said += part
-        pid, _, self._said = self._said.partition(b"\n")
+            assert part, "the fork server has ended"
+            self._received += part
+        pid, _, self._received = self._received.partition(b"\n")
         self.pid = int(pid)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Exit status, that of ``subprocess``; None while it runs."""
+        """Return the exit status as in ``subprocess``, or None while the process runs."""
         return self._ended(0.0)
 
     def wait(self, timeout: float) -> int:
-        """Exit status; ``subprocess.TimeoutExpired`` when it takes longer."""
+        """Wait for the exit status; raise ``subprocess.TimeoutExpired`` after the timeout."""
         code = self._ended(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(self.argv, timeout)
         return code
 
     def send_signal(self, number: int) -> None:
-        """To this process alone."""
+        """Send a signal to the process, not to its children."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill_group(self, number: int = signal.SIGKILL) -> None:
-        """To it and all that it started in its session, also when it has ended before them."""
+        """Send a signal to the process group, even if the process itself has ended."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
@@ -148,20 +148,23 @@ class Forked:
                 part = self._connection.recv(64)
             except (TimeoutError, BlockingIOError):
                 return None
-            assert part, "the fork server is gone"
-            self._said += part
-            if self._said.endswith(b"\n"):
-                self.returncode = os.waitstatus_to_exitcode(int(self._said))
+            assert part, "the fork server has ended"
+            self._received += part
+            if self._received.endswith(b"\n"):
+                self.returncode = os.waitstatus_to_exitcode(int(self._received))
         return self.returncode
 
 
 def communicate(processes: Sequence[Forked], pipes: Sequence[int], timeout: float) -> tuple[list[str], bool]:
-    """What came out of each pipe until its last writer closed it, and whether that and all processes ended in time.
+    """Read all pipes until they are closed, and wait for all processes.
 
     Args:
-        processes: That are waited for.
-        pipes: Ends to read from.
-        timeout: In seconds; after it the processes' groups are killed.
+        processes: Processes to wait for.
+        pipes: File descriptors to read from.
+        timeout: Seconds until the process groups are killed.
+
+    Returns:
+        The output of each pipe, and whether all ended before the timeout.
     """
     end = time.monotonic() + timeout
     found = dict.fromkeys(pipes, b"")
@@ -173,7 +176,7 @@ def communicate(processes: Sequence[Forked], pipes: Sequence[int], timeout: floa
             ready = selector.select(max(end - time.monotonic(), 0.0) if ended else 5.0)
             if not ready:
                 if not ended:
-                    break  # what left the group still writes
+                    break  # a process outside of the group keeps the pipe open
                 ended = False
                 for process in processes:
                     process.kill_group()
@@ -191,7 +194,7 @@ def communicate(processes: Sequence[Forked], pipes: Sequence[int], timeout: floa
 
 
 def rank_variables(processes: int) -> list[dict[str, str]]:
-    """What torchrun would set for each of its processes on one node."""
+    """Return the environment variables that torchrun sets for each process on one node."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -202,11 +205,11 @@ def rank_variables(processes: int) -> list[dict[str, str]]:
     return [{name: str(value) for name, value in (world | rank).items()} for rank in ranks]
 
 
-# --- what follows runs in the fork server and its children ---
+# --- code of the fork server and its children ---
 
 
 def prepare() -> None:
-    """Import all that the scripts do, early or late, and see that no thread came of it."""
+    """Import all modules of the scripts, and check that no thread was started."""
     import gc
     import importlib
     import pkgutil
@@ -215,20 +218,20 @@ def prepare() -> None:
     import boltcutter
 
     for module in pkgutil.walk_packages(boltcutter.__path__, "boltcutter."):
-        if find_spec("keras") or "keras" not in module.name:  # modules that import the extra at once
+        if find_spec("keras") or "keras" not in module.name:  # modules that import an extra at the top
             importlib.import_module(module.name)
     for name in LATE:
         if find_spec(name.partition(".")[0]):
             importlib.import_module(name)
     tasks = Path("/proc/self/task")
     threads = len(list(tasks.iterdir())) if tasks.is_dir() else 1
-    assert threads == 1, f"{threads} threads after importing; a fork would have only one of them"
+    assert threads == 1, f"{threads} threads after imports; a fork would have only one of them"
     gc.collect()
-    gc.freeze()  # a collection would copy the pages that children share
+    gc.freeze()  # garbage collection would copy memory pages that children share
 
 
 def serve(control: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request. In a child, return its request; in the server, None when the other end is closed."""
+    """Fork for each request; return the request in a child, and None in the server when its socket is closed."""
     children: dict[int, socket.socket] = {}
     woken, wake = os.pipe()
     for end in (woken, wake):
@@ -243,7 +246,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
         ready = [key.fd for key, _ in selector.select()]
         if woken in ready:
             os.read(woken, 4096)
-            _tell_ends(children)
+            _report_exits(children)
         if control.fileno() not in ready:
             continue
         data, files, _, _ = socket.recv_fds(control, 1, 4)
@@ -275,17 +278,17 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
         return request
 
 
-def _tell_ends(children: dict[int, socket.socket]) -> None:
+def _report_exits(children: dict[int, socket.socket]) -> None:
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        with children.pop(pid) as connection, suppress(BrokenPipeError):  # perhaps nobody waits for it
+        with children.pop(pid) as connection, suppress(BrokenPipeError):  # the client may have closed it
             connection.sendall(f"{status}\n".encode())
 
 
-def dress(request: dict[str, Any]) -> dict[str, Any]:
-    """Make this process look as if it had just been started; the namespace that its script is to run in."""
+def set_up(request: dict[str, Any]) -> dict[str, Any]:
+    """Set up this process as if it had just been started, and return the namespace of its main module."""
     import numpy as np
     from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
 
@@ -301,50 +304,50 @@ def dress(request: dict[str, Any]) -> dict[str, Any]:
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     tempfile.tempdir = None
     np.random.seed()
-    rank_zero_only.rank = _get_rank() or 0  # is read from the environment when it is imported
+    rank_zero_only.rank = _get_rank() or 0  # Lightning reads it from the environment when it is imported
     main = type(sys)("__main__")
     main.__dict__.update(__file__=script, __builtins__=__builtins__)
     sys.modules["__main__"] = main
     return main.__dict__
 
 
-class End:
-    """Ends a child as soon as its last handler of ``atexit`` has run.
+class Exit:
+    """Ends a child immediately after its last ``atexit`` handler.
 
-    The interpreter would then take apart every module, and so copy all memory that the child shares with the server:
-    half of the processor time of a short training.
+    Otherwise the interpreter finalizes all modules, and so copies all memory that the child shares with the server,
+    which takes half of the CPU time of a short training.
     """
 
-    status: int | None = None  # unknown: left to the interpreter
+    status: int | None = None  # unknown: ends as usual
 
-    def leave(self) -> None:
+    def exit(self) -> None:
         if self.status is not None:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError):
                     stream.flush()
             os._exit(self.status)
 
-    def of(self, error: BaseException) -> int | None:
-        """The status that the interpreter gives to a process which ends with ``error``."""
+    def status_of(self, error: BaseException) -> int | None:
+        """Return the exit status of a process that ends with ``error``; None if it ends by a signal."""
         if isinstance(error, KeyboardInterrupt):
-            return None  # ends by the signal
+            return None
         if not isinstance(error, SystemExit):
             return 1
         return 0 if error.code is None else error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 if __name__ == "__main__":
-    this = sys.modules["__main__"]  # a module that nobody holds is emptied
-    end = End()
-    atexit.register(end.leave)  # the first that is registered is the last that runs
+    this = sys.modules["__main__"]  # keeps a reference: an unreferenced module is cleared
+    end = Exit()
+    atexit.register(end.exit)  # handlers run in reverse order of registration
     prepare()
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request:
-        scope = dress(request)
+        scope = set_up(request)
         code = compile(Path(request["argv"][0]).read_bytes(), request["argv"][0], "exec")
         try:
             exec(code, scope)
             end.status = 0
-        except BaseException as error:  # which the interpreter shows
-            end.status = end.of(error)
+        except BaseException as error:  # printed by the interpreter
+            end.status = end.status_of(error)
             raise

@@ -70,9 +70,7 @@ def test_options_of_the_project_come_before_built_in_ones(root: Path) -> None:
     assert cfg.choices.model == "mlp"
     assert cfg.model._target_ == "boltcutter.model.mlp.MLP"  # inherited from the built-in option of the same name
     assert (cfg.model.hidden_sizes, cfg.seed, cfg.choices.data) == ([8], 7, "digits")
-    with pytest.raises(
-        ConfigError, match=r"^model=tin: .* tiny\? \(project: mlp, tiny; built-in: "
-    ):
+    with pytest.raises(ConfigError, match=r"^model=tin: .* tiny\? \(project: mlp, tiny; built-in: "):
         compose(project, ["model=tin"])
 
 
