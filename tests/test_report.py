@@ -325,14 +325,14 @@ def test_the_report_of_a_long_run_is_small(tmp_path: Path) -> None:
     assert report.write(folder).stat().st_size < 500_000
 
 
-def test_thinning_keeps_ends_and_extremes() -> None:
+def test_downsampling_keeps_ends_and_extremes() -> None:
     values = np.random.default_rng(0).normal(size=12_345)
     values[6_001], values[7_002] = 99, -99
-    kept = report.thin(values, 100)
+    kept = report.downsample(values, 100)
     assert len(kept) <= 100
     assert {0, 6_001, 7_002, 12_344} <= set(kept.tolist())
     assert (np.diff(kept) > 0).all()
-    assert report.thin(values[:100], 100).tolist() == list(range(100))
+    assert report.downsample(values[:100], 100).tolist() == list(range(100))
 
 
 def test_non_finite_values_are_counted(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class PredictionWriter(Callback):
             losses = torch.from_numpy(found["loss"])
             for place in losses.topk(min(WORST, count)).indices.tolist():
                 self.worst.append((float(losses[place]), begin + place, to_numpy(inputs[place])))
-            self.worst = sorted(self.worst, key=lambda kept: -kept[0])[:WORST]
+            self.worst = sorted(self.worst, key=lambda entry: -entry[0])[:WORST]
 
     on_validation_batch_end = on_test_batch_end
 
@@ -103,7 +103,7 @@ class PredictionWriter(Callback):
             table = table.sort_values(["dataloader", "index"] if "dataloader" in table else "index", ignore_index=True)
             table.to_csv(self.folder / "predictions.csv", index=False)
             _write_summary(self.folder, table, _classes(data))
-            _write_worst(self.folder, [kept for _, kept in gathered], data)
+            _write_worst(self.folder, [worst for _, worst in gathered], data)
         else:
             self.skipped.setdefault("predictions.csv", f"{type(pl_module).__name__} returns no outputs per sample")
         if self.skipped:
@@ -227,12 +227,12 @@ def _gather(local: Any) -> list[Any]:
     return gathered
 
 
-def _write_worst(folder: Path, kept: Sequence[tuple[pd.DataFrame, list[npt.NDArray[Any]]]], data: Any) -> None:
+def _write_worst(folder: Path, ranks: Sequence[tuple[pd.DataFrame, list[npt.NDArray[Any]]]], data: Any) -> None:
     """Write the inputs with the largest loss, if they have the same shape."""
-    inputs = [values for _, some in kept for values in some]
+    inputs = [values for _, some in ranks for values in some]
     if len({values.shape for values in inputs}) != 1:
         return
-    rows = pd.concat([frame for frame, _ in kept if len(frame)], ignore_index=True)
+    rows = pd.concat([frame for frame, _ in ranks if len(frame)], ignore_index=True)
     rows = rows.sort_values(["loss", "index"], ascending=[False, True]).head(WORST)
     chosen = [inputs[place] for place in rows.index]
     np.savez_compressed(

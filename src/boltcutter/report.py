@@ -42,39 +42,39 @@ def write(folder: Path) -> Path:
 def render(folder: Path) -> str:
     """Render the report as HTML."""
     test = folder / "evaluation" / "test"
-    parts = Parts(folder)
-    record = parts.get("Record", {}, _read_object, folder / "record.json")
-    config, sections = parts.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
-    groups = parts.get("Curves", {}, _read_groups, folder / "metrics.csv")
-    scores = parts.get("Test metrics", record.get("test") or {}, _read_object, test / "metrics.json")
+    reader = ReportReader(folder)
+    record = reader.get("Record", {}, _read_object, folder / "record.json")
+    config, sections = reader.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
+    groups = reader.get("Curves", {}, _read_groups, folder / "metrics.csv")
+    scores = reader.get("Test metrics", record.get("test") or {}, _read_object, test / "metrics.json")
     # A module may return no outputs per sample. If no evaluation was run at all, every missing part is listed.
     has_samples = (test / "predictions.csv").is_file() or not (test / "metrics.json").is_file()
     no_predictions: tuple[list[Any], bool] = ([], has_samples)
-    scatters, classified = parts.get("Predictions", no_predictions, _read_predictions, test / "predictions.csv")
+    scatters, classified = reader.get("Predictions", no_predictions, _read_predictions, test / "predictions.csv")
     classified = classified or (test / "classes.csv").is_file()
-    classes = [] if not classified else parts.get("Classes", [], _read_classes, test / "classes.csv")
-    confusion = {} if not classified else parts.get("Confusion matrix", {}, _read_confusion, test / "confusion.csv")
+    classes = [] if not classified else reader.get("Classes", [], _read_classes, test / "classes.csv")
+    confusion = {} if not classified else reader.get("Confusion matrix", {}, _read_confusion, test / "confusion.csv")
     modes = _modes(config, groups)
     page = _template().render(
         folder=folder,
         record=record,
-        command=parts.get("Command", "", _redact_command, record.get("command") or ""),
+        command=reader.get("Command", "", _redact_command, record.get("command") or ""),
         choices=config.get("choices") or {},
         sections=sections,
-        finals=_finals(groups, modes, scores, record.get("metrics") or {}),
+        finals=_final_metrics(groups, modes, scores, record.get("metrics") or {}),
         classes=classes,
         confusion=confusion,
-        worst=parts.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes])
+        worst=reader.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes])
         if has_samples
         else [],
-        attempts=parts.get("Attempts", [], _attempts, record.get("attempts") or []),
-        missing=parts.missing,
+        attempts=reader.get("Attempts", [], _attempts, record.get("attempts") or []),
+        missing=reader.missing,
         data={"charts": _charts(groups, modes), "confusion": confusion, "scatters": scatters},
     )
     return page.encode(errors="replace").decode()  # the command may contain file names that are not UTF-8
 
 
-class Parts:
+class ReportReader:
     """Reads the parts of a report, and records which could not be read and why."""
 
     def __init__(self, folder: Path) -> None:
@@ -188,7 +188,7 @@ def _charts(groups: Mapping[str, Sequence[Curve]], modes: Mapping[str, Mode]) ->
 
 
 def _series(curve: Curve, *, faint: bool) -> dict[str, Any]:
-    indices = thin(curve.value)
+    indices = downsample(curve.value)
     return {
         "name": ", ".join(filter(None, [curve.name, "step" if faint else ""])),
         "stage": curve.stage,
@@ -200,7 +200,7 @@ def _series(curve: Curve, *, faint: bool) -> dict[str, Any]:
     }
 
 
-def thin(values: npt.NDArray[np.float64], limit: int = MAX_POINTS) -> npt.NDArray[np.int64]:
+def downsample(values: npt.NDArray[np.float64], limit: int = MAX_POINTS) -> npt.NDArray[np.int64]:
     """Indices of at most ``limit`` values: both ends, and minimum and maximum of equal chunks between."""
     indices: npt.NDArray[np.int64] = np.arange(len(values))
     if len(values) <= limit:
@@ -210,7 +210,7 @@ def thin(values: npt.NDArray[np.float64], limit: int = MAX_POINTS) -> npt.NDArra
     return np.unique(np.asarray([0, *extremes, len(values) - 1], np.int64))
 
 
-def _finals(
+def _final_metrics(
     groups: Mapping[str, Sequence[Curve]],
     modes: Mapping[str, Mode],
     scores: Mapping[str, float],
