@@ -5,18 +5,15 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 ANSWERS = json.loads(r"""{{ cookiecutter | jsonify }}""")
-GIT_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 def git(folder: Path, *arguments: str) -> str:
     """Return what git prints, or an empty string if it fails."""
-    env = {name: value for name, value in os.environ.items() if name not in GIT_VARIABLES}
-    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, env=env)
+    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
@@ -26,7 +23,7 @@ def find_template(scratch: str) -> Path:
         folders = [Path(os.environ.get("PWD", ".")), *Path.cwd().parents]
         return next(folder / clone for folder in folders if (folder / clone / "cookiecutter.json").is_file()).resolve()
     subprocess.run(["git", "clone", "-q", "--", ANSWERS["_template"].removeprefix("git+"), scratch], check=True)
-    subprocess.run(["git", "-C", scratch, "checkout", "-q", ANSWERS.get("_commit") or "HEAD"], check=True)
+    subprocess.run(["git", "-C", scratch, "checkout", "-q", ANSWERS["_commit"]], check=True)
     return Path(scratch)
 
 
@@ -39,9 +36,7 @@ def as_requirement(template: Path) -> str:
     if {version, f"v{version}"} & set(git(template, "tag", "--points-at", "HEAD").split()):
         return f"boltcutter>={version}"
     url = git(template, "config", "remote.origin.url") if git(template, "branch", "-r", "--contains", "HEAD") else ""
-    url = url or str(template)
-    if scp := re.fullmatch(r"([\w.-]+@[\w.-]+):(?!//)(.+)", url):
-        url = f"ssh://{scp[1]}/{scp[2]}"
+    url = re.sub(r"^([\w.-]+@[\w.-]+):(?!//)", r"ssh://\1/", url or str(template))
     if "://" not in url:
         url = (template / url).resolve().as_uri()
     url = url.replace("file:///", "file://localhost/")  # pip before 24 refuses a URL without a host
@@ -59,17 +54,16 @@ def main(template: Path) -> None:
     if ANSWERS["vendor"]:
         shutil.copytree(template / "src" / "boltcutter", "src/boltcutter", ignore=shutil.ignore_patterns("__pycache__"))
     commit = git(template, "rev-parse", "HEAD")
-    if ANSWERS.get("_repo_dir") and commit:  # cruft writes this file itself
-        source = git(template, "config", "remote.origin.url") or str(template)
-        context = {key: value for key, value in ANSWERS.items() if key not in ("_repo_dir", "_output_dir", "_checkout")}
-        state = {"template": source, "commit": commit, "checkout": None}
-        state |= {"context": {"cookiecutter": context | {"_template": source}}, "directory": None}
-        Path(".cruft.json").write_text(json.dumps(state, indent=2) + "\n")
-        if not git(Path.cwd(), "rev-parse", "--is-inside-work-tree"):
-            git(Path.cwd(), "init", "-q")
-            git(Path.cwd(), "add", "-A")
-            git(Path.cwd(), "commit", "-qm", "Create the project")
+    if not ANSWERS.get("_repo_dir") or not commit:
+        return  # cruft writes its file itself
+    source = git(template, "config", "remote.origin.url") or str(template)
+    context = {key: value for key, value in ANSWERS.items() if not key.startswith("_")} | {"_template": source}
+    state = {"template": source, "commit": commit, "checkout": None, "context": {"cookiecutter": context}}
+    Path(".cruft.json").write_text(json.dumps(state | {"directory": None}, indent=2) + "\n")
+    if not git(Path.cwd(), "rev-parse", "--is-inside-work-tree"):
+        for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "Create the project"]):
+            git(Path.cwd(), *command)
 
 
 with tempfile.TemporaryDirectory() as folder:
-    sys.exit(main(Path(find_template(folder))))
+    main(find_template(folder))

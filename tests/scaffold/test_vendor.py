@@ -52,3 +52,13 @@ def test_mistakes(arguments: list[str], project: Project) -> None:
     with pytest.raises(ConfigError):
         vendor.main(project, arguments)
     assert not (project.root / "src/boltcutter").exists()
+
+
+def test_project_is_created_with_a_copy(tmp_path: Path) -> None:
+    root = new.create(["my-project", f"folder={tmp_path}", "vendor=true"])
+    assert (root / "src/boltcutter/configs/train.yaml").is_file()
+    code = "import boltcutter, pathlib; print(pathlib.Path(boltcutter.__file__).parent)"
+    (root / "scripts" / "train.py").write_text(
+        f"from boltcutter.project import Project\nProject.find(__file__).use_vendored_library()\n{code}\n"
+    )
+    assert run(sys.executable, "scripts/train.py", cwd=tmp_path / "my-project").strip() == str(root / "src/boltcutter")

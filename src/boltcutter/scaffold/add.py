@@ -10,7 +10,6 @@ from boltcutter.project import Project
 
 PARTS = Path(__file__).parent / "parts"
 KINDS = sorted(folder.name for folder in PARTS.iterdir())
-USAGE = f"boltcutter add {'|'.join(KINDS)} <name>"
 
 
 def main(project: Project, arguments: list[str]) -> list[Path]:
@@ -24,10 +23,10 @@ def main(project: Project, arguments: list[str]) -> list[Path]:
         ConfigError: Kind or name is wrong, or a file exists already.
     """
     if len(arguments) != 2:
-        raise ConfigError(f"add: expected a kind and a name; usage: {USAGE}")
+        raise ConfigError("add: expected a kind and a name, as in `boltcutter add model tiny`")
     kind, name = arguments
     if kind not in KINDS:
-        raise ConfigError(f"add {kind}: no such kind{hint(kind, KINDS)}; usage: {USAGE}")
+        raise ConfigError(f"add {kind}: no such kind{hint(kind, KINDS)} (there are: {', '.join(KINDS)})")
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise ConfigError(f"add {kind} {name}: a name consists of lower-case words joined by underscores; try tiny")
     files = render(kind, name, require_package(project))

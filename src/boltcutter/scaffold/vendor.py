@@ -12,7 +12,6 @@ from boltcutter.project import LIBRARY, Project
 from boltcutter.scaffold.add import require_package, write
 
 SOURCE = Path(__file__).resolve().parents[1]
-USAGE = "boltcutter vendor [<component>, such as callback.guard] [--undo]"
 
 
 def main(project: Project, arguments: list[str]) -> None:
@@ -33,15 +32,11 @@ def main(project: Project, arguments: list[str]) -> None:
     elif len(arguments) == 1 and not arguments[0].startswith("-"):
         copy_component(project, arguments[0])
     else:
-        raise ConfigError(f"vendor: expected one component or --undo; usage: {USAGE}")
+        raise ConfigError("vendor: expected one component or --undo, as in `boltcutter vendor callback.guard`")
 
 
 def copy_library(root: Path) -> None:
-    """Copy the library to ``src/boltcutter``, where it is used instead of the installed one.
-
-    Raises:
-        ConfigError: There is a copy.
-    """
+    """Copy the library to ``src/boltcutter``, where it is used instead of the installed one."""
     copy = root / "src" / LIBRARY
     if copy.exists():
         raise ConfigError(f"vendor: {copy} exists already; remove it by `boltcutter vendor --undo`")
