@@ -1,4 +1,4 @@
-"""What made a run: the code with its uncommitted changes, the packages and the hardware."""
+"""Lineage of a run: the code with its uncommitted changes, the packages and the hardware."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GIT_OPTIONS = tuple(
     )
     for word in ("-c", setting)
 )
-# A patch as git apply takes it, whatever external programs, colours or prefixes are configured.
+# A patch for git apply, independent of configured external programs, colors and prefixes.
 DIFF_COMMAND = (
     *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/"),
     *("--full-index", "--unified=3", "--inter-hunk-context=0", "--ignore-submodules=dirty"),
@@ -39,7 +39,7 @@ SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repositor
 
 
 def differences(record: dict[str, Any], root: Path) -> list[str]:
-    """One line for each way in which what made a run differs from what is here now."""
+    """List how code, packages and hardware of a run differ from the current ones, one line each."""
     source = git_state(root)
     then = record.get("git", {})
     found = []
@@ -48,7 +48,7 @@ def differences(record: dict[str, Any], root: Path) -> list[str]:
             f"git commit is {source.get('commit')}, was {then.get('commit')}; git checkout {then.get('commit')}"
         )
     if then.get("changes") != source["changes"]:
-        found.append("uncommitted changes differ; code.patch of the run has those that it was made with")
+        found.append("uncommitted changes differ; see code.patch of the run")
     library, was_library = library_state(root), record.get("library") or {}
     for key in ("commit", "changes"):
         if was_library and library.get(key) != was_library.get(key):
@@ -65,10 +65,10 @@ def differences(record: dict[str, Any], root: Path) -> list[str]:
 
 
 def git_state(where: Path) -> dict[str, Any]:
-    """Commit, branch, remote and uncommitted changes of the code; empty where git does not know it.
+    """Return commit, branch, remote and uncommitted changes of the code; None for each outside of a git repository.
 
-    ``patch`` is None where git could not tell the changes, and ``dirty`` then, too; ``left_out`` names the changed
-    files that look like secrets, which are not in the patch.
+    ``patch`` and ``dirty`` are None if git failed to list the changes; ``left_out`` lists changed files that look like
+    secrets and are excluded from the patch.
     """
     if snapshot := next((file for folder in (where, *where.parents) if (file := folder / SNAPSHOT).is_file()), None):
         return dict(json.loads(snapshot.read_text()) | {"patch": b""})
@@ -110,14 +110,14 @@ def library_state(root: Path) -> dict[str, Any]:
 
 
 def packages() -> dict[str, str]:
-    """Version of every installed distribution, by the names of their folders; to read what is in them takes long."""
+    """Return the version of every installed distribution, from folder names, since reading their metadata is slow."""
     folders = [path.stem for entry in sys.path for path in Path(entry or ".").glob("*.dist-info")]
     found = {name: version for name, _, version in (folder.rpartition("-") for folder in reversed(folders))}
     return {name.replace("_", "-"): found[name] for name in sorted(found, key=str.lower)}
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, memory and accelerators, and the number of threads that torch computes with."""
+    """Return CPU, memory and accelerators, and torch's number of threads."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -162,7 +162,7 @@ def _patch(root: Path, commit: str) -> tuple[bytes | None, list[str]]:
         secret = sorted(name for name in {*new, *changed} if holds_secret(root / name))
         add = "".join(f"{name}\0" for name in new if name not in secret)
         listed = ("--pathspec-from-file=-", "--pathspec-file-nul")
-        # Else git adds nothing if one of them lies outside of a sparse checkout.
+        # Otherwise git adds nothing if one of them is outside of a sparse checkout.
         everywhere = ("-c", "core.sparseCheckout=false", "--literal-pathspecs")
         if add and _git(root, *everywhere, "add", "--intent-to-add", *listed, env=env, given=add) is None:
             return None, secret
@@ -171,17 +171,17 @@ def _patch(root: Path, commit: str) -> tuple[bytes | None, list[str]]:
 
 
 def holds_secret(file: Path) -> bool:
-    """Whether a file of the project holds keys, certificates or passwords, by its name or its contents."""
+    """Return whether a file probably holds keys, certificates or passwords, by its name or contents."""
     if is_secret_file(file.name):
         return True
     if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_UNTRACKED_BYTES:
         return False
-    # What this user cannot read is not for others either, and git would fail at it.
+    # A file that this user cannot read may be secret as well, and would make git fail.
     return not os.access(file, os.R_OK) or bool(PRIVATE_KEY.search(file.read_bytes()))
 
 
 def _empty_tree(root: Path) -> str:
-    """What stands for the commit where there is none yet; it depends on the repository's hash."""
+    """Return the hash of the empty tree, in place of a first commit; it depends on the repository's hash function."""
     return _text(root, "hash-object", "-t", "tree", "--stdin") or ""
 
 
@@ -190,12 +190,12 @@ def _names(listed: bytes | None) -> list[str] | None:
 
 
 def _text(where: Path, *words: str) -> str | None:
-    """What git says, in one line; None where it says nothing or fails."""
+    """Return the output of git without whitespace at the ends; None if it is empty or git fails."""
     return os.fsdecode(_git(where, *words) or b"").strip() or None
 
 
 def _git(where: Path, *words: str, env: dict[str, str] | None = None, given: str = "") -> bytes | None:
-    """What git prints, whatever the user has configured and a hook has set; None where it fails."""
+    """Return the output of git, independent of the user's configuration and environment; None if it fails."""
     inherited = {name: value for name, value in os.environ.items() if name not in GIT_VARIABLES}
     try:
         done = subprocess.run(
