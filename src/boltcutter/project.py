@@ -141,12 +141,11 @@ def summary(file: Path) -> str:
 
 def command(name: str) -> str:
     """How to call a command: by a script of the project if this process was started by one, else by ``boltcutter``."""
-    script = Path(sys.argv[0]).with_name(f"{name}.py")
-    return (
-        f"python {shlex.quote(str(script))}"
-        if sys.argv[0].endswith(".py") and script.is_file()
-        else f"boltcutter {name}"
-    )
+    program = Path(sys.argv[0])
+    script = program.with_name(f"{name}.py")
+    if program.suffix == ".py" and program.name != "__main__.py" and script.is_file():
+        return f"python {shlex.quote(str(script))}"
+    return f"boltcutter {name}"
 
 
 _own_packages = {LIBRARY}
