@@ -1,4 +1,4 @@
-"""The command line that all scripts share: words, help, completion, and errors of one line."""
+"""What all commands share: overrides, help, shell completion and one-line errors."""
 
 from __future__ import annotations
 
@@ -18,45 +18,56 @@ from boltcutter.environment.process import distributed_rank, is_rank_zero, retai
 from boltcutter.project import Project, summary
 
 FLAGS = {
-    "--help": "this text",
-    "--print": "show the resolved configuration and leave",
-    "--check": "look for mistakes and leave",
-    "--describe": "list every key that can be set below the next word, with type, value and documentation",
-    "--completion": 'complete words in bash and zsh: eval "$(boltcutter train --completion)"',
+    "--help": "show this help",
+    "--print": "print the resolved configuration",
+    "--check": "validate the configuration",
+    "--describe": "list the keys below the next argument, with type, value and documentation",
+    "--completion": 'enable completion in bash and zsh: eval "$(boltcutter train --completion)"',
 }
 COMPLETION = r"""
-_boltcutter_owns() {  # whether a word is one of the scripts that know --complete; no other is ever started
+_boltcutter_owns() {  # whether this is one of our scripts; no other program is ever started
     case "${1##*/}" in %(scripts)s) [[ "$1" -ef "%(folder)s/${1##*/}" ]] ;; *) return 1 ;; esac
 }
+_boltcutter_parse() {  # sets program, which completes, and given, its arguments so far
+    local word
+    program=() given=()
+    if [[ "${1##*/}" == boltcutter ]]; then
+        program=("%(python)s" -m boltcutter ${2:+"$2"})
+        shift $(($# < 2 ? $# : 2))
+    else
+        while (($#)) && [[ "$1" != *.py ]]; do shift; done
+        _boltcutter_owns "${1:-}" || return 1
+        program=("%(python)s" "$1")
+        shift
+    fi
+    for word in "$@"; do given+=("${word//[\"\']/}"); done
+}
 _boltcutter_bash() {
-    local line="${COMP_LINE:0:COMP_POINT}" script="" word
+    local line="${COMP_LINE:0:COMP_POINT}" word
     local current="${line##*[[:space:]]}"
     local kept="${current%%"${current##*=}"}"
-    local -a words given
+    local -a words program given
     read -ra words <<<"${line%%"$current"}"
-    for word in "${words[@]}"; do
-        if [[ -n "$script" ]]; then given+=("${word//[\"\']/}"); elif [[ "$word" == *.py ]]; then script="$word"; fi
-    done
     COMPREPLY=()
-    _boltcutter_owns "$script" || return 0
-    # Readline replaces what stands after the last =, but all of a word in quotes.
+    _boltcutter_parse "${words[@]}" || return 0
+    # Readline replaces what follows the last =, but all of a word in quotes.
     case "$current" in [\"\']*) current="${current:1}" kept="" ;; esac
     [[ "$COMP_WORDBREAKS" == *=* ]] || kept=""
     while IFS= read -r word; do
         COMPREPLY+=("${word#"$kept"}")
         case "$word" in *= | *. | *=\[*) compopt -o nospace 2>/dev/null ;; esac
-    done < <("%(python)s" "$script" --complete "$current" "${given[@]}" 2>/dev/null)
+    done < <("${program[@]}" --complete "$current" "${given[@]}" 2>/dev/null)
 }
 _boltcutter_zsh() {
-    local script="" word
-    local -a open closed given
-    for word in "${words[@]:0:$((CURRENT - 1))}"; do
-        if [[ -n "$script" ]]; then given+=("${word//[\"\']/}"); elif [[ "$word" == *.py ]]; then script="$word"; fi
-    done
-    if ! _boltcutter_owns "$script"; then "${_boltcutter_before[$service]:-_default}" "$@"; return; fi
+    local word
+    local -a open closed program given
+    if ! _boltcutter_parse "${words[@]:0:$((CURRENT - 1))}"; then
+        "${_boltcutter_before[$service]:-_default}" "$@"
+        return
+    fi
     while IFS= read -r word; do
         case "$word" in *= | *. | *=\[*) open+=("$word") ;; *) closed+=("$word") ;; esac
-    done < <("%(python)s" "$script" --complete "${PREFIX//\\/}" "${given[@]}" 2>/dev/null)
+    done < <("${program[@]}" --complete "${PREFIX//\\/}" "${given[@]}" 2>/dev/null)
     compadd -Q -S "" -- "${open[@]}"
     compadd -Q -- "${closed[@]}"
     (( ${#open[@]} + ${#closed[@]} )) || { compset -P "*=" && _files; }
@@ -68,9 +79,9 @@ if [[ -n "${ZSH_VERSION:-}" ]]; then
         [[ "${_comps[$_boltcutter_name]:-}" == _boltcutter_zsh ]] ||
             _boltcutter_before[$_boltcutter_name]="${_comps[$_boltcutter_name]:-}"
     done
-    compdef _boltcutter_zsh python python3 torchrun
+    compdef _boltcutter_zsh python python3 torchrun boltcutter
 else
-    complete -o bashdefault -o default -F _boltcutter_bash python python3 torchrun
+    complete -o bashdefault -o default -F _boltcutter_bash python python3 torchrun boltcutter
 fi
 """
 
@@ -84,39 +95,39 @@ def main(
     begin: Callable[[], None] = lambda: None,
     own: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Answer what needs no training, else call ``module``'s own main; end with 2 for a mistake, 1 for a failure.
+    """Handle the shared flags, or else call ``module.main``; exit with 2 for a user's mistake, with 1 for a failure.
 
     Args:
         project: Whose configuration is used.
-        module: Imported only once the words ask for what is heavy; its ``main`` takes the project and the words.
-        usage: What --help says first.
-        arguments: Instead of those of the process.
-        begin: Called before anything else where there is more to do than to answer.
-        own: Flags that ``module`` answers, with what --help says; one may stand in for one of ``FLAGS``.
+        module: Imported only if needed, as it may import torch; its ``main`` takes the project and the arguments.
+        usage: First part of ``--help``.
+        arguments: By default those of the process.
+        begin: Called before ``module`` is imported.
+        own: Flags that ``module`` handles itself, with their help texts; they override those of ``FLAGS``.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if "--complete" not in words:
-        words = [expand_home(word) for word in words]
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if "--complete" not in arguments:
+        arguments = [expand_home(argument) for argument in arguments]
     project.activate()
     try:
-        words = trust.apply_overrides(words)
-        flags = [word for word in words if word.startswith("-")]
+        arguments = trust.apply_overrides(arguments)
+        flags = [argument for argument in arguments if argument.startswith("-")]
         if not set(flags) <= own.keys():
-            _answer(project, usage, flags, words, {**FLAGS, **own})
+            _answer(project, usage, flags, arguments, {**FLAGS, **own})
         else:
             begin()
             _adopt()
             retain_freed_memory()
-            importlib.import_module(module).main(project, words)
+            importlib.import_module(module).main(project, arguments)
     except ConfigError as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":
             raise
-        lost = isinstance(error.__cause__, platform.PlatformError)  # perhaps nobody takes itself for the first
+        lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
         if is_rank_zero() or lost:
             print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         sys.exit(2)
     except Exception as error:
-        # A failure that tells what to do about it needs no traceback; any other is a fault in the code.
+        # An error with a remedy needs no traceback; any other is a bug.
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not getattr(error, "hide_traceback", False):
             raise
         rank = distributed_rank()
@@ -124,14 +135,14 @@ def main(
         sys.exit(1)
 
 
-def expand_home(word: str) -> str:
-    """A word whose value is a path below ``~``, as a shell would have expanded it by itself."""
-    key, equals, value = word.partition("=")
-    return f"{key}={os.path.expanduser(value)}" if equals and value.startswith("~/") else word
+def expand_home(argument: str) -> str:
+    """Expand ``~/`` in a value, as shells do only at the beginning of a word."""
+    key, equals, value = argument.partition("=")
+    return f"{key}={os.path.expanduser(value)}" if equals and value.startswith("~/") else argument
 
 
 def _adopt() -> None:
-    """Learn which of the run's processes this is, where somebody else has started it."""
+    """Read rank and world size from the environment of the launcher, if there is one."""
     try:
         platform.export_torchrun_env()
         mpi.export_torchrun_env()
@@ -140,18 +151,20 @@ def _adopt() -> None:
         raise ConfigError(str(error)) from error
 
 
-def _answer(project: Project, usage: str, flags: list[str], words: list[str], known: Mapping[str, str]) -> None:
+def _answer(project: Project, usage: str, flags: list[str], arguments: list[str], known: Mapping[str, str]) -> None:
     flag = "--help" if flags[0] == "-h" else flags[0]
-    at = words.index(flags[0])
-    rest = words[:at] + words[at + 1 :]
+    at = arguments.index(flags[0])
+    rest = arguments[:at] + arguments[at + 1 :]
     if flag == "--complete":
-        print("".join(f"{word}\n" for word in complete(project, usage, *words[at + 1 :], flags=known)), end="")
+        print(
+            "".join(f"{argument}\n" for argument in complete(project, usage, *arguments[at + 1 :], flags=known)), end=""
+        )
         return
     for other in flags:
         if other not in (*known, "-h"):
             raise ConfigError(f"{other}: no such flag{hint(other, known)} (there are: {', '.join(known)})")
     if len(flags) > 1:
-        raise ConfigError(f"{flags[1]}: cannot go with {flags[0]}; give one of them")
+        raise ConfigError(f"{flags[1]}: cannot be combined with {flags[0]}; give one of them")
     if flag == "--help":
         print(_help(project, usage, known))
     elif flag == "--print":
@@ -172,14 +185,14 @@ def _answer(project: Project, usage: str, flags: list[str], words: list[str], kn
         print(_completion(project.root.resolve() / "scripts"))
 
 
-def _resolved(project: Project, words: list[str]) -> str:
-    """The configuration as YAML, every reference followed."""
+def _resolved(project: Project, arguments: list[str]) -> str:
+    """The configuration as YAML, with references resolved."""
     from boltcutter.run import load_evaluation_config, read_overrides, split_overrides
 
-    special, rest = split_overrides(words, "run", "ckpt", "split", "input", "output")
-    cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, words)
+    special, rest = split_overrides(arguments, "run", "ckpt", "split", "input", "output")
+    cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, arguments)
     if not cfg.get("folder"):
-        # The name is given when the run begins, and the references for it may lead nowhere.
+        # The id is created when the run starts.
         cfg.folder = "${runs}/${name}/<id>"
     return as_yaml(redacted(cfg))
 
@@ -196,7 +209,7 @@ def _help(project: Project, usage: str, flags: Mapping[str, str]) -> str:
 
 
 def _completion(scripts: Path) -> str:
-    """Shell code that completes the words of those scripts which are answered here."""
+    """Shell code that completes arguments of ``boltcutter`` and of the scripts in this folder."""
     names = [file.name for file in sorted(scripts.glob("*.py")) if "from boltcutter." in file.read_text()]
     return COMPLETION.strip() % {"python": sys.executable, "folder": scripts, "scripts": " | ".join(names)}
 
@@ -204,9 +217,9 @@ def _completion(scripts: Path) -> str:
 def complete(
     project: Project, usage: str, current: str = "", *given: str, flags: Mapping[str, str] = FLAGS
 ) -> list[str]:
-    """Words that begin with ``current``: flags, groups, their options, and keys of what ``given`` words mean.
+    """Complete ``current``: flags, groups, options, and keys of the configuration that ``given`` composes.
 
-    Keys come one level at a time, so that a hundred of them do not fill the screen; none for what a file may be.
+    Keys are completed one level at a time. Values are left to the shell, as they may be file names.
     """
     if current.startswith("-"):
         return [flag for flag in flags if flag.startswith(current)]
@@ -217,20 +230,24 @@ def complete(
         opening, last = re.fullmatch(r"(\[(?:[^,\]]*,)*)?(.*)", start, re.S).groups(default="")  # type: ignore[union-attr]
         taken = opening.strip("[").split(",")
         options = [option for option in [*known.get(key, {}), "null"] if key in known and option not in taken]
-        ends = ("]", ",") if opening else ("",)  # with two ways to go on, no shell takes the word for finished
+        ends = ("]", ",") if opening else ("",)  # two candidates, so that shells add no space
         return [f"{sign}{key}={opening}{o}{end}" for o in options if o.startswith(last) for end in ends]
-    own = [f"{word}=" for word in re.findall(r"(\w+)=", usage.partition("\n")[0]) if word not in ("group", "key")]
+    own = [
+        f"{argument}="
+        for argument in re.findall(r"(\w+)=", usage.partition("\n")[0])
+        if argument not in ("group", "key")
+    ]
     everything = [*(f"{group}=" for group in known), *own, *(f"{path}=" for path in _keys(project, given))]
-    found = [f"{sign}{word}" for word in everything if f"{sign}{word}".startswith(current)]
+    found = [f"{sign}{argument}" for argument in everything if f"{sign}{argument}".startswith(current)]
     depth = current.count(".")
     return list(dict.fromkeys(w if w.count(".") <= depth else ".".join(w.split(".")[: depth + 1]) + "." for w in found))
 
 
 def _keys(project: Project, given: Sequence[str]) -> list[str]:
-    """Every key that can be set, as far as the words given so far can be read."""
-    for words in (given, ()):
+    """Every key that can be set, if the arguments so far can be composed."""
+    for arguments in (given, ()):
         with suppress(ConfigError):
-            cfg = compose(project, [word for word in words if not word.startswith("-")])
+            cfg = compose(project, [argument for argument in arguments if not argument.startswith("-")])
             found = [path for path in paths(cfg) if "_target_" not in path and path.partition(".")[0] != "choices"]
             return [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
     return []

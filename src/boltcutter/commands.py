@@ -120,6 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name in ("--help", "-h"):
         print("\n".join(["Usage: boltcutter <command> [--help] …", "", *map(_summary, COMMANDS)]))
         return
+    if name == "--complete":  # called by the shell completion, see cli
+        print("".join(f"{command}\n" for command in COMMANDS if command.startswith(rest[0] if rest else "")), end="")
+        return
     if name not in COMMANDS:
         print(
             f"error: {name}: no such command{hint(name, COMMANDS)} (there are: {', '.join(COMMANDS)})", file=sys.stderr
