@@ -90,12 +90,12 @@ def test_what_is_no_array_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_text("text")
     np.save(tmp_path / "b.npy", np.array([{}]), allow_pickle=True)
     for path in (tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "gone.npy"):
-        with pytest.raises(ValueError, match=r"^input=.*npy: not a .npy file of numbers \(.*\); replace it$"):
+        with pytest.raises(ValueError, match=r"^input=.*npy: not a valid .npy file \(.*\); replace it$"):
             Synthetic().read([path])
 
 
 def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"data.shape=\[0\]: sizes of 1 or more"):
+    with pytest.raises(ValueError, match=r"data.shape=\[0\] must be sizes of 1 or more"):
         Synthetic(shape=(0,))
     with pytest.raises(ValueError, match=r"data.num_samples=0"):
         Synthetic(num_samples=0)

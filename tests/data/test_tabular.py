@@ -235,19 +235,19 @@ def test_nothing_is_not_the_word_none(tmp_path: Path) -> None:
     [
         (
             {"target": None},
-            r"^data.target is not set; name the column of .*homes.csv to predict, as in data.target=price$",
+            r"^data.target is not set; set it to a column of .*homes.csv, such as data.target=price$",
         ),
         (
             {"target": "prize"},
             r"^data.target: data.path=.* has no column prize; it has age, city, smokes, rooms, price, kind$",
         ),
         ({"ignore": ["x"]}, r"^data.ignore: data.path=.* has no column x; it has age"),
-        ({"target": ["price", "kind"]}, r"data.target=\['price', 'kind'\]: classes come from one column"),
-        ({"target": "kind", "kind": "regression"}, r"column kind must have numbers: .*; correct it"),
-        ({"shape": (3,)}, r"^data.shape=\(3,\), but data.path=.* has \(8,\); give null to take that$"),
-        ({"num_classes": 2}, r"^data.num_classes=2, but data.path=.* has 1; give null"),
-        ({"ignore": ["age", "city", "smokes", "rooms", "kind"]}, r"no column is left to predict from"),
-        ({"path": Path("homes.xlsx")}, r"^homes.xlsx: expected a name that ends in .csv, .csv.gz or .parquet"),
+        ({"target": ["price", "kind"]}, r"data.target=\['price', 'kind'\]: classification needs one column"),
+        ({"target": "kind", "kind": "regression"}, r"column kind must be numeric: .*; correct it"),
+        ({"shape": (3,)}, r"^data.shape=\(3,\), but data.path=.* has \(8,\); set it to null to infer it$"),
+        ({"num_classes": 2}, r"^data.num_classes=2, but data.path=.* has 1; set it to null"),
+        ({"ignore": ["age", "city", "smokes", "rooms", "kind"]}, r"no feature column is left"),
+        ({"path": Path("homes.xlsx")}, r"^homes.xlsx: expected a file name that ends in .csv, .csv.gz or .parquet"),
         ({"path": Path("gone.csv")}, r"^gone.csv: no such file; give the path of a table$"),
     ],
 )
@@ -259,15 +259,15 @@ def test_mistakes_are_told_on_one_line(path: Path, settings: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"", r"a.csv: not a whole table \(No columns to parse from file\); replace it"),
-        ("a.csv", b"age,price\n", r"a.csv: a table without rows"),
-        ("a.csv", b"age\n1,2\n3,4,5\n", r"a.csv: not a whole table"),
-        ("a.csv", b"\xff\xfe\x00", r"a.csv: not a whole table"),
-        ("a.csv.gz", b"no gzip", r"a.csv.gz: not a whole table"),
-        ("a.parquet", b"no parquet", r"a.parquet: not a whole table"),
+        ("a.csv", b"", r"a.csv: not a valid table \(No columns to parse from file\); replace it"),
+        ("a.csv", b"age,price\n", r"a.csv: the table has no rows"),
+        ("a.csv", b"age\n1,2\n3,4,5\n", r"a.csv: not a valid table"),
+        ("a.csv", b"\xff\xfe\x00", r"a.csv: not a valid table"),
+        ("a.csv.gz", b"no gzip", r"a.csv.gz: not a valid table"),
+        ("a.parquet", b"no parquet", r"a.parquet: not a valid table"),
         ("a.csv", b"age,price\n1,2\n3,\n", r"1 rows have no price; remove these rows"),
         ("a.csv", b"age,price\n" + b"1,inf\n" * 20, r"price has infinite values; correct these rows"),
-        ("a.csv", b"age,price\n" + b"1,yes\n" * 20, r"price has one class only"),
+        ("a.csv", b"age,price\n" + b"1,yes\n" * 20, r"price has only one class"),
         ("a.csv", b"age,price\n1,2\n", r"data: a fraction of 0.15 of 1 samples cannot be split off"),
     ],
 )
@@ -285,13 +285,13 @@ def test_new_rows_that_do_not_fit_are_told(path: Path) -> None:
     with pytest.raises(ValueError, match=r"^.*new.csv: no column age, city, which training had; it has smokes, rooms"):
         data.read([new])
     table(3).assign(age="old").to_csv(new, index=False)
-    with pytest.raises(ValueError, match=r"^.*new.csv: column age must have numbers: .*; correct it$"):
+    with pytest.raises(ValueError, match=r"^.*new.csv: column age must be numeric: .*; correct it$"):
         data.read([new])
 
 
 def test_dates_are_refused(tmp_path: Path) -> None:
     table().assign(day=pd.Timestamp("2020-01-01")).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"column day has dates; turn them into numbers or set data.ignore=\[day\]"):
+    with pytest.raises(ValueError, match=r"column day has dates; convert it to numbers or set data.ignore=\[day\]"):
         Tabular(path=tmp_path / "a.parquet", target="price").setup("fit")
 
 

@@ -1,4 +1,4 @@
-"""Random samples of any size and number, to measure speed with."""
+"""Random samples of any shape and number, for benchmarks."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from boltcutter.data.loader import Pair
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Splits
 from boltcutter.data.sampler import Batch, uniform
 
-POOL = 1 << 22  # random values that samples are windows of; no more than ``uniform`` has different numbers
+POOL = 1 << 22  # random values that samples are windows of; at most as many as ``uniform`` has distinct values
 
 
-class Noise:
-    """Samples that are a function of their index, and held nowhere.
+class NoiseDataset:
+    """Random samples that are computed from their index.
 
-    Each is a window of ``POOL`` random values, from a place that depends on its index: all look random, but of very
-    many samples some are the same.
+    Each is a window of ``POOL`` random values at an offset that depends on its index, so very large data sets contain
+    duplicates.
 
     Args:
         num_samples: Number of samples.
         shape: Shape of one input.
         num_classes: Number of classes; of target columns for regression.
         kind: ``classification`` (class indices) or ``regression`` (float targets).
-        dtype: Of inputs.
-        key: What the samples depend on: a seed, and a number for the split.
+        dtype: Dtype of inputs.
+        key: Seed and number of the split.
     """
 
     def __init__(
@@ -69,27 +69,27 @@ class Noise:
         return inputs, torch.from_numpy(classes)
 
     def fingerprint(self) -> bytes:
-        """Of what the samples are a function of."""
-        facts = (self.key, self.num_samples, self.shape, self.num_classes, self.kind, self.dtype)
-        return hashlib.sha256(repr(facts).encode()).digest()
+        """Hash of the arguments, which determine all samples."""
+        arguments = (self.key, self.num_samples, self.shape, self.num_classes, self.kind, self.dtype)
+        return hashlib.sha256(repr(arguments).encode()).digest()
 
 
-def _windows(pool: npt.NDArray[Any], places: npt.NDArray[np.float32], width: int) -> Tensor:
-    """Windows of the pool, (N, width), at places in [0, 1)."""
-    chosen = strided_windows(pool, 0, POOL, width)[(places.astype(np.float64) * POOL).astype(np.int64)]
+def _windows(pool: npt.NDArray[Any], offsets: npt.NDArray[np.float32], width: int) -> Tensor:
+    """Windows of the pool, shape (N, width), at relative offsets in [0, 1)."""
+    chosen = strided_windows(pool, 0, POOL, width)[(offsets.astype(np.float64) * POOL).astype(np.int64)]
     return torch.from_numpy(chosen.view(pool.dtype).reshape(-1, width))
 
 
 class Synthetic(DataModule):
-    """Noise with random targets; the same for the same seed. Any number of samples takes the same memory.
+    """Noise with random targets, deterministic by seed. Memory does not depend on the number of samples.
 
     Args:
         shape: Shape of one sample.
         num_classes: Number of classes; of target columns for regression.
         kind: ``classification`` (class indices) or ``regression`` (float targets).
-        dtype: Bytes from 0 to 255, or numbers of mean 0 and deviation 1.
-        num_samples: Training samples; val and test have a tenth of it each.
-        in_memory: Whether all samples are held in memory, as those of small data sets are.
+        dtype: Dtype of inputs: uint8 from 0 to 255, or float32 with mean 0 and standard deviation 1.
+        num_samples: Number of training samples; val and test have a tenth of it each.
+        in_memory: Whether to generate all samples in advance and keep them in memory.
         batch_size: Global batch size: samples in one step over all devices.
         seed: Seed of samples and order.
         num_workers: DataLoader workers per device.
@@ -110,10 +110,10 @@ class Synthetic(DataModule):
     ) -> None:
         super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         if not shape or min(shape) < 1:
-            raise ValueError(f"data.shape={list(shape)}: sizes of 1 or more are needed; try [1, 28, 28]")
+            raise ValueError(f"data.shape={list(shape)} must be sizes of 1 or more; try [1, 28, 28]")
         for setting, value in (("num_classes", num_classes), ("num_samples", num_samples)):
             if value < 1:
-                raise ValueError(f"data.{setting}={value} is not a number of anything; try 10")
+                raise ValueError(f"data.{setting}={value} must be 1 or more; try 10")
         self.shape, self.num_classes, self.kind, self.dtype, self.num_samples = (
             shape,
             num_classes,
@@ -126,21 +126,20 @@ class Synthetic(DataModule):
             self.classes = [str(number) for number in range(num_classes)]
 
     def load(self) -> Splits:
-        """Make the splits."""
+        """Generate the splits."""
         tenth = max(1, self.num_samples // 10)
-        return Splits(
-            *(self._make(split, num_samples) for split, num_samples in enumerate((self.num_samples, tenth, tenth)))
-        )
+        counts = (self.num_samples, tenth, tenth)
+        return Splits(*(self._make_split(split, count) for split, count in enumerate(counts)))
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
-        """One sample (shape) or many (N, shape) from each ``.npy`` file; of many, each is named ``file:index``."""
+        """Read ``.npy`` files of one sample (``shape``) or of several (N, …), which are named ``file:index``."""
         inputs: list[Tensor] = []
         names: list[str] = []
         for path in paths:
             try:
                 found = np.load(path, allow_pickle=False)
             except (OSError, ValueError, EOFError) as error:
-                raise ValueError(f"input={path}: not a .npy file of numbers ({error}); replace it") from None
+                raise ValueError(f"input={path}: not a valid .npy file ({error}); replace it") from None
             shape, dtype = getattr(found, "shape", ()), getattr(found, "dtype", None)
             if shape[-len(self.shape) :] != self.shape or len(shape) > len(self.shape) + 1 or dtype != self.dtype:
                 wanted = f"{list(self.shape)} or [N, …] of {self.dtype}"
@@ -150,6 +149,6 @@ class Synthetic(DataModule):
             names += [str(path)] if single else [f"{path}:{index}" for index in range(len(found))]
         return torch.cat(inputs), names
 
-    def _make(self, split: int, num_samples: int) -> Noise | BatchedTensorDataset:
-        noise = Noise(num_samples, self.shape, self.num_classes, self.kind, self.dtype, (self.seed, split))
+    def _make_split(self, split: int, num_samples: int) -> NoiseDataset | BatchedTensorDataset:
+        noise = NoiseDataset(num_samples, self.shape, self.num_classes, self.kind, self.dtype, (self.seed, split))
         return BatchedTensorDataset(*noise.__getitems__(Batch(range(num_samples)))) if self.in_memory else noise

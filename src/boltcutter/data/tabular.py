@@ -1,4 +1,4 @@
-"""Rows of a table."""
+"""Tables: CSV and Parquet files."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Floats = npt.NDArray[np.float64]
 
 
 class Tabular(DataModule):
-    """A CSV or Parquet file, or scikit-learn's diabetes patients, as vectors of numbers.
+    """A CSV or Parquet file, or scikit-learn's diabetes data set, as feature vectors.
 
-    Columns of numbers are scaled to mean 0 and deviation 1; missing and infinite values are refused, or get the median.
-    A column of text becomes a 0 or 1 for each value that it has; missing and new values are 0 everywhere. Medians,
-    means, deviations and values are the train split's alone, and checkpoints keep them: prediction does without the
-    table.
+    Numeric columns are standardized to mean 0 and standard deviation 1; missing and infinite values are an error, or
+    replaced by the median. Text columns are one-hot encoded; missing and unseen values are all zeros. Medians, means,
+    standard deviations and categories come from the train split only, and checkpoints save them, so that prediction
+    does not need the table.
 
     Args:
-        path: Of the table, ``.csv``, ``.csv.gz`` or ``.parquet``; none means the diabetes patients.
-        target: Column to predict, or several of numbers.
-        kind: Whether targets are classes or numbers; where it is not given, text and truth values are classes.
-        ignore: Columns to leave out, such as names and row numbers.
-        fill_missing: Whether missing and infinite numbers get the median of their column, in place of being refused.
-        shape: Of one sample; found where it is not given.
+        path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file; None: the diabetes data set.
+        target: Column to predict, or several numeric columns.
+        kind: ``classification`` or ``regression``; None: classification for text and booleans, else regression.
+        ignore: Columns to ignore, such as names and row numbers.
+        fill_missing: Whether to replace missing and infinite numbers by the median of their column.
+        shape: Shape of one sample; None: taken from the columns.
         num_classes: Number of classes; of target columns for regression. None: taken from the data.
         split: Fractions of train, val and test, stratified by class.
         batch_size: Global batch size: samples in one step over all devices.
@@ -60,63 +60,63 @@ class Tabular(DataModule):
     ) -> None:
         super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         if path is not None and not target:
-            raise ValueError(f"data.target is not set; name the column of {path} to predict, as in data.target=price")
+            raise ValueError(f"data.target is not set; set it to a column of {path}, such as data.target=price")
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
-        self.kind_given, self.kind, self.ignore = kind, kind or "regression", list(ignore)
+        self.given_kind, self.kind, self.ignore = kind, kind or "regression", list(ignore)
         self.fill_missing = fill_missing
         check_split(split)
         self.shape, self.num_classes, self.split = shape, num_classes, split
 
     def infer_settings(self) -> dict[str, Any]:
-        """``shape``, ``num_classes`` and ``kind``, as the train split has them."""
+        """Return ``shape``, ``num_classes`` and ``kind`` of the loaded table."""
         self.setup("fit")
         return {"shape": list(self.shape or ()), "num_classes": self.num_classes, "kind": self.kind}
 
     def load(self) -> Splits:
-        """Split the table's rows, measure the train split, and scale all three by it."""
+        """Split the rows, and encode them with the statistics of the train split."""
         table = self._table()
         targets = table[self.targets]
         empty = int(targets.isna().any(axis=1).sum())
         if empty:
             raise ValueError(f"{self._name}: {empty} rows have no {', '.join(self.targets)}; remove these rows")
-        self.kind = self.kind_given or (
+        self.kind = self.given_kind or (
             "regression" if all(map(_is_number, map(targets.get, targets))) else "classification"
         )
         labels = self._labels(targets) if self.kind == "classification" else None
-        shares = split_indices(len(table), self.split, self.seed, labels)
+        splits = split_indices(len(table), self.split, self.seed, labels)
         features = table.drop(columns=[*self.targets, *self.ignore])
         self._check_finite(features, self._name)
         if not self.statistics:
-            train = table.iloc[shares[0]]
-            self.statistics = measure(features.iloc[shares[0]], self._name)
-            self.statistics |= {"classes": self.classes} if labels is not None else self._scale(train)
-        inputs = encode(table, self.statistics, self._name)
-        expected = torch.from_numpy(self._numbers(targets) if labels is None else labels)
-        expected = expected.float() if labels is None else expected
-        self._agree("shape", self.shape, (inputs.size(1),))
-        self._agree(
+            train = table.iloc[splits[0]]
+            self.statistics = compute_statistics(features.iloc[splits[0]], self._name)
+            self.statistics |= {"classes": self.classes} if labels is not None else self._target_statistics(train)
+        inputs = encode_features(table, self.statistics, self._name)
+        encoded = torch.from_numpy(self._numbers(targets) if labels is None else labels)
+        encoded = encoded.float() if labels is None else encoded
+        self._check_setting("shape", self.shape, (inputs.size(1),))
+        self._check_setting(
             "num_classes", self.num_classes, len(self.classes) if self.kind == "classification" else len(self.targets)
         )
         self.shape = (inputs.size(1),)
         self.num_classes = len(self.classes) if self.kind == "classification" else len(self.targets)
-        return Splits(*(BatchedTensorDataset(inputs[share], expected[share]) for share in shares))
+        return Splits(*(BatchedTensorDataset(inputs[indices], encoded[indices]) for indices in splits))
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
-        """Rows of CSV and Parquet files, scaled as in training; named ``file:row``, the first below the header 1."""
+        """Read CSV and Parquet files, encoded as in training; rows are named ``file:row``, counted from 1."""
         if not self.statistics:
             self.setup("predict")
         inputs, names = [], []
         for path in paths:
             table = read_table(path, text=list(self.statistics["categories"]))
             self._check_finite(table.filter(items=list(self.statistics["numbers"])), str(path))
-            inputs.append(encode(table, self.statistics, str(path)))
+            inputs.append(encode_features(table, self.statistics, str(path)))
             names += [f"{path}:{row}" for row in range(1, len(table) + 1)]
         return torch.cat(inputs), names
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint's position, with its scales."""
+        """Restore the position and the statistics of a checkpoint."""
         if self.statistics not in ({}, state_dict["statistics"]):
-            self.splits = None  # to be scaled anew
+            self.splits = None  # load again, with the checkpoint's statistics
         super().load_state_dict(state_dict)
         if "classes" in self.statistics:
             self.kind, self.classes = "classification", list(self.statistics["classes"])
@@ -126,21 +126,21 @@ class Tabular(DataModule):
         return f"data.path={self.path}" if self.path else "diabetes"
 
     def _table(self) -> pd.DataFrame:
-        # Unscaled, because scikit-learn's scaled form has seen the test rows.
+        # Unscaled, because scikit-learn scales by statistics that include the test rows.
         table = read_table(self.path) if self.path else load_diabetes(as_frame=True, scaled=False).frame
         for setting, columns in (("target", self.targets), ("ignore", self.ignore)):
             missing = [column for column in columns if column not in table]
             if missing:
                 raise ValueError(
-                    f"data.{setting}: {self._name} has no column {', '.join(missing)}; it has {_list(table)}"
+                    f"data.{setting}: {self._name} has no column {', '.join(missing)}; it has {_column_names(table)}"
                 )
         return table
 
     def _labels(self, targets: pd.DataFrame) -> Indices:
-        """Class number of each row; the classes' names by the way."""
+        """Class index of each row; also sets ``classes``."""
         if len(self.targets) > 1:
             raise ValueError(
-                f"data.target={self.targets}: classes come from one column; name one or set data.kind=regression"
+                f"data.target={self.targets}: classification needs one column; give one, or set data.kind=regression"
             )
         column = targets.iloc[:, 0]
         values = column if _is_number(column) else column.astype(str)
@@ -148,21 +148,21 @@ class Tabular(DataModule):
         numbers = pd.Index(self.classes).get_indexer(pd.Index(values.astype(str)))
         if (numbers < 0).any():
             raise ValueError(
-                f"{self._name}: {self.targets[0]} has a class that the checkpoint lacks; remove those rows"
+                f"{self._name}: {self.targets[0]} has a class that is not in the checkpoint; remove those rows"
             )
         if len(self.classes) < 2:
-            raise ValueError(f"{self._name}: {self.targets[0]} has one class only; two or more are needed")
+            raise ValueError(f"{self._name}: {self.targets[0]} has only one class; at least two are needed")
         return numbers.astype(np.int64)
 
     def _numbers(self, targets: pd.DataFrame) -> Floats:
-        """Targets (N, T)."""
+        """Regression targets (N, T)."""
         values = np.stack([_floats(targets[column], self._name) for column in self.targets], axis=1)
         if not np.isfinite(values).all():
             raise ValueError(f"{self._name}: {', '.join(self.targets)} has infinite values; correct these rows")
         return values
 
     def _check_finite(self, features: pd.DataFrame, name: str) -> None:
-        """Refuse missing and infinite numbers, unless they are to be filled in."""
+        """Check that no number is missing or infinite, unless ``fill_missing`` is set."""
         if self.fill_missing:
             return
         bad = {
@@ -172,33 +172,33 @@ class Tabular(DataModule):
         }
         if bad:
             column, count = next(iter(bad.items()))
-            others = f", likewise {_names(list(bad)[1:])}" if len(bad) > 1 else ""
+            others = f", also {_join(list(bad)[1:])}" if len(bad) > 1 else ""
             raise ValueError(
                 f"{name}: column {column} has {count} missing or infinite values{others}; correct these rows, set "
-                f"data.ignore=[{column}], or data.fill_missing=true for the median"
+                f"data.ignore=[{column}], or set data.fill_missing=true to use the median"
             )
 
-    def _scale(self, train: pd.DataFrame) -> dict[str, list[float]]:
+    def _target_statistics(self, train: pd.DataFrame) -> dict[str, list[float]]:
         values = self._numbers(train)
         return {"target_mean": values.mean(axis=0).tolist(), "target_std": values.std(axis=0).tolist()}
 
-    def _agree(self, setting: str, given: Any, found: Any) -> None:
+    def _check_setting(self, setting: str, given: Any, found: Any) -> None:
         if given not in (None, found):
-            raise ValueError(f"data.{setting}={given}, but {self._name} has {found}; give null to take that")
+            raise ValueError(f"data.{setting}={given}, but {self._name} has {found}; set it to null to infer it")
 
 
 def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
-    """A CSV or Parquet file with at least one row.
+    """Read a CSV or Parquet file with at least one row.
 
     Args:
-        path: Ends in ``.csv``, ``.csv.gz`` or ``.parquet``.
-        text: Columns of a CSV file to read as text, even if all are numbers.
+        path: Path that ends in ``.csv``, ``.csv.gz`` or ``.parquet``.
+        text: Columns of a CSV file to read as text, even if all values are numbers.
 
     Raises:
-        ValueError: The file is missing, damaged, empty or of another kind.
+        ValueError: The file is missing, damaged, empty or of another format.
     """
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
-        raise ValueError(f"{path}: expected a name that ends in .csv, .csv.gz or .parquet")
+        raise ValueError(f"{path}: expected a file name that ends in .csv, .csv.gz or .parquet")
     try:
         table = (
             pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=dict.fromkeys(text, str))
@@ -206,31 +206,31 @@ def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file; give the path of a table") from None
     except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path}: not a whole table ({' '.join(str(error).split())}); replace it") from None
+        raise ValueError(f"{path}: not a valid table ({' '.join(str(error).split())}); replace it") from None
     if table.empty:
-        raise ValueError(f"{path}: a table without rows; give one with some")
+        raise ValueError(f"{path}: the table has no rows; give one with rows")
     return table.rename(columns=str)
 
 
-def measure(train: pd.DataFrame, name: str) -> dict[str, Any]:
-    """What to scale features by, in plain types.
+def compute_statistics(train: pd.DataFrame, name: str) -> dict[str, Any]:
+    """Compute the statistics that ``encode_features`` needs, as plain types.
 
     Args:
         train: Features of the train split.
-        name: Of the table, for error texts.
+        name: Name of the table, for error messages.
 
     Returns:
-        ``columns`` in their order; ``numbers``, of each numeric column median, mean and deviation; ``categories``, of
-        each column of text its values.
+        ``columns`` in their order; ``numbers``: median, mean and standard deviation of each numeric column;
+        ``categories``: values of each text column.
     """
     if train.columns.empty:
-        raise ValueError(f"{name}: no column is left to predict from; shorten data.ignore or data.target")
+        raise ValueError(f"{name}: no feature column is left; remove some from data.ignore or data.target")
     numbers: dict[str, list[float]] = {}
     categories: dict[str, list[str]] = {}
     for column in map(str, train.columns):
         values = train[column]
         if types.is_datetime64_any_dtype(values) or types.is_timedelta64_dtype(values):
-            raise ValueError(f"{name}: column {column} has dates; turn them into numbers or set data.ignore=[{column}]")
+            raise ValueError(f"{name}: column {column} has dates; convert it to numbers or set data.ignore=[{column}]")
         if not _is_number(values) and not types.is_bool_dtype(values):
             categories[column] = sorted(values.dropna().astype(str).unique().tolist())
             continue
@@ -242,20 +242,28 @@ def measure(train: pd.DataFrame, name: str) -> dict[str, Any]:
     return {"columns": list(map(str, train.columns)), "numbers": numbers, "categories": categories}
 
 
-def encode(table: pd.DataFrame, statistics: dict[str, Any], name: str) -> Tensor:
-    """Features of each row, float32 of shape (N, F), scaled by what ``measure`` found.
+def encode_features(table: pd.DataFrame, statistics: dict[str, Any], name: str) -> Tensor:
+    """Encode the features of each row.
+
+    Args:
+        table: The rows.
+        statistics: Result of ``compute_statistics``.
+        name: Name of the table, for error messages.
+
+    Returns:
+        Shape (N, F), float32.
 
     Raises:
-        ValueError: A column is missing, or has text in place of numbers.
+        ValueError: A column is missing, or has text instead of numbers.
     """
     missing = [column for column in statistics["columns"] if column not in table]
     if missing:
-        raise ValueError(f"{name}: no column {', '.join(missing)}, which training had; it has {_list(table)}")
+        raise ValueError(f"{name}: no column {', '.join(missing)}, which training had; it has {_column_names(table)}")
     features = []
     for column in statistics["columns"]:
         if column in statistics["categories"]:
             values = table[column].astype(str).where(table[column].notna(), None).to_numpy(object)
-            features.append(values[:, None] == np.array([statistics["categories"][column]], object))  # (N, values)
+            features.append(values[:, None] == np.array([statistics["categories"][column]], object))  # (N, categories)
         else:
             median, mean, std = statistics["numbers"][column]
             found = _floats(table[column], name)
@@ -271,12 +279,12 @@ def _floats(values: pd.Series[Any], name: str) -> Floats:
     try:
         return pd.to_numeric(values).to_numpy(np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{name}: column {values.name} must have numbers: {error}; correct it") from None
+        raise ValueError(f"{name}: column {values.name} must be numeric: {error}; correct it") from None
 
 
-def _list(table: pd.DataFrame) -> str:
-    return _names(list(map(str, table.columns)))
+def _column_names(table: pd.DataFrame) -> str:
+    return _join(list(map(str, table.columns)))
 
 
-def _names(names: list[str]) -> str:
+def _join(names: list[str]) -> str:
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

@@ -146,9 +146,7 @@ def list_files(path: str | None) -> list[Path]:
         found = [Path(path)] if Path(path).is_file() else [Path(p) for p in glob.glob(path, recursive=True)]
     files = sorted(file for file in found if file.is_file() and file.stat().st_size)
     if not files:
-        raise ValueError(
-            f"data.path={path}: no text files; give a file, a folder or a pattern like 'notes/**/*.md'"
-        )
+        raise ValueError(f"data.path={path}: no text files; give a file, a folder or a pattern like 'notes/**/*.md'")
     return files
 
 
