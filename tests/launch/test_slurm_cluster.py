@@ -224,7 +224,7 @@ def test_an_unreachable_controller_loses_no_job(cluster: Cluster) -> None:
     try:
         asked = cluster.launch("status", f"run={folder}")
         assert asked.returncode == 2
-        assert re.match(r"error: job \d+: SLURM does not answer \(.*\); ask again later\n", asked.stderr)
+        assert re.match(r"error: job \d+: SLURM does not respond \(.*\); try again later\n", asked.stderr)
         answering = threading.Timer(8, cluster.manage, ["answer"])  # sbatch gives up after 5 s
         answering.start()
         late, job = cluster.submit("late", interpreter(cluster, "later.sh", "exit 0"))
