@@ -1,4 +1,4 @@
-"""The tools that a reader need not be: ruff and mypy, run as a person runs them."""
+"""Run ruff and mypy on the repository."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What W&B's own server answers to a run that begins."""
+"""Responses of a W&B server at the start of a run."""
 
 BUCKET = {
     "id": "abc",
