@@ -1,4 +1,5 @@
 import ast
+import runpy
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,8 @@ def project(tmp_path: Path) -> Project:
 @pytest.mark.parametrize("kind", [kind for kind in add.KINDS if kind != "experiment"])
 def test_files_name_the_new_class(kind: str, project: Project) -> None:
     add.main(project, [kind, "very_tiny"])
-    source = ast.parse((project.root / f"src/my_project/{kind}/very_tiny.py").read_text())
-    assert "VeryTiny" in [node.name for node in source.body if isinstance(node, ast.ClassDef)]
+    source = runpy.run_path(str(project.root / f"src/my_project/{kind}/very_tiny.py"))
+    assert source["VeryTiny"].__doc__
     options = yaml.safe_load((project.root / f"configs/{kind}/very_tiny.yaml").read_text())
     assert options.get("very_tiny", options)["_target_"] == f"my_project.{kind}.very_tiny.VeryTiny"
     ast.parse((project.root / f"tests/test_{kind}_very_tiny.py").read_text())
