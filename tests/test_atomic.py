@@ -8,11 +8,11 @@ import pytest
 from boltcutter.atomic import fsync_folder, temporary_path, write_text
 
 
-def test_drafts_of_equal_processes_differ(tmp_path: Path) -> None:
+def test_temporary_paths_are_unique(tmp_path: Path) -> None:
     assert temporary_path(tmp_path / "a") != temporary_path(tmp_path / "a")
 
 
-def test_what_cannot_be_written_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_text(tmp_path / "a", "before")
 
     def refuse(file: int) -> None:

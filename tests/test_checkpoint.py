@@ -24,14 +24,14 @@ from boltcutter.selection import find_best, find_newest
 from boltcutter.storage import CheckpointError, check_writable
 
 
-def test_what_is_saved_is_read(saved: Path) -> None:
+def test_a_saved_checkpoint_is_loaded(saved: Path) -> None:
     found = AtomicCheckpointIO().load_checkpoint(saved)
     assert found["epoch"] == 3
     assert torch.equal(found["state_dict"]["weight"], STATE["state_dict"]["weight"])  # type: ignore[index]
     assert [path.name for path in saved.parent.iterdir()] == ["last.ckpt"]  # no draft is left
 
 
-def test_stores_behind_a_url_are_the_same() -> None:
+def test_checkpoints_at_a_url() -> None:
     store, url = AtomicCheckpointIO(), "memory://bucket/run/last.ckpt"
     store.save_checkpoint(STATE, url)
     assert store.load_checkpoint(url)["epoch"] == 3
@@ -53,7 +53,7 @@ for step in range(10**6):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_kill_while_writing_leaves_what_was_there(forks: ForkServer, tmp_path: Path, asynchronous: bool) -> None:
+def test_a_kill_while_writing_keeps_the_previous_file(forks: ForkServer, tmp_path: Path, asynchronous: bool) -> None:
     (tmp_path / "saving.py").write_text(SAVING)
     for delay in (0.0, 0.005, 0.011, 0.017, 0.023, 0.031):
         out, to_out = os.pipe()
@@ -71,13 +71,13 @@ def test_a_kill_while_writing_leaves_what_was_there(forks: ForkServer, tmp_path:
             path.unlink()
 
 
-def test_what_a_killed_process_left_goes(saved: Path) -> None:
+def test_temporary_files_of_killed_processes_are_removed(saved: Path) -> None:
     saved.with_name(".last.ckpt.1").write_text("half")
     AtomicCheckpointIO().save_checkpoint(STATE, saved)
     assert [path.name for path in saved.parent.iterdir()] == ["last.ckpt"]
 
 
-def test_an_asynchronous_save_is_of_the_moment_and_in_order(tmp_path: Path) -> None:
+def test_asynchronous_saves_are_snapshots_in_order(tmp_path: Path) -> None:
     store, state = AtomicCheckpointIO(asynchronous=True), {"w": torch.zeros(10**6)}
     for step in range(3):
         state["w"].fill_(step)
@@ -106,7 +106,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path, asynchronous: bool) -> None:
+def test_a_full_disk_is_reported_and_keeps_the_previous_file(tmp_path: Path, asynchronous: bool) -> None:
     store = AtomicCheckpointIO(asynchronous=asynchronous)
 
     def save_too_much() -> None:
@@ -122,7 +122,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path, asynchron
         assert [path.name for path in disk.iterdir()] == ["last.ckpt"]
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_write_permission_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"last\.ckpt: not written"):
         AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / "file" / "last.ckpt")
@@ -132,7 +132,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_folder_that_has_vanished_is_told(saved: Path) -> None:
+def test_a_removed_folder_is_reported(saved: Path) -> None:
     store = AtomicCheckpointIO()
     store.save_checkpoint(STATE, saved)
     shutil.rmtree(saved.parent)
@@ -140,7 +140,7 @@ def test_a_folder_that_has_vanished_is_told(saved: Path) -> None:
         store.save_checkpoint(STATE, saved)
 
 
-def test_a_fault_of_an_asynchronous_write_comes_out_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_an_asynchronous_write_is_raised_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     store = AtomicCheckpointIO(asynchronous=True)
     store.save_checkpoint(STATE, tmp_path / "file" / "last.ckpt")
@@ -185,7 +185,7 @@ def bucket() -> Iterator[dict[str, str]]:
             process.terminate()
 
 
-def test_a_run_with_its_checkpoints_behind_a_url_goes_on_after_a_kill(
+def test_a_run_with_checkpoints_at_a_url_resumes_after_a_kill(
     forks: ForkServer, script: Script, bucket: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in bucket.items():
@@ -212,9 +212,7 @@ def test_a_run_with_its_checkpoints_behind_a_url_goes_on_after_a_kill(
     assert again.stderr.count("\n") == 1
 
 
-def test_a_run_goes_on_in_a_moved_folder_of_any_name_and_never_starts_over_its_checkpoints(
-    script: Script, tmp_path: Path
-) -> None:
+def test_a_run_resumes_in_a_moved_folder_and_never_overwrites_its_checkpoints(script: Script, tmp_path: Path) -> None:
     words = [*QUICK, "model=linear", "test=false", "callback.best.save_top_k=2"]
     folder = tmp_path / "run[1] *?"
     done = script("train", *words, f"folder={folder}")
@@ -248,7 +246,7 @@ def wait_for(process: Forked, condition: Any) -> None:
         time.sleep(0.05)
 
 
-def test_a_store_that_is_not_there_is_told_in_one_line(
+def test_missing_storage_is_reported_in_one_line(
     bucket: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where nobody is known either

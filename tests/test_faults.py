@@ -160,7 +160,7 @@ def allowed(row: Row) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("row", list(table()))
-def test_whatever_hits_it(forks: ForkServer, untouched: dict[int, Path], tmp_path: Path, row: Row) -> None:
+def test_a_run_survives_each_fault(forks: ForkServer, untouched: dict[int, Path], tmp_path: Path, row: Row) -> None:
     folder, runs = tmp_path / "run", Runs(forks, tmp_path / "errors")
     words = [*WORDS, f"trainer.devices={row.processes}", f"folder={folder}"]
     words += {"test": ["test=true"], "report": ["report=true"], "exit": ["report=true"]}.get(row.place, [])
@@ -257,7 +257,7 @@ def batches_of(place: Path) -> list[dict[tuple[int, int], list[Any]]]:
         pytest.param("tar", "SIGTERM", marks=pytest.mark.slow),
     ],
 )
-def test_two_ranks_read_files_in_one_order_whatever_hits_one(
+def test_two_ranks_keep_their_order_after_a_fault(
     forks: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fault: str
 ) -> None:
     (tmp_path / "spy.py").write_text(SPY)

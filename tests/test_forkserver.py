@@ -48,14 +48,14 @@ def both(forks: ForkServer, file: Path, **env: str) -> list[tuple[int, str, list
 
 
 @pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
-def test_it_ends_alike(forks: ForkServer, tmp_path: Path, code: str) -> None:
+def test_a_fork_ends_as_a_new_process(forks: ForkServer, tmp_path: Path, code: str) -> None:
     file = tmp_path / "command.py"
     file.write_text(f"import atexit\natexit.register(print, 'at exit')\n{code}\n")
     forked, fresh = both(forks, file)
     assert forked == fresh
 
 
-def test_it_finds_the_same(forks: ForkServer, tmp_path: Path) -> None:
+def test_a_fork_has_the_same_environment(forks: ForkServer, tmp_path: Path) -> None:
     file = tmp_path / "command.py"
     file.write_text(SCENE)
     forked, fresh = both(forks, file, RANK="1", PYTHONPATH=str(tmp_path))
@@ -68,7 +68,7 @@ def test_a_rank_knows_that_it_is_not_the_first(forks: ForkServer, tmp_path: Path
     assert sorted(run_forked(forks, [str(file)], ranks=3).stdout.split()) == ["0", "1", "2"]
 
 
-def test_what_is_read_at_import_needs_a_fresh_process(forks: ForkServer) -> None:
+def test_variables_read_by_imports_need_a_new_process(forks: ForkServer) -> None:
     assert forks.fits(environment(RANK="0", TORCHELASTIC_RUN_ID="none", PYTHONPATH="/"))
     for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONWARNINGS", "WANDB_DIR", "TORCH_LOGS"):
         assert not forks.fits(environment(**{name: "7"}))
@@ -94,7 +94,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_nothing_is_left_when_the_tests_are_killed(tmp_path: Path) -> None:
+def test_children_end_when_the_tests_are_killed(tmp_path: Path) -> None:
     file = tmp_path / "sleeps.py"
     file.write_text("import time\ntime.sleep(60)")
     command = [sys.executable, "-c", HOLDER, str(Path(__file__).parent), str(file)]

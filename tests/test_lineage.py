@@ -34,7 +34,7 @@ def test_a_clean_tree_has_no_patch(repository: Path) -> None:
     assert (state["branch"], state["dirty"], state["patch"]) == ("main", False, b"")
 
 
-def test_the_patch_makes_the_dirty_tree_again(repository: Path, tmp_path: Path) -> None:
+def test_the_patch_reproduces_the_dirty_tree(repository: Path, tmp_path: Path) -> None:
     (repository / "known.py").write_text("a = 2\n")
     (repository / "new.py").write_text("b = 3\n")
     (repository / "ignored.py").write_text("secret\n")
@@ -77,7 +77,7 @@ FILES = {
         ("diff.renames", "copies"),
     ],
 )
-def test_the_patch_is_the_same_whatever_is_configured(
+def test_the_patch_is_independent_of_the_git_configuration(
     repository: Path, tmp_path: Path, setting: str, value: str, committed: bool
 ) -> None:
     if committed:
@@ -127,7 +127,7 @@ def test_a_repository_without_a_commit_has_a_patch(tmp_path: Path, kind: str) ->
     assert b"+a = 1" in state["patch"]
 
 
-def test_variables_of_a_hook_do_not_mislead(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_git_hooks_are_ignored(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init", "-q", "other")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "nowhere"))
@@ -158,7 +158,7 @@ def test_a_file_that_this_user_cannot_read_stays_out(repository: Path, monkeypat
     assert (state["left_out"], state["dirty"]) == (["locked.txt"], True)
 
 
-def test_a_password_in_the_remote_is_not_kept(repository: Path) -> None:
+def test_a_password_in_the_remote_is_not_stored(repository: Path) -> None:
     git(repository, "remote", "add", "origin", "https://me:hidden@example.org/x.git")
     assert lineage.git_state(repository)["remote"] == "https://example.org/x.git"
 
@@ -190,7 +190,7 @@ def test_the_project_and_an_editable_library_are_recorded_apart(repository: Path
     assert any("the library's commit is" in line for line in lineage.differences(record, repository))
 
 
-def test_differences_are_told_one_by_one(tmp_path: Path) -> None:
+def test_differences_are_listed(tmp_path: Path) -> None:
     cfg = run.read_overrides(PROJECT, [])
     cfg.folder = str(tmp_path / "run")
     run.create(cfg, PROJECT.root)

@@ -31,7 +31,7 @@ class Evil:
     ],
     ids=["gone", "empty", "text", "truncated", "flipped", "malicious", "pickle", "list", "bare"],
 )
-def test_a_bad_file_is_told_in_one_line(saved: Path, spoil: Any, message: str) -> None:
+def test_a_bad_file_is_reported_in_one_line(saved: Path, spoil: Any, message: str) -> None:
     spoil(saved)
     with pytest.raises(CheckpointError) as error:
         AtomicCheckpointIO().load_checkpoint(saved)

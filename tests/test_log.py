@@ -6,7 +6,7 @@ import pytest
 from boltcutter.log import capture_output
 
 
-def test_the_log_keeps_what_is_printed_and_the_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_has_output_and_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def go() -> None:
         with capture_output(tmp_path, 3):
             print("hello")

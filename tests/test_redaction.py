@@ -63,7 +63,7 @@ def test_other_files(name: str) -> None:
         ("git@example.org:x.git", "git@example.org:x.git"),
     ],
 )
-def test_urls_lose_their_credentials(url: str, plain: str) -> None:
+def test_credentials_are_removed_from_urls(url: str, plain: str) -> None:
     assert without_credentials(url) == plain
 
 
@@ -86,7 +86,7 @@ def test_stored_secrets_are_found(node: Any, path: str, what: str) -> None:
     assert list(find_secrets(node)) == [(path, what)]
 
 
-def test_references_are_no_stored_secrets() -> None:
+def test_references_are_not_secrets() -> None:
     node: dict[str, Any] = {
         "setup": ["export HF_TOKEN=$MINE", "X_KEY=1 y"],
         "page": "https://a/?pad_token=1&key_size=2",
@@ -96,7 +96,7 @@ def test_references_are_no_stored_secrets() -> None:
     assert list(find_secrets(node)) == []
 
 
-def test_what_references_bring_in_is_hidden_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_secret_references_are_redacted_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "unused")
     monkeypatch.setenv("SERVICE_API_KEY", "planted1")
     raw = {

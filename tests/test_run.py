@@ -20,13 +20,13 @@ def made(tmp_path: Path, *words: str) -> Path:
     return Path(cfg.folder)
 
 
-def test_take_parts_special_words_from_the_rest() -> None:
+def test_split_overrides() -> None:
     special, rest = run.split_overrides(["run=a", "x.run=b", "ckpt=e=3.ckpt", "~y"], "run", "ckpt")
     assert special == {"run": "a", "ckpt": "e=3.ckpt"}
     assert rest == ["x.run=b", "~y"]
 
 
-def test_the_folder_tells_what_made_the_run(tmp_path: Path) -> None:
+def test_the_folder_records_the_lineage(tmp_path: Path) -> None:
     folder = made(tmp_path, "seed=7")
     record = json.loads((folder / "record.json").read_text())
     assert record["seed"] == 7
@@ -36,7 +36,7 @@ def test_the_folder_tells_what_made_the_run(tmp_path: Path) -> None:
     assert OmegaConf.load(folder / "config.yaml").data.seed == 7  # type: ignore[union-attr]
 
 
-def test_a_run_opens_again_with_new_words(tmp_path: Path) -> None:
+def test_a_run_is_loaded_with_new_overrides(tmp_path: Path) -> None:
     folder = made(tmp_path, "model=mlp", "model.hidden_sizes=[5]", "seed=3")
     cfg = run.read_overrides(PROJECT, [f"resume={folder}", "trainer.max_epochs=9"])
     assert cfg.model.hidden_sizes == [5]
@@ -45,7 +45,7 @@ def test_a_run_opens_again_with_new_words(tmp_path: Path) -> None:
     assert (again.data.seed, again.folder, again.reproduce) == (4, None, str(folder))
 
 
-def test_a_group_can_be_changed_on_the_way(tmp_path: Path) -> None:
+def test_a_group_can_be_overridden(tmp_path: Path) -> None:
     cfg = run.load_run_config(PROJECT, made(tmp_path, "trainer=ddp", "trainer.devices=2"), ["trainer=default"])
     assert cfg.trainer.devices == 1
     assert cfg.choices.trainer == "default"
@@ -59,13 +59,13 @@ def test_a_group_can_be_changed_on_the_way(tmp_path: Path) -> None:
         (["resume=a", "reproduce=b"], "exclude each other"),
     ],
 )
-def test_no_run_is_told_in_one_line(words: list[str], message: str) -> None:
+def test_a_missing_run_is_reported_in_one_line(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run.read_overrides(PROJECT, words)
 
 
 @pytest.mark.parametrize("left", ["{", "", "{}", "[]", "null", '{"config": 1}', "\x00" * 20])
-def test_a_damaged_record_is_told_in_one_line(tmp_path: Path, left: str) -> None:
+def test_a_damaged_record_is_reported_in_one_line(tmp_path: Path, left: str) -> None:
     folder = made(tmp_path)
     (folder / "record.json").write_text(left)
     for verb in ("resume", "reproduce"):
@@ -76,7 +76,7 @@ def test_a_damaged_record_is_told_in_one_line(tmp_path: Path, left: str) -> None
         run.load_evaluation_config(PROJECT, {"run": str(folder)}, [])
 
 
-def test_a_run_begins_where_an_empty_record_lies(tmp_path: Path) -> None:
+def test_a_run_starts_in_a_folder_with_an_empty_record(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "record.json").write_text("{}")
     assert run.read_record(made(tmp_path))["attempts"] == []
@@ -100,7 +100,7 @@ def test_secrets_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (ValueError("too\nbad"), "ValueError: too bad"),
     ],
 )
-def test_an_attempt_says_how_it_ended(tmp_path: Path, end: BaseException | None, reason: str) -> None:
+def test_an_attempt_records_how_it_ended(tmp_path: Path, end: BaseException | None, reason: str) -> None:
     folder = made(tmp_path)
 
     def go() -> None:
@@ -129,7 +129,7 @@ def test_a_killed_attempt_is_closed_by_the_next(tmp_path: Path) -> None:
     assert reasons == ["killed", "completed"]
 
 
-def test_only_one_process_keeps_the_record(tmp_path: Path) -> None:
+def test_only_one_process_writes_the_record(tmp_path: Path) -> None:
     folder = made(tmp_path)
     with run.record_attempt(folder, writes=False):
         pass

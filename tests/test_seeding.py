@@ -10,7 +10,7 @@ def drawn() -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def test_all_generators_are_seeded_and_given_back() -> None:
+def test_all_generators_are_seeded_and_restored() -> None:
     seed_generators(1, 2)
     before = drawn()
     after = drawn()

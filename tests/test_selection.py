@@ -9,7 +9,7 @@ from boltcutter.checkpoint import AtomicCheckpointIO
 from boltcutter.selection import find_best, find_newest, list_folders, list_names
 
 
-def test_the_newest_has_come_furthest_and_a_damaged_one_gives_way(saved: Path) -> None:
+def test_newest_is_by_step_and_damaged_files_are_skipped(saved: Path) -> None:
     older, newer = saved, saved.with_name("last-preempted.ckpt")
     for path, step in ((newer, 20), (older, 10)):
         torch.save(STATE | {"global_step": step}, path)
@@ -23,9 +23,7 @@ def test_the_newest_has_come_furthest_and_a_damaged_one_gives_way(saved: Path) -
 
 
 @pytest.mark.parametrize(("mode", "order"), [("min", [1, 2, 3]), ("max", [3, 2, 1])])
-def test_a_damaged_best_gives_way_to_the_next_and_at_the_end_to_the_newest(
-    saved: Path, mode: str, order: list[int]
-) -> None:
+def test_damaged_best_checkpoints_are_skipped(saved: Path, mode: str, order: list[int]) -> None:
     for score in (2, 1, 3):
         state = STATE | {"best": {"monitor": "m", "mode": mode, "score": float(score)}}
         torch.save(state, saved.with_name(f"best-{score}.ckpt"))
@@ -39,7 +37,7 @@ def test_a_damaged_best_gives_way_to_the_next_and_at_the_end_to_the_newest(
 
 
 @pytest.mark.parametrize("name", ["a[1]", "a*", "a?b", "[!a]", "a b {c}"])
-def test_the_name_of_a_folder_is_no_pattern(tmp_path: Path, name: str) -> None:
+def test_folder_names_are_not_patterns(tmp_path: Path, name: str) -> None:
     for folder in (tmp_path / name, tmp_path / "a1", tmp_path / "ab"):
         AtomicCheckpointIO().save_checkpoint(STATE, folder / "last.ckpt")
         AtomicCheckpointIO().save_checkpoint(STATE, folder / "best-v[1].ckpt")
@@ -59,7 +57,7 @@ def test_a_folder_that_is_missing_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [b"", b"PK", b"hello"])
-def test_what_a_crash_left_of_a_file_gives_way_to_the_one_before(saved: Path, left: bytes) -> None:
+def test_a_file_damaged_by_a_crash_is_skipped(saved: Path, left: bytes) -> None:
     saved.with_name("last-v1.ckpt").write_bytes(left)
     told: list[str] = []
     assert find_newest(saved.parent, told.append) == str(saved)

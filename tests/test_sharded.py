@@ -51,7 +51,7 @@ def folder(path: Path) -> Path:
     return found
 
 
-def test_parts_are_one_checkpoint(path: Path) -> None:
+def test_shards_are_loaded_as_one_checkpoint(path: Path) -> None:
     assert sorted(file.name for file in folder(path).iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
     found = load(path)
     assert found.keys() == {"state_dict", "optimizer_states", "global_step"}
@@ -63,7 +63,7 @@ def test_parts_are_one_checkpoint(path: Path) -> None:
     assert sharded.size(path) > 2 * WHOLE.nbytes
 
 
-def test_a_kill_before_the_last_step_leaves_what_was_there(two_ranks: Script, path: Path) -> None:
+def test_a_kill_before_the_rename_keeps_the_previous_checkpoint(two_ranks: Script, path: Path) -> None:
     two_ranks(f"{BEGIN}\nsharded.save(checkpoint(2), path, {{}})", str(path))  # and no more
     assert len(list(path.parent.glob("last.ckpt.shards-*"))) == 2
     assert find_newest(path.parent) == str(path)
@@ -73,14 +73,14 @@ def test_a_kill_before_the_last_step_leaves_what_was_there(two_ranks: Script, pa
     assert torch.equal(load(path)["state_dict"]["model.w"], WHOLE * 3)
 
 
-def test_a_single_file_takes_the_place_of_parts_and_none_is_left(path: Path) -> None:
+def test_a_single_file_replaces_shards_and_removes_them(path: Path) -> None:
     AtomicCheckpointIO().save_checkpoint({"state_dict": {"model.w": WHOLE}}, path)
     assert os.listdir(path.parent) == ["last.ckpt"]
     AtomicCheckpointIO().remove_checkpoint(path)
     assert os.listdir(path.parent) == []
 
 
-def test_a_damaged_or_missing_part_is_found_and_passed_over(path: Path) -> None:
+def test_damaged_or_missing_shards_are_detected_and_skipped(path: Path) -> None:
     AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 0}, path.with_name("last-before.ckpt"))
     part = folder(path) / "__1_0.distcp"
     content = bytearray(part.read_bytes())
@@ -103,7 +103,7 @@ class Evil:
         return os.mkdir, ("evil",)
 
 
-def test_a_list_of_contents_is_never_run_as_code(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_is_never_executed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     contents = folder(path) / ".metadata"
     contents.write_bytes(pickle.dumps(Evil()))
@@ -145,7 +145,7 @@ def elsewhere(metadata: Any, where: Path) -> None:
     ("change", "message"),
     [(as_bytes, "not an allowed class"), (elsewhere, "is outside of its folder")],
 )
-def test_parts_that_are_no_tensors_or_lie_elsewhere_are_refused(
+def test_shards_of_other_types_or_folders_are_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any, Path], None], message: str
 ) -> None:
     monkeypatch.chdir(path.parent)
@@ -155,9 +155,7 @@ def test_parts_that_are_no_tensors_or_lie_elsewhere_are_refused(
     assert not Path("evil").exists()
 
 
-def test_what_is_no_tensor_is_refused_even_where_it_is_listed_as_plain(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_other_than_tensors_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     monkeypatch.setitem(
         sharded.ALLOWED_CLASSES,
@@ -173,7 +171,7 @@ def test_what_is_no_tensor_is_refused_even_where_it_is_listed_as_plain(
 
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "..", ""])
-def test_a_folder_of_parts_elsewhere_is_refused(path: Path, name: str) -> None:
+def test_a_shard_folder_elsewhere_is_refused(path: Path, name: str) -> None:
     index = read_metadata(path)
     folder(path).rename(path.parent.parent / "outside")
     index["shards"]["folder"] = name
@@ -184,13 +182,13 @@ def test_a_folder_of_parts_elsewhere_is_refused(path: Path, name: str) -> None:
         AtomicCheckpointIO().load_sharded(path, index, {})
 
 
-def test_rows_that_ranks_have_in_another_order_come_back_in_their_own(two_ranks: Script, tmp_path: Path) -> None:
+def test_permuted_rows_are_restored(two_ranks: Script, tmp_path: Path) -> None:
     code = 'order = torch.tensor([1, 0, 3, 2, 5, 4])\norders = {"state_dict.model.w": order}\n'
     two_ranks(f"{BEGIN}\n{code}AtomicCheckpointIO().save_sharded(checkpoint(1), path, orders)", f"{tmp_path}/last.ckpt")
     assert torch.equal(load(tmp_path / "last.ckpt")["state_dict"]["model.w"], WHOLE[[1, 0, 3, 2, 5, 4]])
 
 
-def test_what_a_rank_cannot_write_is_told_by_all_in_one_line(two_ranks: Script, tmp_path: Path) -> None:
+def test_a_write_error_of_one_rank_is_reported_by_all(two_ranks: Script, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code = """
 try:

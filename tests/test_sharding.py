@@ -27,7 +27,7 @@ def samples(ranks: list[list[list[int]]]) -> list[int]:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_ranks_share_out_what_one_process_would_see(shuffle: bool) -> None:
+def test_ranks_together_yield_the_samples_of_one_process(shuffle: bool) -> None:
     loader: Any = DataLoader(range(45), batch_size=4, shuffle=shuffle)  # type: ignore[arg-type]
     ranks = parts(loader, 2)
     assert len(ranks[0]) == len(ranks[1]) == len(shard_loader(loader, seed=3, rank=1, world_size=2, training=True)) == 6
@@ -56,7 +56,7 @@ def test_weighted_samples_are_drawn_once_for_all_ranks() -> None:
     assert len(set(samples(ranks))) == 40
 
 
-def test_batches_that_cannot_be_made_anew_are_dealt_out() -> None:
+def test_batches_of_a_custom_batch_sampler_are_sharded() -> None:
     class Buckets(BatchSampler):
         def __iter__(self) -> Iterator[list[int]]:
             return iter([[index, index + 10] for index in range(5)])
@@ -71,7 +71,7 @@ def test_batches_that_cannot_be_made_anew_are_dealt_out() -> None:
 
 @pytest.mark.parametrize("generator", [None, torch.Generator().manual_seed(7)])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.filterwarnings("ignore:.*fork"))])
-def test_an_epoch_goes_on_at_any_batch(generator: torch.Generator | None, workers: int) -> None:
+def test_an_epoch_resumes_at_any_batch(generator: torch.Generator | None, workers: int) -> None:
     loader: Any = DataLoader(Noisy(), batch_size=4, shuffle=True, generator=generator, num_workers=workers)  # type: ignore[arg-type]
     common: dict[str, Any] = {"seed": 3, "rank": 1, "world_size": 2, "training": True, "epoch": 2}
     whole = [b.tolist() for b in shard_loader(loader, **common)]
@@ -83,7 +83,7 @@ def test_an_epoch_goes_on_at_any_batch(generator: torch.Generator | None, worker
     assert len(list(rest)) == 6
 
 
-def test_a_loader_that_began_again_goes_on_in_its_second_pass() -> None:
+def test_a_cycled_loader_resumes_in_its_second_pass() -> None:
     loader: Any = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=0)  # type: ignore[arg-type]
     common: dict[str, Any] = {"seed": 3, "rank": 0, "world_size": 2, "training": True}
     again = [b.tolist() for b in shard_loader(loader, **common)]
@@ -111,7 +111,7 @@ class Noisy:
         return index + float(torch.rand(1))
 
 
-def test_a_sampler_without_end_is_not_drawn_to_its_end() -> None:
+def test_an_infinite_sampler_is_not_exhausted() -> None:
     class Endless:
         def __iter__(self) -> Iterator[int]:
             yield from iter(int, 1)
@@ -132,7 +132,7 @@ def test_a_sampler_keeps_its_own_generator() -> None:
     assert torch.equal(generator.get_state(), before)
 
 
-def test_seeds_travel_to_workers() -> None:
+def test_workers_are_seeded() -> None:
     sent = pickle.loads(pickle.dumps(SeededBatch([3, 4], (0, 1, 2))))
     assert (list(sent), sent.key) == ([3, 4], (0, 1, 2))
 

@@ -7,7 +7,7 @@ from boltcutter.loading import load
 from boltcutter.selection import find_newest
 
 
-def test_what_is_behind_a_url_comes_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_at_a_url_is_downloaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     store, url, fetched = AtomicCheckpointIO(), "memory://far/run/last.ckpt", list[str]()
     kind = fsspec.get_filesystem_class("memory")
     plain = kind.get_file

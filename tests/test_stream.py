@@ -6,7 +6,7 @@ import torch
 from boltcutter.stream import Stream, hash_batch
 
 
-def test_a_digest_tells_batches_apart() -> None:
+def test_hashes_of_different_batches_differ() -> None:
     batch = {"x": torch.arange(6.0).view(2, 3), "name": ["a", "b"]}
     assert hash_batch(batch) == hash_batch(copy.deepcopy(batch))
     assert hash_batch(batch) != hash_batch(batch | {"x": torch.arange(6.0).view(3, 2)})
@@ -14,7 +14,7 @@ def test_a_digest_tells_batches_apart() -> None:
         hash_batch(lambda: None)
 
 
-def test_a_stream_is_left_alone_by_copies() -> None:
+def test_a_stream_can_be_copied() -> None:
     stream = Stream([1, 2], seed=0, rank=0, world_size=1, training=True, group=lambda: None)
     assert list(copy.copy(stream)) == [1, 2]
     assert len(stream) == 2

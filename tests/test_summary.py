@@ -19,7 +19,13 @@ def test_the_end_shows_metrics_time_and_next_commands(tmp_path: Path, capsys: py
     folder = folder_with(tmp_path, "run", test={"test/accuracy": 0.98765}, best="checkpoints/best.ckpt")
     summary.print_end(folder)
     shown = capsys.readouterr().out
-    for part in ("test/accuracy  0.9877", "1:02:03", "best.ckpt", f"boltcutter evaluate run={folder}", f"resume={folder}"):
+    for part in (
+        "test/accuracy  0.9877",
+        "1:02:03",
+        "best.ckpt",
+        f"boltcutter evaluate run={folder}",
+        f"resume={folder}",
+    ):
         assert part in shown
     assert "report" not in shown
     assert all(line == line.rstrip() for line in shown.splitlines())

@@ -131,7 +131,9 @@ def test_a_configuration_of_the_project_is_accepted_unsigned(tmp_path: Path, tra
     trust.check(plain(compose(PROJECT, [f"trainer={trainer}", "launch=slurm"])), "run=x", tmp_path, PROJECT)
 
 
-def test_a_signature_holds_for_just_these_values_and_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signature_is_valid_only_for_these_values_and_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "home" / "key")
     node = {"task": {"_target_": "other_package.Net", "sizes": {2: 1.5, 10: None}}, "folder": "/a"}
     signature = trust.sign(node)
@@ -148,7 +150,7 @@ def test_a_signature_holds_for_just_these_values_and_this_user(tmp_path: Path, m
     assert not trust.is_signed(node, signature)
 
 
-def test_a_module_in_the_folder_of_the_run_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_in_the_run_folder_is_refused_without_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "theirs" / "one"
     folder.mkdir(parents=True)
     (folder / "evil.py").write_text("raise AssertionError('was imported')")

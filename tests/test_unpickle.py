@@ -122,7 +122,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_plain_values_are_built_and_objects_become_placeholders(path: Path, protocol: int) -> None:
+def test_plain_values_are_loaded_and_objects_become_placeholders(path: Path, protocol: int) -> None:
     content = TENSORS | {"hyper_parameters": FOREIGN | PLAIN, "loops": {"step": 3}}
     torch.save(content, path, pickle_protocol=protocol)
     for found in (load(path), load(path, lazy=True)):
@@ -145,7 +145,7 @@ def test_plain_values_are_built_and_objects_become_placeholders(path: Path, prot
     assert not Path("touched").exists()
 
 
-def test_containers_within_themselves_are_listed_once() -> None:
+def test_recursive_containers_are_listed_once() -> None:
     value: list[Any] = [Placeholder("a.B")]
     value.append(value)
     for _ in range(100):
@@ -228,7 +228,7 @@ def archive(path: Path, pickled: bytes) -> None:
 
 @pytest.mark.parametrize("reading", [load, read_metadata])
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_what_would_execute_is_refused(path: Path, attack: bytes, reading: Callable[[Path], Any]) -> None:
+def test_code_is_refused(path: Path, attack: bytes, reading: Callable[[Path], Any]) -> None:
     archive(path, attack)
     with pytest.raises(CheckpointError, match="would execute code or is damaged") as error:
         reading(path)
@@ -263,7 +263,7 @@ def test_no_state_of_a_foreign_class_is_set_and_no_foreign_function_is_called(pa
     assert Path("touched").exists()
 
 
-def test_formats_older_than_the_archive_are_not_read(path: Path) -> None:
+def test_legacy_formats_are_refused(path: Path) -> None:
     evil = {"state_dict": Called(os.system, "touch touched"), "hyper_parameters": FOREIGN}
     torch.save(evil, path, _use_new_zipfile_serialization=False)
     for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
@@ -282,7 +282,7 @@ def test_formats_older_than_the_archive_are_not_read(path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-def test_torchscript_is_not_handed_over(path: Path) -> None:
+def test_torchscript_archives_are_not_loaded(path: Path) -> None:
     torch.jit.script(nn.Linear(1, 1)).save(str(path))
     for reading in (load, read_metadata):
         with pytest.raises(CheckpointError):

@@ -22,14 +22,14 @@ from boltcutter.weights import extract_weights, incompatibility, load_weights
     ],
     ids=["lightning", "bare", "DataParallel", "compile", "compile+ddp", "FSDP"],
 )
-def test_foreign_files_are_understood(tmp_path: Path, write: Any) -> None:
+def test_files_of_other_programs_are_loaded(tmp_path: Path, write: Any) -> None:
     given, model = nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2))
     torch.save(write(given.state_dict()), tmp_path / "model.pt")
     assert load_weights(model, tmp_path / "model.pt") == []
     assert torch.equal(model[0].weight, given[0].weight)
 
 
-def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
+def test_mismatches_are_reported(tmp_path: Path) -> None:
     given = nn.ModuleDict({"body": nn.Linear(3, 3), "head": nn.Linear(3, 10), "old": nn.Linear(1, 1)})
     model = nn.ModuleDict({"body": nn.Linear(3, 3), "head": nn.Linear(3, 2), "new": nn.Linear(1, 1)})
     torch.save(given.state_dict(), tmp_path / "model.pt")
@@ -47,7 +47,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     assert extract_weights({"epoch": 3}) == {}
 
 
-def test_another_model_or_optimizer_is_told(tmp_path: Path) -> None:
+def test_another_model_or_optimizer_is_reported(tmp_path: Path) -> None:
     task: Any = nn.Linear(3, 2)
     adam = torch.optim.Adam(task.parameters())
     path = tmp_path / "last.ckpt"
@@ -65,7 +65,7 @@ class Mode(enum.Enum):
     MIN = "min"
 
 
-def test_training_state_that_is_not_loaded_is_told(tmp_path: Path) -> None:
+def test_training_state_that_is_not_loaded_is_reported(tmp_path: Path) -> None:
     task = nn.Linear(3, 2)
     path = tmp_path / "last.ckpt"
     given = {"state_dict": task.state_dict(), "hyper_parameters": {"mode": Mode.MIN, "model": task}}
@@ -75,7 +75,7 @@ def test_training_state_that_is_not_loaded_is_told(tmp_path: Path) -> None:
     assert "(lr_schedulers.0.mode is a " in str(incompatibility(path, task))
 
 
-def test_a_pickled_model_beside_its_weights_is_passed_over(tmp_path: Path) -> None:
+def test_a_pickled_model_in_a_checkpoint_is_ignored(tmp_path: Path) -> None:
     given, model = nn.Linear(3, 2), nn.Linear(3, 2)
     torch.save({"model": given, "state_dict": given.state_dict()}, tmp_path / "model.pt")
     assert load_weights(model, tmp_path / "model.pt") == []
