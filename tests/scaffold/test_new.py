@@ -1,4 +1,5 @@
 import json
+import runpy
 import sys
 from pathlib import Path
 
@@ -112,3 +113,12 @@ def test_versions_of_a_project_are_tested_versions() -> None:
     pinned = (ROOT / "{{cookiecutter.project_slug}}" / "constraints.txt").read_text().splitlines()
     assert set(pinned) <= set(tested)
     assert {"torch", "lightning", "pytest", "scikit-learn"} <= {line.partition("==")[0] for line in pinned}
+
+
+def test_modules_of_a_project_can_be_imported() -> None:
+    sources = (ROOT / "{{cookiecutter.project_slug}}" / "src").rglob("*.py")
+    assert {name for source in sources for name in runpy.run_path(str(source))} >= {
+        "SmallMLP",
+        "BreastCancer",
+        "FocalClassification",
+    }
