@@ -145,7 +145,7 @@ def test_folders_that_are_not_as_needed(tmp_path: Path, flat: Path) -> None:
     (flat / "bird").rmdir()
     flat.rename(tmp_path / "train")
     fill(tmp_path / "test" / "bird", 3, 100)
-    told(r"test/bird: a class that .*train lacks; add it there or remove it here", tmp_path)
+    told(r"test/bird: not a class of .*train; add it there or remove it here", tmp_path)
 
 
 def test_its_option_builds(flat: Path) -> None:
