@@ -137,7 +137,7 @@ def test_without_mpirun_one_line_tells_how_to_start_it(script: Script, tmp_path:
     done = script("train", *OVERRIDES, *MPI, "trainer.devices=2", f"folder={tmp_path}", ranks=2)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "MPI did not start these 2 processes; say mpirun -np 2 python" in done.stderr
+    assert "MPI did not start these 2 processes; run mpirun -np 2 python" in done.stderr
 
 
 def test_without_mpi4py_one_line_tells_what_is_missing() -> None:

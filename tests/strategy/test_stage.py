@@ -35,7 +35,7 @@ def test_a_rank_lets_go_of_what_others_have_but_not_of_its_place() -> None:
     assert [p.shape for p in models[0].parameters()] == [p.shape for p in models[1].parameters()]
     for model, cut in zip(models, (first, last), strict=True):
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        cut.part(torch.randn(2, 6 if cut.first else 5)).sum().backward()
+        cut.module(torch.randn(2, 6 if cut.first else 5)).sum().backward()
         optimizer.step()
         assert len(optimizer.state_dict()["param_groups"][0]["params"]) == len(names)
         assert len(optimizer.state) == len(cut.weights) == 4
@@ -55,7 +55,7 @@ class Forgetful(nn.Module):
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
-    with pytest.raises(PipelineError, match=r"no stage of Forgetful has left\.weight; give it to one"):
+    with pytest.raises(PipelineError, match=r"no stage of Forgetful has left\.weight; add it to one"):
         LocalStage(Forgetful(), 0, 1)
     with pytest.raises(PipelineError, match=r"trainer\.devices=3 exceeds .*model=mlp.* try trainer.devices=2"):
         LocalStage(MLP((6,), 3, hidden_sizes=[5]), 0, 3)

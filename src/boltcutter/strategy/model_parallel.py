@@ -1,4 +1,4 @@
-"""Models cut over ranks: weights, gradients and optimizer state (FSDP2), and each matrix (tensor parallel)."""
+"""Sharded models: weights, gradients and optimizer state (FSDP2), and each matrix (tensor parallel)."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from torch.optim import SGD, Optimizer
 
 
 class ShardingError(RuntimeError):
-    """The model cannot be cut so."""
+    """The model cannot be sharded, or the training uses a feature that sharding does not support."""
 
     hide_traceback = True
 
 
 class ModelParallelStrategy(strategies.ModelParallelStrategy):
-    """Has the model cut itself, by its method ``shard(mesh)``, over the ranks that Lightning lays out.
+    """Lightning's ``ModelParallelStrategy`` for models that shard themselves in a method ``shard(mesh)``.
 
     Args:
-        data_parallel_size: Ranks that share the batch, and the weights of each layer until it is needed; ``auto``:
-            all that are left.
-        tensor_parallel_size: Ranks that share each matrix, and see the same samples.
-        save_distributed_checkpoint: Each rank writes its part of a checkpoint, beside the file that names them; else
-            the first rank writes all. A run goes on with another number of ranks from either.
-        cpu_offload: Keep weights, gradients and optimizer state in the machine's memory, on a device only while they
-            are used.
-        module: Which part of the task is cut.
-        options: As for Lightning's ``ModelParallelStrategy``.
+        data_parallel_size: Number of ranks over which the batch and the weights are sharded; ``auto``: the number of
+            ranks divided by ``tensor_parallel_size``.
+        tensor_parallel_size: Number of ranks over which each matrix is sharded; they see the same samples.
+        save_distributed_checkpoint: Whether each rank writes its shard of a checkpoint, instead of rank 0 writing the
+            full one. Either can be resumed with another number of ranks.
+        cpu_offload: Whether to keep weights, gradients and optimizer state in host memory while they are not used.
+        module: Name of the task's attribute that holds the model.
+        options: Arguments of Lightning's ``ModelParallelStrategy``.
     """
 
     def __init__(
@@ -51,48 +50,49 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
             )
         super().__init__(data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, **options)
         self.module, self.cpu_offload = module, cpu_offload
-        self._path = ""  # of the checkpoint that was opened last
+        self._path = ""  # of the checkpoint that was last loaded
 
     def setup_environment(self) -> None:
-        """Let ranks find one another, and have the model cut where Lightning asks the task to.
+        """Initialize the process group, and shard the model when Lightning calls the task's ``configure_model``.
 
         Raises:
-            ShardingError: The ranks do not divide so, or a setting needs what is not there.
+            ShardingError: The sizes do not match the number of ranks, or a setting is not supported.
         """
-        ranks, each = self.num_nodes * self.num_processes, int(self._tensor_parallel_size)
+        ranks, tensor_parallel_size = self.num_nodes * self.num_processes, int(self._tensor_parallel_size)
         if self._data_parallel_size == "auto":
-            self._data_parallel_size = max(1, ranks // each)
-        if int(self._data_parallel_size) * each != ranks:
+            self._data_parallel_size = max(1, ranks // tensor_parallel_size)
+        if int(self._data_parallel_size) * tensor_parallel_size != ranks:
             raise ShardingError(
-                f"trainer.strategy.data_parallel_size={self._data_parallel_size}, tensor_parallel_size={each}: their "
-                f"product is not {ranks}, the number of ranks; try data_parallel_size=auto"
+                f"trainer.strategy.data_parallel_size={self._data_parallel_size}, tensor_parallel_size="
+                f"{tensor_parallel_size}: their product is not {ranks}, the number of ranks; "
+                "try data_parallel_size=auto"
             )
         if self.cpu_offload and self.root_device.type == "cpu":
             raise ShardingError(
-                "trainer.strategy.cpu_offload=true: on processors all is in their memory; set it to false"
+                "trainer.strategy.cpu_offload=true: on CPUs everything is in host memory; set it to false"
             )
-        if self.cpu_offload:  # sums of gradients that are there
+        if self.cpu_offload:  # gradients in host memory are reduced by gloo
             self._process_group_backend = self._process_group_backend or f"cpu:gloo,{self.root_device.type}:nccl"
         if self._save_distributed_checkpoint:
             self._check_writer()
         task: Any = self.lightning_module
         if any(isinstance(callback, WeightAveraging) for callback in task.trainer.callbacks):
-            raise ShardingError("callback.ema: averages are copies of a whole model, which no rank has; leave it out")
+            raise ShardingError("callback.ema: averaging requires the full model, which no rank has; remove it")
         super().setup_environment()
-        task.configure_model = self._cut
+        task.configure_model = self._shard
 
     def model_to_device(self) -> None:
-        """Move the task, but for weights that are to stay in the machine's memory."""
+        """Move the task to the device, except for offloaded weights."""
         task: Any = self.lightning_module
         if not self.cpu_offload:
             super().model_to_device()
             return
-        kept = {id(parameter) for parameter in getattr(task, self.module).parameters()}
-        task._apply(lambda tensor: tensor if id(tensor) in kept else tensor.to(self.root_device))
+        offloaded = {id(parameter) for parameter in getattr(task, self.module).parameters()}
+        task._apply(lambda tensor: tensor if id(tensor) in offloaded else tensor.to(self.root_device))
         task._device = self.root_device
 
     def setup_optimizers(self, trainer: L.Trainer) -> None:
-        """Make them; torch has no fused SGD for weights that are cut."""
+        """Create the optimizers; torch does not support fused SGD for sharded weights."""
         super().setup_optimizers(trainer)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
@@ -100,8 +100,8 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Ranks that share matrices see the same samples."""
-        if self._device_mesh is None:  # not yet laid out
+        """Arguments of the sampler; ranks of one tensor-parallel group see the same samples."""
+        if self._device_mesh is None:  # before the process group is initialized
             size = self._data_parallel_size
             ranks = self.num_nodes * self.num_processes // int(self._tensor_parallel_size) if size == "auto" else size
             return {"num_replicas": int(ranks), "rank": self.global_rank // int(self._tensor_parallel_size)}
@@ -109,17 +109,17 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """Lightning restores it, as with any other strategy."""
+        """Lightning restores optimizers, as with any other strategy."""
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The weights: on each rank its part, or all of them on the first."""
+        """The weights: the shard of each rank, or the full weights on rank 0."""
         task: Any = self.lightning_module
         orders = self._orders()
         return self._on_first({k: self._kept(value, orders.get(k)) for k, value in task.state_dict().items()})
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Likewise that of an optimizer."""
+        """The state of an optimizer: the shard of each rank, or the full state on rank 0."""
         state = getattr(optimizer, "_optimizer", optimizer).state_dict()
         orders = self._orders_of(optimizer)
         for number, kept in state["state"].items():
@@ -127,7 +127,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         return self._on_first(state)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write parts from all ranks, or all from the first."""
+        """Write a sharded checkpoint from all ranks, or a full one from rank 0."""
         path, writer = self.broadcast(str(filepath)), self.checkpoint_io
         if self._save_distributed_checkpoint:
             orders = {f"state_dict.{name}": order for name, order in self._orders().items()}
@@ -142,19 +142,19 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
             writer.save_checkpoint(checkpoint, path, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Open it; each rank reads its part of the tensors once it is asked to."""
+        """Load a checkpoint; each rank reads its shards of the tensors later."""
         self._path = self.broadcast(str(checkpoint_path))
         lazily = {"lazy": True} if hasattr(self.checkpoint_io, "load_sharded") else {}
         return self.checkpoint_io.load_checkpoint(self._path, weights_only=weights_only, **lazily)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Read this rank's part of the weights."""
+        """Load this rank's shard of the weights."""
         task: Any = self.lightning_module
         like = {name: (tensor, self._orders().get(name)) for name, tensor in task.state_dict().items()}
         task.load_state_dict(self._parts(checkpoint, "state_dict", checkpoint["state_dict"], like), strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Read this rank's part of what optimizers keep for each weight."""
+        """Load this rank's shard of the optimizer states."""
         for place, (optimizer, saved) in enumerate(zip(self.optimizers, checkpoint["optimizer_states"], strict=True)):
             weights, orders = _weights(optimizer), self._orders_of(optimizer)
             ours = {number: n for n, number in enumerate(n for group in saved["param_groups"] for n in group["params"])}
@@ -168,33 +168,33 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
             fused = [group.get("fused") for group in optimizer.param_groups]
             optimizer.load_state_dict({**saved, "state": state})
             for group, before in zip(optimizer.param_groups, fused, strict=True):
-                group["fused"] = before  # whether torch can, and no matter of the training
+                group["fused"] = before  # depends on this run's strategy, not on the checkpoint
 
     def teardown(self) -> None:
-        """Also see that what was saved is written, which Lightning's own leaves out."""
+        """Wait until checkpoints are written, which Lightning's strategy omits."""
         super().teardown()
         self.checkpoint_io.teardown()
 
     def _orders(self) -> dict[str, Tensor]:
-        """Of the rows of weights, as ranks have them, where the model has changed it."""
+        """Permutations of the rows of weights, by name, where the model has permuted them for sharding."""
         model: Any = getattr(self.lightning_module, self.module)
         return {f"{self.module}.{name}": order for name, order in getattr(model, "row_permutations", {}).items()}
 
     def _orders_of(self, optimizer: Optimizer) -> dict[int, Tensor]:
-        """The same by the number that the optimizer has for a weight."""
+        """The permutations by the index of the weight in the optimizer."""
         task: Any = self.lightning_module
         named = dict(task.named_parameters())
         orders = {id(named[name]): order for name, order in self._orders().items()}
         return {n: orders[id(weight)] for n, weight in enumerate(_weights(optimizer)) if id(weight) in orders}
 
     def _kept(self, value: Any, order: Tensor | None) -> Any:
-        """What a checkpoint has in place of a part of a tensor: with others all of it, rows in order; else the part."""
+        """The shard for a sharded checkpoint, else the full tensor in its original order."""
         if self._save_distributed_checkpoint or not isinstance(value, DTensor):
             return value
-        whole: Tensor = cast(DTensor, value.to(self.root_device)).full_tensor()  # called on all ranks
+        full: Tensor = cast(DTensor, value.to(self.root_device)).full_tensor()  # collective: called on all ranks
         if not self.is_global_zero:
-            return whole.new_empty(0)
-        return whole.cpu() if order is None else whole.cpu()[order.argsort()]
+            return full.new_empty(0)
+        return full.cpu() if order is None else full.cpu()[order.argsort()]
 
     def _on_first(self, state: dict[str, Any]) -> dict[str, Any]:
         return state if self._save_distributed_checkpoint or self.is_global_zero else {}
@@ -206,7 +206,14 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         given: Mapping[str, Tensor],
         like: Mapping[str, tuple[Tensor, Tensor | None]],
     ) -> dict[str, Tensor]:
-        """This rank's parts of tensors of a checkpoint, cut and ordered as those of the same name and shape are."""
+        """This rank's shards of the tensors of a checkpoint, sharded and permuted like those of the same name.
+
+        Args:
+            checkpoint: The loaded checkpoint.
+            key: Prefix of the names in a sharded checkpoint.
+            given: Tensors by name; placeholders if the checkpoint is sharded.
+            like: The model's tensors, with their permutations, by name.
+        """
         found = dict(given)
         if "shards" in checkpoint:
             for name, tensor in given.items():
@@ -216,24 +223,25 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
                 found[name] = torch.empty_like(model) if direct else torch.empty(tensor.shape, dtype=tensor.dtype)
             reader: Any = self.checkpoint_io
             reader.load_sharded(self._path, checkpoint, {f"{key}.{name}": part for name, part in found.items()})
-        return {name: cut(tensor, *like.get(name, (tensor, None))) for name, tensor in found.items()}
+        return {name: shard_like(tensor, *like.get(name, (tensor, None))) for name, tensor in found.items()}
 
     def _check_writer(self) -> None:
         setting, writer = "trainer.strategy.save_distributed_checkpoint=true", self.checkpoint_io
         if not hasattr(writer, "save_sharded"):
-            raise ShardingError(f"{setting}: {type(writer).__name__} writes no parts; leave checkpoint_io as it was")
+            raise ShardingError(
+                f"{setting}: {type(writer).__name__} does not support it; use the default checkpoint_io"
+            )
         if getattr(writer, "asynchronous", False):
-            raise ShardingError(f"{setting}: ranks write their parts together; set checkpoint_io.asynchronous=false")
+            raise ShardingError(f"{setting}: ranks write their shards together; set checkpoint_io.asynchronous=false")
 
-    def _cut(self) -> None:
+    def _shard(self) -> None:
         task: Any = self.lightning_module
         model: Any = getattr(task, self.module, None)
         if not isinstance(model, nn.Module) or not callable(getattr(model, "shard", None)):
             raise ShardingError(
-                f"trainer.strategy: {type(model).__name__} does not say how it is cut; give it a method shard(mesh), "
-                "or take trainer=ddp"
+                f"trainer.strategy: {type(model).__name__} has no method shard(mesh); add one, or use trainer=ddp"
             )
-        if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):  # not cut yet
+        if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):  # not sharded yet
             try:
                 shard: Any = model.shard
                 shard(self.device_mesh, **({"offload": True} if self.cpu_offload else {}))
@@ -241,8 +249,14 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
                 raise ShardingError(str(error)) from error
 
 
-def cut(full: Tensor, like: Tensor, order: Tensor | None = None) -> Tensor:
-    """This rank's part of a tensor, where one of the same shape is cut; else the tensor itself."""
+def shard_like(full: Tensor, like: Tensor, order: Tensor | None = None) -> Tensor:
+    """Shard a tensor like another one.
+
+    Args:
+        full: The full tensor, on all ranks.
+        like: A tensor of the model; if it is not sharded or has another shape, ``full`` is returned unchanged.
+        order: Permutation of the rows, if the model has permuted them.
+    """
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if isinstance(full, DTensor) or not isinstance(like, DTensor) or full.shape != like.shape:
@@ -257,5 +271,5 @@ def cut(full: Tensor, like: Tensor, order: Tensor | None = None) -> Tensor:
 
 
 def _weights(optimizer: Optimizer) -> list[Tensor]:
-    """In the order in which their state is numbered."""
+    """The weights of an optimizer, in the order of the indices of its state."""
     return [weight for group in optimizer.param_groups for weight in group["params"]]

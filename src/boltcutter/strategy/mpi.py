@@ -1,6 +1,9 @@
-"""Collectives that MPI carries, through mpi4py: a backend for torch.distributed, whose own wheels have none."""
+"""An MPI backend for torch.distributed, through mpi4py; torch's own wheels have none.
 
-# Of the overloads in its stubs torch calls one.
+Imported only if it is chosen as ``process_group_backend``.
+"""
+
+# torch's stubs declare overloads, of which it calls only those implemented here.
 # mypy: disable-error-code="override, assignment"
 
 from __future__ import annotations
@@ -20,23 +23,23 @@ from torch.futures import Future
 
 NAME = "mpi4py"
 SETTING = f"trainer.strategy.process_group_backend={NAME}"
-MPI: Any = None  # the library, once it is asked for
-SPIN = 1e-3  # seconds in which ranks that wait do nothing else
-PAUSE = 5e-4  # between two looks after that
-LOOK = 0.5  # seconds after which they see whether another has left
-LEAVE = 8.0  # seconds that a rank which leaves gives the others
-STARTED = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}  # one is set by whoever starts processes of MPI
-SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # MPI adds no halves
+MPI: Any = None  # the module mpi4py.MPI, once it is imported
+SPIN = 1e-3  # seconds of busy waiting
+PAUSE = 5e-4  # seconds between two polls after that
+CHECK_INTERVAL = 0.5  # seconds between checks that no rank has failed
+SHUTDOWN_TIMEOUT = 8.0  # seconds that a rank waits for the others when it shuts down
+LAUNCHER_VARIABLES = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}  # mpirun sets at least one of them
+REDUCTION_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # MPI has no 16-bit floats
 
 
 class MPIError(RuntimeError):
-    """MPI does not know of the processes that train."""
+    """MPI did not start the processes that train."""
 
     hide_traceback = True
 
 
-class Done(Work):
-    """A collective that is over when it is handed out."""
+class CompletedWork(Work):
+    """The handle of a collective that is already completed."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -44,145 +47,145 @@ class Done(Work):
         self._future.set_result(result)
 
     def wait(self, timeout: Any = None) -> bool:
-        """It is over."""
+        """Return immediately."""
         return True
 
     def is_completed(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     is_success = is_completed
 
     def get_future(self) -> Future[Any]:
-        """That has its result."""
+        """A future with the result."""
         return self._future
 
 
-class Group(dist.ProcessGroup):
-    """Ranks that talk through an MPI communicator.
+class MPIProcessGroup(dist.ProcessGroup):
+    """A process group that communicates through an MPI communicator.
 
-    A collective begins when all ranks are there, so that one which waits learns of another that has left; it is over
-    when the call returns. Tensors of a device pass through the host.
+    Collectives are synchronous. Each begins with a barrier with a timeout, so that ranks detect one that has failed.
+    Tensors on a device are copied to the host.
 
     Args:
         comm: The communicator.
-        store: That all ranks know.
-        timeout: How long a rank waits for the others.
-        world: Whether these are all ranks, which leave together.
+        store: A store shared by all ranks.
+        timeout: Maximum time to wait for the other ranks.
+        world: Whether the group contains all ranks, which shut down together.
     """
 
-    together = False  # whether MPI can be ended: all ranks have come to that
-    there: ClassVar[list[Group]] = []  # those of all ranks that nobody has shut down
+    can_finalize = False  # whether all ranks have shut down, so that MPI can be finalized
+    active: ClassVar[list[MPIProcessGroup]] = []  # groups of all ranks that are not shut down
 
     def __init__(self, comm: Any, store: Any, timeout: timedelta, *, world: bool) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size())  # type: ignore[call-arg]
         self.comm, self.store, self.timeout = comm, store, timeout.total_seconds()
-        self.leaving = comm.Dup() if world else None
+        self.shutdown_comm = comm.Dup() if world else None
         if world:
-            Group.there.append(self)
+            MPIProcessGroup.active.append(self)
 
-    def _meet(self) -> None:
-        """Wait until all ranks are here.
+    def _synchronize(self) -> None:
+        """Wait for all ranks.
 
         Raises:
-            RuntimeError: One has left, or is late.
+            RuntimeError: A rank has failed, or timed out.
         """
-        here, end = self.comm.Ibarrier(), time.monotonic() + self.timeout
-        while not _over(here, LOOK):
+        request, end = self.comm.Ibarrier(), time.monotonic() + self.timeout
+        while not _wait(request, CHECK_INTERVAL):
             if self.store.check(["left"]):
                 raise RuntimeError(f"{NAME}: Connection closed by peer")
             if time.monotonic() > end:
                 raise RuntimeError(f"{NAME}: Timed out waiting {self.timeout:.0f} s for another rank")
 
     def shutdown(self) -> None:
-        """Leave with the others; if they do not come, tell those that wait for this rank."""
-        if self.leaving is None or self not in Group.there:
+        """Shut down together with the other ranks; if they do not, notify ranks that wait for this one."""
+        if self.shutdown_comm is None or self not in MPIProcessGroup.active:
             return
-        Group.there.remove(self)
-        here = self.leaving.Ibarrier()
-        if not _over(here, 2 * LOOK):
-            with suppress(RuntimeError):  # the first rank, which serves the store, may be gone
+        MPIProcessGroup.active.remove(self)
+        request = self.shutdown_comm.Ibarrier()
+        if not _wait(request, 2 * CHECK_INTERVAL):
+            with suppress(RuntimeError):  # rank 0, which serves the store, may have exited
                 self.store.set("left", "1")
-        Group.together = _over(here, LEAVE)
+        MPIProcessGroup.can_finalize = _wait(request, SHUTDOWN_TIMEOUT)
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        """Add them up, or what ``opts`` ask for, in place."""
-        how = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        """Reduce tensors in place on all ranks, by the operation in ``opts``, or else their sum."""
+        reduce_op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
         for tensor in tensors:
-            self._meet()
-            held = _host(tensor)
-            self.comm.Allreduce(MPI.IN_PLACE, held.numpy(), op=_operation(how))
-            _give(tensor, held / self.size() if how == dist.ReduceOp.AVG else held)
-        return Done(tensors)
+            self._synchronize()
+            host = _to_host(tensor)
+            self.comm.Allreduce(MPI.IN_PLACE, host.numpy(), op=_operation(reduce_op))
+            _copy_back(tensor, host / self.size() if reduce_op == dist.ReduceOp.AVG else host)
+        return CompletedWork(tensors)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
-        """As ``allreduce``, for one rank."""
+        """Reduce tensors in place on one rank."""
         for tensor in tensors:
-            self._meet()
-            held = _host(tensor)
-            summed = torch.empty_like(held)
-            self.comm.Reduce(held.numpy(), summed.numpy(), op=_operation(opts.reduceOp), root=opts.rootRank)
+            self._synchronize()
+            host = _to_host(tensor)
+            total = torch.empty_like(host)
+            self.comm.Reduce(host.numpy(), total.numpy(), op=_operation(opts.reduceOp), root=opts.rootRank)
             if self.rank() == opts.rootRank:
-                _give(tensor, summed / self.size() if opts.reduceOp == dist.ReduceOp.AVG else summed)
-        return Done(tensors)
+                _copy_back(tensor, total / self.size() if opts.reduceOp == dist.ReduceOp.AVG else total)
+        return CompletedWork(tensors)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
-        """Give all ranks what one has."""
+        """Broadcast tensors from one rank to all ranks."""
         for tensor in tensors:
-            self._meet()
-            held = _host(tensor)
-            self.comm.Bcast(held.numpy(), root=opts.rootRank)
-            _give(tensor, held)
-        return Done(tensors)
+            self._synchronize()
+            host = _to_host(tensor)
+            self.comm.Bcast(host.numpy(), root=opts.rootRank)
+            _copy_back(tensor, host)
+        return CompletedWork(tensors)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
-        """Give all ranks what each has."""
+        """Gather the tensors of all ranks on all ranks."""
         for parts, tensor in zip(outputs, inputs, strict=True):
-            for part, held in zip(parts, self._gathered(tensor), strict=True):
-                _give(part, held)
-        return Done(outputs)
+            for part, host in zip(parts, self._gather_all(tensor), strict=True):
+                _copy_back(part, host)
+        return CompletedWork(outputs)
 
     def _allgather_base(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
-        """As ``allgather``, into one tensor."""
-        _give(output, self._gathered(tensor).view(output.shape))
-        return Done([output])
+        """Gather the tensors of all ranks into a single tensor."""
+        _copy_back(output, self._gather_all(tensor).view(output.shape))
+        return CompletedWork([output])
 
-    all_gather_single = _allgather_base  # its name from torch 2.13 on
+    all_gather_single = _allgather_base  # its name since torch 2.13
 
-    def _gathered(self, tensor: Tensor) -> Tensor:
-        self._meet()
-        held = _host(tensor)
-        every = held.new_empty((self.size(), *held.shape))
-        self.comm.Allgather(held.numpy(), every.numpy())
-        return every
+    def _gather_all(self, tensor: Tensor) -> Tensor:
+        self._synchronize()
+        host = _to_host(tensor)
+        gathered = host.new_empty((self.size(), *host.shape))
+        self.comm.Allgather(host.numpy(), gathered.numpy())
+        return gathered
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Work:
-        """Give one rank what each has; the others gather for themselves, too."""
-        for place, tensor in enumerate(inputs):
-            every = self._gathered(tensor)
-            for part, held in zip(outputs[place] if outputs else (), every, strict=False):
-                _give(part, held)
-        return Done(outputs)
+        """Gather the tensors of all ranks on one rank; implemented by an all-gather."""
+        for index, tensor in enumerate(inputs):
+            gathered = self._gather_all(tensor)
+            for part, host in zip(outputs[index] if outputs else (), gathered, strict=False):
+                _copy_back(part, host)
+        return CompletedWork(outputs)
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait for all ranks."""
-        self._meet()
-        return Done([torch.zeros(1)])
+        self._synchronize()
+        return CompletedWork([torch.zeros(1)])
 
     def getBackendName(self) -> str:
-        """As torch calls it."""
+        """Name of the backend."""
         return NAME
 
     @property
     def pg_name(self) -> str:
-        """As torch calls it."""
+        """Name of the process group."""
         return NAME
 
 
-def _over(request: Any, seconds: float) -> bool:
-    """Whether a request is done within that time."""
+def _wait(request: Any, seconds: float) -> bool:
+    """Wait for a request; False if it times out."""
     began = time.monotonic()
     while not request.Test():
         waited = time.monotonic() - began
@@ -193,45 +196,45 @@ def _over(request: Any, seconds: float) -> bool:
     return True
 
 
-def _operation(how: Any) -> Any:
+def _operation(reduce_op: Any) -> Any:
     known = {"SUM": MPI.SUM, "AVG": MPI.SUM, "MIN": MPI.MIN, "MAX": MPI.MAX, "PRODUCT": MPI.PROD}
-    return next(operation for name, operation in known.items() if how == getattr(dist.ReduceOp, name))
+    return next(operation for name, operation in known.items() if reduce_op == getattr(dist.ReduceOp, name))
 
 
-def _host(tensor: Tensor) -> Tensor:
-    """The tensor itself where MPI can take it, else a copy: on the host, in one piece, of a kind that it knows."""
-    held = tensor.detach().cpu().contiguous()
-    if held.dtype in SUMMED:
-        return held.to(SUMMED[held.dtype])
-    return held.view(torch.uint8) if held.dtype == torch.bool else held
+def _to_host(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a copy if it is not contiguous, not on the host, or of a type that MPI does not support."""
+    host = tensor.detach().cpu().contiguous()
+    if host.dtype in REDUCTION_DTYPES:
+        return host.to(REDUCTION_DTYPES[host.dtype])
+    return host.view(torch.uint8) if host.dtype == torch.bool else host
 
 
-def _give(tensor: Tensor, held: Tensor) -> None:
-    if tensor.data_ptr() != held.data_ptr():
-        tensor.detach().copy_(held)
+def _copy_back(tensor: Tensor, host: Tensor) -> None:
+    if tensor.data_ptr() != host.data_ptr():
+        tensor.detach().copy_(host)
 
 
-def _make(options: Any, _: Any) -> Group:
-    """The group that torch asks for: all ranks, or some.
+def _create_group(options: Any, _: Any) -> MPIProcessGroup:
+    """Create a process group of all ranks or some, as called by torch.
 
     Raises:
-        MPIError: MPI has not started them.
+        MPIError: MPI did not start the processes.
     """
-    every, ranks, size = MPI.COMM_WORLD, options.global_ranks_in_group, options.group_size
-    started = size == 1 or not STARTED.isdisjoint(os.environ)
+    world, ranks, size = MPI.COMM_WORLD, options.global_ranks_in_group, options.group_size
+    started = size == 1 or not LAUNCHER_VARIABLES.isdisjoint(os.environ)
     if started and not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    if not started or (not ranks and every.Get_size() != size):
-        raise MPIError(f"{SETTING}: MPI did not start these {size} processes; say mpirun -np {size} python …")
-    comm = every.Create_group(every.Get_group().Incl(ranks)) if ranks else every.Dup()
-    return Group(comm, options.store, options.timeout, world=not ranks)
+    if not started or (not ranks and world.Get_size() != size):
+        raise MPIError(f"{SETTING}: MPI did not start these {size} processes; run mpirun -np {size} python …")
+    comm = world.Create_group(world.Get_group().Incl(ranks)) if ranks else world.Dup()
+    return MPIProcessGroup(comm, options.store, options.timeout, world=not ranks)
 
 
 def register() -> None:
-    """Make it known to torch.
+    """Import mpi4py, and register the backend with torch.
 
     Raises:
-        ImportError: mpi4py is not there, or no MPI library.
+        ImportError: mpi4py or the MPI library is not installed.
     """
     global MPI
     if MPI is not None:
@@ -239,22 +242,22 @@ def register() -> None:
     try:
         import mpi4py
 
-        # A process that failed would wait in MPI's end for the others, which wait for it.
+        # Finalizing MPI automatically would deadlock: a failed process would wait for ranks that wait for it.
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI as library
     except ModuleNotFoundError:
         raise ImportError(f"{SETTING}: mpi4py is not installed; pip install 'boltcutter[mpi]'") from None
     except (ImportError, RuntimeError) as error:
-        told = " ".join(str(error).split())
-        raise ImportError(f"{SETTING}: no MPI library ({told}); on Debian: apt-get install openmpi-bin") from None
+        reason = " ".join(str(error).split())
+        raise ImportError(f"{SETTING}: no MPI library ({reason}); on Debian: apt-get install openmpi-bin") from None
     MPI = library
-    dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
-    atexit.register(_end)
+    dist.Backend.register_backend(NAME, _create_group, extended_api=True, devices=["cpu", "cuda"])
+    atexit.register(_finalize)
 
 
-def _end() -> None:
-    """End MPI where that does not wait for a rank which is gone."""
-    for group in list(Group.there):
+def _finalize() -> None:
+    """Finalize MPI, unless that would wait for a rank that has failed."""
+    for group in list(MPIProcessGroup.active):
         group.shutdown()
-    if MPI.Is_initialized() and not MPI.Is_finalized() and Group.together:
+    if MPI.Is_initialized() and not MPI.Is_finalized() and MPIProcessGroup.can_finalize:
         MPI.Finalize()

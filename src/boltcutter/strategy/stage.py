@@ -1,4 +1,4 @@
-"""A model of which each rank keeps one stage."""
+"""The pipeline stage of one rank."""
 
 from __future__ import annotations
 
@@ -10,78 +10,79 @@ from torch import nn
 
 
 class PipelineError(RuntimeError):
-    """The model cannot be cut into stages, or the training asks for what they cannot do."""
+    """The model cannot be split into stages, or the training uses a feature that pipelines do not support."""
 
     hide_traceback = True
 
 
 class LocalStage:
-    """One rank's stage; weights of other stages lose their numbers, but keep their names and places.
+    """The stage of one rank; parameters of other stages are moved to the meta device, but keep their names.
 
-    So optimizers count weights as in one process, and leave alone those that never have a gradient.
+    So the indices of parameters in optimizers are those of one process; optimizers skip parameters without gradients.
 
     Args:
-        model: With a method ``stages(count)``, which gives modules that are to be called one after another.
-        rank: Of this process, and of its stage.
-        count: Of all stages.
+        model: Model with a method ``stages(count)``, which returns modules that are called in sequence.
+        rank: Rank of this process, and index of its stage.
+        count: Number of stages.
 
     Attributes:
-        part: The stage.
-        weights: Its own, in order.
-        elsewhere: Identities of weights that a rank before this one has, too, or alone.
+        module: The stage.
+        weights: Parameters of the stage, in order.
+        elsewhere: IDs of parameters that are counted and saved by another rank: those not in this stage, and those
+            shared with an earlier one.
 
     Raises:
-        PipelineError: There are not as many stages, or they leave weights out.
+        PipelineError: The model does not have as many stages, or a parameter belongs to none.
     """
 
     def __init__(self, model: nn.Module, rank: int, count: int) -> None:
-        make: Any = model.stages
+        split: Any = model.stages
         try:
-            stages: list[nn.Module] = make(count)
+            stages: list[nn.Module] = split(count)
         except ValueError as error:
             raise PipelineError(str(error)) from error
-        self.model, self.part = model, stages[rank]
+        self.model, self.module = model, stages[rank]
         self.first, self.last = rank == 0, rank == count - 1
         owners: dict[int, list[int]] = {}
-        for place, stage in enumerate(stages):
+        for index, stage in enumerate(stages):
             for parameter in stage.parameters():
-                owners.setdefault(id(parameter), []).append(place)
+                owners.setdefault(id(parameter), []).append(index)
         for name, parameter in model.named_parameters():
             if id(parameter) not in owners:
-                raise PipelineError(f"trainer.strategy: no stage of {type(model).__name__} has {name}; give it to one")
-        self.weights = list(self.part.parameters())
-        self._shared = self._groups(owners, rank, count)
-        theirs = {number for number, places in owners.items() if rank not in places}
-        del stages, make
-        removed = _let_go(model, theirs)
+                raise PipelineError(f"trainer.strategy: no stage of {type(model).__name__} has {name}; add it to one")
+        self.weights = list(self.module.parameters())
+        self._shared = self._shared_parameters(owners, rank, count)
+        remote = {key for key, ranks in owners.items() if rank not in ranks}
+        del stages, split  # references to the parameters of other stages
+        removed = _move_to_meta(model, remote)
         self.elsewhere = {id(weight) for weight in removed}
         self.elsewhere |= {id(weight) for weight in self.weights if owners[id(weight)][0] < rank}
 
     def add_shared_gradients(self) -> None:
-        """Add up what several stages found for the same weight."""
+        """Sum the gradients of parameters that several stages share."""
         for weight, group in self._shared:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             dist.all_reduce(weight.grad, group=group)
 
-    def _groups(self, owners: dict[int, list[int]], rank: int, count: int) -> list[tuple[nn.Parameter, Any]]:
-        """This rank's weights that others have, too, with the ranks that have them."""
+    def _shared_parameters(self, owners: dict[int, list[int]], rank: int, count: int) -> list[tuple[nn.Parameter, Any]]:
+        """Parameters of this stage that other stages share, with the process groups of their ranks."""
         groups: dict[tuple[int, ...], Any] = {tuple(range(count)): None}
-        for places in map(tuple, owners.values()):
-            if len(places) > 1 and places not in groups:
-                groups[places] = dist.new_group(list(places))  # called on all ranks
-        mine = {id(weight): weight for weight in self.weights}
-        return [(mine[n], groups[tuple(p)]) for n, p in owners.items() if rank in p and len(p) > 1]
+        for ranks in map(tuple, owners.values()):
+            if len(ranks) > 1 and ranks not in groups:
+                groups[ranks] = dist.new_group(list(ranks))  # collective: called on all ranks
+        local = {id(weight): weight for weight in self.weights}
+        return [(local[key], groups[tuple(ranks)]) for key, ranks in owners.items() if rank in ranks and len(ranks) > 1]
 
 
-def _let_go(model: nn.Module, numbers: set[int]) -> list[nn.Parameter]:
-    """Put weights without numbers in place of some."""
-    made: dict[int, nn.Parameter] = {}
+def _move_to_meta(model: nn.Module, keys: set[int]) -> list[nn.Parameter]:
+    """Replace parameters, given by their IDs, by parameters on the meta device; return the new ones."""
+    replaced: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) in numbers:
-                if id(parameter) not in made:
+            if parameter is not None and id(parameter) in keys:
+                if id(parameter) not in replaced:
                     empty = torch.empty_like(parameter, device="meta")
-                    made[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
-                module._parameters[name] = made[id(parameter)]
-    return list(made.values())
+                    replaced[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+                module._parameters[name] = replaced[id(parameter)]
+    return list(replaced.values())
