@@ -175,9 +175,9 @@ def test_zero_microbatches_are_refused() -> None:
 def test_a_loss_other_than_the_mean_of_losses_is_refused() -> None:
     strategy = PipelineStrategy()
     strategy._expected = torch.tensor(1.0)
-    strategy._look(torch.tensor(1.0))
+    strategy._check_loss(torch.tensor(1.0))
     with pytest.raises(PipelineError, match=r"another loss than the mean of task\.losses; use trainer=ddp"):
-        strategy._look(torch.tensor(2.0))
+        strategy._check_loss(torch.tensor(2.0))
 
 
 @pytest.mark.slow
