@@ -1,6 +1,6 @@
 """Check a configuration, or what works on this machine: python scripts/check.py --help"""
 
-from boltcutter.commands import script
+from boltcutter.cli.commands import script
 
 if __name__ == "__main__":
     script("check", __file__)

@@ -1,6 +1,6 @@
 """Evaluate a run: python scripts/evaluate.py --help"""
 
-from boltcutter.commands import script
+from boltcutter.cli.commands import script
 
 if __name__ == "__main__":
     script("evaluate", __file__)

@@ -1,6 +1,6 @@
 """Launch a training on a cluster or in the background: python scripts/launch.py --help"""
 
-from boltcutter.commands import script
+from boltcutter.cli.commands import script
 
 if __name__ == "__main__":
     script("launch", __file__)

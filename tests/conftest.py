@@ -53,7 +53,7 @@ def saved_weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """Path of a checkpoint that contains ``STATE``."""
-    from boltcutter.checkpoint import AtomicCheckpointIO
+    from boltcutter.checkpoint.io import AtomicCheckpointIO
 
     AtomicCheckpointIO().save_checkpoint(STATE, tmp_path / "deep" / "last.ckpt")
     return tmp_path / "deep" / "last.ckpt"

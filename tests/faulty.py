@@ -30,14 +30,14 @@ class Place(NamedTuple):
 # accumulation) and 18 batches, and 2 before training. Checkpoints: the best after each validation, the last after each
 # epoch.
 PLACES = {
-    "start": Place("boltcutter.train", "assemble", 1),
-    "begin": Place("boltcutter.train", "Recorder.on_fit_start", 1),
+    "start": Place("boltcutter.training.train", "assemble", 1),
+    "begin": Place("boltcutter.training.train", "Recorder.on_fit_start", 1),
     "training": Place("boltcutter.task.base", "Task.training_step", 27),
     "validation": Place("boltcutter.task.base", "Task.validation_step", 2 + 5 + 5 + 3),
     "checkpoint": Place("lightning.pytorch", "Trainer.save_checkpoint", 3),
     "saved": Place("lightning.pytorch", "Trainer.save_checkpoint", 3, after=True),
     "test": Place("boltcutter.task.base", "Task.test_step", 2),
-    "report": Place("boltcutter.report", "write", 1),
+    "report": Place("boltcutter.report.html", "write", 1),
     "exit": Place("boltcutter.environment.process", "_destroy_process_group", 1),
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.cli import main
+from boltcutter.cli.main import main
 from boltcutter.project import Project
 
 PROJECT = Project.find(__file__)
@@ -240,7 +240,7 @@ def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """What is said of words, a line for each mistake."""
     monkeypatch.delenv("BOLTCUTTER_DEBUG", raising=False)
 
-    def call(*words: str, project: Project = PROJECT, module: str = "boltcutter.assemble") -> list[str]:
+    def call(*words: str, project: Project = PROJECT, module: str = "boltcutter.assembly.assemble") -> list[str]:
         with pytest.raises(SystemExit) as left:
             main(project, module, "", words)
         out, err = capsys.readouterr()
@@ -283,7 +283,7 @@ def test_each_of_several_mistakes_has_its_line(say: Say) -> None:
 
 def test_a_split_that_does_not_add_up(say: Say, tmp_path: Path) -> None:
     words = ["data.split=[0.5,0.5,0.5]", f"folder={tmp_path / 'run'}", "logger=null"]
-    (line,) = say(*words, module="boltcutter.train")
+    (line,) = say(*words, module="boltcutter.training.train")
     assert line.startswith("error: data.split=[0.5, 0.5, 0.5] must be three positive fractions that add up to 1; try ")
     assert not list(tmp_path.iterdir())
 
@@ -291,7 +291,7 @@ def test_a_split_that_does_not_add_up(say: Say, tmp_path: Path) -> None:
 def test_a_traceback_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOLTCUTTER_DEBUG", "1")
     with pytest.raises(Exception, match="sed: no such key"):
-        main(PROJECT, "boltcutter.assemble", "", ["sed=1"])
+        main(PROJECT, "boltcutter.assembly.assemble", "", ["sed=1"])
 
 
 @pytest.mark.parametrize(

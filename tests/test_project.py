@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.config import ConfigError, compose
+from boltcutter.config.compose import compose
+from boltcutter.config.errors import ConfigError
 from boltcutter.project import BUILTIN_CONFIGS, Project, ProjectError
 
 ROOT = Path(__file__).parents[1]

@@ -1,6 +1,6 @@
 """``python -m boltcutter <command>``, where the console command is not on the path."""
 
-from boltcutter.commands import main
+from boltcutter.cli.commands import main
 
 if __name__ == "__main__":
     main()

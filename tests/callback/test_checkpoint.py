@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.callback.checkpoint import BestCheckpoint, CheckpointSizeError, LastCheckpoint
-from boltcutter.checkpoint import AtomicCheckpointIO
-from boltcutter.selection import find_best
+from boltcutter.checkpoint.io import AtomicCheckpointIO
+from boltcutter.checkpoint.select import find_best
 
 SCORES = [5.0, 2.0, 3.0, 1.0, 4.0]  # one per epoch
 

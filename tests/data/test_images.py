@@ -7,7 +7,7 @@ import torch
 from omegaconf import OmegaConf
 from PIL import Image
 
-from boltcutter.build import build
+from boltcutter.config.instantiate import build
 from boltcutter.data.augment import Augment
 from boltcutter.data.images import Images
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from boltcutter.build import build
+from boltcutter.config.instantiate import build
 from boltcutter.data.augment import Augment
 from boltcutter.data.mnist import MNIST, read_idx
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from boltcutter.build import build
+from boltcutter.config.instantiate import build
 from boltcutter.data.sampler import Batch
 from boltcutter.data.synthetic import Synthetic
 

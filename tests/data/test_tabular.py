@@ -9,7 +9,7 @@ import torch
 from conftest import Script
 from omegaconf import OmegaConf
 
-from boltcutter.build import build
+from boltcutter.config.instantiate import build
 from boltcutter.data.tabular import Tabular
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"

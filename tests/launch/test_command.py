@@ -12,10 +12,12 @@ import pytest
 from conftest import environment
 from foreign.gallery import overrides
 
-from boltcutter import lineage, run, trust
-from boltcutter.config import ConfigError, DictConfig
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
 from boltcutter.launch import command
 from boltcutter.project import Project
+from boltcutter.run import folder as run
+from boltcutter.run import lineage, trust
 
 ROOT = Path(__file__).parents[2]
 PROJECT = Project.find(__file__)

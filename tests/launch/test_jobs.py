@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.config import ConfigError
+from boltcutter.config.errors import ConfigError
 from boltcutter.launch import queue
 from boltcutter.launch.jobs import list_runs
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter import lineage
 from boltcutter.launch import snapshot
+from boltcutter.run import lineage
 
 
 def git(folder: Path, *arguments: str) -> None:

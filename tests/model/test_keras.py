@@ -16,8 +16,8 @@ if sys.version_info < (3, 11):
     pytest.skip("Keras needs Python 3.11", allow_module_level=True)
 require(install="pip install -c constraints.txt -e '.[keras]'", package="keras")
 
+from boltcutter.checkpoint.weights import load_weights  # noqa: E402
 from boltcutter.model.keras import KerasModel, UnsupportedModelError, keras  # noqa: E402
-from boltcutter.weights import load_weights  # noqa: E402
 
 layers = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # raised in Keras with NumPy 2

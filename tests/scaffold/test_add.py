@@ -6,7 +6,7 @@ import pytest
 import yaml
 from new_project import run_tests
 
-from boltcutter.config import ConfigError
+from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.scaffold import add, new
 

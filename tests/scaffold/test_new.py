@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from new_project import run, run_tests
 
-from boltcutter.config import ConfigError
+from boltcutter.config.errors import ConfigError
 from boltcutter.project import tomllib
 from boltcutter.scaffold import new
 

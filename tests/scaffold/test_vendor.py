@@ -5,7 +5,7 @@ import pytest
 import yaml
 from new_project import run
 
-from boltcutter.config import ConfigError
+from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.scaffold import new, vendor
 
@@ -42,7 +42,7 @@ def test_changed_copy_is_not_removed(project: Project) -> None:
     run("git", "init", "-q", cwd=project.root)
     run("git", "add", "-A", cwd=project.root)
     run("git", "commit", "-qm", "Copy", cwd=project.root)
-    (project.root / "src/boltcutter/cli.py").write_text("")
+    (project.root / "src/boltcutter/cli/main.py").write_text("")
     with pytest.raises(ConfigError, match=r"cli\.py"):
         vendor.main(project, ["--undo"])
 

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from boltcutter.checkpoint import AtomicCheckpointIO
-from boltcutter.storage import CheckpointError
+from boltcutter.checkpoint.io import AtomicCheckpointIO
+from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.strategy.fsdp import FSDPStrategy, GradientClippingError
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import QUICK, Script, max_difference, saved_weights
 
-from boltcutter.loading import load
+from boltcutter.checkpoint.load import load
 
 # Adam's first steps depend on the sign of the gradient only, which amplifies rounding errors to a whole step.
 OVERRIDES = [*QUICK, "model=mlp", "optimizer=sgd", "scheduler=constant", "trainer.accelerator=cpu"]

@@ -9,8 +9,8 @@ import pytest
 from conftest import MPIRUN, QUICK, ROOT, Script, assert_same, environment, max_difference, require, run_command
 from PIL import Image
 
-from boltcutter.build import build
-from boltcutter.config import ConfigError
+from boltcutter.config.errors import ConfigError
+from boltcutter.config.instantiate import build
 
 MPI = ["trainer=mpi", "trainer.strategy.process_group_backend=mpi4py", "trainer.accelerator=cpu"]
 # Adam's first steps go by the sign of the gradient; of 270 samples to validate and test the last batch has 20.

@@ -6,9 +6,10 @@ from conftest import QUICK, Script
 from lightning.fabric.accelerators.xla import XLAAccelerator
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
-from boltcutter import checks
-from boltcutter.checkpoint import AtomicCheckpointIO
-from boltcutter.config import ConfigError, DictConfig
+from boltcutter.assembly import checks
+from boltcutter.checkpoint.io import AtomicCheckpointIO
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
 from boltcutter.strategy.tpu import HostCheckpointIO
 
 

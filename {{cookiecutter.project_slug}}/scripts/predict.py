@@ -1,6 +1,6 @@
 """Predict new samples with a run's checkpoint: python scripts/predict.py --help"""
 
-from boltcutter.commands import script
+from boltcutter.cli.commands import script
 
 if __name__ == "__main__":
     script("predict", __file__)

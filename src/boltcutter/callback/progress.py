@@ -11,9 +11,9 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from rich.console import Console
 
-from boltcutter.batches import count_samples
 from boltcutter.callback.status_line import Field, StatusLine
 from boltcutter.callback.throughput import ThroughputMonitor, data_parallel_size
+from boltcutter.data.batches import count_samples
 
 SMOOTHING = 3.0  # time constant in seconds of the averaged speed
 

@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from boltcutter.batches import count_samples, first_tensor
 from boltcutter.callback.flops import count_flops, peak_flops
+from boltcutter.data.batches import count_samples, first_tensor
 
 WINDOW = 10.0  # seconds of training over which the time spent waiting for data is averaged
 
@@ -23,8 +23,8 @@ class ThroughputMonitor(Callback):
 
     Metrics are prefixed with ``throughput/``: ``samples_per_second``, or ``batches_per_second`` if a batch's number
     of samples is unknown; ``tokens_per_second`` for language modeling; ``mfu``, model FLOPs utilization, where the peak
-    FLOPS are known; ``data_wait``, the fraction of time spent waiting for data, if the loader measures it (its attribute
-    ``wait_seconds``); ``memory_gib``, peak memory of this process, on a CUDA device or else on the host.
+    FLOPS are known; ``data_wait``, the fraction of time spent waiting for data, if the loader has an
+    attribute ``wait_seconds``; ``memory_gib``, peak memory of this process, on a CUDA device or else on the host.
 
     The clock is read on the host without synchronizing with the device. The device queue is short, so the mean over a
     logging interval is accurate. Validation time is excluded.

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from boltcutter.seeding import seed_generators
-from boltcutter.stream import until_any_exhausted
+from boltcutter.data.seeding import seed_generators
+from boltcutter.data.stream import until_any_exhausted
 
 MAX_STATES = 8  # states of a data set that are retained, for batches that were yielded and not yet trained on
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
 from boltcutter.data.sampler import Batch
-from boltcutter.seeding import seed_generators, seeded_generators
-from boltcutter.stream import hash_batch
+from boltcutter.data.seeding import seed_generators, seeded_generators
+from boltcutter.data.stream import hash_batch
 
 FINGERPRINT_SAMPLES = 16  # samples that are hashed into a data set's fingerprint
 

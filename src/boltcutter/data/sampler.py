@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from boltcutter.seeding import draw_indices
+from boltcutter.data.seeding import draw_indices
 
 LAZY_ABOVE = 1 << 22  # samples, above which the permutation is computed chunk by chunk and never stored
 LAZY_CHUNK = 1 << 16  # samples whose positions are then computed together

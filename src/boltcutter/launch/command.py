@@ -15,16 +15,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from boltcutter import build, lineage, run, trust
-from boltcutter.atomic import write_text
-from boltcutter.config import ConfigError, DictConfig, compose, format_value, one_line, parse, plain, redacted
-from boltcutter.describe import describe as describe_keys
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.config import instantiate as build
+from boltcutter.config.compose import DictConfig, compose
+from boltcutter.config.describe import describe as describe_keys
+from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.values import format_value, parse, plain, redacted
 from boltcutter.environment.identity import new_run_id
 from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher, UnclearSubmissionError
 from boltcutter.launch.jobs import display_path, find_launcher, last_reason, list_runs, run_verb
 from boltcutter.project import Project, command
+from boltcutter.run import folder as run
+from boltcutter.run import lineage, trust
 
 USER_CONFIGS = Path("~/.config/boltcutter/launch")  # <option>.yaml there overrides values of configs/launch
 SLURM_REFERENCE = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # a reference without a default
@@ -216,7 +220,7 @@ def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
         ConfigError: There are mistakes, or the numbers of nodes or devices are missing.
     """
     if values and can_check_values():
-        from boltcutter.assemble import check_config  # imports torch
+        from boltcutter.assembly.assemble import check_config  # imports torch
 
         cfg = check_config(cfg)
     trainer = redacted(cfg)["trainer"]
@@ -356,7 +360,7 @@ def describe(project: Project, arguments: list[str]) -> None:
         settings, _ = read_launcher(project, rest)
         lines = describe_keys(DictConfig({"launch": settings}), Settings, prefix)
     else:
-        from boltcutter.assemble import describe_overrides  # imports torch
+        from boltcutter.assembly.assemble import describe_overrides  # imports torch
 
         lines = describe_overrides(project, [override for override in rest if not is_launch_override(override)], prefix)
     print("\n".join(lines))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from boltcutter.redaction import looks_secret
+from boltcutter.config.redaction import looks_secret
 
 State = Literal["pending", "running", "ended", "unknown"]
 POLL_SECONDS = 1.0  # between two reads of a log that is followed

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from boltcutter import build, run, trust
-from boltcutter.config import ConfigError, DictConfig
+from boltcutter.config import instantiate as build
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
 from boltcutter.environment import lease
 from boltcutter.launch import queue
 from boltcutter.launch.job import Launcher
+from boltcutter.run import folder as run
+from boltcutter.run import trust
 
 
 def find_launcher(folder: Path) -> Iterator[tuple[Launcher, str]]:

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from boltcutter import lineage
+from boltcutter.run import lineage
 
 LINKED_BYTES = 50_000_000  # larger files are assumed to be data, and linked
 

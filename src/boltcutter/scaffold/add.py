@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from boltcutter.config import ConfigError, hint
+from boltcutter.config.errors import ConfigError, hint
 from boltcutter.project import Project
 
 PARTS = Path(__file__).parent / "parts"

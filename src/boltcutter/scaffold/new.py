@@ -8,7 +8,7 @@ import subprocess
 from importlib.metadata import distribution
 from pathlib import Path
 
-from boltcutter.config import ConfigError, hint
+from boltcutter.config.errors import ConfigError, hint
 from boltcutter.project import Project
 
 OPTIONS = ("folder", "author", "license", "vendor", "template")

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from boltcutter.config import ConfigError, hint
+from boltcutter.config.errors import ConfigError, hint
 from boltcutter.project import LIBRARY, Project
 from boltcutter.scaffold.add import require_package, write
 

@@ -1,0 +1,1 @@
+"""A configuration becomes checked, live objects."""

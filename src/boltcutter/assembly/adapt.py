@@ -1,0 +1,81 @@
+"""Support for LightningModules and LightningDataModules that are not subclasses of the library's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from boltcutter.assembly.monitors import MonitorCheck
+from boltcutter.config.errors import ConfigError
+from boltcutter.environment.process import is_rank_zero
+from boltcutter.protocols import is_native_data, is_native_task
+
+
+def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
+    """Adapt the trainer to a module with manual optimization, or one that does not list its metrics.
+
+    Args:
+        trainer: Changed.
+        task: Any LightningModule.
+        callbacks: Callbacks of the configuration, by name.
+
+    Raises:
+        ConfigError: A setting has no effect with manual optimization.
+    """
+    if callbacks and not is_native_task(task):
+        trainer.callbacks.insert(0, MonitorCheck(callbacks))  # type: ignore[attr-defined]
+    if task.automatic_optimization:
+        return
+    name = type(task).__name__
+    if trainer.accumulate_grad_batches != 1:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: {name} uses manual optimization and "
+            "must accumulate gradients itself; set trainer.accumulate_grad_batches=1"
+        )
+    if trainer.gradient_clip_val:
+        if is_rank_zero():
+            print(
+                f"trainer.gradient_clip_val={trainer.gradient_clip_val} has no effect: {name} uses manual "
+                "optimization; call self.clip_gradients in its training_step"
+            )
+        trainer.gradient_clip_val = trainer.gradient_clip_algorithm = None
+
+
+def skip_reason(data: Any, task: L.LightningModule, split: str) -> str | None:
+    """Return why a split cannot be evaluated; None if it can.
+
+    Args:
+        data: A data module, or None if the task defines its own dataloaders.
+        task: Any LightningModule.
+        split: ``train``, ``val`` or ``test``.
+    """
+    step = "validation_step" if uses_validation_step(data, split) else "test_step"
+    if not is_overridden(step, task):
+        return f"{type(task).__name__} has no {step}"
+    if loader_owner(data, task, split) is None:
+        return f"there is no {split}_dataloader"
+    if is_native_data(data) and split in data.empty_splits:  # known once the data is loaded
+        return f"{type(data).__name__} has no samples in its {split} split (data.split)"
+    return None
+
+
+def uses_validation_step(data: Any, split: str) -> bool:
+    """Whether a split is evaluated by ``validation_step``; the library's data modules pass any split to a test."""
+    return split == "val" and not is_native_data(data)
+
+
+def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningDataModule | L.LightningModule | None:
+    """Return the data module or else the task, whichever defines the dataloader of a split; None if neither does."""
+    owners = (owner for owner in (data, task) if owner is not None)
+    return next((owner for owner in owners if is_overridden(f"{split}_dataloader", owner)), None)
+
+
+def prediction_argument(data: Any, task: L.LightningModule) -> str | None:
+    """Return the argument that ``predict.py`` needs besides the run; None if prediction is not supported."""
+    if is_native_data(data):
+        return f"input=<{'text or file' if hasattr(task, 'generate') else 'files'}>"
+    return "" if loader_owner(data, task, "predict") else None

@@ -1,0 +1,282 @@
+"""From overrides to trainer, data and task: compose, check, instantiate, and check that they match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+
+from boltcutter.assembly.adapt import adapt
+from boltcutter.assembly.checks import (
+    check_batch,
+    check_built,
+    check_callbacks,
+    check_devices,
+    check_input_shape,
+    check_kind,
+    check_monitors,
+    check_num_classes,
+    check_optimizer,
+    check_world_size,
+    warn_if_no_checkpoint,
+)
+from boltcutter.assembly.precision import FLOAT8, check_precision, device_type, placeholder_precision, set_precision
+from boltcutter.config import describe
+from boltcutter.config import instantiate as build
+from boltcutter.config.compose import DictConfig, merge
+from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.data.hooks import seed_hooks
+from boltcutter.data.sharding import shard_loaders
+from boltcutter.environment.mpi import disable_mpi_detection
+from boltcutter.environment.warnings import filter_warnings
+from boltcutter.project import Project
+from boltcutter.protocols import is_native_data
+from boltcutter.run import folder as run
+
+SET_ELSEWHERE = {
+    "callbacks": "callback",
+    "logger": "logger",
+    "default_root_dir": "folder",
+}  # arguments of the trainer, and the setting to use instead
+METRICS_FILE = "boltcutter.logger.csv.CSVLogger"
+
+
+@dataclass
+class Config:
+    """The top level of ``configs/train.yaml``.
+
+    Args:
+        data: Any LightningDataModule; null if the task defines its own dataloaders.
+        task: Any LightningModule, such as one with a model, loss, metrics and optimizer.
+        trainer: Arguments of the Lightning trainer, such as devices, precision and ``max_epochs``.
+        name: Name of the experiment; its runs share a parent folder.
+        choices: The selected option of each config group.
+        model: The network, which the task refers to.
+        optimizer: Called by the task with the parameters.
+        scheduler: Called by the task with the optimizer.
+        callback: Callbacks by name, so that an experiment can change or remove one.
+        logger: Loggers by name; metrics.csv is always written.
+        seed: Seed of weights, split, order and augmentation.
+        runs: Parent folder of all runs.
+        folder: Folder of this run.
+        checkpoints: Folder or URL for checkpoints.
+        checkpoint_io: How checkpoints are written and read.
+        timeout: Timeout of collectives, in seconds.
+        matmul_precision: Precision of float32 matrix multiplications.
+        init_from: Checkpoint or weights file to initialize the model from.
+        test: Whether to test the best checkpoint after training.
+        report: Whether to write report.html after training.
+        resume: Folder of the run to resume.
+        resume_exact: Whether to refuse to resume if the result would not be bitwise identical to an uninterrupted run.
+        reproduce: Folder of the run to reproduce.
+    """
+
+    data: L.LightningDataModule | None
+    task: L.LightningModule
+    trainer: L.Trainer
+    name: str
+    choices: dict[str, str]
+    model: nn.Module | None = None
+    optimizer: Callable[..., Any] | None = None
+    scheduler: Callable[..., Any] | None = None
+    callback: dict[str, Callback | None] | None = None
+    logger: dict[str, Logger | None] | None = None
+    seed: int = 0
+    runs: Path = Path("runs")
+    folder: Path | None = None
+    checkpoints: str | None = None
+    checkpoint_io: CheckpointIO | None = None
+    timeout: float = 1800.0
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    init_from: Path | None = None
+    test: bool = True
+    report: bool = True
+    resume: Path | None = None
+    resume_exact: bool = True
+    reproduce: Path | None = None
+
+
+class TaskLoaders(L.LightningDataModule):
+    """Exposes the dataloaders of a task as a data module.
+
+    Args:
+        task: Module that defines the dataloaders; its own hooks prepare the data.
+    """
+
+    def __init__(self, task: L.LightningModule) -> None:
+        super().__init__()
+        for name in ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"):
+            if is_overridden(name, task):
+                setattr(self, name, getattr(task, name))
+
+
+@dataclass
+class Components:
+    """Trainer, data and task of a run."""
+
+    trainer: L.Trainer
+    data: L.LightningDataModule
+    task: L.LightningModule
+
+
+def read_config(project: Project, overrides: list[str]) -> DictConfig:
+    """Compose the configuration from overrides and check every value.
+
+    Args:
+        project: Project whose configuration is used.
+        overrides: Command-line overrides, such as ``model=mlp``.
+
+    Raises:
+        ConfigError: There are mistakes, one line for each.
+    """
+    return check_config(run.read_overrides(project, overrides))
+
+
+def check_config(cfg: DictConfig) -> DictConfig:
+    """Infer null shapes and sizes from the data, then check every value.
+
+    Raises:
+        ConfigError: There are mistakes, one line for each.
+    """
+    unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
+    if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_only):
+        data = build.build(cfg.data, "data")
+        if is_native_data(data):  # null may mean something else in another data module
+            with as_config_error():
+                cfg.data = merge(cfg.data, DictConfig(data.infer_settings()))
+    completed = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the folder is set when the run starts
+    if completed.trainer.get("precision") == FLOAT8:
+        completed.trainer.precision = "bf16-mixed"  # which Lightning's annotation does not list
+    if mistakes := build.check(completed, Config):
+        raise ConfigError("\n".join(mistakes))
+    # Values of the top level are not passed to a constructor, so convert 1e3 to int and a number to str here.
+    cfg.seed = int(cfg.seed)
+    if not isinstance(cfg.name, str):
+        cfg.name = str(cfg.name)
+    if not 0 <= cfg.seed < 2**32:
+        raise ConfigError(f"seed={cfg.seed} is not in [0, {2**32 - 1}]; try 0")
+    if not cfg.timeout > 0:
+        raise ConfigError(f"timeout={cfg.timeout} is not a positive number of seconds; try 1800")
+    for key, setting in SET_ELSEWHERE.items():
+        if key in cfg.trainer:
+            raise ConfigError(f"trainer.{key}: set by {setting}; use {setting}=… instead")
+    return cfg
+
+
+def main(project: Project, overrides: list[str]) -> None:
+    """Check the configuration as far as possible without training, and print ``ok``.
+
+    Args:
+        project: Project whose configuration is used.
+        overrides: Overrides of training, or ``run=<folder>`` for the configuration of an earlier run.
+
+    Raises:
+        ConfigError: There are mistakes, one line for each.
+    """
+    filter_warnings()
+    special, rest = run.split_overrides(overrides, "run")
+    cfg = (
+        check_config(run.load_run_config(project, Path(special["run"]), rest))
+        if special
+        else read_config(project, overrides)
+    )
+    cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / "check")
+    assemble(cfg)
+    print("ok")
+
+
+def describe_overrides(project: Project, overrides: list[str], prefix: str) -> Iterator[str]:
+    """Describe every key that can be set below ``prefix``, one line for each."""
+    return describe.describe(run.read_overrides(project, overrides), Config, prefix)
+
+
+def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_callbacks: bool = True) -> Components:
+    """Instantiate trainer, data and task, and check that they match.
+
+    Args:
+        cfg: Checked configuration.
+        extra_callbacks: Callbacks besides those of the configuration.
+        with_callbacks: Whether to instantiate the callbacks and loggers of the configuration.
+
+    Raises:
+        ConfigError: They do not match, or a component refuses its arguments.
+    """
+    check_devices(cfg.trainer)
+    if isinstance(batches := cfg.trainer.get("accumulate_grad_batches"), int) and batches < 1:
+        raise ConfigError(f"trainer.accumulate_grad_batches={batches} is not a positive number of batches; try 1")
+    callbacks = (
+        {k: v for k, v in build.build(cfg.callback or {}, "callback").items() if v is not None}
+        if with_callbacks
+        else {}
+    )
+    loggers = [v for v in build.build(cfg.logger or {}, "logger").values() if v is not None] if with_callbacks else []
+    if with_callbacks:
+        loggers.append(build.build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"}))
+    # Without these, Lightning would add its own where the configuration has none.
+    defaults = {
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks.values()),
+        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks.values()),
+    }
+    precision = check_precision(cfg)
+    placeholder = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))
+    torch.set_float32_matmul_precision(cfg.get("matmul_precision", "highest"))
+    disable_mpi_detection()
+    trainer = build.build(
+        cfg.trainer,
+        "trainer",
+        callbacks=[*callbacks.values(), *extra_callbacks],
+        logger=loggers,
+        default_root_dir=str(cfg.folder),
+        **{name: value for name, value in defaults.items() if name not in cfg.trainer},
+        **({"precision": placeholder} if placeholder else {}),
+    )
+    if placeholder:
+        set_precision(trainer, precision)
+    if hasattr(trainer.strategy, "_timeout"):  # strategy=auto takes no timeout
+        trainer.strategy._timeout = timedelta(seconds=float(cfg.timeout))
+    check_world_size(trainer)
+    shard_loaders(trainer, cfg.get("seed", 0))
+    L.seed_everything(cfg.get("seed", 0), verbose=False)  # initial weights, and random splits in constructors
+    data = build.build(cfg.data, "data")
+    task = build.build(cfg.task, "task")
+    check_built(cfg, task, data)
+    seed_hooks(data or task, cfg.get("seed", 0))
+    data = data or TaskLoaders(task)
+    check_batch(trainer, data)
+    check_kind(cfg, task, data)
+    check_num_classes(cfg)
+    warn_if_no_checkpoint(cfg, callbacks)
+    check_input_shape(cfg, task)
+    check_callbacks(task, callbacks)
+    check_monitors(task, callbacks)
+    check_optimizer(task)
+    adapt(trainer, task, callbacks)
+    return Components(trainer, data, task)
+
+
+@contextmanager
+def as_config_error() -> Iterator[None]:
+    """Convert errors about the user's data into a ConfigError of one line.
+
+    Raises:
+        ConfigError: In place of a ValueError or OSError.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ConfigError(one_line(error)) from error
+
+
+def _data_only(data: L.LightningDataModule, seed: int) -> None:
+    """The signature against which a configuration of only the data is checked."""

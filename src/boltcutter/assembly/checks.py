@@ -1,0 +1,283 @@
+"""Checks that trainer, data and task match each other, the machine and the launched processes."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, Protocol, runtime_checkable
+
+import lightning as L
+import torch
+from lightning.fabric.accelerators.xla import XLAAccelerator
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.locate import parameters
+from boltcutter.environment import platform, slurm
+from boltcutter.environment.process import external_world_size, is_rank_zero
+from boltcutter.protocols import is_native_data, is_native_task
+
+
+@runtime_checkable
+class ChecksInputs(Protocol):
+    """A model that can check the shape of samples before training."""
+
+    def check_input_shape(self, shape: Sequence[int]) -> None:
+        """Raise ValueError unless the model accepts samples of this shape (without the batch dimension)."""
+
+
+def check_input_shape(cfg: DictConfig, task: L.LightningModule) -> None:
+    """Check that the model accepts samples of ``data.shape``, if both are known.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    model, shape = getattr(task, "model", None), (cfg.data or {}).get("shape")
+    if isinstance(model, ChecksInputs) and shape is not None:
+        try:
+            model.check_input_shape(tuple(shape))
+        except ValueError as error:
+            raise ConfigError(one_line(error)) from error
+
+
+@runtime_checkable
+class ChecksTask(Protocol):
+    """A callback that does not support every task."""
+
+    def check_task(self, task: L.LightningModule) -> None:
+        """Raise ValueError unless the task is supported."""
+
+
+def check_callbacks(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:
+    """Check that callbacks which restrict the task support it.
+
+    Raises:
+        ConfigError: One does not.
+    """
+    for callback in callbacks.values():
+        if isinstance(callback, ChecksTask):
+            try:
+                callback.check_task(task)
+            except ValueError as error:
+                raise ConfigError(one_line(error)) from error
+
+
+def check_devices(trainer: DictConfig) -> None:
+    """Check that the machine has the requested devices.
+
+    Args:
+        trainer: The ``trainer`` section of the configuration.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    accelerator, devices = str(trainer.get("accelerator", "auto")), trainer.get("devices", "auto")
+    gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
+    wanted = devices if isinstance(devices, int) else 0 if isinstance(devices, str) else len(devices or ())
+    if not re.fullmatch(r"auto|-1|[1-9]\d*|\d+(, ?\d+)+|\[.+\]", str(devices)):
+        raise ConfigError(
+            f"trainer.devices={devices} is not a number of devices; try trainer.devices=1, or auto for all"
+        )
+    if accelerator == "tpu":
+        if find_spec("torch_xla") is None:
+            raise ConfigError(
+                "trainer.accelerator=tpu: torch_xla is not installed, which Lightning needs for TPUs; on a TPU host "
+                "pip install 'torch_xla[tpu]' and its version of torch; otherwise try trainer=default"
+            )
+        if not XLAAccelerator.is_available():
+            raise ConfigError("trainer.accelerator=tpu: this machine has no TPU; try trainer=default")
+    if accelerator in ("cuda", "gpu") and (gpus == 0 or wanted > gpus):
+        available = f"{gpus} CUDA devices" if gpus else "no CUDA device"
+        remedy = f"trainer.devices={gpus}" if gpus else "trainer.accelerator=cpu"
+        raise ConfigError(
+            f"trainer.accelerator={accelerator}, trainer.devices={devices}: this machine has {available}; try {remedy}"
+        )
+    if accelerator == "auto" and gpus and wanted > gpus:
+        raise ConfigError(
+            f"trainer.devices={devices}: this machine has {gpus} CUDA devices; try trainer.devices={gpus}"
+        )
+    if accelerator == "auto" and not gpus and wanted > max(1, cores, torch.accelerator.device_count()):
+        raise ConfigError(
+            f"trainer.devices={devices}: this machine has no GPU and {cores} CPU cores; "
+            f"try trainer.devices=1, or trainer.accelerator=cpu to start {wanted} processes anyway"
+        )
+
+
+def check_world_size(trainer: L.Trainer) -> None:
+    """Check that the trainer uses all launched processes; otherwise each would train separately in the same folder.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if layout := platform.launched_layout():
+        name, nodes, each = layout
+        if nodes > 1 and isinstance(trainer.strategy, ParallelStrategy) and not hasattr(trainer.strategy, "num_nodes"):
+            raise ConfigError(
+                f"trainer.strategy={type(trainer.strategy).__name__} trains on one node, but {name} has {nodes}: each "
+                "would train separately; use trainer=ddp"
+            )
+        if nodes != trainer.num_nodes or each not in (None, trainer.num_devices):
+            devices = f"trainer.devices={each} " if each else ""
+            raise ConfigError(
+                f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {name} has started "
+                f"{nodes} nodes{f' with {each} processes each' if each else ''}; set {devices}trainer.num_nodes={nodes}"
+            )
+    here = getattr(
+        trainer.strategy, "num_processes", 1
+    )  # not an attribute of strategies that drive all devices from one process
+    if fault := slurm.mismatch(trainer.num_devices, here, trainer.num_nodes):
+        raise ConfigError(fault)
+    if (note := slurm.idle_tasks(here)) and is_rank_zero():
+        print(f"note: {note}")
+    processes = external_world_size()
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    standalone = environment is None or isinstance(environment, LightningEnvironment)
+    if (
+        standalone
+        and "RANK" in os.environ
+        and "LOCAL_RANK" not in os.environ
+        and os.environ.get("WORLD_SIZE", "1") != "1"
+    ):
+        raise ConfigError(
+            f"RANK={os.environ['RANK']}, WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but LOCAL_RANK is not; set it "
+            "to the index of the process on its node, from 0, or start the processes with torchrun"
+        )
+    each = getattr(trainer.strategy, "num_processes", None)
+    wanted = {trainer.world_size, each * trainer.num_nodes if each else trainer.world_size}
+    if processes and wanted != {processes[0]}:
+        total, here = processes
+        raise ConfigError(
+            f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {total} processes were "
+            f"started; set trainer.devices={here} trainer.num_nodes={max(1, total // here)}"
+        )
+
+
+def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
+    """Check the types of task and data, which may come from functions without a return annotation.
+
+    Raises:
+        ConfigError: One has the wrong type, or there is no data.
+    """
+    for name, made, wanted in (("task", task, L.LightningModule), ("data", data, L.LightningDataModule)):
+        if not isinstance(made, wanted) and made is not None:
+            raise ConfigError(
+                f"{name}._target_={cfg[name]._target_}: expected a lightning.pytorch.{wanted.__name__}, got "
+                f"{type(made).__module__}.{type(made).__qualname__}"
+            )
+    has_loader = is_overridden("train_dataloader", task)
+    if data is None and not has_loader:
+        raise ConfigError(f"data=null: task={cfg.choices.task} has no train_dataloader; choose data=…")
+    if data is not None and has_loader and is_rank_zero():
+        print(
+            f"note: data={cfg.choices.data} is used instead of the dataloaders of task={cfg.choices.task}; "
+            "set data=null to use those"
+        )
+
+
+def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
+    """Check that the global batch divides over the data-parallel ranks; other data modules set it per rank.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    ranks = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+    size = getattr(data, "batch_size", None)
+    if is_native_data(data) and isinstance(size, int) and size % ranks:
+        raise ConfigError(f"data.batch_size={size} does not divide over {ranks} ranks; try {size + -size % ranks}")
+
+
+def check_kind(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataModule) -> None:
+    """Check that the task and the data have the same kind, such as classification.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    expected, actual = str(getattr(task, "kind", None)), str(getattr(data, "kind", None))
+    options = {"classification": "classification", "regression": "regression", "language_modeling": "language"}
+    if expected in options and actual in options and expected != actual:  # other classes may use `kind` differently
+        picked = cfg.choices
+        raise ConfigError(
+            f"task={picked.task} expects {expected} data, but data={picked.data} is {actual} data; "
+            f"try task={options[actual]}"
+        )
+
+
+def warn_if_no_checkpoint(cfg: DictConfig, callbacks: dict[str, Callback]) -> None:
+    """Warn if the selected callbacks replace the default ones and save no checkpoint."""
+    picked = str(cfg.choices.get("callback"))
+    saves = any(isinstance(callback, Checkpoint) for callback in callbacks.values())
+    if callbacks and not saves and "default" not in picked.split("+") and is_rank_zero():
+        more = f"[default,{picked.replace('+', ',')}]"
+        text = "no callback saves checkpoints, so the run cannot be resumed or evaluated"
+        print(f"warning: callback={picked}: {text}; callback={more} keeps the default callbacks", file=sys.stderr)
+
+
+def check_num_classes(cfg: DictConfig) -> None:
+    """Check that ``num_classes`` of each metric equals that of the data.
+
+    Raises:
+        ConfigError: One does not.
+    """
+    num_classes, metrics = (cfg.get("data") or {}).get("num_classes"), cfg.task.get("metrics")
+    for name in map(str, metrics if isinstance(metrics, DictConfig) else ()):
+        metric = metrics[name]
+        classes = metric.get("num_classes") if isinstance(metric, DictConfig) else None
+        if isinstance(num_classes, int) and isinstance(classes, int) and classes != num_classes:
+            key = f"task.metrics.{name!s}.num_classes"
+            raise ConfigError(
+                f"{key}={classes}, but data.num_classes={num_classes}; set {key}={num_classes}, or remove it"
+            )
+
+
+def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:
+    """Check that every monitored metric is logged, if the task lists what it logs.
+
+    Raises:
+        ConfigError: One is not logged; training would end without a checkpoint.
+    """
+    logged = getattr(task, "logged_metrics", None)
+    if logged is None:
+        return
+    monitored = {f"callback.{name}.monitor": getattr(callback, "monitor", None) for name, callback in callbacks.items()}
+    for path, metric in (monitored | {"task.monitor": getattr(task, "monitor", None)}).items():
+        if metric is not None and metric not in logged:
+            listed = ", ".join(sorted(logged))
+            raise ConfigError(f"{path}={metric} is never logged{hint(metric, logged)} (there are: {listed})")
+
+
+def _can_be_called(make: Callable[..., Any], argument: Any) -> bool:
+    """Whether ``make`` needs no further argument; a module may pass more."""
+    try:
+        inspect.signature(make).bind(argument)
+    except TypeError:
+        return False
+    return True
+
+
+def check_optimizer(task: L.LightningModule) -> None:
+    """Check the values of optimizer and scheduler by instantiating them for a dummy parameter.
+
+    Raises:
+        ConfigError: One refuses its values.
+    """
+    argument: Any = [nn.Parameter(torch.zeros(1))]
+    for name in ("optimizer", "scheduler"):
+        make = getattr(task, name, None)
+        if not isinstance(make, partial) or not (is_native_task(task) or _can_be_called(make, argument)):
+            return
+        needs_steps = "total_steps" in parameters(make.func) and make.keywords.get("total_steps") is None
+        try:
+            argument = make(argument, **({"total_steps": 100} if needs_steps else {}))
+        except (ValueError, TypeError, RuntimeError) as error:
+            text = one_line(error)
+            raise ConfigError(text if text.startswith(f"{name}.") else f"{name}: {text}") from error

@@ -1,0 +1,168 @@
+"""Metrics that callbacks and schedulers monitor: unknown ones are reported early, an unknown default is replaced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from boltcutter.config.errors import ConfigError, hint
+from boltcutter.run.metrics import Mode, infer_mode
+
+DEFAULT_MONITOR = "val/loss"  # in ``configs/callback``; the name under which built-in tasks log their loss
+VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|eval|dev)([^a-z]|$)", re.I)
+LATE_HOOKS = ("on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")  # may log after the first step
+
+
+@runtime_checkable
+class ReplacesMonitor(Protocol):
+    """A callback that can monitor another metric than the configured one, or none."""
+
+    def replace_monitor(self, monitor: str | None, mode: Mode = "min") -> None:
+        """Monitor another metric, or none."""
+
+
+class MonitorCheck(Callback):
+    """Check that each monitored metric is logged, for modules that do not declare the metrics they log.
+
+    Validation metrics are known after the sanity check, training metrics after the first batch. The default,
+    ``val/loss``, is replaced if the module logs its validation loss, or its only validation metric, under another name.
+
+    Args:
+        callbacks: Configured callbacks by name.
+    """
+
+    def __init__(self, callbacks: Mapping[str, Callback]) -> None:
+        self.callbacks = dict(callbacks)
+        self.replaced: dict[str, tuple[str | None, Mode]] = {}  # monitor and mode by name of the callback
+        self._validated: set[str] | None = None  # metrics of the latest validation
+        self._trained: set[str] | None = None  # metrics of the first training batch
+        self._validation_done = False  # a full one, not only the sanity check
+
+    def state_dict(self) -> dict[str, Any]:
+        """Replaced monitors, so that a resumed run uses the same ones."""
+        return {"replaced": {name: list(choice) for name, choice in self.replaced.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace the monitors before Lightning restores the state of callbacks, whose keys contain them."""
+        for name, (monitor, mode) in state_dict["replaced"].items():
+            if name in self.callbacks and name not in self.replaced:
+                self._replace(name, monitor, mode)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Record the validation metrics."""
+        if trainer.state.fn == "fit" and not self._validation_done:
+            self._validated = set(trainer.callback_metrics)
+            self._validation_done = not trainer.sanity_checking
+            self._check(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Record the training metrics, once."""
+        self._trained = logged_metrics(trainer)
+        self._check(trainer, pl_module)
+        vars(self)["on_train_batch_end"] = None  # Lightning skips hooks that are not callable
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Reset for another training."""
+        vars(self).pop("on_train_batch_end", None)
+
+    def _check(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Replace or refuse monitored metrics that are certainly not logged."""
+        validated, trained = trainer.strategy.broadcast((self._validated or set(), self._trained or set()))
+        known = validated | trained
+        # A module may log nothing during the sanity check.
+        after_validation = bool(validated) or self._validation_done or not trainer.enable_validation
+        after_training = self._trained is not None and not any(overrides_hook(hook, module) for hook in LATE_HOOKS)
+        for path, name, metric in [*self._monitored(), *scheduler_monitors(trainer)]:
+            certain = after_validation if VALIDATION.search(metric) else after_training
+            # It may be logged at the end of the epoch, when callbacks and schedulers read it.
+            if metric != DEFAULT_MONITOR and overrides_hook("on_train_epoch_end", module):
+                certain = False
+            if metric in known or not certain:
+                continue
+            if (
+                metric == DEFAULT_MONITOR
+                and name in self.callbacks
+                and self._replace_default(name, path, validated, trainer)
+            ):
+                continue
+            listed = ", ".join(sorted(known)) or "none yet"
+            raise ConfigError(
+                f"{path}={metric} is not logged{hint(metric, known)} (logged metrics: {listed}); set it to one of them"
+            )
+
+    def _monitored(self) -> Iterator[tuple[str, str, str]]:
+        for name, callback in self.callbacks.items():
+            metric = getattr(callback, "monitor", None)
+            if metric is not None and getattr(callback, "save_top_k", True):
+                yield f"callback.{name}.monitor", name, metric
+
+    def _replace_default(self, name: str, path: str, validated: set[str], trainer: L.Trainer) -> bool:
+        """Replace a callback's monitor; False if it does not support the available metrics."""
+        callback: Any = self.callbacks[name]
+        monitor: str | None
+        mode: Mode
+        monitor, mode = choose_monitor(validated) or (None, "min")
+        supported = isinstance(callback, ReplacesMonitor)
+        if not supported and (monitor is None or callback.mode != mode):
+            return False
+        self._replace(name, monitor, mode)
+        if trainer.is_global_zero and monitor:
+            print(
+                f"{path}: {DEFAULT_MONITOR} is not logged; monitoring {monitor} ({mode}) instead, set it to change this"
+            )
+        elif trainer.is_global_zero:
+            logged = ", ".join(sorted(validated)) or "none"
+            print(
+                f"{path}: {DEFAULT_MONITOR} is not logged (validation metrics: {logged}); "
+                "no best checkpoint is saved unless you set it"
+            )
+        return True
+
+    def _replace(self, name: str, monitor: str | None, mode: Mode) -> None:
+        callback: Any = self.callbacks[name]
+        if isinstance(callback, ReplacesMonitor):
+            callback.replace_monitor(monitor, mode)
+        else:
+            callback.monitor = monitor
+        self.replaced[name] = (monitor, mode)
+
+
+def choose_monitor(names: set[str]) -> tuple[str, Mode] | None:
+    """The only validation loss, else the only validation metric, with its mode; None if ambiguous."""
+    bases = {re.sub(r"_(step|epoch)$", "", name) for name in names}
+    found = sorted(name for name in names if name in bases or not {re.sub(r"_(step|epoch)$", "", name)} & names)
+    losses = [name for name in found if re.search(r"loss", name, re.I)]
+    candidates = [name for name in losses if VALIDATION.search(name)] or losses or found
+    if len(candidates) != 1:
+        return None
+    (name,) = candidates
+    better = infer_mode(name)
+    return (name, better) if better else None
+
+
+def logged_metrics(trainer: L.Trainer) -> set[str]:
+    """Names of all metrics logged in training so far, including means of unfinished epochs."""
+    results: Any = trainer._results
+    names = set()
+    for result in results.values() if results else ():
+        meta = result.meta
+        names |= {meta.name, *((f"{meta.name}_step", f"{meta.name}_epoch") if meta.on_step and meta.on_epoch else ())}
+    return names | set(trainer.callback_metrics)
+
+
+def scheduler_monitors(trainer: L.Trainer) -> Iterator[tuple[str, str, str]]:
+    """Metrics monitored by learning rate schedulers, as (path, callback, metric)."""
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau and config.monitor and config.strict:
+            yield "task: the monitor of its learning rate scheduler", "", config.monitor
+
+
+def overrides_hook(hook: str, module: L.LightningModule) -> bool:
+    """Whether a module overrides a hook."""
+    return getattr(type(module), hook) is not getattr(L.LightningModule, hook)

@@ -1,0 +1,1 @@
+"""Checkpoints: atomic and verified files, sharded ones, selection, weights from elsewhere."""

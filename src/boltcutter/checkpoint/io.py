@@ -1,0 +1,231 @@
+"""Checkpoint I/O: checkpoints are written atomically, and removed only after they are replaced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+
+from boltcutter.checkpoint import sharded
+from boltcutter.checkpoint.load import find_damage, load
+from boltcutter.checkpoint.storage import CheckpointError as CheckpointError
+from boltcutter.checkpoint.storage import (
+    error_text,
+    is_url,
+    remedy_for,
+    resolve_filesystem,
+    store_errors,
+    write_atomically,
+)
+from boltcutter.checkpoint.unpickle import find_placeholders
+from boltcutter.environment.process import is_rank_zero
+
+# Constructor arguments, stored by Lightning and read only by its load_from_checkpoint.
+HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams_type", "datamodule_hparams_type")
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Writes each checkpoint to a temporary file, flushes it to disk, and then renames it.
+
+    If the process is killed or the disk is full, the previous file is unchanged. Files are verified against their
+    checksums when they are loaded. Paths with a protocol (``s3://``) use fsspec; such storage makes an object visible
+    only when it is complete.
+
+    Args:
+        asynchronous: Write in a background thread, so that training waits only for a copy in memory. Files are
+            written in order, one at a time; an error is raised at the next save, or when training ends.
+    """
+
+    def __init__(self, *, asynchronous: bool = False) -> None:
+        self.asynchronous = asynchronous
+        self._snapshot = BytesIO()  # reused: allocating memory takes longer than the copy
+        self._writer: ThreadPoolExecutor | None = None
+        self._pending: list[Future[None]] = []
+        self._used: set[Path] = set()  # folders that were created, and must not be removed by others
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            CheckpointError: This checkpoint or the previous one could not be written; existing files are unchanged.
+        """
+        self.wait()
+        if not self.asynchronous and not is_url(path):
+            return self._write(path, lambda file: torch.save(checkpoint, file))
+        self._snapshot.seek(0)
+        torch.save(checkpoint, self._snapshot)
+        return self._submit(partial(self._write_snapshot, path, self._snapshot.tell()))
+
+    def save_sharded(self, checkpoint: dict[str, Any], path: str | Path, orders: dict[str, torch.Tensor]) -> None:
+        """Write a sharded checkpoint, synchronously on all ranks.
+
+        Args:
+            checkpoint: Its tensors may be ``DTensor``.
+            path: Path of the checkpoint file, which refers to the shards.
+            orders: Row order of permuted tensors, by name.
+
+        Raises:
+            CheckpointError: It could not be written; existing files are unchanged.
+        """
+        self.wait()
+        try:
+            index = sharded.save(checkpoint, path, orders)
+        except OSError as error:
+            raise CheckpointError(_write_failure(path, error)) from error
+        if index:  # on the first rank
+            self._write(path, lambda file: torch.save(index, file), keep=index["shards"]["folder"])
+
+    def load_sharded(self, path: str | Path, index: dict[str, Any], into: dict[str, torch.Tensor]) -> None:
+        """Fill tensors by name from the shards of a checkpoint that was loaded with ``lazy``; called on all ranks."""
+        sharded.load_into(Path(path), index, into, alone=False)
+
+    def sharded_size(self, path: str | Path) -> int:
+        """Return the size of a checkpoint's shards, in bytes."""
+        return sharded.size(Path(path))
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = True, *, lazy: bool = False
+    ) -> dict[str, Any]:
+        """Load a checkpoint of Lightning, restricted to tensors and plain values.
+
+        Args:
+            path: Path or URL.
+            map_location: Device of the tensors, as for ``torch.load``.
+            weights_only: Ignored; code in a checkpoint is never executed.
+            lazy: Memory-map tensors, and do not load those in shards.
+
+        Raises:
+            CheckpointError: The file does not exist, is damaged, holds more than data, or holds only weights.
+        """
+        self.wait()
+        if lazy and (fault := find_damage(path)):
+            raise CheckpointError(f"{path}: {fault}; use another checkpoint")
+        found = load(path, map_location, lazy=lazy)
+        if "state_dict" not in found:
+            raise CheckpointError(
+                f"{path}: holds weights but no training state to resume; load them with init_from={path}"
+            )
+        _remove_objects(found, path)
+        _update_moved_paths(found, path)
+        return found
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete a checkpoint, if it exists; not before the one that replaces it is written."""
+        earlier = list(self._pending)
+
+        def remove() -> None:
+            if all(job.exception() is None for job in earlier):
+                with store_errors(path):
+                    store, place = resolve_filesystem(path)
+                    if store.isfile(place):
+                        store.rm_file(place)  # not rm, which treats [, * and ? as a pattern
+                    elif store.exists(place):
+                        store.rm(place, recursive=True)
+                    sharded.remove_stale(Path(path))
+
+        self._submit(remove)
+
+    def wait(self) -> None:
+        """Wait until all checkpoints are written.
+
+        Raises:
+            CheckpointError: A checkpoint could not be written.
+        """
+        pending, self._pending = self._pending, []
+        for job in pending:
+            job.result()
+
+    def teardown(self) -> None:
+        """Finish writing, and stop the thread."""
+        failing = sys.exc_info()[1] is not None
+        try:
+            self.wait()
+        except CheckpointError as error:
+            if not failing:
+                raise
+            print(f"error: {error}", file=sys.stderr)  # do not hide the error that ended training
+        finally:
+            if self._writer:
+                self._writer.shutdown()
+                self._writer = None
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        if not self.asynchronous:
+            return job()
+        self._writer = self._writer or ThreadPoolExecutor(1, "checkpoint")
+        return self._pending.append(self._writer.submit(job))
+
+    def _write_snapshot(self, path: str | Path, size: int) -> None:
+        with self._snapshot.getbuffer() as memory, memory[:size] as content:
+            if not is_url(path):
+                return self._write(path, lambda file: file.write(content))
+            try:
+                store, place = resolve_filesystem(path)
+                store.pipe_file(place, bytes(content))
+            except Exception as error:  # each store has its own
+                raise CheckpointError(_write_failure(path, error)) from error
+
+    def _write(self, path: str | Path, dump: Callable[[IO[bytes]], object], keep: str | None = None) -> None:
+        folder = Path(path).parent
+        try:
+            if folder not in self._used:
+                folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(Path(path), dump)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+            raise CheckpointError(_write_failure(path, error)) from error
+        self._used.add(folder)
+        sharded.remove_stale(Path(path), keep)
+
+
+def _remove_objects(found: dict[str, Any], path: str | Path) -> None:
+    """Remove the states of callbacks that hold objects of foreign classes, and warn about all that is not loaded."""
+    states = found.get("callbacks") or {}
+    objects = {f"callbacks.{name}": list(find_placeholders(states[name], f"callbacks.{name}")) for name in states}
+    found["callbacks"] = {name: state for name, state in states.items() if not objects[f"callbacks.{name}"]}
+    others = {key: value for key, value in found.items() if key not in HYPERPARAMETERS}
+    lines = [*(line for some in objects.values() for line in some[:1]), *find_placeholders(others)]
+    if lines and is_rank_zero():
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        print(f"warning: {path}: {lines[0]}{more} and is not loaded; save plain values instead", file=sys.stderr)
+
+
+def _update_moved_paths(found: dict[str, Any], path: str | Path) -> None:
+    """Update the paths in the state of ModelCheckpoint if the folder of a checkpoint was moved.
+
+    Lightning discards this state if ``dirpath`` has changed, and would then keep a worse checkpoint as the best.
+    """
+    place = str(path).rpartition("/")[0] or "."
+    here = place if is_url(path) else os.path.realpath(place)
+    for name, state in found["callbacks"].items():
+        if not isinstance(state, dict) or not isinstance(state.get("best_k_models"), dict):
+            continue
+        before, kept = f"{state.get('dirpath')}/", state["best_k_models"]
+        paths = {key: old for key, old in state.items() if key.endswith("_model_path") and old}
+        if before == f"{here}/" or not all(old.startswith(before) for old in (*kept, *paths.values())):
+            continue
+        new = {old: f"{here}/{old.removeprefix(before)}" for old in (*kept, *paths.values())}
+        with store_errors(path):
+            if not all(store.exists(at) for store, at in (resolve_filesystem(new[old]) for old in kept)):
+                continue
+        moved = {"dirpath": here, "best_k_models": {new[old]: score for old, score in kept.items()}}
+        found["callbacks"][name] = {**state, **moved, **{key: new[old] for key, old in paths.items()}}
+
+
+def _write_failure(path: str | Path, error: Exception) -> str:
+    if is_url(path):
+        return f"{path}: not written ({error_text(error)}); the previous checkpoint is unchanged; {remedy_for(path)}"
+    folder = Path(path).parent
+    existing = next((p for p in folder.resolve().parents if p.is_dir()), Path("/")) if not folder.is_dir() else folder
+    free = f"{shutil.disk_usage(existing).free / 2**20:,.0f} MiB are free"
+    if isinstance(error, FileNotFoundError) and not folder.is_dir():
+        return f"{path}: not written: the folder was removed, with its checkpoints; {free}"
+    return f"{path}: not written ({error_text(error)}); {free}; the previous checkpoint is unchanged"

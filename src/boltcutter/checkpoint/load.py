@@ -1,0 +1,111 @@
+"""Load checkpoints: verify them first, and load only data, never code."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from boltcutter.checkpoint import sharded, unpickle
+from boltcutter.checkpoint.storage import CheckpointError, is_url, open_file, store_errors
+
+# Raised by torch on damaged files.
+READ_ERRORS = (EOFError, LookupError, TypeError, ValueError, AttributeError)
+
+
+def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> dict[str, Any]:
+    """Load a checkpoint of tensors and plain values, after verifying that the file is complete.
+
+    Args:
+        path: Path or URL of the file.
+        map_location: Device of the tensors, as for ``torch.load``.
+        lazy: Skip the verification, memory-map the tensors of a local file, and do not load those in shards.
+
+    Raises:
+        CheckpointError: The file does not exist, is damaged, or holds more than data.
+    """
+    with store_errors(path), open_file(path) as file:
+        fault = None if lazy and file else _find_fault(file)
+        if fault or file is None:
+            raise CheckpointError(f"{path}: {fault}; use another checkpoint")
+        mmap = lazy and not is_url(path)
+        found = _unpickle(path, str(path) if mmap else file, map_location=map_location, mmap=mmap)
+        return found if lazy else sharded.load_full(Path(path), found)
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """Load a checkpoint with tensors on the meta device, which have shapes but no data.
+
+    Raises:
+        CheckpointError: As for ``load``.
+    """
+    with store_errors(path), open_file(path, whole=False) as file:
+        if file is None:
+            raise CheckpointError(f"{path}: no such file; use another checkpoint")
+        return _unpickle(path, file, map_location="meta")
+
+
+def find_damage(path: str | Path) -> str | None:
+    """Verify a file and its shards by size, format and checksums; return a description of the damage, or None."""
+    with store_errors(path), open_file(path) as file:
+        fault = _find_fault(file)
+    if fault or is_url(path):
+        return fault
+    with suppress(CheckpointError):  # not damaged, even if it is no checkpoint
+        fault = sharded.find_damage(Path(path), read_metadata(path))
+    return fault
+
+
+def _unpickle(path: str | Path, source: Any, **options: Any) -> dict[str, Any]:
+    try:
+        try:
+            found = torch.load(source, weights_only=True, **options)
+        except pickle.UnpicklingError:  # it may hold objects of other classes
+            found = _load_with_placeholders(source, **options)
+    except (pickle.UnpicklingError, RuntimeError, *READ_ERRORS) as error:
+        why = " ".join(str(error).split("\n")[-1].split()) or type(error).__name__
+        raise CheckpointError(f"{path}: not loaded, because it would execute code or is damaged ({why})") from None
+    if not isinstance(found, dict):
+        what = found.name if isinstance(found, unpickle.Placeholder) else type(found).__name__
+        raise CheckpointError(f"{path}: holds a {what}, not a checkpoint; use another file")
+    return found
+
+
+def _load_with_placeholders(source: Any, *, map_location: Any = None, mmap: bool = False) -> Any:
+    """Load a checkpoint with placeholders in place of objects of foreign classes.
+
+    Calls torch's reader directly: ``torch.load`` passes some archives to TorchScript, which executes them.
+
+    Raises:
+        UnpicklingError: The file would execute code, or is of a format older than torch 1.6.
+    """
+    if not isinstance(source, str):
+        source.seek(0)
+    if not zipfile.is_zipfile(source):
+        raise pickle.UnpicklingError("it has a legacy format")
+    if not isinstance(source, str):
+        source.seek(0)
+    memory = torch.UntypedStorage.from_file(source, False, os.path.getsize(source)) if mmap else None
+    with torch.serialization._open_zipfile_reader(source) as archive:
+        read: Any = torch.serialization._load
+        return read(archive, map_location, unpickle.PICKLE_MODULE, overall_storage=memory, encoding="utf-8")
+
+
+def _find_fault(file: IO[bytes] | None) -> str | None:
+    if file is None:
+        return "no such file"
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
+        return "the file is empty"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError):
+        return f"not a checkpoint, or truncated ({size} bytes)"
+    file.seek(0)
+    return f"record {broken} is damaged" if broken else None

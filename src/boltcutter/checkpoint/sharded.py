@@ -1,0 +1,270 @@
+"""Sharded checkpoints: each rank writes its shard to a folder, and then a file is written that refers to the folder.
+
+The file, ``last.ckpt``, is the checkpoint with meta tensors (shape and dtype) in place of weights and optimizer state.
+Their data is in ``last.ckpt.shards-<name>``, in the format of ``torch.distributed.checkpoint``. Shards are written to a
+new folder each time and the file is replaced atomically at the end, so the previous checkpoint stays valid until then.
+"""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+import shutil
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from boltcutter.checkpoint.atomic import fsync_folder
+from boltcutter.checkpoint.storage import CheckpointError
+
+SHARDED_KEYS = ("state_dict", "optimizer_states")  # entries of a checkpoint that are sharded over ranks
+ALLOWED_CLASSES = {  # classes in the metadata of torch.distributed.checkpoint
+    "torch.distributed.checkpoint.metadata": {
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
+}
+
+
+def save(checkpoint: dict[str, Any], path: str | Path, orders: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    """Write the shards of a checkpoint; called on all ranks.
+
+    Args:
+        checkpoint: Its tensors may be ``DTensor``.
+        path: Path of the file that will refer to the shards.
+        orders: Row indices of permuted tensors, by name (``state_dict.model.weight``).
+
+    Returns:
+        The contents of the file on rank 0, None on other ranks.
+
+    Raises:
+        OSError: A rank could not write its shard.
+        CheckpointError: The path is a URL.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+
+    if "://" in str(path):
+        raise CheckpointError(f"{path}: shards need a folder that all ranks can access; set checkpoints=<folder>")
+    rank = dist.get_rank()
+    tensors: dict[str, Tensor] = {}
+    index = {key: _to_meta(value, key, tensors) if key in SHARDED_KEYS else value for key, value in checkpoint.items()}
+    name = [secrets.token_hex(4)]
+    dist.broadcast_object_list(name)
+    folder = Path(f"{path}.shards-{name[0]}")
+    with _convert_rank_error():
+        save_shards(tensors, storage_writer=FileSystemWriter(folder))
+    written = [file for file in sorted(folder.iterdir()) if _is_written_by(file.name, rank)]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, {file.name: [file.stat().st_size, _checksum(file)] for file in written})
+    if rank:
+        return None
+    _sync(folder)
+    files = {name: known for some in everyone for name, known in some.items()}
+    return index | {"shards": {"folder": folder.name, "files": files, "orders": dict(orders)}}
+
+
+def find_damage(path: Path, index: Mapping[str, Any]) -> str | None:
+    """Verify the shards of a checkpoint; return a description of the damage, or None."""
+    if "shards" not in index:
+        return None
+    shards = index["shards"]
+    if odd := [name for name in (shards["folder"], *shards["files"]) if not _is_plain_name(name)]:
+        return f"its shard {odd[0]!r} is outside of its folder"
+    for name, (size, checksum) in shards["files"].items():
+        file = path.parent / shards["folder"] / name
+        if not file.is_file():
+            return f"its shard {shards['folder']}/{name} is missing"
+        if file.stat().st_size != size or _checksum(file) != checksum:
+            return f"its shard {shards['folder']}/{name} is damaged"
+    return None
+
+
+def load_into(path: Path, index: dict[str, Any], into: dict[str, Tensor], *, alone: bool) -> None:
+    """Fill tensors by name from the shards; of a ``DTensor``, only this rank's shard.
+
+    Args:
+        path: Path of the checkpoint file.
+        index: Contents of the file.
+        into: Tensors to fill, by name; permuted tensors that are no ``DTensor`` get their rows in the original order.
+        alone: Whether this rank reads without the others.
+
+    Raises:
+        CheckpointError: The shards cannot be read, or hold more than data.
+    """
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*in a single process.*")
+        try:
+            with _convert_rank_error():
+                load(into, storage_reader=_reader(path, index), planner=_planner(), no_dist=alone)
+        except (OSError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"{path}: its shards cannot be read ({error}); use another checkpoint") from error
+    for name, order in index["shards"]["orders"].items():
+        if name in into:
+            into[name].copy_(into[name][order.argsort()])
+
+
+def load_full(path: Path, index: dict[str, Any]) -> dict[str, Any]:
+    """Load all shards into one checkpoint; a checkpoint without shards is returned unchanged.
+
+    Raises:
+        CheckpointError: A shard is missing, damaged, or holds more than data.
+    """
+    if "shards" not in index:
+        return index
+    if why := find_damage(path, index):
+        raise CheckpointError(f"{path}: {why}; use another checkpoint")
+    tensors: dict[str, Tensor] = {}
+    found = {key: _to_empty(value, key, tensors) if key in SHARDED_KEYS else value for key, value in index.items()}
+    load_into(path, index, tensors, alone=True)
+    del found["shards"]
+    return found
+
+
+def size(path: Path) -> int:
+    """Return the size of all shards, in bytes."""
+    return sum(file.stat().st_size for folder in _folders(path) for file in folder.iterdir())
+
+
+def remove_stale(path: Path, keep: str | None = None) -> None:
+    """Remove all shard folders of ``path`` except ``keep``."""
+    for folder in _folders(path):
+        if folder.name != keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(path: Path) -> list[Path]:
+    start = f"{path.name}.shards-"
+    return [f for f in path.parent.iterdir() if f.name.startswith(start)] if path.parent.is_dir() else []
+
+
+def _to_meta(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Replace tensors in ``value`` by meta tensors, and collect the original ones in ``tensors`` by name."""
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, Mapping):
+        return {key: _to_meta(inner, f"{name}.{key}", tensors) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_to_meta(inner, f"{name}.{i}", tensors) for i, inner in enumerate(value))
+    return value
+
+
+def _to_empty(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Replace meta tensors in ``value`` by uninitialized ones, and collect these in ``tensors`` by name."""
+    if isinstance(value, Tensor):
+        tensors[name] = torch.empty(value.shape, dtype=value.dtype)
+        return tensors[name]
+    if isinstance(value, Mapping):
+        return {key: _to_empty(inner, f"{name}.{key}", tensors) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_to_empty(inner, f"{name}.{i}", tensors) for i, inner in enumerate(value))
+    return value
+
+
+def _is_written_by(name: str, rank: int) -> bool:
+    """Return whether a file was written by a rank."""
+    return name.startswith(f"__{rank}_") or (rank == 0 and not name.startswith("__"))
+
+
+def _checksum(file: Path) -> int:
+    checksum = 0
+    with open(file, "rb") as opened:
+        while block := opened.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _sync(folder: Path) -> None:
+    """Flush the directory entries of the files and of the folder to disk."""
+    for path in (folder, folder.parent):
+        fsync_folder(path)
+
+
+@contextmanager
+def _convert_rank_error() -> Iterator[None]:
+    """Raise the error of the first rank that failed.
+
+    Raises:
+        OSError: In place of ``CheckpointException``, which is not derived from ``Exception``.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (why, _) = next(iter(error.failures.items()))
+        raise OSError(f"rank {rank}: {why}") from why
+
+
+def _reader(path: Path, index: dict[str, Any]) -> Any:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+    name = index["shards"]["folder"]
+    if not _is_plain_name(name):
+        raise pickle.UnpicklingError(f"{name!r} is outside of its folder")
+    folder = path.parent / name
+    found: Metadata = _Unpickler(BytesIO((folder / ".metadata").read_bytes())).load()
+    if not isinstance(found, Metadata):
+        raise pickle.UnpicklingError("its metadata has another type")
+    for name, kind in found.state_dict_metadata.items():
+        if type(kind) is not TensorStorageMetadata:  # torch would unpickle it and so execute code
+            raise pickle.UnpicklingError(f"{name} is not a tensor")
+    for info in (found.storage_data or {}).values():
+        if not _is_plain_name(getattr(info, "relative_path", None)):
+            raise pickle.UnpicklingError(f"{getattr(info, 'relative_path', info)!r} is outside of its folder")
+    found.storage_meta = found.storage_meta or StorageMeta()
+
+    class Reader(FileSystemReader):
+        """Returns the metadata that was read safely; torch's reader would execute code in it."""
+
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+            return found
+
+    return Reader(folder)
+
+
+def _planner() -> Any:
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    class Planner(DefaultLoadPlanner):
+        """Loads only tensors; torch's planner would unpickle other values."""
+
+        def load_bytes(self, read_item: Any, value: Any) -> None:
+            raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is not a tensor")
+
+    return Planner()
+
+
+def _is_plain_name(name: Any) -> bool:
+    """Return whether a name refers to an entry of the same folder."""
+    return isinstance(name, str) and "/" not in name and "\\" not in name and name not in ("", ".", "..")
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        kind = getattr(torch, name, None) if module == "torch" else None
+        if name in ALLOWED_CLASSES.get(module, ()) or isinstance(kind, torch.dtype):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not an allowed class")

@@ -1,0 +1,118 @@
+"""Storage of checkpoints: local files, written atomically, or objects at a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO, Any
+
+import fsspec
+
+from boltcutter.checkpoint import atomic
+
+_copy: tuple[str, IO[bytes]] | None = None  # key and local copy (a temporary file) of the object last read from a URL
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; the message is one line with path, cause and remedy."""
+
+    hide_traceback = True  # needs no traceback
+
+
+def check_writable(place: str | Path) -> None:
+    """Check that checkpoints can be written, before hours are spent on the first.
+
+    Raises:
+        CheckpointError: A test file could not be written.
+    """
+    probe = f"{place}/{atomic.temporary_path(Path('probe')).name}"
+    try:
+        store, path = resolve_filesystem(probe)
+        if not is_url(place):
+            Path(place).mkdir(parents=True, exist_ok=True)
+        store.pipe_file(path, b"probe")
+        store.rm_file(path)
+    except Exception as error:  # each storage raises its own exceptions
+        raise CheckpointError(
+            f"checkpoints={place}: cannot be written ({error_text(error)}); {remedy_for(place)}"
+        ) from error
+
+
+def is_url(path: str | Path) -> bool:
+    """Whether a path has a protocol (``s3://``)."""
+    return "://" in str(path)
+
+
+def resolve_filesystem(path: str | Path) -> tuple[Any, str]:
+    """Return the fsspec file system of a path or URL, and the path within it."""
+    store, place = fsspec.url_to_fs(str(path))
+    store.invalidate_cache()  # another process or thread may have written
+    return store, place
+
+
+@contextmanager
+def open_file(path: str | Path, *, whole: bool = True) -> Iterator[IO[bytes] | None]:
+    """Open a file for reading; None if it does not exist.
+
+    Args:
+        path: Path or URL.
+        whole: Whether a file at a URL is downloaded as a whole, instead of the byte ranges that are read.
+    """
+    store, place = resolve_filesystem(path)
+    if not store.isfile(place):
+        yield None
+    elif is_url(path) and whole:
+        yield _download(store, place)
+    else:
+        with store.open(place, "rb", block_size=2**20) as file:
+            yield file
+
+
+def _download(store: Any, place: str) -> IO[bytes]:
+    """Download a file, unless the last download is still current: downloads are slow, and files are read repeatedly."""
+    global _copy
+    key = str(store.ukey(place))
+    if _copy is None or _copy[0] != key:
+        _copy = None  # delete the previous copy first
+        file = NamedTemporaryFile(suffix=".ckpt")  # noqa: SIM115 - kept open
+        store.get_file(place, file.name)
+        _copy = key, file
+    _copy[1].seek(0)
+    return _copy[1]
+
+
+@contextmanager
+def store_errors(path: str | Path) -> Iterator[None]:
+    """Convert the exceptions of a storage at a URL to a one-line ``CheckpointError``; each raises its own."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        if not is_url(path):
+            raise
+        raise CheckpointError(f"{path}: cannot be reached ({error_text(error)}); {remedy_for(path)}") from error
+
+
+def write_atomically(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
+    """Write a file atomically, and remove temporary files of earlier writes that were killed."""
+    for entry in path.parent.iterdir():
+        if entry.name.startswith(f".{path.name}."):  # of a killed process
+            entry.unlink()
+    atomic.write(path, dump)
+
+
+def error_text(error: BaseException) -> str:
+    """Format an error in one line; prefer the system error that caused an error of torch."""
+    if isinstance(error.__context__, OSError):
+        error = error.__context__
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def remedy_for(place: str | Path) -> str:
+    """Return a remedy for checkpoints that cannot be written or reached."""
+    if not is_url(place):
+        return "free disk space, or set checkpoints=<another folder>"
+    return "check that the storage exists and its variables (AWS_…) are set, or set checkpoints=<folder or URL>"

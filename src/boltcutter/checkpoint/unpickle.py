@@ -1,0 +1,354 @@
+"""Unpickle checkpoints as data: load tensors and plain values, and replace objects of other classes by placeholders.
+
+Hyperparameters of a LightningModule may be modules, functions, enums or data frames. ``load_from_checkpoint`` needs
+them, but training and evaluation do not. Nothing in a file is imported or called, except what
+``torch.load(weights_only=True)`` allows and the plain types listed below.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+import sys
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from functools import cache
+from pathlib import Path, PureWindowsPath
+from types import SimpleNamespace
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import _weights_only_unpickler as torchs
+
+BLOCKED = ("os", "posix", "nt", "sys")  # files that refer to these modules are refused, as by torch
+# Calls to these are replaced by placeholders; calls to the rest of the standard library are refused as attacks.
+SKIPPABLE_CALLS = {
+    *("argparse", "array", "collections", "dataclasses", "datetime", "decimal", "enum", "fractions", "inspect"),
+    *("ipaddress", "numbers", "pathlib", "pathlib._local", "random", "string", "typing", "uuid", "zoneinfo"),
+    *("builtins.getattr", "builtins.object", "builtins.type", "copyreg._reconstructor", "functools.partial"),
+    *("operator.attrgetter", "operator.itemgetter", "operator.methodcaller", "re._compile"),
+    *("types.GenericAlias", "types.MappingProxyType", "types.SimpleNamespace"),
+}
+TYPES = {
+    f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, str, tuple)
+}  # referred to, never called
+SIMPLE_DTYPE = re.compile(r"[?biufc]\d{0,2}|[SU]\d+")
+
+
+@dataclass(eq=False)
+class Placeholder:
+    """Replaces an object that was not created, or a class or function.
+
+    Args:
+        name: Qualified name of the class or function.
+        built: Whether it replaces an instance, or the return value of the function.
+    """
+
+    name: str
+    built: bool = False
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: not loaded>"
+
+
+class _DType(Placeholder):
+    """A NumPy dtype; ``value`` is None if its arrays may hold objects."""
+
+    value: np.dtype[Any] | None = None
+
+
+class _Array(Placeholder):
+    """A NumPy array before its state is set."""
+
+
+class Unpickler(pickle._Unpickler):  # the Python implementation, of which every opcode can be overridden
+    """Loads tensors and plain values, and creates placeholders for all other objects.
+
+    Raises:
+        UnpicklingError: The file is damaged, or would execute code.
+    """
+
+    stack: list[Any]
+    memo: dict[int, Any]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+
+    def load(self) -> Any:
+        """Load the pickle."""
+        try:
+            return super().load()
+        except (pickle.UnpicklingError, RuntimeError, MemoryError):
+            raise
+        except Exception as error:  # raised by opcodes on an invalid stack
+            raise pickle.UnpicklingError(f"{type(error).__name__}: {error}") from error
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return an allowed class or function, or a placeholder; imports nothing."""
+        module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+        path = f"{module}.{name}"
+        if module.partition(".")[0] in BLOCKED:
+            raise pickle.UnpicklingError(f"it refers to {path}")
+        if path in _allowed():
+            return _allowed()[path]
+        return CONSTRUCTORS.get(path) or TYPES.get(path) or Placeholder(path)
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Overridden by torch, which loads the storage of a tensor."""
+        raise pickle.UnpicklingError("it refers to data outside of the file")
+
+    def _load_reduce(self) -> None:
+        arguments, function = self.stack.pop(), self.stack[-1]
+        self.stack[-1] = _call(function, arguments)
+
+    def _load_newobj(self) -> None:
+        arguments, kind = self.stack.pop(), self.stack.pop()
+        self.append(_call(kind, arguments))
+
+    def _load_newobj_ex(self) -> None:
+        keywords, arguments, kind = self.stack.pop(), self.stack.pop(), self.stack.pop()
+        if not isinstance(kind, Placeholder):
+            raise pickle.UnpicklingError(f"it calls {kind!r} with keyword arguments")
+        self.append(_call(kind, (*arguments, keywords)))
+
+    def _load_build(self) -> None:
+        state, built = self.stack.pop(), self.stack[-1]
+        if isinstance(built, _DType):
+            built.value = _with_byte_order(built.value, state)
+        elif isinstance(built, _Array):
+            self._replace(built, _array(state))
+        elif isinstance(built, Placeholder):
+            return  # its state is ignored
+        elif type(built) is OrderedDict and isinstance(state, dict):  # _metadata of a state dict
+            vars(built).update({key: value for key, value in state.items() if not _holds_placeholder(value)})
+        else:
+            raise pickle.UnpicklingError(f"it sets the state of a {type(built).__name__}")
+
+    def _replace(self, built: Any, value: Any) -> None:
+        """Replace ``built``, which is on top of the stack, by ``value``."""
+        self.stack[-1] = value
+        for place in reversed(self.memo):
+            if self.memo[place] is built:
+                self.memo[place] = value
+                return
+
+    def _load_append(self) -> None:
+        self._extend([self.stack.pop()])
+
+    def _load_appends(self) -> None:
+        self._extend(self.pop_mark())
+
+    def _load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items([key, value])
+
+    def _load_setitems(self) -> None:
+        self._set_items(self.pop_mark())
+
+    def _load_additems(self) -> None:
+        items, target = self.pop_mark(), self._target(set)
+        if target is not None:
+            target.update(items)
+
+    def _extend(self, items: list[Any]) -> None:
+        if (target := self._target(list, deque)) is not None:
+            target.extend(items)
+
+    def _set_items(self, items: list[Any]) -> None:
+        if (target := self._target(dict, OrderedDict, Counter, defaultdict)) is not None:
+            for key, value in zip(items[::2], items[1::2], strict=True):
+                target[key] = value
+
+    def _target(self, *kinds: type) -> Any:
+        """Return the container on top of the stack, or None if it is a placeholder."""
+        target = self.stack[-1]
+        if type(target) in kinds:
+            return target
+        if isinstance(target, Placeholder):
+            return None
+        raise pickle.UnpicklingError(f"it adds items to a {type(target).__name__}")
+
+    def _load_binpersid(self) -> None:
+        pid = self.stack.pop()
+        if type(pid) is not tuple or not pid or pid[0] not in ("storage", b"storage") or _holds_placeholder(pid):
+            raise pickle.UnpicklingError("it refers to data outside of the file")
+        self.append(self.persistent_load(pid))
+
+
+_INHERITED = (  # opcodes that only create or move numbers, strings and containers
+    *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+    *("UNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT"),
+    *("EMPTY_SET", "FROZENSET", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
+    *("GLOBAL", "STACK_GLOBAL"),  # both call find_class
+)
+_OVERRIDDEN = (
+    "REDUCE",
+    "NEWOBJ",
+    "NEWOBJ_EX",
+    "BUILD",
+    "APPEND",
+    "APPENDS",
+    "ADDITEMS",
+    "SETITEM",
+    "SETITEMS",
+    "BINPERSID",
+)
+# All other opcodes (INST, OBJ, EXT1, PERSID, …) are rejected.
+Unpickler.dispatch = {
+    **{code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, name)[0] for name in _INHERITED)},
+    **{getattr(pickle, name)[0]: getattr(Unpickler, f"_load_{name.lower()}") for name in _OVERRIDDEN},
+}
+
+
+def reject_legacy_format(file: IO[bytes], **options: Any) -> Any:
+    """Refuse checkpoint formats older than torch 1.6, in place of ``pickle.load``.
+
+    Raises:
+        UnpicklingError: Always.
+    """
+    raise pickle.UnpicklingError("it has a legacy format")
+
+
+# The interface of pickle that torch uses.
+PICKLE_MODULE = SimpleNamespace(
+    Unpickler=Unpickler, load=reject_legacy_format, __name__="boltcutter.checkpoint.unpickle"
+)
+
+
+def find_placeholders(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[str]:
+    """Yield one line for each placeholder in a checkpoint, with its key and its class or function."""
+    seen = set() if seen is None else seen
+    if isinstance(value, Placeholder):
+        yield f"{path} is a {value.name}" if value.built else f"{path} is {value.name}"
+    elif isinstance(value, Mapping | list | tuple | set | frozenset | deque):
+        if id(value) in seen:  # containers may be recursive or shared
+            return
+        seen.add(id(value))
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from find_placeholders(inner, f"{path}.{key}" if path else str(key), seen)
+
+
+def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """Call an allowed function, or return a placeholder if the call can safely be skipped.
+
+    Raises:
+        UnpicklingError: The call would execute code.
+    """
+    if isinstance(function, Placeholder):
+        module = function.name.rpartition(".")[0]
+        known = module.partition(".")[0] in sys.stdlib_module_names
+        if function.built or (known and function.name not in SKIPPABLE_CALLS and module not in SKIPPABLE_CALLS):
+            raise pickle.UnpicklingError(f"it calls {function.name}")
+        if function.name == "builtins.getattr" and not isinstance(
+            arguments[0], Placeholder
+        ):  # allowed for enums and methods
+            raise pickle.UnpicklingError("it calls builtins.getattr")
+        return Placeholder(function.name, built=True)
+    if id(function) not in _callable():
+        raise pickle.UnpicklingError(f"it calls {function!r}")
+    if _holds_placeholder(arguments) and function not in (_reconstruct, _scalar):
+        return Placeholder(f"{function.__module__}.{function.__qualname__}", built=True)
+    return function(*arguments)
+
+
+def _holds_placeholder(value: Any, seen: set[int] | None = None) -> bool:
+    """Return whether a value is or contains a placeholder."""
+    if isinstance(value, Placeholder):
+        return True
+    if not isinstance(value, Mapping | list | tuple | set | frozenset | deque):
+        return False
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    inner: Collection[Any] = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+    return any(_holds_placeholder(part, seen) for part in inner)
+
+
+@cache
+def _allowed() -> dict[str, Any]:
+    """Return what ``torch.load(weights_only=True)`` allows, by name; without the tensor classes of legacy formats."""
+    return {name: value for name, value in torchs._get_allowed_globals().items() if value not in torch._tensor_classes}
+
+
+@cache
+def _callable() -> frozenset[int]:
+    """Return the ids of all functions and classes that may be called."""
+    return frozenset(id(value) for value in (*_allowed().values(), *CONSTRUCTORS.values()) if callable(value))
+
+
+def _no_bytes() -> bytes:
+    return b""  # non-empty bytes are pickled as a call to _codecs.encode
+
+
+def _default_dict(factory: Any = None) -> Any:
+    return defaultdict(factory if factory in TYPES.values() or factory is set else None)
+
+
+def _path(*parts: str) -> Any:
+    return Path(*parts)
+
+
+def _windows_path(*parts: str) -> Any:
+    return PureWindowsPath(*parts)
+
+
+def _dtype(code: Any, *_: Any) -> _DType:
+    """Create a dtype of numbers or strings; other dtypes stay without value, since their arrays may hold objects."""
+    found = _DType("numpy.dtype", built=True)
+    if isinstance(code, str) and SIMPLE_DTYPE.fullmatch(code):
+        found.value = np.dtype(code)
+    return found
+
+
+def _with_byte_order(kind: np.dtype[Any] | None, state: Any) -> np.dtype[Any] | None:
+    """Apply the byte order in a dtype's state; return None if the state has other entries, such as fields."""
+    _, order, *rest = state
+    return kind.newbyteorder(order) if kind is not None and rest[:3] == [None, None, None] else None
+
+
+def _scalar(kind: Any, raw: Any = None) -> Any:
+    value = getattr(kind, "value", None)
+    if value is None or type(raw) is not bytes or len(raw) != value.itemsize:
+        return Placeholder("numpy.generic", built=True)
+    return np.frombuffer(raw, value)[0]
+
+
+def _reconstruct(*_: Any) -> _Array:
+    return _Array("numpy.ndarray", built=True)
+
+
+def _array(state: Any) -> Any:
+    """Create an array of numbers or strings from shape, dtype, memory order and bytes."""
+    _, shape, kind, fortran, raw = state
+    value = getattr(kind, "value", None)
+    if value is None or type(raw) is not bytes or len(raw) != math.prod(shape) * value.itemsize:
+        return Placeholder("numpy.ndarray", built=True)
+    return np.ndarray(shape, value, bytearray(raw), order="F" if fortran else "C")
+
+
+CONSTRUCTORS: dict[str, Callable[..., Any]] = {
+    "builtins.bytes": _no_bytes,
+    "builtins.frozenset": frozenset,
+    "builtins.range": range,
+    "builtins.slice": slice,
+    "collections.defaultdict": _default_dict,
+    "collections.deque": deque,
+    "decimal.Decimal": Decimal,
+    "fractions.Fraction": Fraction,
+    "numpy.dtype": _dtype,
+    **{f"datetime.{kind.__name__}": kind for kind in (date, datetime, time, timedelta, timezone)},
+    **{f"pathlib{local}.{pure}PosixPath": _path for local in ("", "._local") for pure in ("", "Pure")},
+    **{f"pathlib{local}.{pure}WindowsPath": _windows_path for local in ("", "._local") for pure in ("", "Pure")},
+    **{f"numpy.{core}.multiarray._reconstruct": _reconstruct for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": _scalar for core in ("core", "_core")},
+}

@@ -1,0 +1,154 @@
+"""Load weights from checkpoints of any training program, and check their compatibility."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from boltcutter.checkpoint.load import load, read_metadata
+from boltcutter.checkpoint.storage import CheckpointError
+from boltcutter.checkpoint.unpickle import find_placeholders
+from boltcutter.protocols import is_native_task
+
+LATE_HOOKS = (
+    "setup",
+    "configure_model",
+    "on_load_checkpoint",
+)  # hooks that may change the parameters of a user's module
+TRAINING_STATE = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  # needed to resume training
+# Components that torch.compile, FSDP and activation checkpointing insert into parameter names.
+WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+KERAS_FILES = (".keras", ".weights.h5")
+
+
+@runtime_checkable
+class ReadsKerasFiles(Protocol):
+    """A model that can load weights from a Keras file."""
+
+    def load(self, path: str | Path) -> list[str]:
+        """Load the matching weights, and return the names of weights that are missing in the file."""
+
+
+def extract_weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Extract the model's state dict from a checkpoint of any training program.
+
+    Supports Lightning checkpoints, bare state dicts, ``{"model": …}`` and ``{"state_dict": …}``. Removes the prefixes
+    added by DataParallel, ``torch.compile``, FSDP and a LightningModule's attribute ``model``.
+    """
+    plain = _named(found)
+    for outer in ("module.", "model.", "module."):  # DataParallel around or inside a LightningModule
+        if any(key.startswith(outer) for key in plain):
+            plain = {key.removeprefix(outer): value for key, value in plain.items() if key.startswith(outer)}
+    return plain
+
+
+def _named(found: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return all tensors of a checkpoint, by their names without those of wrappers."""
+    inner = next(
+        (found[key] for key in ("state_dict", "model", "model_state_dict") if isinstance(found.get(key), Mapping)),
+        found,
+    )
+    plain = {}
+    for key, value in inner.items():
+        if isinstance(value, Tensor):
+            plain[".".join(part for part in key.split(".") if part not in WRAPPERS)] = value
+    return plain
+
+
+def load_weights(model: nn.Module, path: str | Path) -> list[str]:
+    """Load all weights from a file whose names and shapes match those of ``model``.
+
+    Args:
+        model: A model, or a LightningModule; the file may hold the weights of its attribute ``model`` only.
+        path: Path or URL of the file.
+
+    Returns:
+        One line for each kind of mismatch: missing, unexpected, of another shape.
+
+    Raises:
+        CheckpointError: The file cannot be read, or no weights match.
+    """
+    if str(path).endswith(KERAS_FILES):
+        return _initialize_from_keras(model, path)
+    found, own = load(path), model.state_dict()
+    stripped = extract_weights(found)
+    candidates = [stripped, _named(found), {f"model.{key}": value for key, value in stripped.items()}]
+    given = max(candidates, key=lambda names: len(names.keys() & own.keys()))
+    matching = {key: value for key, value in given.items() if key in own and _shape(own[key]) == list(value.shape)}
+    if not matching:
+        some = ", ".join(list(given)[:3]) or "no weights"
+        raise CheckpointError(f"init_from={path}: no weights match the model (the file has {some} …); use another file")
+    model.load_state_dict(matching, strict=False)
+    reshaped = [f"{k} {list(given[k].shape)} → {_shape(own[k])}" for k in given if k in own and k not in matching]
+    kinds = {
+        "missing": [key for key in own if key not in given],
+        "unexpected": [key for key in given if key not in own],
+        "of another shape": reshaped,
+    }
+    return [f"{len(keys)} {kind}: {_first_names(keys)}" for kind, keys in kinds.items() if keys]
+
+
+def _initialize_from_keras(model: nn.Module, path: str | Path) -> list[str]:
+    if not isinstance(model, ReadsKerasFiles):
+        raise CheckpointError(
+            f"init_from={path}: only a Keras model loads Keras files, and model is {type(model).__name__}; use "
+            "another file, or model=keras_convnet"
+        )
+    try:
+        missing = model.load(path)
+    except (ValueError, OSError) as error:
+        text = " ".join(str(error).split())
+        raise CheckpointError(f"init_from={path}: cannot be read ({text}); use another file") from error
+    return [f"{len(missing)} missing: {_first_names(missing)}"] if missing else []
+
+
+def incompatibility(path: str | Path, task: nn.Module) -> str | None:
+    """Return why a checkpoint cannot be resumed with this task, in one line; None if it can.
+
+    Compares names and shapes of the weights, unless the task creates them later or loads them differently, and the
+    settings that the optimizer stores in each parameter group. The whole training state must be plain values.
+    """
+    found = read_metadata(path)
+    given, own = ({}, {}) if _has_own_loading(task) else (found.get("state_dict", {}), task.state_dict())
+    kinds = {
+        "weights are missing": [key for key in own if key not in given],
+        "weights are unexpected": [key for key in given if key not in own],
+        "weights have another shape": [
+            k for k in own if k in given and not is_lazy(own[k]) and _shape(given[k]) != _shape(own[k])
+        ],
+    }
+    restored = {key: found[key] for key in TRAINING_STATE if key in found}
+    kinds["values are objects, which are not loaded"] = list(find_placeholders(restored))
+    make: Any = None if _is_foreign(task) else getattr(task, "optimizer", None)
+    if make is not None and found.get("optimizer_states"):
+        then = found["optimizer_states"][0]["param_groups"][0].keys()  # including those added by schedulers
+        now = make([nn.Parameter(torch.zeros(1))]).param_groups[0].keys()
+        kinds["optimizer settings are missing"] = sorted(now - then)
+    return "; ".join(f"{len(keys)} {kind} ({_first_names(keys)})" for kind, keys in kinds.items() if keys) or None
+
+
+def _has_own_loading(task: nn.Module) -> bool:
+    """Return whether the parameters of a user's module may change before a checkpoint is loaded."""
+    lenient = not getattr(task, "strict_loading", True)
+    return _is_foreign(task) and (lenient or any(is_overridden(hook, task) for hook in LATE_HOOKS))
+
+
+def _is_foreign(task: nn.Module) -> bool:
+    return isinstance(task, L.LightningModule) and not is_native_task(task)
+
+
+def _shape(value: Any) -> list[int] | None:
+    """Return the shape; None for a lazy parameter, and for a module's extra state, which may be any object."""
+    return None if is_lazy(value) or not hasattr(value, "shape") else list(value.shape)
+
+
+def _first_names(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (" …" if len(keys) > 3 else "")

@@ -1,0 +1,1 @@
+"""The command line: commands, overrides, help, completion and one-line errors."""

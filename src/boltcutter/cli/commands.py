@@ -1,0 +1,181 @@
+"""The commands of ``boltcutter <command>`` and of the scripts in a project's ``scripts/``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from boltcutter.cli import main as cli
+from boltcutter.config.errors import ConfigError, hint
+from boltcutter.project import Project, ProjectError
+
+NEW = "boltcutter new <name> [folder=.] [author=<name>] [license=MIT] [vendor=false] [template=<URL or folder>]"
+ADD = "boltcutter add model|data|task|callback|launch|experiment <name>"
+VENDOR = "boltcutter vendor [<component, such as callback.guard>] [--undo]"
+OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command; all that it needs is imported only when it is run.
+
+    Args:
+        target: Module and function, as ``package.module:function``, which takes the project and the arguments.
+        usage: First part of ``--help``; its first line is the summary.
+        flags: Module and name of the flags that the function handles itself, with their help texts.
+        begin: Module and function to be called before heavy imports.
+        is_plain: Whether the function parses all arguments itself, as it takes no configuration.
+    """
+
+    target: str
+    usage: str
+    flags: str | None = None
+    begin: str | None = None
+    is_plain: bool = False
+
+
+COMMANDS: Mapping[str, Command] = {
+    "train": Command(
+        "boltcutter.training.train:main",
+        f"""Train: boltcutter train {OVERRIDES}
+
+boltcutter train model=mlp trainer.max_epochs=5
+boltcutter train data=mnist trainer=ddp trainer.devices=8
+boltcutter train callback=[default,ema] optimizer=sgd optimizer.lr=0.05
+boltcutter train resume=runs/…
+boltcutter train reproduce=runs/…""",
+        begin="boltcutter.environment.startup:begin",
+    ),
+    "evaluate": Command(
+        "boltcutter.evaluation.evaluate:main",
+        "Evaluate: boltcutter evaluate run=<folder> [ckpt=best|last|path] [split=test] [data=…] [key=value …]",
+    ),
+    "predict": Command(
+        "boltcutter.evaluation.predict:main",
+        "Predict: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=predictions.csv]",
+    ),
+    "check": Command(
+        "boltcutter.assembly.assemble:main",
+        """Check a configuration without training: boltcutter check [run=<folder>] [overrides of train]
+
+boltcutter check model=mlp trainer.max_epochs=5     # prints ok, or each mistake on a line""",
+    ),
+    "doctor": Command(
+        "boltcutter.planning.doctor:main",
+        """Show what works on this machine, and estimate memory: boltcutter doctor [run=<folder>] [overrides of train]
+
+boltcutter doctor model=gpt data=text task=language devices=8 memory=80GiB    # which strategy to choose""",
+    ),
+    "launch": Command(
+        "boltcutter.launch.command:main",
+        """Launch: boltcutter launch launch=slurm|local [overrides of train]
+
+boltcutter launch launch=slurm trainer.num_nodes=2 trainer.devices=8 launch.time=2:00:00
+boltcutter launch launch=slurm launch.array='seed=1,2,3;optimizer.lr=0.1,0.01'
+boltcutter launch launch=slurm resume=runs/…
+boltcutter launch status|logs|cancel run=runs/…
+boltcutter launch list""",
+        flags="boltcutter.launch.command:FLAGS",
+    ),
+    "compare": Command(
+        "boltcutter.run.compare:main",
+        "Compare two runs, bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]",
+    ),
+    "sync": Command(
+        "boltcutter.logger.sync:main",
+        "Upload runs that were logged offline to W&B: boltcutter sync run=<folder> [run=<folder> …]",
+    ),
+    "find-batch-size": Command(
+        "boltcutter.planning.batch_size:main",
+        "Find the largest batch that fits into memory: boltcutter find-batch-size [overrides of train]",
+    ),
+    "new": Command("boltcutter.scaffold.new:main", f"Create a project: {NEW}", is_plain=True),
+    "add": Command("boltcutter.scaffold.add:main", f"Add a component to the project: {ADD}", is_plain=True),
+    "vendor": Command(
+        "boltcutter.scaffold.vendor:main",
+        f"Copy the library, or one component, into the project: {VENDOR}",
+        is_plain=True,
+    ),
+}
+
+
+def script(name: str, file: str) -> None:
+    """Run a command from a script of a project.
+
+    Args:
+        name: Of the command.
+        file: Path of the script, in the project's folder.
+    """
+    run(name, sys.argv[1:], file, program=f"python {shlex.quote(sys.argv[0])}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run ``boltcutter <command>`` in the project of the working directory."""
+    name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    if name in ("--help", "-h"):
+        print("\n".join(["Usage: boltcutter <command> [--help] …", "", *map(_summary, COMMANDS)]))
+        return
+    if name == "--complete":  # called by the shell completion, see cli
+        print("".join(f"{command}\n" for command in COMMANDS if command.startswith(rest[0] if rest else "")), end="")
+        return
+    if name not in COMMANDS:
+        print(
+            f"error: {name}: no such command{hint(name, COMMANDS)} (there are: {', '.join(COMMANDS)})", file=sys.stderr
+        )
+        sys.exit(2)
+    run(name, rest)
+
+
+def run(name: str, arguments: Sequence[str], start: str | None = None, *, program: str | None = None) -> None:
+    """Run a command.
+
+    Args:
+        name: Of the command.
+        arguments: After its name.
+        start: A file or folder of the project; by default the working directory.
+        program: How the command was called, for ``--help``; by default ``boltcutter <name>``.
+    """
+    arguments = list(arguments)
+    if name == "check" and arguments[:1] == ["doctor"]:
+        name, arguments = "doctor", arguments[1:]
+    command = COMMANDS[name]
+    try:
+        project = Project.find(start)
+    except ProjectError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    project.use_vendored_library()
+    if command.is_plain:
+        _run_plain(command, project, arguments)
+        return
+    usage = command.usage.replace(f"boltcutter {name}", program) if program else command.usage
+    flags = _load(command.flags) if command.flags else {}
+    begin = _load(command.begin) if command.begin else lambda: None
+    cli.main(project, command.target.partition(":")[0], usage, arguments, begin=begin, own=flags)
+
+
+def _run_plain(command: Command, project: Project, arguments: list[str]) -> None:
+    if {"--help", "-h"} & set(arguments):
+        print(command.usage)
+        return
+    try:
+        _load(command.target)(project, arguments)
+    except ConfigError as error:
+        if os.environ.get("BOLTCUTTER_DEBUG") == "1":
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _load(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _summary(name: str) -> str:
+    return f"  {name:18}{COMMANDS[name].usage.partition(': boltcutter')[0]}"

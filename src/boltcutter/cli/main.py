@@ -1,0 +1,255 @@
+"""What all commands share: overrides, help, shell completion and one-line errors."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+
+from boltcutter.config.compose import compose
+from boltcutter.config.errors import ConfigError, hint
+from boltcutter.config.values import as_yaml, paths, redacted
+from boltcutter.environment import mpi, platform, slurm
+from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
+from boltcutter.project import Project, summary
+from boltcutter.run import trust
+
+FLAGS = {
+    "--help": "show this help",
+    "--print": "print the resolved configuration",
+    "--check": "validate the configuration",
+    "--describe": "list the keys below the next argument, with type, value and documentation",
+    "--completion": 'enable completion in bash and zsh: eval "$(boltcutter train --completion)"',
+}
+COMPLETION = r"""
+_boltcutter_owns() {  # whether this is one of our scripts; no other program is ever started
+    case "${1##*/}" in %(scripts)s) [[ "$1" -ef "%(folder)s/${1##*/}" ]] ;; *) return 1 ;; esac
+}
+_boltcutter_parse() {  # sets program, which completes, and given, its arguments so far
+    local word
+    program=() given=()
+    if [[ "${1##*/}" == boltcutter ]]; then
+        program=("%(python)s" -m boltcutter ${2:+"$2"})
+        shift $(($# < 2 ? $# : 2))
+    else
+        while (($#)) && [[ "$1" != *.py ]]; do shift; done
+        _boltcutter_owns "${1:-}" || return 1
+        program=("%(python)s" "$1")
+        shift
+    fi
+    for word in "$@"; do given+=("${word//[\"\']/}"); done
+}
+_boltcutter_bash() {
+    local line="${COMP_LINE:0:COMP_POINT}" word
+    local current="${line##*[[:space:]]}"
+    local kept="${current%%"${current##*=}"}"
+    local -a words program given
+    read -ra words <<<"${line%%"$current"}"
+    COMPREPLY=()
+    _boltcutter_parse "${words[@]}" || return 0
+    # Readline replaces what follows the last =, but all of a word in quotes.
+    case "$current" in [\"\']*) current="${current:1}" kept="" ;; esac
+    [[ "$COMP_WORDBREAKS" == *=* ]] || kept=""
+    while IFS= read -r word; do
+        COMPREPLY+=("${word#"$kept"}")
+        case "$word" in *= | *. | *=\[*) compopt -o nospace 2>/dev/null ;; esac
+    done < <("${program[@]}" --complete "$current" "${given[@]}" 2>/dev/null)
+}
+_boltcutter_zsh() {
+    local word
+    local -a open closed program given
+    if ! _boltcutter_parse "${words[@]:0:$((CURRENT - 1))}"; then
+        "${_boltcutter_before[$service]:-_default}" "$@"
+        return
+    fi
+    while IFS= read -r word; do
+        case "$word" in *= | *. | *=\[*) open+=("$word") ;; *) closed+=("$word") ;; esac
+    done < <("${program[@]}" --complete "${PREFIX//\\/}" "${given[@]}" 2>/dev/null)
+    compadd -Q -S "" -- "${open[@]}"
+    compadd -Q -- "${closed[@]}"
+    (( ${#open[@]} + ${#closed[@]} )) || { compset -P "*=" && _files; }
+}
+if [[ -n "${ZSH_VERSION:-}" ]]; then
+    whence compdef >/dev/null || { autoload -Uz compinit && compinit -u -D; }
+    typeset -gA _boltcutter_before
+    for _boltcutter_name in python python3 torchrun; do
+        [[ "${_comps[$_boltcutter_name]:-}" == _boltcutter_zsh ]] ||
+            _boltcutter_before[$_boltcutter_name]="${_comps[$_boltcutter_name]:-}"
+    done
+    compdef _boltcutter_zsh python python3 torchrun boltcutter
+else
+    complete -o bashdefault -o default -F _boltcutter_bash python python3 torchrun boltcutter
+fi
+"""
+
+
+def main(
+    project: Project,
+    module: str,
+    usage: str,
+    arguments: Sequence[str] | None = None,
+    *,
+    begin: Callable[[], None] = lambda: None,
+    own: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Handle the shared flags, or else call ``module.main``; exit with 2 for a user's mistake, with 1 for a failure.
+
+    Args:
+        project: Whose configuration is used.
+        module: Imported only if needed, as it may import torch; its ``main`` takes the project and the arguments.
+        usage: First part of ``--help``.
+        arguments: By default those of the process.
+        begin: Called before ``module`` is imported.
+        own: Flags that ``module`` handles itself, with their help texts; they override those of ``FLAGS``.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if "--complete" not in arguments:
+        arguments = [expand_home(argument) for argument in arguments]
+    project.activate()
+    try:
+        arguments = trust.apply_overrides(arguments)
+        flags = [argument for argument in arguments if argument.startswith("-")]
+        if not set(flags) <= own.keys():
+            _answer(project, usage, flags, arguments, {**FLAGS, **own})
+        else:
+            begin()
+            _adopt()
+            retain_freed_memory()
+            importlib.import_module(module).main(project, arguments)
+    except ConfigError as error:
+        if os.environ.get("BOLTCUTTER_DEBUG") == "1":
+            raise
+        lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
+        if is_rank_zero() or lost:
+            print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        # An error with a remedy needs no traceback; any other is a bug.
+        if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not getattr(error, "hide_traceback", False):
+            raise
+        rank = distributed_rank()
+        print("error" if rank is None else f"error on rank {rank}", error, sep=": ", file=sys.stderr)
+        sys.exit(1)
+
+
+def expand_home(argument: str) -> str:
+    """Expand ``~/`` in a value, as shells do only at the beginning of a word."""
+    key, equals, value = argument.partition("=")
+    return f"{key}={os.path.expanduser(value)}" if equals and value.startswith("~/") else argument
+
+
+def _adopt() -> None:
+    """Read rank and world size from the environment of the launcher, if there is one."""
+    try:
+        platform.export_torchrun_env()
+        mpi.export_torchrun_env()
+        slurm.prepare()
+    except (platform.PlatformError, mpi.ProcessLayoutError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _answer(project: Project, usage: str, flags: list[str], arguments: list[str], known: Mapping[str, str]) -> None:
+    flag = "--help" if flags[0] == "-h" else flags[0]
+    at = arguments.index(flags[0])
+    rest = arguments[:at] + arguments[at + 1 :]
+    if flag == "--complete":
+        print(
+            "".join(f"{argument}\n" for argument in complete(project, usage, *arguments[at + 1 :], flags=known)), end=""
+        )
+        return
+    for other in flags:
+        if other not in (*known, "-h"):
+            raise ConfigError(f"{other}: no such flag{hint(other, known)} (there are: {', '.join(known)})")
+    if len(flags) > 1:
+        raise ConfigError(f"{flags[1]}: cannot be combined with {flags[0]}; give one of them")
+    if flag == "--help":
+        print(_help(project, usage, known))
+    elif flag == "--print":
+        _adopt()
+        print(_resolved(project, rest), end="")
+    elif flag == "--check":
+        from boltcutter.assembly import assemble
+
+        _adopt()
+        assemble.main(project, rest)
+    elif flag == "--describe":
+        from boltcutter.assembly.assemble import describe_overrides
+
+        at_key = at < len(rest) and "=" not in rest[at] and not rest[at].startswith("~")
+        prefix = rest.pop(at) if at_key else ""
+        print("\n".join(describe_overrides(project, rest, prefix)))
+    else:
+        print(_completion(project.root.resolve() / "scripts"))
+
+
+def _resolved(project: Project, arguments: list[str]) -> str:
+    """The configuration as YAML, with references resolved."""
+    from boltcutter.run.folder import load_evaluation_config, read_overrides, split_overrides
+
+    special, rest = split_overrides(arguments, "run", "ckpt", "split", "input", "output")
+    cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, arguments)
+    if not cfg.get("folder"):
+        # The id is created when the run starts.
+        cfg.folder = "${runs}/${name}/<id>"
+    return as_yaml(redacted(cfg))
+
+
+def _help(project: Project, usage: str, flags: Mapping[str, str]) -> str:
+    lines = [usage.strip(), "", "Flags:", *(f"  {flag:14}{text}" for flag, text in flags.items()), ""]
+    has_own = len(project.config_dirs) > 1
+    for group, options in project.groups().items():
+        lines.append(f"{group}=")
+        for option, file in options.items():
+            origin = " (of the project)" if has_own and project.origin(file) == "project" else ""
+            lines.append(f"  {option:18}{summary(file)}{origin}")
+    return "\n".join(lines)
+
+
+def _completion(scripts: Path) -> str:
+    """Shell code that completes arguments of ``boltcutter`` and of the scripts in this folder."""
+    names = [file.name for file in sorted(scripts.glob("*.py")) if "from boltcutter." in file.read_text()]
+    return COMPLETION.strip() % {"python": sys.executable, "folder": scripts, "scripts": " | ".join(names)}
+
+
+def complete(
+    project: Project, usage: str, current: str = "", *given: str, flags: Mapping[str, str] = FLAGS
+) -> list[str]:
+    """Complete ``current``: flags, groups, options, and keys of the configuration that ``given`` composes.
+
+    Keys are completed one level at a time. Values are left to the shell, as they may be file names.
+    """
+    if current.startswith("-"):
+        return [flag for flag in flags if flag.startswith(current)]
+    key, equals, start = current.lstrip("+~").partition("=")
+    sign = current[: len(current) - len(current.lstrip("+~"))]
+    known = project.groups()
+    if equals:
+        opening, last = re.fullmatch(r"(\[(?:[^,\]]*,)*)?(.*)", start, re.S).groups(default="")  # type: ignore[union-attr]
+        taken = opening.strip("[").split(",")
+        options = [option for option in [*known.get(key, {}), "null"] if key in known and option not in taken]
+        ends = ("]", ",") if opening else ("",)  # two candidates, so that shells add no space
+        return [f"{sign}{key}={opening}{o}{end}" for o in options if o.startswith(last) for end in ends]
+    own = [
+        f"{argument}="
+        for argument in re.findall(r"(\w+)=", usage.partition("\n")[0])
+        if argument not in ("group", "key")
+    ]
+    everything = [*(f"{group}=" for group in known), *own, *(f"{path}=" for path in _keys(project, given))]
+    found = [f"{sign}{argument}" for argument in everything if f"{sign}{argument}".startswith(current)]
+    depth = current.count(".")
+    return list(dict.fromkeys(w if w.count(".") <= depth else ".".join(w.split(".")[: depth + 1]) + "." for w in found))
+
+
+def _keys(project: Project, given: Sequence[str]) -> list[str]:
+    """Every key that can be set, if the arguments so far can be composed."""
+    for arguments in (given, ()):
+        with suppress(ConfigError):
+            cfg = compose(project, [argument for argument in arguments if not argument.startswith("-")])
+            found = [path for path in paths(cfg) if "_target_" not in path and path.partition(".")[0] != "choices"]
+            return [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
+    return []

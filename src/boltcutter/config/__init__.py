@@ -1,0 +1,1 @@
+"""Compose, check and instantiate configurations."""

@@ -1,0 +1,264 @@
+"""Compose the configuration from YAML groups, one experiment and ``key=value`` overrides.
+
+``train.yaml`` names an option of each group under ``defaults``; ``model=mlp`` selects ``model/mlp.yaml``;
+``experiment=x`` is merged over everything; ``trainer.devices=8`` sets one value. Options of the project come before the
+built-in options of the library. This module imports neither torch nor Lightning, so that help and completion are fast.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig as DictConfig  # re-exported for annotations
+from omegaconf import ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from boltcutter.config import redaction
+from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.values import is_map, parse, paths, plain, raw_node, resolve_reference
+from boltcutter.project import Project
+
+KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
+
+OVERRIDE = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
+# Groups that training or a launch instantiates; others are instantiated where they are referred to.
+ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger", "launch")
+
+
+def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | None = None) -> DictConfig:
+    """Merge ``train.yaml``, its groups, the experiment and the overrides of the command line.
+
+    Args:
+        project: Where options are searched; its ``train.yaml`` is merged over the built-in one.
+        overrides: ``group=option``, ``key=value``, ``+key=value`` or ``~key``.
+        base: An earlier result to change by the overrides, instead of ``train.yaml``.
+
+    Raises:
+        ConfigError: An override or a file is wrong.
+    """
+    cfg, defaults = _read_train(project) if base is None else (base.copy(), {})
+    picks, values = _sort(project, overrides)
+    experiment, chosen = _pick(project, "experiment", {**defaults, **picks}.get("experiment"))
+    options = {**defaults, **chosen, **picks}
+    for group, option in options.items():
+        if group != "experiment":
+            _check_group(project, group)
+            cfg[group], others = _pick(project, group, option)
+            if others:
+                raise ConfigError(
+                    f"{group}={_label(option)}: only an experiment's defaults can pick {', '.join(others)}"
+                )
+    cfg = merge(cfg, experiment or DictConfig({}))
+    cfg.choices = {**cfg.get("choices", {}), **{group: _label(option) for group, option in options.items()}}
+    for key, text in values:
+        _set(cfg, key, text)
+    _refuse_secrets(cfg)
+    named = {
+        group: f"experiment={_label(options['experiment'])}"
+        for group, value in plain(experiment or DictConfig({})).items()
+        if value
+    }
+    named |= {key.lstrip("+~").partition(".")[0]: f"{key}={text}".rstrip("=") for key, text in values}
+    named |= {group: f"{group}={_label(option)}" for group, option in (chosen | picks).items() if option is not None}
+    _drop_unused(cfg, named)
+    return cfg
+
+
+def _read_train(project: Project) -> tuple[DictConfig, dict[str, Any]]:
+    """``train.yaml``, that of the project merged over the built-in one, and the default option of each group."""
+    cfg, defaults = DictConfig({}), dict[str, Any]()
+    files = [file for folder in reversed(project.config_dirs) if (file := folder / "train.yaml").is_file()]
+    for file in files or [project.config_dirs[0] / "train.yaml"]:
+        own, picked = _read(file)
+        if not isinstance(picked or {}, dict):
+            raise ConfigError(f"{file}: defaults must name an option of each group; write group: option")
+        cfg, defaults = merge(cfg, own), defaults | (picked or {})
+    return cfg, defaults
+
+
+def merge(below: DictConfig, above: DictConfig) -> DictConfig:
+    """Merge ``above`` over ``below``; a different ``_target_`` drops the old arguments, except ``_partial_``."""
+    out = below.copy()
+    if "_target_" in above and above._target_ != below.get("_target_"):
+        out = DictConfig({"_partial_": below._partial_} if "_partial_" in below else {})
+    for key in above:
+        new, old = raw_node(above, key), raw_node(out, key)
+        out[key] = merge(old, new) if is_map(new) and is_map(old) else new
+    return out
+
+
+def _sort(project: Project, overrides: Iterable[str]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Overrides that select an option of a group, and those that set one value; another ``_target_`` comes first."""
+    picks: dict[str, Any] = {}
+    values = []
+    for override in overrides:
+        found = OVERRIDE.fullmatch(override)
+        if not found:
+            key = override.partition("=")[0]
+            remedy = f"write {key}" if OVERRIDE.fullmatch(key) else "write group=option, key=value, +key=value or ~key"
+            raise ConfigError(f"{override or repr(override)}: not a valid override; {remedy}")
+        sign, key, text = found[1] or found[4] or "", found[2] or found[5], found[3] or ""
+        if project.has_group(key):
+            picks[key] = None if sign == "~" else parse(key, text)
+        else:
+            values.append((sign + key, text))
+    return picks, sorted(values, key=lambda value: not value[0].endswith("._target_"))
+
+
+def _check_group(project: Project, group: str) -> None:
+    if not project.has_group(group):
+        known = list(project.groups())
+        raise ConfigError(f"{group}: no such group{hint(group, known)} (there are: {', '.join(known)})")
+
+
+def _find_option(project: Project, group: str, option: str, above: tuple[Path, ...]) -> Path:
+    """The file of an option; for a file that inherits from its own name, the next one on the search path.
+
+    Raises:
+        ConfigError: There is no such option, or it inherits from itself.
+    """
+    if option.endswith(".yaml"):
+        path = Path(option)
+    else:
+        paths = [folder / group / f"{option}.yaml" for folder in project.config_dirs]
+        skipped = paths.index(above[-1]) + 1 if above and above[-1] in paths else 0
+        if skipped == len(paths):
+            raise ConfigError(f"{above[-1]}: inherits from itself; correct its defaults")
+        path = next((path for path in paths[skipped:] if path.is_file()), paths[-1])
+    if path in above:
+        raise ConfigError(f"{path}: inherits from itself; correct its defaults")
+    if not path.is_file():
+        known = project.groups().get(group, {})
+        raise ConfigError(f"{group}={option}: no such option{hint(path.stem, known)}{project.list_options(group)}")
+    return path
+
+
+def _pick(project: Project, group: str, options: Any, above: tuple[Path, ...] = ()) -> tuple[Any, dict[str, Any]]:
+    """One option of a group, or several merged in order; and what their ``defaults`` select of other groups.
+
+    Args:
+        project: Where options are searched.
+        group: Whose option.
+        options: A name, a path of a YAML file, a list of these, or None.
+        above: Files that inherit from this one, the nearest last.
+    """
+    if options is None:
+        return None, {}
+    cfg, chosen = DictConfig({}), dict[str, Any]()
+    for option in options if isinstance(options, list | ListConfig) else [options]:
+        if option is None:
+            continue
+        path = _find_option(project, group, str(option), above)
+        own, defaults = _read(path)
+        others = dict(defaults) if isinstance(defaults, dict) else {group: defaults}
+        below, inherited = _pick(project, group, others.pop(group, None), (*above, path))
+        chosen |= inherited | others
+        cfg = merge(cfg, merge(below or DictConfig({}), own))
+    return cfg, chosen
+
+
+def _read(path: Path) -> tuple[DictConfig, Any]:
+    """The contents of a file without its ``defaults``, and these."""
+    try:
+        cfg = OmegaConf.load(path)
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(
+            f"{path}{line}: not valid YAML: {one_line(error.problem or error)}; correct that line"
+        ) from None
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: {one_line(error)}") from None
+    if not isinstance(cfg, DictConfig):
+        raise ConfigError(f"{path}: expected keys with values, found a list; write key: value")
+    defaults = cfg.pop("defaults", None)
+    defaults = OmegaConf.to_container(defaults) if OmegaConf.is_config(defaults) else defaults
+    for entry in defaults if isinstance(defaults, list) else ():
+        for key, option in (entry if isinstance(entry, dict) else {entry: None}).items():
+            if option is not None or key == "_self_":
+                group = str(key).removeprefix("override ").strip("/").partition("@")[0]
+                remedy = f"write {group}: {option}, without the dash" if option is not None else "leave it out"
+                given = f"{key}: {option}" if option is not None else key
+                raise ConfigError(f"{path}: '- {given}' is Hydra's syntax; {remedy}")
+    return cfg, defaults
+
+
+def _set(cfg: DictConfig, key: str, text: str) -> None:
+    """Set ``key``, add ``+key`` or delete ``~key``; ``build.check`` validates the arguments of a ``_target_``."""
+    parent, _, leaf = key.lstrip("+~").rpartition(".")
+    parent = resolve_reference(cfg, parent)
+    path = f"{parent}.{leaf}".lstrip(".")
+    try:
+        node = OmegaConf.select(cfg, parent) if parent else cfg
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path}: {one_line(error)}") from None
+    keys = node if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ()
+    known = [str(k) for k in keys]
+    is_call = isinstance(node, DictConfig) and "_target_" in node
+    if leaf not in known and key[0] != "+" and (key[0] == "~" or not is_call):
+        everything = list(paths(cfg))
+        alike = difflib.get_close_matches(path, [p for p in everything if p.endswith(f".{leaf}")], 1, cutoff=0)
+        near = f"; did you mean {alike[0]}?" if alike else hint(path, everything)
+        adds = f"; +{path}=… adds it" if is_map(node) and parent and key[0] != "~" else "; --print shows all"
+        raise ConfigError(f"{path}: no such key{near or adds}")
+    if key[0] == "~":
+        del node[int(leaf) if isinstance(node, ListConfig) else leaf]
+        return
+    value = parse(path, text)
+    if is_call and leaf == "_target_" and value != node._target_:
+        for argument in [k for k in node if k not in ("_target_", "_partial_")]:
+            del node[argument]
+    try:
+        OmegaConf.update(cfg, path, value, merge=False, force_add=True)
+    except (OmegaConfBaseException, IndexError, ValueError) as error:
+        raise ConfigError(f"{path}={text}: {one_line(str(error).splitlines()[0])}; correct the value") from None
+
+
+def _refuse_secrets(cfg: DictConfig) -> None:
+    """Refuse literal secrets, as the configuration is stored in the run's folder and in W&B; references are fine."""
+    for path, what in redaction.find_secrets(plain(cfg)):
+        name = re.sub(r"\W", "_", path.rpartition(".")[2]).upper()
+        remedy = f"write '{path}=${{oc.env:{name}}}' and set {name}"
+        if what.startswith("the value of "):  # in a line of shell
+            remedy = f"export {what.split()[-1]} where you start, so that runs and jobs inherit it"
+        raise ConfigError(f"{path}: {what} must not be stored with the run; {remedy}")
+
+
+def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:
+    """Remove groups that nothing refers to, so that they are neither checked, instantiated nor recorded.
+
+    Args:
+        cfg: The composed configuration.
+        named: The override that set each top-level key.
+
+    Raises:
+        ConfigError: The user named such a group.
+    """
+    texts = {key: str(value) for key, value in plain(cfg).items()}
+    used = [key for key in texts if key not in cfg.choices or key in ALWAYS_BUILT]
+    for key in used:  # grows while it is read
+        used += [group for group in cfg.choices if group not in used and _refers(texts[key], group)]
+    for group in [group for group in cfg.choices if group not in (*used, "experiment")]:
+        if group in named:
+            raise ConfigError(
+                f"{named[group]}: nothing refers to {group}, so it would have no effect; remove it, or refer to it "
+                f"as ${{{group}}} in task={cfg.choices.get('task')}"
+            )
+        cfg.pop(group, None)
+        del cfg.choices[group]
+
+
+def _refers(text: str, group: str) -> bool:
+    """Whether ``text`` has a reference to ``group`` or to a key below it."""
+    return re.search(rf"\$\{{(?:[^{{}}]*[:,])?\s*\.*{re.escape(group)}[.\[,}}]", text) is not None
+
+
+def _label(option: Any) -> str:
+    """The name of an option without its folder; several are joined by a plus sign."""
+    if isinstance(option, list | ListConfig):
+        return "+".join(map(_label, option)) or "none"
+    return "none" if option is None else Path(str(option)).stem if str(option).endswith(".yaml") else str(option)

@@ -1,0 +1,201 @@
+"""Instantiate objects from configuration, and validate it before anything is instantiated.
+
+A mapping with a ``_target_`` is a call of that class or function with the other keys as keyword arguments and the list
+``_args_`` as positional arguments; ``_partial_: true`` makes a ``functools.partial`` (optimizers, schedulers, metrics);
+``_check_: false`` accepts any keyword, for a class whose signature is incomplete.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import zip_longest
+from typing import Any, get_args, get_origin
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from boltcutter.config.annotations import coerce, is_subclass, literal_values, matches, type_name
+from boltcutter.config.compose import ALWAYS_BUILT
+from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.locate import is_keras_model, locate, origin, package, parameters
+from boltcutter.config.values import REFERENCE, format_unresolved, format_value, parse, resolve_reference
+from boltcutter.project import LIBRARY, is_own_package
+
+KERAS_MODEL = f"{LIBRARY}.model.keras.KerasModel"
+SPECIAL = ("_target_", "_partial_", "_args_", "_check_")
+
+
+def build(node: Any, path: str = "", **extra: Any) -> Any:
+    """Instantiate a part of a configuration.
+
+    Args:
+        node: The part.
+        path: Its dotted key, for error messages.
+        extra: More keyword arguments.
+
+    Raises:
+        ConfigError: A class or function refused a value.
+    """
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    if isinstance(node, list):
+        return [build(value, f"{path}.{index}") for index, value in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    if "_target_" not in node:
+        return {key: build(value, f"{path}.{key}") for key, value in node.items()} | extra
+    target = locate(node["_target_"])
+    known = parameters(target)
+    arguments = {k: _typed(v, known.get(k), f"{path}.{k}") for k, v in node.items() if k not in SPECIAL} | extra
+    each = zip_longest(node.get("_args_") or (), _positional(node, known))
+    positional = [_typed(v, p, f"{path}._args_.{i}") for i, (v, p) in enumerate(each)]
+    if node.get("_partial_"):
+        return partial(target, *positional, **arguments)
+    try:
+        return target(*positional, **arguments)
+    except Exception as error:
+        # In classes of the library and the project, other built-in exceptions are bugs rather than wrong values.
+        own = is_own_package(package(target))
+        if own and type(error).__module__ == "builtins" and not isinstance(error, ValueError | OSError | ImportError):
+            raise
+        where, text = path.lstrip("."), one_line(error)
+        names_setting = re.match(rf"{where.partition('.')[0]}\b[.:=]|\w+(\.\w+)+=", text)
+        place = "" if own else f" ({origin(error, package(target))})"
+        raise ConfigError(text if names_setting else f"{where}: {text}{place}") from error
+
+
+def _typed(value: Any, parameter: inspect.Parameter | None, path: str) -> Any:
+    """Instantiate ``value``; plain data is converted to the annotated type."""
+    made = build(value, path)
+    if is_keras_model(type(made)) and not (parameter and is_keras_model(parameter.annotation)):
+        return build({"_target_": KERAS_MODEL, "model": made}, path)
+    return made if parameter is None or made is None or _has_target(value) else coerce(made, parameter.annotation)
+
+
+def _has_target(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (isinstance(value, dict) and "_target_" in value) or any(map(_has_target, inner))
+
+
+def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
+    """List the mistakes in ``cfg``, one line each; its top-level keys are arguments of ``root``, or other groups."""
+    try:
+        resolved: Any = OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        return [format_unresolved(error, cfg)]
+    raw: Any = OmegaConf.to_container(cfg)
+    more = [
+        group for group in raw.get("choices") or () if group in raw and group not in (*ALWAYS_BUILT, *parameters(root))
+    ]
+    found = dict(_check_call({key: value for key, value in resolved.items() if key not in more}, raw, root, ""))
+    for group in more:
+        found |= dict(_check(resolved[group], raw[group], group))
+    # A mistake in the target of references is reported once, where it is defined.
+    defined = {path: resolve_reference(cfg, path) for path in found}
+    return [f"{path}{text}" for path, text in found.items() if defined[path] == path or defined[path] not in found]
+
+
+def _positional(node: dict[str, Any], known: dict[str, inspect.Parameter]) -> list[inspect.Parameter]:
+    """The parameter that receives each of ``_args_``; fewer if there are too many arguments."""
+    given = len(args) if isinstance(args := node.get("_args_"), list) else 0
+    one_each = [p for p in known.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = [p for p in known.values() if p.kind is p.VAR_POSITIONAL]
+    return [*one_each, *rest * given][:given]
+
+
+def _check(value: Any, raw: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the mistakes below ``path``: their keys and messages."""
+    if isinstance(raw, str) and REFERENCE.fullmatch(raw):
+        return  # reported where it is defined
+    if isinstance(value, list):
+        value, raw = dict(enumerate(value)), dict(enumerate(raw))
+    if isinstance(value, dict):
+        if "_target_" not in value:
+            for key, inner in value.items():
+                yield from _check(inner, raw[key], f"{path}.{key}")
+            return
+        try:
+            target = locate(value["_target_"])
+        except ConfigError as error:
+            yield f"{path}._target_", f": {error}"
+            return
+        yield from _check_call(value, raw, target, path)
+
+
+def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[tuple[str, str]]:
+    known, dot = parameters(target), path and f"{path}."
+    name = getattr(target, "__qualname__", str(target))
+    is_checked = node.get("_check_", True)
+    takes_anything = not is_checked or not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
+    named = {n: p for n, p in known.items() if is_checked and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    receivers = _positional(node, known)
+    yield from _check_positional(node, raw, receivers if known and is_checked else None, name, dot)
+    for key, value in node.items():
+        if key in SPECIAL:
+            continue
+        if value == "???":
+            yield f"{dot}{key}", f": not set; give {dot}{key}=…"
+        elif key in named:
+            problems = list(_check(value, raw[key], f"{dot}{key}"))
+            yield from problems or _mismatches(value, named[key].annotation, f"{dot}{key}")
+        elif takes_anything:
+            yield from _check(value, raw[key], f"{dot}{key}")
+        elif path:
+            yield (
+                f"{dot}{key}",
+                f": {name} takes no such argument{hint(key, named) or f'; --describe {path} lists them'}",
+            )
+        else:
+            yield key, f": no such key{hint(key, named) or '; --print shows all'}"
+    if not node.get("_partial_"):
+        for n, p in named.items():
+            if p.default is p.empty and n not in node and p not in receivers:
+                yield f"{dot}{n}", f": missing; {name} needs it ({type_name(p.annotation)})"
+
+
+def _check_positional(
+    node: Any, raw: Any, receivers: list[inspect.Parameter] | None, name: str, dot: str
+) -> Iterator[tuple[str, str]]:
+    """Yield mistakes in ``_args_``; their number and types are checked only if ``receivers`` are known."""
+    if "_args_" not in node:
+        return
+    given = node["_args_"]
+    if not isinstance(given, list):
+        yield f"{dot}_args_", f"={format_value(given)}: expected a list; write _args_: [{format_value(given)}]"
+        return
+    if receivers is not None and len(receivers) < len(given):
+        yield f"{dot}_args_", f": {name} takes {len(receivers)} positional arguments, got {len(given)}"
+        return
+    for i, (value, p) in enumerate(zip_longest(given, receivers or ())):
+        problems = list(_check(value, raw["_args_"][i], f"{dot}_args_.{i}"))
+        yield from problems or (_mismatches(value, p.annotation, f"{dot}_args_.{i}") if p else ())
+        if p and p.kind is not p.VAR_POSITIONAL and p.name in node:
+            yield f"{dot}{p.name}", f": given twice; remove it, or entry {i} of {dot}_args_"
+
+
+def _of_old_package(value: Any) -> str:
+    """The remedy for a class of ``pytorch_lightning``, which a ``Trainer`` of ``lightning`` refuses."""
+    target = locate(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
+    bases = {base.__module__.partition(".")[0] for base in getattr(target, "__mro__", ())}
+    return "; import it from lightning.pytorch, not pytorch_lightning" if "pytorch_lightning" in bases else ""
+
+
+def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield what does not match the type ``wanted``: ``value`` as a whole, or entries of a mapping."""
+    if matches(value, wanted):
+        return
+    maps = [a for a in (wanted, *get_args(wanted)) if is_subclass(get_origin(a), Mapping)]
+    if maps and isinstance(value, dict) and "_target_" not in value:
+        for key, inner in value.items():
+            if not matches({key: inner}, wanted):
+                yield from _mismatches(inner, get_args(maps[0])[1], f"{path}.{key}")
+        return
+    shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else format_value(value)
+    listed = isinstance(value, str) and "," in value and matches(parse(path, f"[{value}]"), wanted)  # as in Hydra
+    near = (
+        f"; did you mean [{value}]?" if listed else _of_old_package(value) or hint(str(value), literal_values(wanted))
+    )
+    yield path, f"={shown}: expected {type_name(wanted)}{near}"

@@ -1,0 +1,122 @@
+"""Resolve the dotted path of a class or function, its parameters, and where it raised an error."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any, get_type_hints
+
+from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.project import LIBRARY, is_own_package
+
+# Classes that forward their **kwargs, and to what: otherwise no check of signatures finds a misspelt keyword.
+FORWARDS_KWARGS = {
+    "lightning.pytorch.strategies.ddp.DDPStrategy": "torch.nn.parallel.DistributedDataParallel",
+    "lightning.pytorch.strategies.fsdp.FSDPStrategy": "torch.distributed.fsdp.FullyShardedDataParallel",
+    "lightning.pytorch.loggers.wandb.WandbLogger": "wandb.init",
+    "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": "torch.utils.tensorboard.SummaryWriter",
+}
+
+
+@cache
+def locate(path: str) -> Callable[..., Any]:
+    """Import the class or function at a dotted path."""
+    module, names = str(path), list[str]()
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(f"{path!r} is not the dotted path of a class")
+    if "keras" not in sys.modules:  # its backend is chosen at import; here it is torch
+        os.environ.update(KERAS_BACKEND="torch", KERAS_TORCH_DEVICE="cpu")
+    while True:
+        try:
+            found = importlib.import_module(module)
+            break
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise ConfigError(
+                    f"{path} needs {error.name}, which is not installed; pip install {error.name}"
+                ) from None
+            module, _, last = module.rpartition(".")
+            names.insert(0, last)
+            if not module:
+                raise ConfigError(f"{path}: no module named {last}; give the full dotted path of a class") from None
+        except Exception as error:  # an import can raise anything
+            if is_own_package(module.partition(".")[0]):
+                raise
+            raise ConfigError(
+                f"{path}: {module} cannot be imported: {one_line(error)} ({origin(error, module.partition('.')[0])})"
+            ) from error
+    for name in names:
+        if not hasattr(found, name):
+            raise ConfigError(f"{found.__name__} has no {name}{hint(name, dir(found))}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise ConfigError(f"{path} cannot be called; give the full dotted path of a class")
+    return found
+
+
+def is_keras_model(made: Any) -> bool:
+    """Whether a type is a Keras model; false as long as Keras has not been imported."""
+    keras = sys.modules.get("keras")
+    return keras is not None and inspect.isclass(made) and issubclass(made, keras.Model)
+
+
+@cache
+def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a callable, with annotations resolved to types (``Any`` if that fails)."""
+    try:
+        found = dict(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return {}
+    call = target.__init__ if inspect.isclass(target) else target
+    try:
+        hints = get_type_hints(inspect.unwrap(call))
+    except Exception:  # evaluating annotations can raise anything
+        hints = {n: p.annotation for n, p in found.items() if not isinstance(p.annotation, str)}
+    typed = {n: p.replace(annotation=hints.get(n, Any)) for n, p in found.items()}
+    base = _keyword_base(target, typed)
+    if base is not None:
+        typed = {n: p for n, p in typed.items() if p.kind is not p.VAR_KEYWORD}
+        return typed | {n: p for n, p in parameters(base).items() if n not in typed}
+    forwarded_to = FORWARDS_KWARGS.get(f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}")
+    if forwarded_to:
+        var_keyword = {n for n, p in typed.items() if p.kind is p.VAR_KEYWORD}
+        wrapped = {n: p.replace(default=None) for n, p in parameters(locate(forwarded_to)).items() if n != "module"}
+        typed = wrapped | {n: p for n, p in typed.items() if n not in var_keyword}
+    return typed
+
+
+def _keyword_base(target: Callable[..., Any], known: dict[str, inspect.Parameter]) -> type | None:
+    """The base class that a class of the library or the project passes its ``**kwargs`` to, by convention."""
+    has_kwargs = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    if has_kwargs and is_own_package(package(target)) and inspect.isclass(target):
+        return next((base for base in target.__mro__[1:] if "__init__" in vars(base) and base is not object), None)
+    return None
+
+
+def package(target: Callable[..., Any]) -> str:
+    """The top-level package in which a class or function is defined."""
+    return str(getattr(target, "__module__", "")).partition(".")[0]
+
+
+def origin(error: Exception, top: str) -> str:
+    """The type of an exception with file and line: the innermost frame in package ``top``, or else the innermost."""
+    callers = (
+        __name__,
+        f"{LIBRARY}.config.instantiate",
+        "importlib",
+        "importlib._bootstrap",
+        "importlib._bootstrap_external",
+    )
+    places = [(str(frame.f_globals.get("__name__")), frame, line) for frame, line in walk_tb(error.__traceback__)]
+    places = [place for place in places if place[0] not in callers]
+    if not places or isinstance(error, SyntaxError):  # the call failed, or the text has the place
+        return type(error).__name__
+    _, frame, line = ([place for place in places if place[0].partition(".")[0] == top] or places)[-1]
+    file = frame.f_code.co_filename.rpartition("/site-packages/")[2].removeprefix(f"{Path.cwd()}/")
+    return f"{type(error).__name__} at {file}:{line}"

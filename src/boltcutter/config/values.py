@@ -1,0 +1,125 @@
+"""The values of a configuration: parsed from the command line, formatted for messages, resolved and redacted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig as DictConfig  # re-exported for annotations
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from boltcutter.config import redaction
+from boltcutter.config.errors import ConfigError, hint
+
+INTEGER = re.compile(r"[-+]?(0|[1-9](_?\d)*)")
+NUMBER = re.compile(r"[-+]?(?!0\d)((\d+\.\d*|\.\d+)(e[-+]?\d+)?|\d+e[-+]?\d+)", re.I)
+RESERVED = {"true": True, "false": False, "null": None}
+NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
+WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}
+QUOTING = ("[", "{", "'", '"')
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+def raw_node(cfg: Any, key: Any) -> Any:
+    """The node at ``key``, with references unresolved; None if there is none."""
+    return cfg._get_node(key, validate_access=False) if is_map(cfg) else None
+
+
+def is_map(node: Any) -> bool:
+    """Whether a node has keys: neither null, missing nor a reference."""
+    return isinstance(node, DictConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation())
+
+
+def parse(key: str, text: str) -> Any:
+    """Parse numbers, true, false, null, [lists], {maps} and "quoted text" as YAML; anything else is text."""
+    if text.lower() in RESERVED:
+        return RESERVED[text.lower()]
+    if INTEGER.fullmatch(text):
+        return int(text)
+    if NUMBER.fullmatch(text) or text in NOT_FINITE:
+        return NOT_FINITE.get(text) or float(text)
+    if text[:1] in QUOTING:
+        try:
+            return OmegaConf.create(f"v: {text}").v
+        except (yaml.YAMLError, OmegaConfBaseException):
+            raise ConfigError(f"{key}: cannot read {text}; quote it for the shell, as in '{key}=[1,2]'") from None
+    return text
+
+
+def format_value(value: Any) -> str:
+    """Format a value such that ``parse`` reads it back."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(format_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {format_value(inner)}' for key, inner in value.items())}}}"
+    if not isinstance(value, str):
+        return WRITTEN.get(str(value), str(value))
+    plain = value[:1] not in QUOTING and isinstance(parse("", value), str)
+    return value if plain else repr(value)
+
+
+def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
+    """Summarize OmegaConf's error on a reference in one line: setting, problem, remedy."""
+    where = getattr(error, "full_key", None) or "configuration"
+    text = str(getattr(error, "msg", None) or error).split("\n")[0]
+    if missing := re.search(r"Missing mandatory value: (\S+)", text):
+        return f"{missing[1]}: not set; give {missing[1]}=…"
+    if unset := re.search(r"Environment variable '(\w+)' not found", text):
+        return f"{where}: environment variable {unset[1]} is not set; export {unset[1]}=…"
+    if key := re.search(r"Interpolation key '(.+)' not found|Error trying to access (.+): node", text):
+        name = key[1] or key[2]
+        near = hint(name, (path for path in paths(cfg) if path != where)) if key[1] else ""
+        return f"{where}: ${{{name}}} refers to nothing{near or '; --print shows all keys'}"
+    return f"{where}: {text}; correct the reference"
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Convert to plain types, with references unresolved."""
+    return dict(OmegaConf.to_container(cfg))  # type: ignore[arg-type]
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """Convert to plain types, with references resolved.
+
+    Raises:
+        ConfigError: A reference points to nothing.
+    """
+    try:
+        return dict(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+    except OmegaConfBaseException as error:
+        raise ConfigError(format_unresolved(error, cfg)) from None
+
+
+def redacted(cfg: DictConfig) -> dict[str, Any]:
+    """Convert to plain types, with references resolved and secrets masked.
+
+    Raises:
+        ConfigError: A reference points to nothing.
+    """
+    return redaction.redact(resolved(cfg), plain(cfg))
+
+
+def as_yaml(values: dict[str, Any]) -> str:
+    """Format values as YAML."""
+    return OmegaConf.to_yaml(DictConfig(values))
+
+
+def paths(node: Any, prefix: str = "") -> Iterator[str]:
+    """List every dotted key below ``node``."""
+    for key in map(str, node if is_map(node) else ()):
+        yield f"{prefix}{key}"
+        yield from paths(raw_node(node, key), f"{prefix}{key}.")
+
+
+def resolve_reference(cfg: DictConfig, path: str) -> str:
+    """Replace the part of ``path`` that is only a reference by its target, as for ``task.model: ${model}``."""
+    node, parts = cfg, path.split(".")
+    for end, part in enumerate(parts, 1):
+        node = raw_node(node, part)
+        refers = REFERENCE.fullmatch(str(node._value())) if node is not None and node._is_interpolation() else None
+        if refers:
+            return resolve_reference(cfg, ".".join([refers[1], *parts[end:]]))
+    return path

@@ -1,0 +1,77 @@
+"""Run ``prepare_data`` and ``setup`` with the same random state in every process, and only once before training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils._pytree import tree_leaves
+
+from boltcutter.data.seeding import seeded_generators
+
+HOOKS = ("prepare_data", "setup")
+
+
+class SeededHook:
+    """Wraps a hook so that all random generators are seeded with the run's seed while it runs.
+
+    A random split, such as ``random_split`` without a generator, is then the same on all ranks, in a resumed run and
+    in an evaluation.
+
+    Args:
+        hook: A bound method.
+        seed: Seed of the run.
+
+    Attributes:
+        ran_early: Whether the hook already ran before Lightning's call, which is then skipped.
+    """
+
+    def __init__(self, hook: Callable[..., None], seed: int) -> None:
+        update_wrapper(self, hook)  # Lightning checks whether the hook is overridden
+        self.hook, self.seed, self.ran_early = hook, seed, False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Call the hook, unless it ran early."""
+        if self.ran_early:
+            self.ran_early = False
+            return
+        with seeded_generators(self.seed):
+            self.hook(*args, **kwargs)
+
+
+def seed_hooks(owner: L.LightningDataModule | L.LightningModule, seed: int) -> None:
+    """Seed the overridden data hooks of ``owner``, so that their random splits depend only on ``seed``."""
+    for name in HOOKS:
+        if is_overridden(name, owner):
+            setattr(owner, name, SeededHook(getattr(owner, name), seed))
+
+
+def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.LightningDataModule) -> None:
+    """Load the data before processes are launched, with the trainer attached as during Lightning's own calls.
+
+    Raises:
+        ValueError: A split has no batch.
+    """
+    trainer.strategy._lightning_module = task
+    trainer._data_connector.attach_data(task, datamodule=data)
+    data.prepare_data()
+    data.setup("fit")
+    for split in ("train", "val"):
+        name = f"{split}_dataloader"
+        if is_overridden(name, data) and has_no_batch(getattr(data, name)()):
+            raise ValueError(f"data: the {split} split has no batch; give more samples or lower data.batch_size")
+    for name in HOOKS:
+        hook = getattr(data, name)
+        if isinstance(hook, SeededHook):
+            hook.ran_early = True
+
+
+def has_no_batch(loaders: Any) -> bool:
+    """Whether every loader is empty; False for an empty list, which means that there is no such split."""
+    flat = loaders.flattened if isinstance(loaders, CombinedLoader) else tree_leaves(loaders)
+    return bool(flat) and all(sized_len(loader) == 0 for loader in flat)

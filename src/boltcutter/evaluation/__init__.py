@@ -1,0 +1,1 @@
+"""Evaluate checkpoints and predict."""

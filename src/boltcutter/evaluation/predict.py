@@ -1,0 +1,221 @@
+"""Predict new files, or generate the continuation of a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from boltcutter.assembly.adapt import loader_owner
+from boltcutter.assembly.assemble import Components, as_config_error, assemble, check_config
+from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.select import find_checkpoint
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+from boltcutter.data.batches import count_samples
+from boltcutter.environment.warnings import filter_warnings
+from boltcutter.evaluation.outcomes import to_columns
+from boltcutter.project import Project
+from boltcutter.protocols import is_native_data
+from boltcutter.run import folder as run
+
+SAMPLING = ("tokens", "temperature", "top_k", "seed")
+
+
+def main(project: Project, overrides: list[str]) -> None:
+    """Write the prediction of each new sample or, if the task can ``generate``, the continuation of a text.
+
+    For data modules that do not read files, ``predict_dataloader`` is used.
+
+    Args:
+        project: Project whose configuration is used.
+        overrides: ``run=<folder>``, ``input=<file or folder>`` (several separated by commas), and
+            ``ckpt=best|last|<path>``, ``output=<file>``; for a text ``input=<file or text>``,
+            ``tokens=<number to generate>``, ``temperature=<0 or more>``, ``top_k=<tokens to sample from>`` and
+            ``seed=<number>``; other overrides change the run's configuration.
+    """
+    filter_warnings()
+    special, rest = run.split_overrides(overrides, "run", "input", "ckpt", "output", *SAMPLING)
+    cfg, folder = run.load_evaluation_config(project, special, rest)
+    check_config(cfg)
+    components = assemble(cfg, with_callbacks=False)
+    if not is_native_data(components.data):
+        predict_loader(components, cfg, folder, special)
+        return
+    generates = hasattr(components.task, "generate")
+    if not special.get("input"):
+        what = "<text or file>" if generates else "<file or folder>, several separated by commas"
+        raise ConfigError(f"input is not set; set input={what}")
+    checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
+    if generates:
+        _write_text(generate_text(components, checkpoint, special), special.get("output"))
+        return
+    if unused := [name for name in SAMPLING if name in special and name != "seed"]:
+        raise ConfigError(f"{unused[0]}: task={cfg.choices.task} generates no text; remove it")
+    inputs = [Path(text) for text in special["input"].split(",")]
+    if missing := [str(path) for path in inputs if not path.exists()]:
+        raise ConfigError(f"input={missing[0]}: no such file or folder; set it to an existing path")
+    table = predict(components, checkpoint, inputs)
+    if components.trainer.is_global_zero:
+        output = Path(special.get("output") or folder / "predictions.csv")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        table.to_csv(output, index=False)
+        print(f"{len(table)} predictions: {output}")
+
+
+def predict(components: Components, checkpoint: str, inputs: list[Path]) -> pd.DataFrame:
+    """Predict each sample in ``inputs``: a table with its name, prediction and the probability of each class.
+
+    Raises:
+        ConfigError: The data module cannot read an input.
+    """
+    data: Any = components.data
+    _restore(data, checkpoint)
+    with as_config_error():
+        inputs_read, names = data.read(inputs)
+    loader = DataLoader(TensorDataset(inputs_read), batch_size=data.batch_size)
+    found: Any = components.trainer.predict(components.task, loader, ckpt_path=checkpoint, weights_only=True)
+    return _table(torch.cat(found).float(), names, list(data.classes), data.kind)
+
+
+def predict_loader(components: Components, cfg: DictConfig, folder: Path, overrides: dict[str, str]) -> None:
+    """Write the outputs of ``predict_step`` for ``predict_dataloader`` of any module or data module.
+
+    Numbers per sample become a table; other outputs are saved to ``predictions.pt`` as a list over batches.
+
+    Raises:
+        ConfigError: There is no ``predict_dataloader``, or an override does not apply.
+    """
+    if given := [name for name in ("input", *SAMPLING) if name in overrides]:
+        raise ConfigError(
+            f"{given[0]}={overrides[given[0]]}: {type(components.data).__name__} reads no files; remove it to predict "
+            "the samples of predict_dataloader"
+        )
+    if loader_owner(components.data, components.task, "predict") is None:
+        raise ConfigError(
+            f"run={folder}: {type(components.task).__name__} and its data have no predict_dataloader; add one"
+        )
+    if components.trainer.world_size > 1:
+        raise ConfigError(
+            f"trainer.devices={components.trainer.num_devices}: prediction runs on one device; try trainer.devices=1"
+        )
+    checkpoint = find_checkpoint(cfg.checkpoints, overrides.get("ckpt", "best"))
+    found: Any = components.trainer.predict(
+        components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True
+    )
+    multiple = len(components.trainer.num_predict_batches) > 1  # then Lightning returns a list per loader
+    batches = [_plain(batch) for batch in found]
+    table = _columns_of_each(batches) if multiple else _columns(batches)
+    output = Path(overrides.get("output") or folder / "predictions.csv")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if table is None:
+        output = output.with_suffix(".pt")
+        torch.save(batches, output)
+        print(f"{len(batches)} batches of predictions: {output}")
+    else:
+        table.to_csv(output, index_label="index")
+        print(f"{len(table)} predictions: {output}")
+
+
+def _plain(value: Any) -> Any:
+    """Convert to CPU tensors in plain dictionaries and lists, which any program can load."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _columns(batches: list[Any]) -> pd.DataFrame | None:
+    """One row per sample; None if outputs are anything but a few numbers per sample."""
+    parts = []
+    for batch in batches:
+        count = count_samples(batch)
+        found, skipped = ({}, {"": ""}) if count is None else to_columns(batch, None, count)
+        if skipped or not found:
+            return None
+        parts.append(pd.DataFrame(found))
+    return pd.concat(parts, ignore_index=True) if parts else None
+
+
+def _columns_of_each(loaders: list[Any]) -> pd.DataFrame | None:
+    """Like ``_columns``, with the index of the loader as first column."""
+    tables = {number: _columns(batches) for number, batches in enumerate(loaders)}
+    known = {number: table for number, table in tables.items() if table is not None}
+    if not known or len(known) < len(tables):
+        return None
+    return pd.concat(known, names=["dataloader"]).reset_index(level=0).reset_index(drop=True)
+
+
+def generate_text(components: Components, checkpoint: str, overrides: dict[str, str]) -> str:
+    """Return the text of ``input``, which may be a file, followed by its continuation by the model.
+
+    Args:
+        components: Components of a run whose task can ``generate`` and whose data has a ``tokenizer``.
+        checkpoint: Checkpoint to load.
+        overrides: ``input``, ``tokens`` (200), ``temperature`` (0.8), ``top_k`` (50), ``seed`` (0).
+
+    Raises:
+        ConfigError: An override is not a valid number, or the text is empty.
+    """
+    count, seed = _number(overrides, "tokens", 200, int, 1), _number(overrides, "seed", 0, int, 0)
+    temperature, top_k = _number(overrides, "temperature", 0.8, float, 0), _number(overrides, "top_k", 50, int, 1)
+    data: Any = components.data
+    task: Any = components.task
+    state = _restore(data, checkpoint)
+    with as_config_error():
+        tokenizer = data.tokenizer
+        text, file = overrides["input"].encode(), Path(overrides["input"])
+        # The system refuses file names of 256 bytes or more, which a text may have.
+        if len(text) < 256 and file.is_file():
+            text = file.read_bytes()
+        prompt = torch.tensor(tokenizer.encode(text))
+    task.load_state_dict(state["state_dict"])
+    task.to(components.trainer.strategy.root_device)
+    found = list(task.generate(prompt, count, temperature=temperature, top_k=top_k, seed=seed))
+    return str(tokenizer.decode([*prompt.tolist(), *found]))
+
+
+def _write_text(text: str, output: str | None) -> None:
+    print(text)
+    if output:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        Path(output).write_text(text + "\n")
+
+
+def _number(overrides: dict[str, str], name: str, default: Any, kind: type, least: int) -> Any:
+    """Parse a number from an override, or return the default.
+
+    Raises:
+        ConfigError: It is not a number, or too small.
+    """
+    text = overrides.get(name, str(default))
+    pattern = r"\d+" if kind is int else r"\d+(\.\d*)?|\.\d+"
+    if not re.fullmatch(pattern, text) or kind(text) < least:
+        raise ConfigError(f"{name}={text} is not a number of at least {least}; try {name}={default}")
+    return kind(text)
+
+
+def _restore(data: Any, checkpoint: str) -> dict[str, Any]:
+    """Restore the data module from a checkpoint, and return the checkpoint."""
+    state = load(checkpoint)
+    data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
+    return state
+
+
+def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str) -> pd.DataFrame:
+    if kind == "regression":
+        columns = (
+            ["prediction"] if predictions.size(1) == 1 else [f"prediction_{t}" for t in range(predictions.size(1))]
+        )
+        return pd.DataFrame({"input": names} | dict(zip(columns, predictions.numpy().T, strict=True)))
+    labels = np.array(classes or [str(number) for number in range(predictions.size(1))])
+    table = {"input": names, "prediction": labels[predictions.argmax(dim=-1).numpy()]}
+    return pd.DataFrame(table | {str(label): predictions[:, c].numpy() for c, label in enumerate(labels)})

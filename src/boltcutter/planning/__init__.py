@@ -1,0 +1,1 @@
+"""What fits a machine: doctor, memory estimate, choice of strategy, batch size."""

@@ -1,0 +1,382 @@
+"""HTML report of a run: one self-contained file, rendered only from the files of the run folder."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import yaml
+from PIL import Image
+
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.config.redaction import hide_passwords, looks_secret
+from boltcutter.run.metrics import Mode, infer_mode, parse_name
+
+MAX_POINTS = 1000  # per curve
+MAX_SCATTER_POINTS = 2000
+MAX_MATRIX_CLASSES = 150  # above which a confusion matrix is unreadable
+MAX_TARGETS = 6  # of a regression with plots
+MAX_PIXELS = 128  # side of an image; larger ones are downscaled
+
+
+def write(folder: Path) -> Path:
+    """Write ``report.html`` of a run; missing parts are listed in the report."""
+    path = folder / "report.html"
+    write_text(path, render(folder))
+    return path
+
+
+def render(folder: Path) -> str:
+    """Render the report as HTML."""
+    test = folder / "evaluation" / "test"
+    reader = ReportReader(folder)
+    record = reader.get("Record", {}, _read_object, folder / "record.json")
+    config, sections = reader.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
+    groups = reader.get("Curves", {}, _read_groups, folder / "metrics.csv")
+    scores = reader.get("Test metrics", record.get("test") or {}, _read_object, test / "metrics.json")
+    # A module may return no outputs per sample. If no evaluation was run at all, every missing part is listed.
+    has_samples = (test / "predictions.csv").is_file() or not (test / "metrics.json").is_file()
+    no_predictions: tuple[list[Any], bool] = ([], has_samples)
+    scatters, classified = reader.get("Predictions", no_predictions, _read_predictions, test / "predictions.csv")
+    classified = classified or (test / "classes.csv").is_file()
+    classes = [] if not classified else reader.get("Classes", [], _read_classes, test / "classes.csv")
+    confusion = {} if not classified else reader.get("Confusion matrix", {}, _read_confusion, test / "confusion.csv")
+    modes = _modes(config, groups)
+    page = _template().render(
+        folder=folder,
+        record=record,
+        command=reader.get("Command", "", _redact_command, record.get("command") or ""),
+        choices=config.get("choices") or {},
+        sections=sections,
+        finals=_final_metrics(groups, modes, scores, record.get("metrics") or {}),
+        classes=classes,
+        confusion=confusion,
+        worst=reader.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes])
+        if has_samples
+        else [],
+        attempts=reader.get("Attempts", [], _attempts, record.get("attempts") or []),
+        missing=reader.missing,
+        data={"charts": _charts(groups, modes), "confusion": confusion, "scatters": scatters},
+    )
+    return page.encode(errors="replace").decode()  # the command may contain file names that are not UTF-8
+
+
+class ReportReader:
+    """Reads the parts of a report, and records which could not be read and why."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.missing: list[tuple[str, str]] = []
+
+    def get(self, title: str, empty: Any, read: Callable[..., Any], *args: Any) -> Any:
+        """Return ``read(*args)``, or ``empty`` if it fails."""
+        try:
+            return read(*args)
+        except FileNotFoundError as error:
+            self.missing.append((title, f"{Path(error.filename).relative_to(self.folder)} is missing"))
+        except Exception as error:  # a damaged file must not fail a finished training
+            self.missing.append((title, f"cannot be read: {type(error).__name__}: {error}"[:200]))
+        return empty
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A column of ``metrics.csv`` at the steps where it has values."""
+
+    name: str
+    stage: str  # train, val or ""
+    epoch_mean: bool
+    step: npt.NDArray[np.int64]
+    epoch: npt.NDArray[np.int64]
+    value: npt.NDArray[np.float64]
+    non_finite: int  # number of non-finite values
+
+    def best(self, mode: Mode) -> int:
+        """Index of the best value."""
+        return int(self.value.argmin() if mode == "min" else self.value.argmax())
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} is not a JSON object")
+    return found
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[str]]]]:
+    """Parse the configuration, and split its text into sections; single-line entries form the first one."""
+    text = path.read_text()
+    blocks = [block.splitlines() for block in re.split(r"^(?=[^\s-])", text, flags=re.M) if block.strip()]
+    general = [lines[0] for lines in blocks if len(lines) == 1]
+    sections = [(lines[0].partition(":")[0], lines[1:]) for lines in blocks if len(lines) > 1]
+    return dict(yaml.safe_load(text)), [("general", general), *sections]
+
+
+def _read_groups(path: Path) -> dict[str, list[Curve]]:
+    """Group curves by metric, over train and val, steps and epochs."""
+    table = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+    groups: dict[str, list[Curve]] = {}
+    for column in table.columns.drop(["step", "epoch"], errors="ignore"):
+        group, name, stage, epoch_mean = _parse_column(column)
+        logged = table.loc[table[column].notna(), ["step", "epoch", column]]
+        # Non-finite values are counted, not drawn.
+        values = pd.to_numeric(logged[column], errors="coerce").to_numpy(float)
+        finite = np.isfinite(values)
+        if stage == "test" or not finite.any():
+            continue
+        step, epoch = (_to_int(logged[key])[finite] for key in ("step", "epoch"))
+        curve = Curve(name, stage, epoch_mean, step, epoch, values[finite], int((~finite).sum()))
+        groups.setdefault(group, []).append(curve)
+    return {group: groups[group] for group in sorted(groups, key=lambda group: _rank(group, groups[group]))}
+
+
+def _rank(group: str, curves: Sequence[Curve]) -> int:
+    """Order of charts: loss, other train and val metrics, learning rate, throughput, others."""
+    measured = any(curve.stage for curve in curves)
+    return [group == "loss", measured, group == "learning rate", "throughput" in group, True].index(True)
+
+
+def _to_int(column: Any) -> npt.NDArray[np.int64]:
+    numbers: npt.NDArray[np.int64] = pd.to_numeric(column, errors="coerce").fillna(-1).to_numpy(np.int64)
+    return numbers
+
+
+def _parse_column(column: str) -> tuple[str, str, str, bool]:
+    """Group, name and stage of a column, and whether it holds means of epochs."""
+    if column.startswith("lr-"):
+        return "learning rate", column.removeprefix("lr-"), "", False
+    group, stage, of_epoch = parse_name(column)
+    return group, stage or ("epoch mean" if of_epoch else ""), stage, of_epoch
+
+
+def _modes(config: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Mode]:
+    """Mode of each metric: as in a callback that monitors it, else inferred from its name."""
+    modes: dict[str, Mode] = {group: mode for group in groups if (mode := infer_mode(group))}
+    for callback in (config.get("callback") or {}).values():
+        if isinstance(callback, dict) and callback.get("monitor") and callback.get("mode") in ("min", "max"):
+            modes[_parse_column(str(callback["monitor"]))[0]] = callback["mode"]
+    return modes
+
+
+def _charts(groups: Mapping[str, Sequence[Curve]], modes: Mapping[str, Mode]) -> list[dict[str, Any]]:
+    """Data of the chart of each group; steps are faint behind means of epochs."""
+    charts = []
+    for group, curves in groups.items():
+        means = {curve.stage for curve in curves if curve.epoch_mean}
+        series = [_series(curve, faint=not curve.epoch_mean and curve.stage in means) for curve in curves]
+        series.sort(key=lambda s: (s["faint"], s["name"]))
+        chart = {"title": _title(group), "series": series, "maximize": modes.get(group) == "max", "best": None}
+        val = next((curve for curve in curves if curve.stage == "val"), None)
+        if val and group in modes:
+            index = val.best(modes[group])
+            chart["best"] = [int(val.step[index]), _short(val.value[index])]
+        charts.append(chart)
+    return charts
+
+
+def _series(curve: Curve, *, faint: bool) -> dict[str, Any]:
+    indices = downsample(curve.value)
+    return {
+        "name": ", ".join(filter(None, [curve.name, "step" if faint else ""])),
+        "stage": curve.stage,
+        "faint": faint,
+        "non_finite": curve.non_finite,
+        "x": curve.step[indices].tolist(),
+        "epoch": curve.epoch[indices].tolist(),
+        "y": [_short(value) for value in curve.value[indices]],
+    }
+
+
+def downsample(values: npt.NDArray[np.float64], limit: int = MAX_POINTS) -> npt.NDArray[np.int64]:
+    """Indices of at most ``limit`` values: both ends, and minimum and maximum of equal chunks between."""
+    indices: npt.NDArray[np.int64] = np.arange(len(values))
+    if len(values) <= limit:
+        return indices
+    chunks = np.array_split(indices, limit // 2 - 1)
+    extremes = [chunk[f(values[chunk])] for chunk in chunks for f in (np.argmin, np.argmax)]
+    return np.unique(np.asarray([0, *extremes, len(values) - 1], np.int64))
+
+
+def _final_metrics(
+    groups: Mapping[str, Sequence[Curve]],
+    modes: Mapping[str, Mode],
+    scores: Mapping[str, float],
+    recorded: Mapping[str, float],
+) -> list[dict[str, Any]]:
+    """One row per metric: last train and val value, best val value, test value; the loss comes last."""
+    tests = {parse_name(name).group: value for name, value in scores.items()}
+    rows: dict[str, dict[str, Any]] = {group: {"test": value} for group, value in tests.items()}
+    for name, value in recorded.items():
+        group, _, stage, _ = _parse_column(name)
+        if stage:
+            rows.setdefault(group, {})[stage] = value
+    for group, curves in groups.items():
+        for curve in sorted((curve for curve in curves if curve.stage), key=lambda curve: curve.epoch_mean):
+            last = {curve.stage: float(curve.value[-1]), f"{curve.stage}_at": int(curve.step[-1])}
+            rows.setdefault(group, {}).update(last)
+            if curve.stage == "val" and group in modes:
+                index = curve.best(modes[group])
+                rows[group] |= {"best": float(curve.value[index]), "at": int(curve.step[index])}
+    found = [{"test": None, "metric": _title(group), **row} for group, row in rows.items()]
+    return sorted(found, key=lambda row: row["metric"] == "loss")
+
+
+def _read_classes(path: Path) -> list[dict[str, Any]]:
+    table = pd.read_csv(path, dtype={"class": str}, keep_default_na=False)  # a class may be named NA or 01
+    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+
+
+def _read_confusion(path: Path) -> dict[str, Any]:
+    """Class names, non-zero cells as [target, prediction, count], and the most frequent misclassifications."""
+    table = pd.read_csv(path, dtype={"target": str}, keep_default_na=False)
+    names = [str(name) for name in table.iloc[:, 0]]  # not from the header, in which pandas renames duplicates
+    counts = table.iloc[:, 1:].to_numpy(np.int64)
+    cells = [[int(row), int(column), int(counts[row, column])] for row, column in np.argwhere(counts)]
+    sums = counts.sum(axis=1)
+    wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
+    pairs = [(names[t], names[p], n, n / int(sums[t])) for t, p, n in wrong[:8]]
+    return {
+        "names": names,
+        "cells": cells if len(names) <= MAX_MATRIX_CLASSES else [],
+        "sums": sums.tolist(),
+        "pairs": pairs,
+    }
+
+
+def _read_predictions(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Targets, predictions and indices for each target of a regression, and whether it is a classification instead.
+
+    Large tables are subsampled evenly over the loss.
+    """
+    table = pd.read_csv(path)
+    if "confidence" in table:
+        return [], True
+    by_loss = table.sort_values("loss") if "loss" in table else table
+    chosen = np.unique(np.linspace(0, len(table) - 1, min(len(table), MAX_SCATTER_POINTS)).astype(int))
+    suffixes = [str(c).removeprefix("target") for c in table if re.fullmatch(r"target(_\d+)?", str(c))]
+    return [_scatter(by_loss.iloc[chosen], suffix, len(table)) for suffix in suffixes[:MAX_TARGETS]], False
+
+
+def _scatter(table: pd.DataFrame, suffix: str, samples: int) -> dict[str, Any]:
+    columns = (f"target{suffix}", f"prediction{suffix}")
+    finite = table[np.isfinite(table[list(columns)]).all(axis=1)]
+    truth, prediction = ([_short(value) for value in finite[column]] for column in columns)
+    index, target = finite["index"].tolist(), suffix.removeprefix("_")
+    return {"target": target, "truth": truth, "prediction": prediction, "index": index, "of": samples}
+
+
+def _read_worst(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file}
+    inputs = arrays["inputs"]
+    images = inputs.dtype == np.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
+    return [
+        {
+            "image": _encode_image(values) if images else None,
+            "text": str(arrays["text"][index]) if "text" in arrays else None,
+            "values": [] if images else [float(value) for value in values.ravel()[:8]],
+            "shape": " × ".join(map(str, values.shape)),
+            "truth": _format_answer(arrays, "target", index, names),
+            "prediction": _format_answer(arrays, "prediction", index, names),
+            **{key: arrays[key][index].item() for key in ("index", "loss", "confidence") if key in arrays},
+        }
+        for index, values in enumerate(inputs)
+    ]
+
+
+def _format_answer(arrays: Mapping[str, Any], what: str, index: int, names: Sequence[str]) -> str:
+    """Class name, or numbers."""
+    values = [array[index].item() for name, array in arrays.items() if re.fullmatch(rf"{what}(_\d+)?", name)]
+    return ", ".join(
+        names[v] if isinstance(v, int) and 0 <= v < len(names) else str(v) if isinstance(v, int) else format_number(v)
+        for v in values
+    )
+
+
+def _encode_image(values: npt.NDArray[np.uint8]) -> dict[str, Any]:
+    """Encode an image (C, H, W) as a data URL; small ones are lossless."""
+    image = Image.fromarray(np.ascontiguousarray(values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)))
+    small = max(image.size) <= MAX_PIXELS
+    if not small:
+        image.thumbnail((MAX_PIXELS, MAX_PIXELS))
+    stream = io.BytesIO()
+    image.save(stream, "png" if small else "jpeg")
+    text = base64.b64encode(stream.getvalue()).decode()
+    return {"url": f"data:image/{'png' if small else 'jpeg'};base64,{text}", "small": small}
+
+
+def _attempts(recorded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each attempt with its duration in seconds and the tone of its status."""
+    found = []
+    for attempt in recorded:
+        start, end = (datetime.fromisoformat(attempt[key]) if attempt.get(key) else None for key in ("start", "end"))
+        seconds = (end - start).total_seconds() if start and end else None
+        found.append({"seconds": seconds, **attempt, "start": start, "tone": _tone(str(attempt.get("reason")))})
+    return found
+
+
+def _tone(reason: str) -> str:
+    tones = {"completed": "good", "running": "busy", "interrupted": "warn"}
+    return tones.get(reason, "bad" if re.match(r"\w+(Error|Exception|Exit)?:", reason) else "warn")
+
+
+def _redact_command(command: str) -> str:
+    """Redact secrets in the command."""
+    arguments = [argument.partition("=") for argument in shlex.split(command)]
+    hidden = [
+        "***" if looks_secret(key.rpartition(".")[2]) and value else hide_passwords(value)
+        for key, _, value in arguments
+    ]
+    return shlex.join(f"{key}{sign}{value}" for (key, sign, _), value in zip(arguments, hidden, strict=True))
+
+
+def format_number(value: Any) -> str:
+    """Format a number for reading."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return "–" if value is None or isinstance(value, jinja2.Undefined) else str(value)
+    if isinstance(value, int | np.integer) or not math.isfinite(value):
+        return f"{value:,}"
+    size = abs(float(value))
+    return f"{value:,.0f}" if 1e4 <= size < 1e9 else f"{value:#.4g}" if size >= 1e-3 or not size else f"{value:.3g}"
+
+
+def format_duration(seconds: float | None) -> str:
+    """Format seconds as hours and minutes, minutes and seconds, or seconds."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _title(group: str) -> str:
+    return group.replace("_", " ").replace("/", ", ")
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.ChainableUndefined,  # records of earlier versions may lack fields
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": format_number, "duration": format_duration}
+    return environment.get_template("report.html")

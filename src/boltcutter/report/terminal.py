@@ -1,0 +1,127 @@
+"""Summaries printed before and after training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.data import sized_len
+from rich.console import Console
+from rich.markup import escape
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from boltcutter.project import command
+from boltcutter.protocols import is_native_data
+from boltcutter.run.folder import read_record
+
+
+def print_start(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
+    """Print run folder, model, data, devices, batch size and W&B run before training."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    splits = getattr(data, "splits", None)
+    known = [p for p in task.parameters() if not is_lazy(p)]  # lazy parameters get their shape from the first batch
+    size = sum(p.numel() for p in known)
+    trained = sum(p.numel() for p in known if p.requires_grad)
+    batch = getattr(data, "batch_size", None)
+    scope = "in total" if is_native_data(data) else "per device"  # the convention of Lightning
+    kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
+    devices = f"{trainer.num_devices * trainer.num_nodes} × {kind}, {type(trainer.strategy).__name__}"
+    model = type(task.model if isinstance(getattr(task, "model", None), nn.Module) else task).__name__
+    rows = {
+        "run": str(folder),
+        "model": f"{model}, {size:,} parameters" + (f", {trained:,} trainable" if trained != size else ""),
+        "data": type(data).__name__ + (f", {_sizes(splits)}" if hasattr(splits, "_asdict") else ""),
+        "devices": f"{devices}, {trainer.precision}",
+        "batch": f"{batch} samples {scope} × {trainer.accumulate_grad_batches} accumulated" if batch else None,
+        "W&B": _wandb(trainer),
+    }
+    _show(rows)
+
+
+def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "input=<files>") -> None:
+    """Print metrics, checkpoint, duration and the next commands after training.
+
+    Args:
+        folder: Run folder.
+        evaluates: Whether the test split can be evaluated.
+        predicts: Arguments of ``boltcutter predict``; None if prediction is not available.
+    """
+    record = read_record(folder)
+    last = record["attempts"][-1]
+    metrics = record.get("test") or record.get("metrics", {})
+    after = {} if record.get("test") else record.get("measured_after", {})
+    rows: dict[str, str | None] = {
+        name: _number(value) + _after(after.get(name)) for name, value in sorted(metrics.items())
+    }
+    if "recompiles" in record.get("metrics", {}):
+        rows["recompiles"] = f"{record['metrics']['recompiles']:.0f} after the first compilation"
+    checkpoint = record.get("best") or ""
+    label = "best" if checkpoint.rpartition("/")[2].startswith("best") else "checkpoint"
+    rows[label] = checkpoint and checkpoint + _after(record.get("best_after"))
+    rows["time"] = str(timedelta(seconds=round(last["seconds"])))
+    report = folder / "report.html"
+    rows["report"] = str(report) if report.is_file() else None
+    if checkpoint:
+        commands = [
+            f"{command('evaluate')} run={folder}" if evaluates else "",
+            f"{command('predict')} run={folder} {predicts}".rstrip() if predicts is not None else "",
+            f"{command('train')} resume={folder} trainer.{_limit(record)}=<more>",
+        ]
+        rows["next"] = "\n".join(filter(None, commands))
+    _show(rows)
+
+
+def print_evaluation(folder: Path, scores: Mapping[str, float]) -> None:
+    """Print metrics over all samples, then per class."""
+    _show({**{name: _number(value) for name, value in scores.items()}, "output": str(folder)})
+    if (folder / "classes.csv").is_file():
+        import pandas as pd  # imported here because it would delay the first training step
+
+        classes = pd.read_csv(folder / "classes.csv", dtype={"class": str}, keep_default_na=False)
+        print(classes.to_string(index=False, float_format=_number))
+
+
+def _limit(record: Mapping[str, Any]) -> str:
+    """The limit that ended training, and must be raised to continue."""
+    steps = record.get("config", {}).get("trainer", {}).get("max_steps", -1)
+    return "max_epochs" if steps in (None, -1) else "max_steps"
+
+
+def _after(steps: int | None) -> str:
+    """Step at which a value was measured."""
+    return "" if steps is None else f", after {steps:,} steps"
+
+
+def _sizes(splits: Any) -> str:
+    """Number of samples of each split, if known."""
+    lengths = {name: sized_len(split) for name, split in splits._asdict().items() if split is not None}
+    return ", ".join(
+        f"{name} {length:,}" if length is not None else f"{name} of unknown length" for name, length in lengths.items()
+    )
+
+
+def _wandb(trainer: L.Trainer) -> str | None:
+    # The dummy logger of fast_dev_run has every attribute.
+    return next(
+        (location for logger in trainer.loggers if isinstance(location := getattr(logger, "location", None), str)), None
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) and abs(value) < 1e4 else f"{value:g}"
+
+
+def _show(rows: Mapping[str, str | None]) -> None:
+    shown = {name: text for name, text in rows.items() if text}
+    width = max(map(len, shown))
+    console = Console(highlight=False, soft_wrap=True)
+    for name, text in shown.items():
+        first, *more = text.split("\n")
+        console.print(f"[bold]{escape(f'{name:{width}}')}[/]  {escape(first)}")
+        for line in more:
+            console.print(" " * (width + 1), line, markup=False)

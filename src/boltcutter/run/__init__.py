@@ -1,0 +1,1 @@
+"""Run folders: record, lineage, resume, comparison."""

@@ -1,0 +1,148 @@
+"""Apply settings that were changed when a run is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+from boltcutter.config.locate import locate
+from boltcutter.config.values import format_value, plain
+
+SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # sections whose settings are stored in checkpoints
+LR_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")  # entries of a parameter group that hold learning rates
+MISSING = object()
+
+
+class SettingChanges(Callback):
+    """Applies changed settings to optimizers, schedulers and callbacks after their state is restored on resume.
+
+    Restoring a checkpoint overwrites the new settings with the old ones. The values that the new settings gave to each
+    parameter group are therefore saved before. Learning rates are then scaled in proportion, so that they keep their
+    position in the schedule; other values are set directly, as are those of schedulers and callbacks.
+
+    Args:
+        cfg: Configuration of the run.
+
+    Attributes:
+        changed: Old and new value by key.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.settings = {name: value for name, value in plain(cfg).items() if name in SECTIONS}
+        self.folder = cfg.get("folder")
+        self.changed: dict[str, tuple[Any, Any]] = {}
+        self._groups: list[list[dict[str, Any]]] = []  # by optimizer, with the new settings
+        self._schedulers: list[dict[str, Any]] = []
+
+    def resume(self, saved: Mapping[str, Any], *, ends: bool) -> list[str]:
+        """Compare the settings in a checkpoint with the current ones.
+
+        Args:
+            saved: The checkpoint.
+            ends: Whether training is already finished.
+
+        Returns:
+            One line for each changed setting.
+
+        Raises:
+            ConfigError: A changed setting cannot take effect.
+        """
+        before = saved.get("settings")
+        if before is None:
+            return []
+        old, new = dict(_flat(before)), dict(_flat(self.settings))
+        pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in (*old, *new)}
+        self.changed = {key: (was, now) for key, (was, now) in pairs.items() if repr(was) != repr(now)}
+        for key in self.changed:
+            prefix = f"{key}={_shown(new.get(key, MISSING))}: resume={self.folder}"
+            if key in ("optimizer", "optimizer._target_", "scheduler", "scheduler._target_"):
+                remedy = "remove the override, or start a new run from its weights with init_from=<checkpoint>"
+                raise ConfigError(f"{prefix} restores the state of {_shown(old.get(key, MISSING))}; {remedy}")
+            if ends:
+                raise ConfigError(
+                    f"{prefix} is already trained to the end, so it would have no effect; also raise trainer.max_epochs"
+                )
+        return [f"{key}={_shown(now)} from now on, was {_shown(was)}" for key, (was, now) in self.changed.items()]
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save the values that the new settings give, before the checkpoint is restored."""
+        if self.changed:
+            groups = (optimizer.param_groups for optimizer in trainer.optimizers)
+            self._groups = [[{k: v for k, v in g.items() if k != "params"} for g in each] for each in groups]
+            self._schedulers = [dict(vars(config.scheduler)) for config in trainer.lr_scheduler_configs]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Replace restored values by those of the new settings."""
+        if not self.changed:
+            return
+        names = {key.rpartition(".")[2] for key in self.changed if not key.startswith(("model.", "callback."))}
+        for optimizer, fresh in zip(trainer.optimizers, self._groups, strict=True):
+            for group, new in zip(optimizer.param_groups, fresh, strict=True):
+                self._set_group(group, new, names)
+        for config, values in zip(trainer.lr_scheduler_configs, self._schedulers, strict=True):
+            _set_rates(config.scheduler)
+            for name in names & values.keys():
+                setattr(config.scheduler, name, values[name])
+        for key, (was, now) in self.changed.items():
+            section, _, rest = key.partition(".")
+            name, _, argument = rest.partition(".")
+            if section == "callback" and argument.isidentifier():
+                kind = locate(self.settings["callback"][name]["_target_"])
+                for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                    if type(callback) is kind and vars(callback).get(argument, MISSING) == was:
+                        setattr(callback, argument, now)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Store the current settings in the checkpoint."""
+        checkpoint["settings"] = self.settings
+
+    def _set_group(self, group: dict[str, Any], new: dict[str, Any], names: set[str]) -> None:
+        values = [now for _, now in self.changed.values()]
+        base = "initial_lr" if "initial_lr" in group and "initial_lr" in new else "lr"
+        was, now = float(group[base]), float(new[base])
+        # A module may use any name for its learning rate, and may schedule it without a torch scheduler.
+        named = any(name == "lr" or name.endswith(("_lr", "rate")) for name in names) or now in values
+        if was != now and named:
+            _fill(group, "lr", float(group["lr"]) * now / was if was and base != "lr" else now)
+            for name in LR_KEYS[1:]:
+                if name in group and name in new:
+                    _fill(group, name, new[name])
+        for name in names & new.keys() - {*LR_KEYS}:
+            group[name] = new[name]
+
+
+def _fill(group: dict[str, Any], name: str, value: Any) -> None:
+    """Set a learning rate, in place if it is a tensor, to which compiled code holds a reference."""
+    if isinstance(group[name], Tensor):
+        group[name].fill_(float(value))
+    else:
+        group[name] = value
+
+
+def _set_rates(scheduler: Any) -> None:
+    """Make a scheduler continue from the learning rates of its optimizer."""
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _set_rates(inner)
+    groups = scheduler.optimizer.param_groups if hasattr(scheduler, "optimizer") else []
+    if hasattr(scheduler, "base_lrs") and all("initial_lr" in group for group in groups):
+        scheduler.base_lrs = [group["initial_lr"] for group in groups]
+        scheduler._last_lr = [group["lr"] for group in groups]
+
+
+def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value that is not a mapping, with its dotted key."""
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, node
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is MISSING else format_value(value)

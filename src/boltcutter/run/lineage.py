@@ -1,0 +1,210 @@
+"""Lineage of a run: the code with its uncommitted changes, the packages and the hardware."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from boltcutter.config.redaction import PRIVATE_KEY, is_secret_file, without_credentials
+
+GIT_OPTIONS = tuple(
+    word
+    for setting in (
+        "core.quotePath=false",
+        "core.fsmonitor=false",
+        "index.sparse=false",
+        "color.ui=false",
+        "advice.addEmbeddedRepo=false",
+    )
+    for word in ("-c", setting)
+)
+# A patch for git apply, independent of configured external programs, colors and prefixes.
+DIFF_COMMAND = (
+    *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/"),
+    *("--full-index", "--unified=3", "--inter-hunk-context=0", "--ignore-submodules=dirty"),
+)
+GIT_VARIABLES = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
+MAX_UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
+SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repository that it was copied from
+
+
+def differences(record: dict[str, Any], root: Path) -> list[str]:
+    """List how code, packages and hardware of a run differ from the current ones, one line each."""
+    source = git_state(root)
+    then = record.get("git", {})
+    found = []
+    if then.get("commit") != source.get("commit"):
+        found.append(
+            f"git commit is {source.get('commit')}, was {then.get('commit')}; git checkout {then.get('commit')}"
+        )
+    if then.get("changes") != source["changes"]:
+        found.append("uncommitted changes differ; see code.patch of the run")
+    library, was_library = library_state(root), record.get("library") or {}
+    for key in ("commit", "changes"):
+        if was_library and library.get(key) != was_library.get(key):
+            found.append(f"the library's {key} is {library.get(key)}, was {was_library.get(key)}")
+    installed = packages()
+    for name, was in record.get("packages", {}).items():
+        if installed.get(name) != was:
+            found.append(f"package {name} is {installed.get(name, 'absent')}, was {was}")
+    if platform.python_version() != record.get("python"):
+        found.append(f"Python is {platform.python_version()}, was {record.get('python')}")
+    here = hardware()
+    then = record.get("hardware", {})
+    return found + [f"{key} is {here.get(key)}, was {was}" for key, was in then.items() if here.get(key) != was]
+
+
+def git_state(where: Path) -> dict[str, Any]:
+    """Return commit, branch, remote and uncommitted changes of the code; None for each outside of a git repository.
+
+    ``patch`` and ``dirty`` are None if git failed to list the changes; ``left_out`` lists changed files that look like
+    secrets and are excluded from the patch.
+    """
+    if snapshot := next((file for folder in (where, *where.parents) if (file := folder / SNAPSHOT).is_file()), None):
+        return dict(json.loads(snapshot.read_text()) | {"patch": b""})
+    top = _git(where, "rev-parse", "--show-toplevel")
+    if not top:
+        return {"commit": None, "branch": None, "remote": None, "dirty": None, "changes": None, "patch": b""}
+    root = Path(os.fsdecode(top.removesuffix(b"\n")))
+    commit, remote = _text(root, "rev-parse", "--verify", "HEAD"), _text(root, "config", "--get", "remote.origin.url")
+    patch, left_out = _patch(root, commit or _empty_tree(root))
+    return {
+        "commit": commit,
+        "branch": _text(root, "rev-parse", "--abbrev-ref", "HEAD"),
+        "remote": without_credentials(remote) if remote else None,
+        "dirty": None if patch is None else bool(patch or left_out),
+        "changes": hashlib.sha256(patch).hexdigest()[:16] if patch else None,
+        "left_out": left_out,
+        "patch": patch,
+    }
+
+
+def library_state(root: Path) -> dict[str, Any]:
+    """Version of this library, and its commit; of an editable checkout also the uncommitted changes.
+
+    Args:
+        root: Folder of the project; a library in the same repository is part of the project's state.
+    """
+    folder, state = Path(__file__).parents[1], dict[str, Any]()
+    with suppress(PackageNotFoundError):
+        found = distribution(__name__.partition(".")[0])
+        state["version"] = found.version
+        source = json.loads(found.read_text("direct_url.json") or "{}")  # PEP 610
+        state["commit"] = source.get("vcs_info", {}).get("commit_id")
+    if not {"site-packages", "dist-packages"} & set(folder.parts):
+        state |= {"path": str(folder), "commit": None, "patch": b""}
+        own, project = (_git(where, "rev-parse", "--show-toplevel") for where in (folder, root))
+        if own != project:
+            state |= git_state(folder)
+    return state
+
+
+def packages() -> dict[str, str]:
+    """Return the version of every installed distribution, from folder names, since reading their metadata is slow."""
+    folders = [path.stem for entry in sys.path for path in Path(entry or ".").glob("*.dist-info")]
+    found = {name: version for name, _, version in (folder.rpartition("-") for folder in reversed(folders))}
+    return {name.replace("_", "-"): found[name] for name in sorted(found, key=str.lower)}
+
+
+def hardware() -> dict[str, Any]:
+    """Return CPU, memory and accelerators, and torch's number of threads."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory, 1),
+        "gpus": gpus,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def _patch(root: Path, commit: str) -> tuple[bytes | None, list[str]]:
+    """All that a commit lacks, new files included, in the form of ``git apply``; and the secret files left out of it.
+
+    The patch is None where git fails.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        index = Path(scratch) / "index"  # a copy, so that the user's own stays as it is
+        own = Path(os.fsdecode((_git(root, "rev-parse", "--absolute-git-dir") or b"").rstrip(b"\n"))) / "index"
+        if own.is_file():
+            shutil.copy(own, index)
+        env = {"GIT_INDEX_FILE": str(index)}
+        new = _names(_git(root, "ls-files", "--others", "--exclude-standard", "-z"))
+        changed = _names(_git(root, *DIFF_COMMAND, "--name-only", "-z", commit, env=env))
+        if new is None or changed is None:
+            return None, []
+        new = [n for n in new if (root / n).is_file() and (root / n).stat().st_size <= MAX_UNTRACKED_BYTES]
+        secret = sorted(name for name in {*new, *changed} if holds_secret(root / name))
+        add = "".join(f"{name}\0" for name in new if name not in secret)
+        listed = ("--pathspec-from-file=-", "--pathspec-file-nul")
+        # Otherwise git adds nothing if one of them is outside of a sparse checkout.
+        everywhere = ("-c", "core.sparseCheckout=false", "--literal-pathspecs")
+        if add and _git(root, *everywhere, "add", "--intent-to-add", *listed, env=env, given=add) is None:
+            return None, secret
+        without = [f":(top,exclude,literal){name}" for name in secret]
+        return _git(root, *DIFF_COMMAND, "--binary", commit, "--", ":(top)", *without, env=env), secret
+
+
+def holds_secret(file: Path) -> bool:
+    """Return whether a file probably holds keys, certificates or passwords, by its name or contents."""
+    if is_secret_file(file.name):
+        return True
+    if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_UNTRACKED_BYTES:
+        return False
+    # A file that this user cannot read may be secret as well, and would make git fail.
+    return not os.access(file, os.R_OK) or bool(PRIVATE_KEY.search(file.read_bytes()))
+
+
+def _empty_tree(root: Path) -> str:
+    """Return the hash of the empty tree, in place of a first commit; it depends on the repository's hash function."""
+    return _text(root, "hash-object", "-t", "tree", "--stdin") or ""
+
+
+def _names(listed: bytes | None) -> list[str] | None:
+    return None if listed is None else [os.fsdecode(name) for name in listed.split(b"\0") if name]
+
+
+def _text(where: Path, *words: str) -> str | None:
+    """Return the output of git without whitespace at the ends; None if it is empty or git fails."""
+    return os.fsdecode(_git(where, *words) or b"").strip() or None
+
+
+def _git(where: Path, *words: str, env: dict[str, str] | None = None, given: str = "") -> bytes | None:
+    """Return the output of git, independent of the user's configuration and environment; None if it fails."""
+    inherited = {name: value for name, value in os.environ.items() if name not in GIT_VARIABLES}
+    try:
+        done = subprocess.run(
+            ["git", *GIT_OPTIONS, "-C", str(where), *words],
+            input=os.fsencode(given),
+            capture_output=True,
+            env=inherited | (env or {}),
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

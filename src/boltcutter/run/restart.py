@@ -1,0 +1,89 @@
+"""Check whether a run may continue in an existing folder without ``resume=``."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import plain
+from boltcutter.environment import identity
+from boltcutter.run import folder as run
+
+LAUNCH_KEYS = (
+    "folder",
+    "resume",
+    "resume_exact",
+    "reproduce",
+    "launch",
+    "choices",
+)  # keys that may differ between attempts
+MAX_SHOWN = 3  # changed settings listed in a message
+
+
+def check_start(cfg: DictConfig, *, given: bool) -> None:
+    """Refuse to continue a run that this command did not start.
+
+    A job that SLURM requeued, or that torchrun restarted, continues its own run, even in a folder set by the user.
+
+    Args:
+        cfg: Configuration of the run, with its folder.
+        given: Whether the folder was set by the user.
+
+    Raises:
+        ConfigError: The folder or its checkpoints belong to another run.
+    """
+    folder = Path(cfg.folder)
+    record = run.read_record(folder) if (folder / "record.json").is_file() else {}
+    found = run.last_checkpoint(cfg.checkpoints)
+    if not found and record.get("saved"):
+        raise ConfigError(
+            f"{'resume' if cfg.resume else 'folder'}={folder}: the run has saved checkpoints "
+            f"(last….ckpt), but checkpoints={cfg.checkpoints} holds no valid one; restore them, or use "
+            f"reproduce={folder} to start again in another folder"
+        )
+    if cfg.resume or not (found or (given and has_trained(folder))):
+        return
+    inside = cfg.checkpoints.startswith(f"{cfg.folder}/")
+    if (given or not inside) and not _is_restart(record):
+        key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
+        raise ConfigError(f"{key}={cfg[key]} holds a run; use resume={its} to continue it, or another {key}")
+    if changed := changed_settings(record.get("config", {}), plain(cfg)):
+        shown = ", ".join(changed[:MAX_SHOWN]) + (", …" if len(changed) > MAX_SHOWN else "")
+        raise ConfigError(
+            f"folder={folder} holds a run of another configuration ({shown}); use resume={folder} to continue it, "
+            "or another folder"
+        )
+
+
+def has_trained(folder: Path) -> bool:
+    """Return whether ``metrics.csv`` in a folder has at least one row."""
+    try:
+        with open(folder / "metrics.csv") as file:
+            return len(list(islice(file, 2))) == 2  # the header and a row
+    except FileNotFoundError:
+        return False
+
+
+def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """List the settings that differ between two configurations, with both values, except ``LAUNCH_KEYS``."""
+    old, new = (dict(_flat({k: v for k, v in cfg.items() if k not in LAUNCH_KEYS})) for cfg in (before, now))
+    return [
+        f"{key}={new.get(key, 'not set')}, was {old.get(key, 'not set')}"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _is_restart(record: dict[str, Any]) -> bool:
+    attempts = record.get("attempts") or [{}]
+    return identity.is_restarted() and identity.job_id() is not None and attempts[-1].get("job") == identity.job_id()
+
+
+def _flat(node: Any, prefix: str = "") -> list[tuple[str, str]]:
+    if isinstance(node, dict) and node:
+        return [pair for key, value in node.items() for pair in _flat(value, f"{prefix}{key}.")]
+    return [(prefix[:-1], json.dumps(node, default=str))]

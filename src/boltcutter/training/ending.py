@@ -1,0 +1,150 @@
+"""The end of training: validate once more, record an early stop in the checkpoint, respect it on resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.values import plain
+
+LIMITS = ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")
+
+
+class EndOfTraining(Callback):
+    """Makes the end of training resumable and evaluated.
+
+    - If training ends between two validations (``max_steps``, ``val_check_interval``, ``check_val_every_n_epoch``), it
+      validates once more, so that the last weights are evaluated and can become the best ones.
+    - A checkpoint of an epoch that ended early keeps its position within the epoch, where Lightning would count the
+      epoch as complete.
+    - A checkpoint records whether training stopped before its limits: early stopping, or anything else that sets
+      ``trainer.should_stop``.
+
+    Args:
+        cfg: The configuration of the run.
+
+    Attributes:
+        finished: Whether the resumed run had stopped early under the same limits, so that there is nothing to train.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.limits = limits(cfg)
+        self.finished = False
+        self._max_steps: int | None = None  # the limit, while it is raised for the final validation
+
+    def resume(self, saved: dict[str, Any]) -> str | None:
+        """Read from a checkpoint whether training had stopped early.
+
+        Returns:
+            One line on what the resumed run does in that case; None if training had not stopped early.
+        """
+        stopped = saved.get("stopped_early")
+        if not stopped:
+            return None
+        self.finished = stopped == self.limits
+        stop = f"training had stopped early at step {saved.get('global_step', 0)}"
+        if self.finished:
+            return f"{stop} and does not continue; to continue, set trainer.max_epochs=<more> or change the callback"
+        changed = [name for name in LIMITS if stopped["trainer"][name] != self.limits["trainer"][name]]
+        what = ", ".join(f"trainer.{name}={self.limits['trainer'][name]}" for name in changed) or "other callbacks"
+        return f"{stop}; it continues with {what}"
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Skip training if the resumed run had finished."""
+        if self.finished:
+            trainer.should_stop = True
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Let Lightning enter an epoch that reached ``max_steps`` but was saved before its final validation."""
+        progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current")
+        loop = trainer.fit_loop.epoch_loop
+        reached = 0 <= loop.max_steps <= checkpoint.get("global_step", 0)
+        if trainer.state.fn == "fit" and progress and reached and progress["processed"] < progress["started"]:
+            validation = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]["current"]
+            if validation["completed"] < validation["ready"]:
+                self._max_steps, loop.max_steps = loop.max_steps, loop.max_steps + 1
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Validate at the end of training."""
+        loop: Any = trainer.fit_loop.epoch_loop
+        is_due = loop._should_check_val_fx
+
+        def should_validate(fetcher: Any) -> bool:
+            if self._max_steps is not None:
+                loop.max_steps, self._max_steps = self._max_steps, None
+            return bool(is_due(fetcher)) or (is_ending(trainer) and trainer.enable_validation)
+
+        loop._should_check_val_fx = should_validate
+        if trainer.fit_loop.restarted_mid_epoch:
+            _accumulate_as_scheduled(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Restore Lightning's loop."""
+        if "_should_check_val_fx" in vars(trainer.fit_loop.epoch_loop):
+            del trainer.fit_loop.epoch_loop._should_check_val_fx
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Restore Lightning's loop, since ``on_train_end`` is not called after an exception."""
+        self.on_train_end(trainer, pl_module)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Save the position within an epoch that ended early, and whether training stopped early."""
+        loop = trainer.fit_loop
+        progress: Any = loop.epoch_progress.current
+        if not progress.started == progress.processed > 0:
+            return  # within an epoch
+        if trainer.should_stop and loop._can_stop_early:
+            checkpoint["stopped_early"] = self.limits
+        if ended_mid_epoch(trainer):
+            checkpoint["epoch"] -= 1
+            saved = checkpoint["loops"]["fit_loop"]["epoch_progress"]
+            for counts in (saved["total"], saved["current"]):
+                counts["processed"] = counts["started"] - 1
+                counts["completed"] = min(counts["completed"], counts["processed"])
+
+
+def _accumulate_as_scheduled(trainer: L.Trainer) -> None:
+    """Let GradientAccumulationScheduler set its value, which it does only at the start of an epoch."""
+    loop: Any = trainer.fit_loop
+    advance = loop.on_advance_start
+
+    def once() -> None:  # after on_train_start, where the scheduler checks the trainer's initial value
+        del loop.on_advance_start
+        advance()
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, GradientAccumulationScheduler):
+                callback.on_train_epoch_start(trainer)
+
+    loop.on_advance_start = once
+
+
+def limits(cfg: DictConfig) -> dict[str, Any]:
+    """Collect the settings that decide when training ends: limits of the trainer, and numbers of its callbacks."""
+    trainer, callbacks = plain(cfg.trainer), plain(cfg.callback) if cfg.get("callback") else {}
+    return {
+        "trainer": {name: trainer.get(name) for name in LIMITS},
+        "callback": {
+            name: {key: value for key, value in options.items() if isinstance(value, int | float)}
+            for name, options in callbacks.items()
+            if options
+        },
+    }
+
+
+def is_ending(trainer: L.Trainer) -> bool:
+    """Whether training ends after the current batch."""
+    loop = trainer.fit_loop
+    if 0 <= loop.epoch_loop.max_steps <= loop.epoch_loop.global_step or (trainer.should_stop and loop._can_stop_early):
+        return True
+    if not loop.epoch_loop.batch_progress.is_last_batch:
+        return False
+    return loop.max_epochs is not None and 0 <= loop.max_epochs <= trainer.current_epoch + 1
+
+
+def ended_mid_epoch(trainer: L.Trainer) -> bool:
+    """Whether the current or last epoch ended before its last batch."""
+    loop = trainer.fit_loop.epoch_loop
+    return loop.batch_progress.current.ready > 0 and not loop._num_ready_batches_reached()

@@ -1,0 +1,115 @@
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from foreign.gallery import DATA, HERE, overrides
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+
+from boltcutter.assembly.assemble import Components, assemble, read_config
+from boltcutter.assembly.checks import check_optimizer
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+
+PROJECT = Project.find(__file__)
+
+
+def assembled(tmp_path: Path, *overrides: str, with_callbacks: bool = True) -> Components:
+    cfg = read_config(PROJECT, [*overrides, "logger=null"])
+    cfg.folder = str(tmp_path)
+    return assemble(cfg, with_callbacks=with_callbacks)
+
+
+def test_components_follow_the_overrides(tmp_path: Path) -> None:
+    components = assembled(tmp_path, "model=mlp", "trainer.max_epochs=3")
+    assert type(components.task.model).__name__ == "MLP"
+    assert components.trainer.max_epochs == 3
+    assert [type(logger).__name__ for logger in components.trainer.loggers] == ["CSVLogger"]  # whatever was chosen
+    assert components.trainer.default_root_dir == str(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Attribute '.*' is an instance of `nn.Module`")  # Lightning's, of one of them
+@pytest.mark.parametrize("name", DATA)
+def test_other_lightning_modules_need_only_a_target(tmp_path: Path, name: str) -> None:
+    components = assembled(tmp_path, *overrides(name))
+    assert type(components.task).__module__.startswith("foreign.")
+
+
+def test_a_task_may_define_its_dataloaders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    components = assembled(tmp_path, *overrides("own_loaders"))
+    assert len(components.data.train_dataloader()) == 8
+    assert len(components.data.val_dataloader()) == 2
+    assert not capsys.readouterr().out
+    assembled(tmp_path, f"task={HERE}/task/own_loaders.yaml")
+    assert capsys.readouterr().out.startswith("note: data=digits is used instead of")
+
+
+@pytest.mark.parametrize("override", ["callback.best=null", "~callback.best"])
+def test_the_best_checkpoint_can_be_disabled(tmp_path: Path, override: str) -> None:
+    callbacks: list[Any] = assembled(tmp_path, override).trainer.callbacks  # type: ignore[attr-defined]
+    assert {"Progress", "LastCheckpoint"} <= {type(callback).__name__ for callback in callbacks}
+
+
+def test_assembling_writes_nothing(tmp_path: Path) -> None:
+    assembled(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "overrides", [["callback=null"], ["callback.best=null", "callback.last=null", "callback.progress=null"]]
+)
+def test_lightning_adds_no_default_callbacks(tmp_path: Path, overrides: list[str]) -> None:
+    callbacks = assembled(tmp_path, *overrides).trainer.callbacks  # type: ignore[attr-defined]
+    assert not any(isinstance(callback, ModelCheckpoint | ProgressBar) for callback in callbacks)
+
+
+def test_evaluation_has_no_callbacks_or_loggers(tmp_path: Path) -> None:
+    trainer = assembled(tmp_path, with_callbacks=False).trainer
+    assert not trainer.loggers
+    assert trainer.checkpoint_callback is None  # type: ignore[attr-defined]
+
+
+def test_initial_weights_depend_only_on_the_seed(tmp_path: Path) -> None:
+    def weight(seed: int) -> torch.Tensor:
+        return next(assembled(tmp_path, f"seed={seed}").task.parameters())
+
+    assert torch.equal(weight(1), weight(1))
+    assert not torch.equal(weight(1), weight(2))
+
+
+def test_sizes_are_inferred_from_the_data() -> None:
+    cfg = read_config(PROJECT, ["experiment=diabetes"])
+    assert cfg.data.shape == [10]
+    assert cfg.model.input_shape == [10]
+    assert cfg.data.num_classes == 1
+
+
+def test_additional_config_groups(tmp_path: Path) -> None:
+    configs = tmp_path / "configs"
+    (configs / "head").mkdir(parents=True)
+    (configs / "task").mkdir()
+    (configs / "head" / "wide.yaml").write_text("# A wide one.\n_target_: torch.nn.Linear\nin_features: 64\n")
+    (configs / "task" / "mine.yaml").write_text("# Mine.\n_target_: torch.nn.Sequential\n_args_: ['${head}']\n")
+    with pytest.raises(ConfigError) as error:
+        read_config(Project.at(tmp_path), ["task=mine", "head=wide"])
+    assert set(str(error.value).splitlines()) == {
+        "head.out_features: missing; Linear needs it (int)",
+        "task=torch.nn.Sequential: expected LightningModule",
+    }
+    with pytest.raises(ConfigError, match=r"^head=wide: nothing refers to head"):
+        read_config(Project.at(tmp_path), ["head=wide"])
+
+
+@pytest.mark.parametrize(("name", "refused"), [("optimizer", True), ("make", False)])
+def test_only_complete_optimizer_calls_are_checked(name: str, refused: bool) -> None:
+    """An optimizer is instantiated only if the parameters are its only missing argument."""
+    task: Any = L.LightningModule()
+    setattr(task, name, partial(torch.optim.SGD, lr=-1.0))
+    task.scheduler = partial(torch.optim.lr_scheduler.CosineAnnealingLR)  # T_max is known to the module
+    if refused:
+        with pytest.raises(ConfigError, match=r"^optimizer: Invalid learning rate"):
+            check_optimizer(task)
+        task.optimizer = partial(torch.optim.SGD, lr=1.0)
+    check_optimizer(task)

@@ -1,0 +1,112 @@
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from conftest import QUICK, Script
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from boltcutter.assembly.precision import check_precision, placeholder_precision, set_precision
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+
+OVERRIDES = [*QUICK, "model=mlp", "trainer.accelerator=cpu"]
+NARROW = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+
+
+@pytest.mark.parametrize(
+    "precision",
+    ["bf16-mixed", "16-true", *(pytest.param(p, marks=pytest.mark.slow) for p in ("64-true", "bf16-true", "16-mixed"))],
+)
+def test_each_precision_trains_and_resumes(script: Script, tmp_path: Path, precision: str) -> None:
+    overrides = [*OVERRIDES, f"trainer.precision={precision}", "+optimizer.eps=1e-4", f"folder={tmp_path}"]
+    done = script("train", *overrides)
+    assert done.returncode == 0, done.stderr
+    assert f", {precision}\n" in done.stdout
+    assert "bfloat16 Automatic" not in done.stderr
+    accuracy = float(next(line for line in done.stdout.splitlines() if line.startswith("test/accuracy")).split()[1])
+    assert accuracy > 0.7
+    kept = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert kept["state_dict"]["model.head.weight"].dtype == NARROW.get(precision, torch.float32)
+    assert ("MixedPrecision" in kept) == (precision == "16-mixed")  # the scaler's state
+    done = script("train", f"resume={tmp_path}", "trainer.max_epochs=3")
+    assert done.returncode == 0, done.stderr
+
+
+def config(device: str, precision: object, optimizer: str = "torch.optim.AdamW", **values: object) -> DictConfig:
+    trainer = {"accelerator": device, "precision": precision}
+    return DictConfig({"trainer": trainer, "optimizer": {"_target_": optimizer, **values}})
+
+
+@pytest.mark.parametrize(
+    ("cfg", "text"),
+    [
+        (config("cpu", "16-true"), "16-true: optimizer.eps=1e-08 is zero in float16; try +optimizer.eps=0.0001"),
+        (config("cpu", "transformer-engine"), "transformer-engine: FP8 needs a CUDA GPU"),
+        (
+            config("cpu", "float8"),
+            "float8: FP8 needs a CUDA GPU of compute capability 8.9 or higher; try bf16-m",
+        ),
+        (config("mps", "64-true"), "64-true: MPS does not support float64"),
+        (config("mps", "16-mixed"), "16-mixed: Lightning supports mixed precision only on CUDA and CPU"),
+    ],
+)
+def test_unsupported_precision_is_refused(cfg: DictConfig, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.precision=") as error:
+        check_precision(cfg)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("capability", "native"), [((7, 5), False), ((8, 0), True)])
+def test_precision_is_checked_against_the_compute_capability(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], native: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
+    for fp8 in ("transformer-engine", "float8"):
+        with pytest.raises(ConfigError, match=f"{fp8}: T4 does not support FP8"):
+            check_precision(config("cuda", fp8))
+    if native:
+        assert check_precision(config("cuda", "bf16")) == "bf16-mixed"
+    else:
+        with pytest.raises(ConfigError, match="bf16-mixed: T4 does not support bfloat16; try 16-mixed"):
+            check_precision(config("cuda", "bf16"))
+
+
+def test_fp8_is_set_on_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
+    assert check_precision(config("cuda", "float8")) == "float8"
+    assert (placeholder_precision("float8", "cuda"), placeholder_precision("bf16-mixed", "cuda")) == ("32-true", None)
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    set_precision(trainer, "float8")
+    assert (type(trainer.precision_plugin).__name__, trainer.precision) == ("Float8Precision", "float8")
+    with pytest.raises(ConfigError, match="float8: not supported for a sharded model; try bf16-true"):
+        set_precision(L.Trainer(accelerator="cpu", devices=2, strategy=ModelParallelStrategy()), "float8")
+    with pytest.raises(
+        ConfigError, match="transformer_engine is not installed; pip install transformer_engine, or try"
+    ):
+        check_precision(config("cuda", "transformer-engine"))
+
+
+def test_fp8_is_a_valid_precision(script: Script) -> None:
+    done = script("train", *OVERRIDES, "trainer.precision=float8", "--check")
+    assert done.returncode == 2
+    assert "error: trainer.precision=float8: FP8 needs a CUDA GPU" in done.stderr
+
+
+def test_optimizers_without_eps_train_in_float16() -> None:
+    assert check_precision(config("cpu", "16-true", "torch.optim.SGD")) == "16-true"
+
+
+@pytest.mark.parametrize(("short", "full"), [(16, "16-mixed"), (32, "32-true"), (None, "32-true")])
+def test_short_names_are_understood(short: object, full: str) -> None:
+    assert check_precision(config("cpu", short)) == full
+
+
+def test_invalid_matmul_precision_is_refused(script: Script) -> None:
+    done = script("train", "matmul_precision=low", "--check")
+    assert done.returncode == 2
+    assert "matmul_precision=low: expected 'highest' | 'high' | 'medium'" in done.stderr

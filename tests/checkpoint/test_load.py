@@ -1,0 +1,90 @@
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, Script, flip_a_bit
+
+from boltcutter.checkpoint.io import AtomicCheckpointIO
+from boltcutter.checkpoint.storage import CheckpointError
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch /tmp/never",)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: path.unlink(), "no such file"),
+        (lambda path: path.write_bytes(b""), "the file is empty"),
+        (lambda path: path.write_text("hello"), "not a checkpoint, or truncated (5 bytes)"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "not a checkpoint, or truncated"),
+        (flip_a_bit, "is damaged"),
+        (lambda path: torch.save({"state_dict": Evil()}, path), "would execute code"),
+        (lambda path: path.write_bytes(pickle.dumps(Evil())), "not a checkpoint"),
+        (lambda path: torch.save([1, 2], path), "holds a list, not a checkpoint"),
+        (lambda path: torch.save({"weight": torch.ones(1)}, path), "load them with init_from="),
+    ],
+    ids=["gone", "empty", "text", "truncated", "flipped", "malicious", "pickle", "list", "bare"],
+)
+def test_a_bad_file_is_reported_in_one_line(saved: Path, spoil: Any, message: str) -> None:
+    spoil(saved)
+    with pytest.raises(CheckpointError) as error:
+        AtomicCheckpointIO().load_checkpoint(saved)
+    assert message in str(error.value)
+    assert str(saved) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not Path("/tmp/never").exists()
+
+
+OUTSIDE = """
+import enum, functools
+from pathlib import Path
+import pandas as pd
+from torch import nn
+from lightning.pytorch.callbacks import Callback
+
+class Mode(enum.Enum):
+    MIN = "min"
+
+class Foreign(Callback):
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        checkpoint["hyper_parameters"] = {"net": nn.Linear(1, 1), "loss": functools.partial(nn.MSELoss)}
+        checkpoint["hyper_parameters"] |= {"root": Path("data"), "frame": pd.DataFrame({"a": ["b"]}), "mode": Mode.MIN}
+
+    def on_load_checkpoint(self, trainer, pl_module, checkpoint):
+        print("root", checkpoint["hyper_parameters"]["root"])
+
+class Stateful(Foreign):
+    def state_dict(self):
+        return {"mode": Mode.MIN}
+
+    def load_state_dict(self, state):
+        raise AssertionError("has no state that could be loaded")
+"""
+
+
+def test_a_run_whose_checkpoints_hold_objects_is_resumed_evaluated_and_compared(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside.py").write_text(OUTSIDE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    words = [*QUICK, "model=mlp", "scheduler=null"]  # a schedule would depend on the number of epochs
+    words += [f"+callback.{name}._target_=outside.{name.title()}" for name in ("foreign", "stateful")]
+    for folder, epochs in (("whole", 2), ("cut", 1)):
+        done = script("train", *words, f"folder={tmp_path}/{folder}", f"trainer.max_epochs={epochs}")
+        assert done.returncode == 0, done.stderr
+    resumed = script("train", f"resume={tmp_path}/cut", "trainer.max_epochs=2")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "root data\n" in resumed.stdout
+    assert "last.ckpt: callbacks.Stateful.mode is a outside.Mode" in resumed.stderr
+    compared = script("compare", f"run={tmp_path}/whole", f"with={tmp_path}/cut")
+    assert compared.stdout.endswith("bitwise identical\n")
+    assert script("evaluate", f"run={tmp_path}/cut").returncode == 0
+    monkeypatch.syspath_prepend(tmp_path)
+    kept = torch.load(tmp_path / "cut" / "checkpoints" / "last.ckpt", weights_only=False)["hyper_parameters"]
+    assert isinstance(kept["net"], torch.nn.Linear)  # for load_from_checkpoint

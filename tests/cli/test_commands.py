@@ -1,0 +1,81 @@
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from boltcutter.cli.commands import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+
+
+def call(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "boltcutter", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def test_all_commands_are_listed_with_a_summary() -> None:
+    done = call()
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == list(COMMANDS)
+    assert call("--help").stdout == done.stdout
+
+
+def test_an_unknown_command_is_a_mistake() -> None:
+    done = call("trian")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: trian: no such command; did you mean train?")
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if not command.is_plain])
+def test_every_command_exists(name: str) -> None:
+    command = COMMANDS[name]
+    for target in filter(None, (command.target, command.flags, command.begin)):
+        module, _, attribute = target.partition(":")
+        assert hasattr(import_module(module), attribute)
+    assert command.usage.partition("\n")[0].split(": ", 1)[1].startswith(f"boltcutter {name}")
+
+
+def test_a_script_and_the_console_command_give_the_same_help() -> None:
+    script = subprocess.run([sys.executable, "scripts/train.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    usage, _, _ = call("train", "--help").stdout.partition("Flags:")
+    assert script.stdout.startswith(usage.replace("boltcutter train", "python scripts/train.py"))
+
+
+def test_options_of_the_project_are_used_and_marked(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.boltcutter]\npackage = "small"\n')
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    (tmp_path / "configs" / "model" / "tiny.yaml").write_text("# A tiny model.\ndefaults: mlp\nhidden_sizes: [3]\n")
+    (tmp_path / "src").mkdir()
+    lines = call("train", "--help", cwd=tmp_path / "src").stdout.splitlines()
+    assert "  tiny              A tiny model. (of the project)" in lines
+    assert any(line.startswith("  mlp ") and "project" not in line for line in lines)
+    done = call("check", "--print", "model=tiny", cwd=tmp_path / "src")
+    assert "hidden_sizes:\n  - 3\n" in done.stdout
+    wrong = call("check", "model=tinny", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "did you mean tiny? (project: tiny; built-in: convnet" in wrong.stderr
+
+
+def test_a_mistake_in_pyproject_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.boltcutter\n")
+    done = call("check", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_classes_of_the_project_are_checked_like_built_in_ones(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.boltcutter]\npackage = "small"\n')
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    (tmp_path / "configs" / "model" / "tiny.yaml").write_text("# Tiny.\ndefaults: mlp\n_target_: small.Tiny\n")
+    (tmp_path / "src").mkdir()
+    code = "from boltcutter.model.mlp import MLP\nclass Tiny(MLP):\n    def __init__(self, **kwargs: object) -> None:\n"
+    (tmp_path / "src" / "small.py").write_text(f"{code}        super().__init__(**kwargs)\n")
+    given = ["model=tiny", "model.input_shape=[1,8,8]", "model.num_classes=10"]
+    assert call("check", *given, cwd=tmp_path).stdout == "ok\n"
+    wrong = call("check", *given, "model.hiden_sizes=[3]", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: model.hiden_sizes: Tiny takes no such argument; did you mean hidden_sizes?")
+    (tmp_path / "src" / "small.py").write_text(f"{code}        raise KeyError('a bug')\n")
+    assert "Traceback" in call("check", *given, cwd=tmp_path).stderr

@@ -1,0 +1,344 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from boltcutter.config.compose import compose, merge
+from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.values import format_value, parse, paths, resolve_reference
+from boltcutter.project import Project, summary
+
+PROJECT = Project.find(__file__)
+FILES = {
+    "train": "defaults:\n  m: a\n  o: null\n  experiment: null\nx: 1\ny: ${x}\nuses: ${m}\nalso: [{inner: '${o}'}]\n"
+    "name: ${choices.m}\n",
+    "m/a": "# The first.\nk: 1\nl: [1, 2]\nshape: ${x}",
+    "m/b": "# The second.\ndefaults: a\nk: 2",
+    "m/c": "z: 3",
+    "m/both": "defaults: [a, c]\nboth: true",
+    "o/sgd": "_target_: SGD\n_partial_: true\nlr: 1\nmomentum: 2",
+    "o/adam": "_target_: Adam\n_partial_: true\nlr: 3",
+    "o/layers": "_target_: Sequential\n_args_: [1, 2]",
+    "o/warm": "defaults: sgd\nlr: 4",
+    "experiment/e": "defaults:\n  m: b\nx: 9\nm:\n  l: [7]",
+    "experiment/child": "defaults:\n  experiment: e\n  o: sgd\nx: 10",
+    "experiment/other": "x: 11\nm:\n  k: 12",
+    "experiment/target": "defaults:\n  o: sgd\no:\n  _target_: Adam\n  eps: 5",
+}
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    path = folder / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    for name, text in FILES.items():
+        write(tmp_path, name, text)
+    return Project(tmp_path, None, (tmp_path,))
+
+
+def get(cfg: DictConfig, path: str) -> Any:
+    found = OmegaConf.select(cfg, path)
+    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+
+
+A = {"k": 1, "l": [1, 2], "shape": 1}
+SGD = {"_target_": "SGD", "_partial_": True, "lr": 1, "momentum": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "value"),
+    [
+        pytest.param("", "m", A, id="the default option"),
+        pytest.param("m=c", "m", {"z": 3}, id="another option"),
+        pytest.param("m=b", "m", A | {"k": 2}, id="an option that inherits"),
+        pytest.param("m=[a,c]", "m", A | {"z": 3}, id="two options, laid over each other"),
+        pytest.param("m=[c,b]", "m", A | {"z": 3, "k": 2}, id="two, of which one inherits"),
+        pytest.param("m=both", "m", A | {"z": 3, "both": True}, id="an option that inherits from two"),
+        pytest.param("m=[a,null]", "m", A, id="an option and nothing"),
+        pytest.param("m=null", "m", None, id="no option"),
+        pytest.param("~m", "m", None, id="no option, said otherwise"),
+        pytest.param("m=null", "choices.m", "none", id="the choice of none"),
+        pytest.param("+m=c", "m", {"z": 3}, id="a plus before a group"),
+        pytest.param("m=[a,c]", "name", "a+c", id="the choice of two"),
+        pytest.param("o=warm", "o", SGD | {"lr": 4}, id="a call that inherits"),
+        pytest.param("o=[sgd,adam]", "o", {"_target_": "Adam", "_partial_": True, "lr": 3}, id="another call replaces"),
+        pytest.param("experiment=e", "m", A | {"k": 2, "l": [7], "shape": 9}, id="an experiment picks and sets"),
+        pytest.param("experiment=e", "y", 9, id="an experiment sets what others refer to"),
+        pytest.param("experiment=e m=c", "m", {"z": 3, "l": [7]}, id="a word picks over an experiment"),
+        pytest.param("x=4 experiment=e", "y", 4, id="a word sets over an experiment"),
+        pytest.param("experiment=child", "x", 10, id="an experiment that inherits"),
+        pytest.param("experiment=child", "m.l", [7], id="an inherited value"),
+        pytest.param("experiment=child", "choices.m", "b", id="an inherited pick"),
+        pytest.param("experiment=child", "o.lr", 1, id="a pick beside an inherited one"),
+        pytest.param("experiment=[e,other]", "m", {"k": 12, "l": [7], "shape": 11}, id="two experiments"),
+        pytest.param(
+            "experiment=target", "o", {"_target_": "Adam", "_partial_": True, "eps": 5}, id="an experiment's own call"
+        ),
+        pytest.param("o=sgd o._target_=Adam", "o", {"_target_": "Adam", "_partial_": True}, id="a word's own call"),
+        pytest.param(
+            "o=sgd o.lr=6 o._target_=Adam", "o", {"_target_": "Adam", "_partial_": True, "lr": 6}, id="in any order"
+        ),
+        pytest.param("o=sgd +o._args_=[1] o._target_=Adam", "o._args_", [1], id="and its positional arguments"),
+        pytest.param("o=layers o._target_=Adam", "o", {"_target_": "Adam"}, id="which do not pass on"),
+        pytest.param("o=sgd o._target_=SGD", "o", SGD, id="the same call"),
+        pytest.param("+m.new.deep=1", "m.new", {"deep": 1}, id="a new key"),
+        pytest.param("++x=2", "x", 2, id="two pluses"),
+        pytest.param("o=sgd o.nesterov=true", "o.nesterov", True, id="an argument of a call needs no plus"),
+        pytest.param("~m.k", "m", {"l": [1, 2], "shape": 1}, id="without a key"),
+        pytest.param("~m.l.0", "m.l", [2], id="without an element"),
+        pytest.param("m.l=[5,6,7]", "m.l", [5, 6, 7], id="a list"),
+        pytest.param("m.l.0=5", "m.l", [5, 2], id="an element"),
+        pytest.param("m.l={a: {b: 1}}", "m.l.a", {"b": 1}, id="a map"),
+        pytest.param("x=${m.k}", "x", 1, id="a reference to another file"),
+        pytest.param("uses.k=8", "m.k", 8, id="a key through a reference"),
+        pytest.param("uses=8", "uses", 8, id="in place of a reference"),
+        pytest.param("x=a=b/epoch=3-step=10.ckpt", "x", "a=b/epoch=3-step=10.ckpt", id="equals signs"),
+        pytest.param("+m.best={val/loss: min}", "m.best", {"val/loss": "min"}, id="a slash in a key"),
+    ],
+)
+def test_compose(project: Project, words: str, path: str, value: Any) -> None:
+    assert get(compose(project, split(words)), path) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        pytest.param("", {"m", "o"}, id="both are referred to"),
+        pytest.param("uses=1", {"o"}, id="nothing refers to one"),
+        pytest.param("uses=${m.k}", {"m", "o"}, id="to a value in it"),
+        pytest.param("uses=${oc.select:m.k,3}", {"m", "o"}, id="as an argument"),
+        pytest.param("uses=${choices.m}", {"o"}, id="to another key of that name"),
+        pytest.param("uses=1 also=1 +m=null", set(), id="null may be said of what nothing refers to"),
+        pytest.param("uses=1 also=${o.lr} o=chained", {"m", "o"}, id="through another group"),
+        pytest.param("uses=1 also=1", set(), id="references between unused groups do not count"),
+    ],
+)
+def test_a_group_that_nothing_refers_to_is_left_out(project: Project, words: str, left: set[str]) -> None:
+    write(project.root, "o/chained", "lr: ${m.k}")
+    cfg = compose(project, [*split(words), "name=x"])
+    assert {"m", "o"} & set(cfg) == left
+    assert {"m", "o"} & set(cfg.choices) == left
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("uses=1 m=b", "m=b"),
+        ("uses=1 m.k=3", "m.k=3"),
+        ("uses=1 ~m.k", "~m.k"),
+        ("uses=1 experiment=e", "m=b"),
+        ("uses=1 experiment=other", "experiment=other"),
+    ],
+)
+def test_a_group_that_is_named_though_nothing_refers_to_it(project: Project, words: str, named: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(project, [*split(words), "name=x"])
+    assert str(error.value).startswith(f"{named}: nothing refers to m,")
+
+
+def split(words: str) -> list[str]:
+    """Words apart at spaces outside of braces."""
+    found: list[str] = []
+    for word in words.split():
+        if found and found[-1].count("{") > found[-1].count("}"):
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", ""),
+        ("1", 1),
+        ("-2", -2),
+        ("007", "007"),
+        ("1_000", 1000),
+        ("1e-3", 0.001),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("-.inf", float("-inf")),
+        ("inf", "inf"),
+        ("1.2.3", "1.2.3"),
+        ("True", True),
+        ("yes", "yes"),
+        ("null", None),
+        ("None", "None"),
+        ("'8'", "8"),
+        ('"a, b"', "a, b"),
+        ("a,b", "a,b"),
+        ("2026-11-21", "2026-11-21"),
+        ("12:30", "12:30"),
+        ("[1,a,[2.5]]", [1, "a", [2.5]]),
+        ("[]", []),
+        ("{a: 1, b: {c: null}}", {"a": 1, "b": {"c": None}}),
+        ("a: b # c", "a: b # c"),
+    ],
+)
+def test_parse_and_say(text: str, value: Any) -> None:
+    read = parse("x", text)
+    plain = OmegaConf.to_container(read) if OmegaConf.is_config(read) else read
+    assert plain == value
+    assert type(plain) is type(value)
+    again = parse("x", format_value(value))
+    assert (OmegaConf.to_container(again) if OmegaConf.is_config(again) else again) == value
+
+
+@pytest.mark.parametrize(
+    ("word", "mistake"),
+    [
+        ("m=d", "m=d: no such option (there are: a, b, both, c)"),
+        ("o=sgdd", "o=sgdd: no such option; did you mean sgd? (there are: adam, layers, sgd, warm)"),
+        ("m.kk=1", "m.kk: no such key; did you mean m.k?"),
+        ("k=1", "k: no such key; did you mean m.k?"),
+        ("+z.=1", "+z.=1: not a valid override; write group=option, key=value, +key=value or ~key"),
+        ("quite.else=1", "quite.else: no such key; --print shows all"),
+        ("m.quite_else=1", "m.quite_else: no such key; +m.quite_else=… adds it"),
+        ("m.l.2=1", "m.l.2: no such key; did you mean m.l?"),
+        ("x.z=1", "x.z: no such key; --print shows all"),
+        ("~nope", "~nope"),
+        ("~x=1", "~x=1: not a valid override; write ~x"),
+        ("x", "x: not a valid override; write group=option, key=value, +key=value or ~key"),
+        ("", "'': not a valid override; write group=option, key=value, +key=value or ~key"),
+        ("~", "~: not a valid override"),
+        ("+", "+: not a valid override"),
+        ("=1", "=1: not a valid override"),
+        ("-x=1", "-x=1: not a valid override"),
+        ("+~x=1", "+~x=1: not a valid override"),
+        ("a b=1", "a b=1: not a valid override"),
+        ("x=[1", "x: cannot read [1; quote it for the shell, as in 'x=[1,2]'"),
+        ("x=${", "x=${: "),
+        ("../x=1", "../x=1: not a valid override"),
+        ("+password=1234", "password: a secret must not be stored with the run; write 'password=${oc.env:PASSWORD}'"),
+        ("+m.api_key=abc", "m.api_key: a secret must not be stored"),
+        ("+hf_token=abc", "hf_token: a secret must not be stored"),
+        ("+m.token=abc", "m.token: a secret must not be stored"),
+    ],
+)
+def test_mistakes_in_words(project: Project, word: str, mistake: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(project, [word])
+    assert str(error.value).startswith(mistake.removeprefix("~nope") or "nope: no such key")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "word", "mistake"),
+    [
+        ("m/a", "k: 1\nl: [1", "x=1", "m/a.yaml:3: not valid YAML: "),
+        ("m/a", "k: 1\n\tl: 2", "x=1", "m/a.yaml:2: not valid YAML: "),
+        ("m/a", "k: 1\nk: 2", "x=1", "m/a.yaml:2: not valid YAML: found duplicate key"),
+        ("m/a", "- 1", "x=1", "m/a.yaml: expected keys with values, found a list"),
+        ("m/a", "k: ${", "x=1", "m/a.yaml: "),
+        ("m/a", "defaults: a", "x=1", "m/a.yaml: inherits from itself"),
+        ("m/a", "defaults: nope", "x=1", "m=nope: no such option"),
+        ("m/a", "defaults: {o: sgd}", "x=1", "m=a: only an experiment's defaults can pick o"),
+        ("m/a", "password: abc", "x=1", "m.password: a secret must not be stored"),
+        ("experiment/e", "defaults: {n: a}", "experiment=e", "n: no such group; did you mean"),
+        ("train", "defaults: [a]", "x=1", "train.yaml: defaults must name an option of each group"),
+    ],
+)
+def test_mistakes_in_files(project: Project, name: str, text: str, word: str, mistake: str) -> None:
+    if name == "experiment/e":
+        write(project.root, "nn/a", "k: 1")
+    write(project.root, name, text)
+    with pytest.raises(ConfigError) as error:
+        compose(project, [word])
+    assert mistake in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_no_text(project: Project) -> None:
+    (project.root / "m" / "a.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"m/a\.yaml: "):
+        compose(project)
+
+
+def test_an_option_may_be_a_path(project: Project, tmp_path: Path) -> None:
+    own = tmp_path / "elsewhere" / "mine.yaml"
+    own.parent.mkdir()
+    own.write_text("defaults: a\nk: 5\n")
+    cfg = compose(project, [f"m={own}"])
+    assert get(cfg, "m") == A | {"k": 5}
+    assert cfg.name == "mine"
+    assert get(compose(project, [f"m=[c,{own}]"]), "m.z") == 3
+
+
+def test_a_missing_value_stays_missing(project: Project) -> None:
+    write(project.root, "m/a", "k: ???")
+    cfg = compose(project)
+    assert OmegaConf.is_missing(cfg.m, "k")
+    assert compose(project, ["m.k=3"]).m.k == 3
+
+
+def test_environment_variables(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACE", "/scratch")
+    assert compose(project, ["x=${oc.env:PLACE}/data"]).x == "/scratch/data"
+    assert compose(project, ["x=${oc.env:NO_SUCH_PLACE,here}"]).x == "here"
+
+
+def test_a_secret_may_be_referred_to(project: Project) -> None:
+    cfg = compose(project, ["+m.api_key=${oc.env:KEY}"])
+    assert OmegaConf.to_container(cfg)["m"]["api_key"] == "${oc.env:KEY}"  # type: ignore[index, call-overload]
+
+
+@pytest.mark.parametrize("word", ["+m.pad_token=<pad>", "+m.tokens=3", "+m.password=null", "+m.token=''"])
+def test_no_secret(project: Project, word: str) -> None:
+    compose(project, [word])
+
+
+def test_on_top_of_an_earlier_result(project: Project) -> None:
+    first = compose(project, ["experiment=e", "x=3"])
+    again = compose(project, ["m.k=6"], base=first)
+    assert get(again, "m") == {"k": 6, "l": [7], "shape": 3}
+    assert again.x == 3
+    assert get(compose(project, ["o=sgd"], base=first), "o") == SGD
+    assert first.m.k == 2
+
+
+def test_merge_leaves_both_as_they_were() -> None:
+    below, above = OmegaConf.create({"a": {"b": 1}}), OmegaConf.create({"a": {"c": "${a.b}"}})
+    assert merge(below, above) == {"a": {"b": 1, "c": 1}}
+    assert (below, above) == ({"a": {"b": 1}}, {"a": {"c": "${a.b}"}})
+
+
+def test_follow(project: Project) -> None:
+    cfg = compose(project)
+    assert resolve_reference(cfg, "uses.k") == "m.k"
+    assert resolve_reference(cfg, "uses.shape") == "x"
+    assert resolve_reference(cfg, "nothing.there") == "nothing.there"
+
+
+def test_groups_and_paths(project: Project) -> None:
+    assert {name: summary(file) for name, file in project.groups()["m"].items()} == {
+        "a": "The first.",
+        "b": "The second.",
+        "both": "",
+        "c": "",
+    }
+    assert {"m.k", "m.l", "uses", "choices.m"} <= set(paths(compose(project)))
+
+
+def test_one_line() -> None:
+    assert one_line(ValueError("a\n  b")) == "a b"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [f"{p.parent.name}={p.stem}" for p in PROJECT.config_dirs[0].glob("*/*.yaml")] + ["callback=[default,ema]"],
+)
+def test_every_option_of_the_project_composes(option: str) -> None:
+    compose(PROJECT, [option])
+
+
+def test_no_torch() -> None:
+    code = "import sys, boltcutter.config.compose; print('torch' in sys.modules, 'pydantic' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False False\n"

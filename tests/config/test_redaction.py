@@ -1,0 +1,118 @@
+from typing import Any
+
+import pytest
+
+from boltcutter.config.redaction import (
+    find_secrets,
+    hide_passwords,
+    is_secret_file,
+    looks_secret,
+    redact,
+    without_credentials,
+)
+
+words = str.split
+
+
+@pytest.mark.parametrize(
+    "name",
+    words(
+        "api_key apikey apiKey API-KEY token hf_token access_token password db_password passwd secret "
+        "client_secret secret_key secretKey session_token connection_string private_key passphrase "
+        "credentials refresh_token AWS_SECRET_ACCESS_KEY GITHUB_TOKEN WANDB_API_KEY dsn database_url "
+        "signing_key account_key sas_token"
+    ),
+)
+def test_names_of_secrets(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    words("pad_token eos_token tokens max_tokens tokenizer key keys monkey key_size num_key_value_heads url"),
+)
+def test_names_of_other_values(name: str) -> None:
+    assert not looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    words(
+        ".env a/.env .env.local prod.env server.pem tls.key cert.crt id_rsa .netrc .npmrc credentials.json "
+        "secrets.yaml my-service-account-1.json key.p12 .envrc"
+    ),
+)
+def test_files_of_secrets(name: str) -> None:
+    assert is_secret_file(name)
+
+
+@pytest.mark.parametrize("name", words(".env.example env.py keys.py model.py secret_sharing.py environment.yml"))
+def test_other_files(name: str) -> None:
+    assert not is_secret_file(name)
+
+
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        ("https://me:hidden@example.org/x.git", "https://example.org/x.git"),
+        ("https://me:hid@den@example.org/x.git", "https://example.org/x.git"),
+        ("https://me:hid/den@example.org/x.git", "https://example.org/x.git"),
+        ("https://token@example.org/x.git", "https://example.org/x.git"),
+        ("https://example.org:8080/a@b", "https://example.org:8080/a@b"),
+        ("https://example.org/@scope/x", "https://example.org/@scope/x"),
+        ("git@example.org:x.git", "git@example.org:x.git"),
+    ],
+)
+def test_credentials_are_removed_from_urls(url: str, plain: str) -> None:
+    assert without_credentials(url) == plain
+
+
+def test_passwords_in_texts_are_hidden() -> None:
+    assert hide_passwords("from s3://me:pw@host/x and ssh://git@host") == "from s3://***@host/x and ssh://git@host"
+
+
+@pytest.mark.parametrize(
+    ("node", "path", "what"),
+    [
+        ({"a": [{"name": "x"}, {"api_key": "abc"}]}, "a.1.api_key", "a secret"),
+        ({"a": {"private_key": 12}}, "a.private_key", "a secret"),
+        ({"setup": ["ulimit -n 9", "export WANDB_API_KEY='abc'"]}, "setup.1", "the value of WANDB_API_KEY"),
+        ({"sbatch": ["--export=ALL,HF_TOKEN=abc"]}, "sbatch.0", "the value of HF_TOKEN"),
+        ({"url": "https://a.blob.core.windows.net/c?sv=1&sig=abc"}, "url", "a key in a URL"),
+        ({"urls": ["https://me:pw@host"]}, "urls.0", "a password in a URL"),
+    ],
+)
+def test_stored_secrets_are_found(node: Any, path: str, what: str) -> None:
+    assert list(find_secrets(node)) == [(path, what)]
+
+
+def test_references_are_not_secrets() -> None:
+    node: dict[str, Any] = {
+        "setup": ["export HF_TOKEN=$MINE", "X_KEY=1 y"],
+        "page": "https://a/?pad_token=1&key_size=2",
+    }
+    assert list(find_secrets(node)) == []
+    node = {"api_key": "${oc.env:KEY}", "password": None, "token": "", "url": "https://${oc.env:U}:${oc.env:P}@host"}
+    assert list(find_secrets(node)) == []
+
+
+def test_values_of_secret_references_are_redacted_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "unused")
+    monkeypatch.setenv("SERVICE_API_KEY", "planted1")
+    raw = {
+        "plain": "${oc.env:SERVICE_API_KEY}",
+        "again": "${plain}",
+        "list": [{"passphrase": "${other}"}],
+        "other": "${oc.env:ORDINARY}",
+        "header": "Basic ${other}",
+        "url": "https://${oc.env:USER}:${oc.env:PW}@host/x",
+        "size": 3,
+        "session_token": None,
+    }
+    resolved = raw | {"plain": "planted1", "again": "planted1", "list": [{"passphrase": "planted2"}]}
+    resolved |= {"other": "planted2", "header": "Basic planted2", "url": "https://me:pw@host/x"}
+    found = redact(resolved, raw)
+    assert "planted" not in str(found)
+    assert found["header"] == "Basic ***"
+    assert found["url"] == "https://***@host/x"
+    assert (found["size"], found["session_token"], found["list"]) == (3, None, [{"passphrase": "***"}])

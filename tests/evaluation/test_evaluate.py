@@ -1,0 +1,105 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import Script
+from sklearn.metrics import accuracy_score, f1_score
+
+from boltcutter.checkpoint.select import find_checkpoint
+from boltcutter.config.errors import ConfigError
+from boltcutter.evaluation.outcomes import WORST
+
+TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
+
+
+def test_metrics_match_the_predictions(trained: Path) -> None:
+    scores = json.loads((trained / "evaluation" / "test" / "metrics.json").read_text())
+    table = pd.read_csv(trained / "evaluation" / "test" / "predictions.csv")
+    assert list(table["index"]) == list(range(270))  # each sample once
+    assert scores["test/accuracy"] == pytest.approx(accuracy_score(table["target"], table["prediction"]), abs=1e-6)
+    assert scores["test/f1"] == pytest.approx(f1_score(table["target"], table["prediction"], average="macro"), abs=1e-6)
+    assert scores["test/loss"] == pytest.approx(table["loss"].mean(), abs=1e-6)
+
+
+def test_tables_are_consistent(trained: Path) -> None:
+    folder = trained / "evaluation" / "test"
+    matrix = pd.read_csv(folder / "confusion.csv", index_col="target").to_numpy()
+    classes = pd.read_csv(folder / "classes.csv")
+    assert matrix.sum() == 270
+    assert list(classes["samples"]) == list(matrix.sum(axis=1))
+    assert np.allclose(classes["recall"], matrix.diagonal() / matrix.sum(axis=1))
+
+
+def test_the_worst_errors_are_saved_with_their_inputs(trained: Path) -> None:
+    folder = trained / "evaluation" / "test"
+    table = pd.read_csv(folder / "predictions.csv")
+    with np.load(folder / "worst.npz") as worst:
+        assert worst["inputs"].shape == (WORST, 1, 8, 8)
+        assert worst["inputs"].dtype == np.uint8
+        assert np.allclose(worst["loss"], np.sort(table["loss"])[::-1][:WORST])
+        assert list(worst["target"]) == list(table["target"][worst["index"]])
+
+
+def test_two_processes_give_the_same_metrics_as_one(script: Script, trained: Path, tmp_path: Path) -> None:
+    tables, scores = [], []
+    for name, overrides, ranks in (("one", [], 0), ("two", TWO, 2)):
+        given = [f"run={trained}", f"output={tmp_path / name}", "data.batch_size=32"]
+        done = script("evaluate", *given, *overrides, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        scores.append(json.loads((tmp_path / name / "metrics.json").read_text()))
+        tables.append(pd.read_csv(tmp_path / name / "predictions.csv"))
+        assert "precision" in done.stdout
+    assert scores[0]["test/accuracy"] == scores[1]["test/accuracy"]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+    pd.testing.assert_frame_equal(*tables, atol=1e-5, rtol=1e-5)
+
+
+def test_another_split_and_checkpoint(script: Script, trained: Path, tmp_path: Path) -> None:
+    done = script("evaluate", f"run={trained}", "split=val", "ckpt=last", f"output={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    scores = json.loads((tmp_path / "metrics.json").read_text())
+    assert scores.keys() == {"val/loss", "val/accuracy", "val/f1"}
+    known = json.loads((trained / "record.json").read_text())["metrics"]
+    assert scores["val/accuracy"] == pytest.approx(known["val/accuracy"])
+
+
+def test_the_training_split_is_evaluated_completely(script: Script, trained: Path, tmp_path: Path) -> None:
+    done = script("evaluate", f"run={trained}", "split=train", f"output={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert len(pd.read_csv(tmp_path / "predictions.csv")) == 1257
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "run is not set"),
+        (["run=nowhere"], "nowhere: no run there"),
+        (["run={trained}", "split=tset"], "split=tset: expected train, val or test; did you mean test?"),
+        (
+            ["run={trained}", "ckpt=other.ckpt"],
+            "ckpt=other.ckpt: no such file (checkpoints of the run: best.ckpt, last.ckpt)",
+        ),
+    ],
+)
+def test_errors_are_one_line(script: Script, trained: Path, overrides: list[str], message: str) -> None:
+    done = script("evaluate", *(override.format(trained=trained) for override in overrides))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_run_without_a_monitor_is_evaluated_at_its_last_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match="none yet"):
+        find_checkpoint(str(tmp_path / "checkpoints"), "best")
+    torch.save({}, tmp_path / "checkpoints" / "last.ckpt")
+    assert Path(find_checkpoint(str(tmp_path / "checkpoints"), "best")).name == "last.ckpt"
+
+
+def test_losses_are_cross_entropies(trained: Path) -> None:
+    table = pd.read_csv(trained / "evaluation" / "test" / "predictions.csv")
+    right = table[table["target"] == table["prediction"]]
+    assert np.allclose(right["loss"], -np.log(right["confidence"]), atol=1e-4)

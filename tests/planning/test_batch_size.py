@@ -1,0 +1,68 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from boltcutter.planning.batch_size import search
+
+
+@pytest.mark.parametrize(
+    ("largest", "start", "unit", "found"),
+    [(1000, 64, 1, 960), (1000, 64, 8, 960), (70, 64, 2, 68), (5, 64, 1, 5), (64, 64, 8, 64), (7, 64, 8, None)],
+)
+def test_search_finds_the_largest_size_within_ten_percent(
+    largest: int, start: int, unit: int, found: int | None
+) -> None:
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= largest
+
+    assert search(start, unit, fits) == found
+    assert all(size % unit == 0 for size in tried)
+    assert len(tried) == len(set(tried))
+
+
+def test_too_few_samples_end_the_search_upwards() -> None:
+    assert search(64, 1, lambda size: True if size <= 200 else None) == 192
+
+
+def bench(*overrides: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/bench.py", "batch", *overrides]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1100, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_search_under_a_memory_limit(tmp_path: Path) -> None:
+    # 1.5 GiB of images in one batch against a process that may take less; half of it fits.
+    overrides = [
+        "data=synthetic",
+        "data.num_samples=6000",
+        "data.shape=[1,256,256]",
+        "data.batch_size=4096",
+        "model=linear",
+    ]
+    done = bench(*overrides, "limit_gib=2.6")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["4,096", "does", "not", "fit"]
+    assert any(line.endswith(" fits") for line in lines)
+    assert lines[-1].startswith("data.batch_size=")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("limit_gib=x", "error: limit_gib=x is not a number of GiB; try 4"),
+        ("trainer.max_epoch=3", "did you mean max_epochs"),
+    ],
+)
+def test_errors_are_one_line(override: str, message: str) -> None:
+    done = bench(override)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

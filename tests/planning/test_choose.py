@@ -1,0 +1,95 @@
+import pytest
+import torch
+
+from boltcutter.assembly.assemble import check_config
+from boltcutter.config.compose import DictConfig, compose
+from boltcutter.planning import choose
+from boltcutter.planning.choose import StrategyEstimate, estimate_strategies, recommend
+from boltcutter.planning.estimate import Memory, SampleSpec
+from boltcutter.project import Project
+
+DIGITS = SampleSpec([torch.Size([1, 8, 8]), torch.Size([])], [torch.uint8, torch.int64])
+
+PROJECT = Project.find(__file__)
+
+
+def config(*overrides: str) -> DictConfig:
+    return check_config(compose(PROJECT, [*overrides, "logger=null"]))
+
+
+def test_memory_of_each_strategy() -> None:
+    found = {
+        row.overrides: row.memory
+        for row in estimate_strategies(config("model=mlp", f"model.hidden_sizes={[256] * 8}"), DIGITS, 4)
+    }
+    one, ddp = found["trainer=default trainer.devices=1"], found["trainer=ddp trainer.devices=4"]
+    fsdp = found["trainer=fsdp2 trainer.devices=4"]
+    tensor = found["trainer=fsdp2 trainer.devices=4 trainer.strategy.tensor_parallel_size=4"]
+    both = found["trainer=fsdp2 trainer.devices=4 trainer.strategy.tensor_parallel_size=2"]
+    for memory in (one, ddp, fsdp, tensor, both):
+        assert isinstance(memory, Memory)
+    assert isinstance(one, Memory)
+    for memory in (fsdp, tensor, both):
+        assert isinstance(memory, Memory)
+        for name in ("weights", "gradients", "optimizer"):
+            assert getattr(memory, name) == pytest.approx(getattr(one, name) / 4, rel=0.02), name
+        assert memory.peak < one.peak
+    assert isinstance(ddp, Memory)
+    assert (ddp.weights, ddp.gradients, ddp.optimizer) == (one.weights, one.gradients, one.optimizer)
+    assert ddp.activations < one.activations
+    stages = [found[f"trainer=deepspeed trainer.devices=4 trainer.strategy.stage={stage}"] for stage in (1, 2, 3)]
+    first, second, third = (memory for memory in stages if isinstance(memory, Memory))
+    assert first.gradients == 4 * second.gradients == 4 * third.gradients
+    assert second.weights == 4 * third.weights
+    pipeline = found["trainer=pipeline trainer.devices=4"]
+    assert isinstance(pipeline, Memory)
+    assert pipeline.peak < one.peak
+    assert pipeline.weights < 0.4 * one.weights
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_batch_that_does_not_divide_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "estimate_step", lambda cfg, sample, size, **options: memory(size))
+    found = [
+        (row.overrides, row.memory) for row in estimate_strategies(config("model=mlp", "data.batch_size=10"), DIGITS, 4)
+    ]
+    assert found[0] == ("trainer=default trainer.devices=1", memory(10))
+    assert found[1] == ("trainer=ddp trainer.devices=4 data.batch_size=12", memory(3))
+    assert found[2] == ("trainer=dp trainer.devices=4 data.batch_size=12", memory(12))
+
+
+def memory(peak: int) -> Memory:
+    return Memory(1, 1, 1, 1, peak)
+
+
+FOUND = [
+    StrategyEstimate("trainer=default trainer.devices=1", memory(100)),
+    StrategyEstimate("trainer=ddp trainer.devices=4", memory(80)),
+    StrategyEstimate("trainer=dp trainer.devices=4", memory(20)),
+    StrategyEstimate("trainer=fsdp2 trainer.devices=4", memory(40)),
+    StrategyEstimate("trainer=fsdp2 trainer.devices=4 trainer.strategy.tensor_parallel_size=4", "cannot be sharded"),
+    StrategyEstimate("trainer=deepspeed trainer.devices=4 trainer.strategy.stage=3", memory(10)),
+]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (100, "trainer=ddp trainer.devices=4"),
+        (80, "trainer=fsdp2 trainer.devices=4"),  # 90 % of the memory is usable
+        (
+            23,
+            "nothing fits; trainer=fsdp2 trainer.devices=4 needs least, 40 B; try trainer.accumulate_grad_batches=3",
+        ),
+        (3, "nothing fits; trainer=fsdp2 trainer.devices=4 needs least, 40 B, of which 3 B"),
+    ],
+)
+def test_the_simplest_that_fits_is_recommended(size: int, text: str) -> None:
+    assert recommend(FOUND, size).startswith(text)
+
+
+def test_recommendation_for_one_device() -> None:
+    assert recommend(FOUND[:1], 200) == "trainer=default trainer.devices=1"
+    assert recommend([StrategyEstimate("trainer=default trainer.devices=1", "?")], 200).startswith(
+        "no estimate for this model"
+    )

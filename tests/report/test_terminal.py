@@ -1,0 +1,74 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from boltcutter.report import terminal as summary
+
+
+def folder_with(tmp_path: Path, name: str, **record: object) -> Path:
+    folder = tmp_path / name
+    folder.mkdir()
+    # The clock was set back during the run.
+    attempt = {"start": "2026-01-01T00:00:00+00:00", "end": "2025-12-31T01:02:03+00:00", "seconds": 3723.4}
+    (folder / "record.json").write_text(json.dumps({"attempts": [attempt]} | record))
+    return folder
+
+
+def test_the_end_shows_metrics_time_and_next_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path, "run", test={"test/accuracy": 0.98765}, best="checkpoints/best.ckpt")
+    summary.print_end(folder)
+    shown = capsys.readouterr().out
+    for part in (
+        "test/accuracy  0.9877",
+        "1:02:03",
+        "best.ckpt",
+        f"boltcutter evaluate run={folder}",
+        f"resume={folder}",
+    ):
+        assert part in shown
+    assert "report" not in shown
+    assert all(line == line.rstrip() for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("predicts", "steps", "limit"), [("input=<files>", -1, "epochs"), ("input=<text or file>", 9, "steps")]
+)
+def test_next_commands_match_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], predicts: str, steps: int, limit: str
+) -> None:
+    folder = folder_with(tmp_path, "run", config={"trainer": {"max_steps": steps}}, best="checkpoints/last.ckpt")
+    summary.print_end(folder, predicts=predicts)
+    shown = capsys.readouterr().out
+    assert f"boltcutter predict run={folder} {predicts}" in shown
+    assert f"trainer.max_{limit}=<more>" in shown
+
+
+def test_unavailable_commands_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary.print_end(folder_with(tmp_path, "run", best="checkpoints/last.ckpt"), evaluates=False, predicts=None)
+    shown = capsys.readouterr().out
+    assert "resume=" in shown
+    assert "boltcutter evaluate" not in shown
+    assert "boltcutter predict" not in shown
+
+
+def test_markup_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary.print_end(folder_with(tmp_path, "[bold]run [red]", test={"test/[blue]": 0.5}, best="best.ckpt"))
+    shown = capsys.readouterr().out
+    assert shown.count("[bold]run [red]") == 3
+    assert "test/[blue]" in shown
+
+
+def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary.print_end(folder_with(tmp_path, "run", metrics={"val/loss": 12345.678}))
+    shown = capsys.readouterr().out
+    assert "best.ckpt" not in shown
+    assert "12345.7" in shown
+
+
+def test_evaluation_shows_overall_and_per_class_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "classes.csv").write_text("class,precision,recall,f1,samples\ncat,0.5,1.0,0.66667,3\n")
+    summary.print_evaluation(tmp_path, {"test/accuracy": 0.5})
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.split() == ["test/accuracy", "0.5000"]
+    assert last.split() == ["cat", "0.5000", "1.0000", "0.6667", "3"]

@@ -1,0 +1,150 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pandas as pd
+import pytest
+import torch
+from conftest import QUICK, Script
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
+from torch.utils.data import DataLoader
+
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+from boltcutter.run.changes import SettingChanges
+
+SHORT = ["model=linear", "data.num_workers=0", "test=false"]
+
+
+@pytest.fixture(scope="module")
+def begun(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs. Not to be changed."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    done = script("train", *QUICK, *SHORT, f"folder={folder}")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def continued(script: Script, begun: Path, folder: Path, *overrides: str) -> Any:
+    """Resume a copy of the run for another epoch."""
+    shutil.copytree(begun, folder)
+    return script("train", f"resume={folder}", "trainer.max_epochs=3", *overrides)
+
+
+def test_a_learning_rate_keeps_its_position_in_the_schedule(script: Script, begun: Path, tmp_path: Path) -> None:
+    overrides = ["optimizer.lr=0.1", "optimizer.weight_decay=0.5"]
+    done = continued(script, begun, tmp_path / "changed", *overrides)
+    assert done.returncode == 0, done.stderr
+    assert f"resume={tmp_path}/changed: optimizer.lr=0.1 from now on, was 0.002" in done.stdout
+    assert continued(script, begun, tmp_path / "same").returncode == 0
+    rates = [pd.read_csv(tmp_path / name / "metrics.csv")["lr-AdamW"].dropna() for name in ("changed", "same")]
+    third = slice(len(pd.read_csv(begun / "metrics.csv")["lr-AdamW"].dropna()), None)
+    assert len(rates[0][third]) > 1
+    assert rates[0][third].tolist() == pytest.approx((50 * rates[1][third]).tolist())
+    saved = torch.load(tmp_path / "changed" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["optimizer_states"][0]["param_groups"][0]["weight_decay"] == 0.5
+    record = json.loads((tmp_path / "changed" / "record.json").read_text())
+    assert record["attempts"][-1]["changed"] == ["optimizer.lr", "optimizer.weight_decay"]
+    assert "changed" not in record["attempts"][0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["trainer.max_epochs=2", "optimizer.lr=0.1"], "optimizer.lr=0.1: resume={} is already trained"),
+        (["scheduler=constant"], "scheduler._target_=torch.optim.lr_scheduler.ConstantLR: resume={} restores"),
+        (["name=other"], "name=other: resume={} continues with its own folder; remove one of the two"),
+        (["init_from=x.ckpt"], "init_from=x.ckpt: resume={} continues with its own weights; remove one of the two"),
+        (["folder=elsewhere"], "folder=elsewhere: resume={} continues with its own folder; remove one of the two"),
+    ],
+)
+def test_a_change_without_effect_is_refused(
+    overrides: list[str], text: str, script: Script, begun: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    done = continued(script, begun, folder, *overrides)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {text.format(folder)}")
+    assert done.stderr.count("\n") == 1
+    assert (folder / "record.json").read_text() == (begun / "record.json").read_text()
+
+
+class Module(L.LightningModule):
+    """A user's module, with its own optimizer and schedule."""
+
+    def __init__(self, learning_rate: float = 0.1, schedule: str = "", step_size: int = 1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = nn.Linear(2, 1)
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        loss: Tensor = self.layer(batch).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        given: Any = self.hparams
+        optimizer = torch.optim.SGD(self.parameters(), lr=given.learning_rate)
+        if given.schedule == "onecycle":
+            return [optimizer], [OneCycleLR(optimizer, given.learning_rate, total_steps=100)]
+        return ([optimizer], [StepLR(optimizer, given.step_size)]) if given.schedule == "step" else optimizer
+
+
+def trained(tmp_path: Path, task: dict[str, Any], patience: int = 3, resume: bool = False) -> L.Trainer:
+    """Train one epoch, or resume for a second one."""
+    stopping = {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": "loss", "patience": patience}
+    changes = SettingChanges(DictConfig({"task": task, "callback": {"stop": stopping}}))
+    kept = ModelCheckpoint(tmp_path, "last", enable_version_counter=False)
+    path = str(tmp_path / "last.ckpt") if resume else None
+    if path:
+        changes.resume(torch.load(path, weights_only=True), ends=False)
+    trainer = L.Trainer(
+        max_epochs=1 + resume,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[kept, changes, EarlyStopping("loss", patience=patience)],
+    )
+    trainer.fit(Module(**task), DataLoader(torch.ones(4, 2)), ckpt_path=path)  # type: ignore[arg-type]
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore:.*num_workers", "ignore:Checkpoint directory")
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("", 1.0), ("step", 1.0 * 0.1**2), ("onecycle", None)],
+)
+def test_a_module_with_its_own_optimizer(schedule: str, expected: float | None, tmp_path: Path) -> None:
+    before = trained(tmp_path, {"learning_rate": 0.1, "schedule": schedule}).optimizers[0].param_groups[0]["lr"]
+    trainer = trained(tmp_path, {"learning_rate": 1.0, "schedule": schedule}, patience=7, resume=True)
+    group = trainer.optimizers[0].param_groups[0]
+    assert group["lr"] == pytest.approx(expected if expected else before * 10, rel=0.3 if not expected else 1e-9)
+    if schedule == "onecycle":
+        assert group["max_lr"] == 1.0
+    assert trainer.early_stopping_callback.patience == 7  # type: ignore[union-attr]
+
+
+@pytest.mark.filterwarnings("ignore:.*num_workers", "ignore:Checkpoint directory")
+def test_an_argument_of_a_scheduler(tmp_path: Path) -> None:
+    trained(tmp_path, {"schedule": "step", "step_size": 1})
+    trainer = trained(tmp_path, {"schedule": "step", "step_size": 9}, resume=True)
+    scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
+    assert scheduler.step_size == 9
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01)  # of the first epoch; not lowered again
+
+
+def test_equal_settings_are_not_changes() -> None:
+    cfg = DictConfig({"optimizer": {"_target_": "torch.optim.SGD", "lr": float("nan")}, "seed": 1})
+    changes = SettingChanges(cfg)
+    assert (
+        changes.resume({"settings": {"optimizer": {"_target_": "torch.optim.SGD", "lr": float("nan")}}}, ends=True)
+        == []
+    )
+    assert changes.resume({}, ends=True) == []  # of an earlier version
+    with pytest.raises(ConfigError, match=r"^optimizer\.lr=\.nan: resume=None is already trained"):
+        changes.resume({"settings": {"optimizer": {"_target_": "torch.optim.SGD", "lr": 1.0}}}, ends=True)

@@ -1,0 +1,217 @@
+import json
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, Script
+from foreign.gallery import overrides
+
+from boltcutter.config.compose import compose
+from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import plain
+from boltcutter.project import Project
+from boltcutter.run import trust
+
+PROJECT = Project.find(__file__)
+
+
+def refused(target: str, folder: Path = Path("/nowhere")) -> bool:
+    try:
+        trust.check({"a": [{"b": {"_target_": target}}]}, "run=x", folder, PROJECT)
+    except ConfigError as error:
+        return f"run=x: its record.json refers to {target}," in str(error) and "set trust=true" in str(error)
+    return False
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torch.nn.Linear",
+        "torch.nn.functional.relu",
+        "torch.optim.AdamW",
+        "torch.optim.lr_scheduler.StepLR",
+        "lightning.pytorch.callbacks.EarlyStopping",
+        "torchmetrics.classification.MulticlassAUROC",
+        "boltcutter.model.mlp.MLP",
+        "boltcutter.callback.checkpoint.BestCheckpoint",
+        "torchvision.models.resnet18",
+    ],
+)
+def test_known_classes_and_own_code_are_accepted(target: str) -> None:
+    assert not refused(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "subprocess.Popen",
+        "builtins.eval",
+        "runpy.run_path",
+        "torch.load",
+        "torch.hub.load",
+        "torch.utils.cpp_extension.load_inline",
+        "torch.nn.functional.torch.hub.load",
+        "torch.nn.modules.module.torch.load",
+        "torch.optim.adam.torch.load",
+        "torchmetrics.metric.torch.load",
+        "lightning.pytorch.cli.sys.exit",
+        "boltcutter.run.lineage._git",
+        "boltcutter.model.mlp.nn.modules.module.torch.load",
+        "boltcutter.checkpoint.io.os.system",
+        "pandas.eval",
+        "numpy.load",
+        "omegaconf.OmegaConf.load",
+        "boltcutter.launch.queue._run",
+        "boltcutter.launch.snapshot.copy_code",
+        "boltcutter.data.download.download_file",
+        "lightning.pytorch.cli.LightningCLI",
+        "torch.nn.Module.apply",
+        "torch.nn.parallel.parallel_apply",
+        "torch.nn.utils._deprecation_utils.lazy_deprecated_import",
+        "monai.bundle.ConfigWorkflow",
+        "torchvision.datasets.lsun.LSUN",
+        "conftest.run_command",
+        "tests.conftest.run_command",
+        "scripts.train.main",
+        "",
+        "..",
+    ],
+)
+def test_anything_else_is_refused(target: str) -> None:
+    assert refused(target)
+
+
+def test_own_code_is_accepted_but_not_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_code.py").write_text("import os, subprocess, sys\nclass Net: ...\ndef make_net(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not refused("my_code.Net")
+    assert not refused("my_code.make_net")
+    for name in ("subprocess.run", "os.system", "sys.path.insert", "os.environ.clear"):
+        assert refused(f"my_code.{name}")
+
+
+def test_a_package_of_the_system_is_not_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "python3" / "dist-packages"
+    installed.mkdir(parents=True)
+    (installed / "of_the_system.py").write_text("def read(path): ...\n")
+    monkeypatch.syspath_prepend(installed)
+    assert refused("of_the_system.read")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "${oc.create:{x: {_target_: os.system, command: id}}}",
+        "${oc.decode:${payload}}",
+        "${oc.decode:${oc.env:NOT_SET,${payload}}}",
+        "${oc.decode:${oc.env:NOT_SET,'{_target_: os.system}'}}",
+        "${oc.${name}:{_target_: os.system}}",
+        "https://host/${oc.env:AWS_SECRET_ACCESS_KEY}",
+        "https://host/${oc.env :AWS_SECRET_ACCESS_KEY}",
+        "https://host/${oc.env:${name}}",
+    ],
+)
+def test_a_reference_that_makes_a_call_or_reads_a_secret_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set trust=true"):
+        trust.check({"callback": {"a": [text]}}, "run=x", tmp_path, PROJECT)
+
+
+def test_references_to_keys_and_variables_are_accepted(tmp_path: Path) -> None:
+    for text in (
+        "${model}",
+        "${oc.env:DATA,/tmp/${name}}/x",
+        "${a.${b}.c-d}",
+        "${..lr}",
+        "${runs}/${name}/<id>",
+        "${oc.decode:${oc.env:NODES,1}}",
+    ):
+        trust.check({"a": text}, "run=x", tmp_path, PROJECT)
+
+
+@pytest.mark.parametrize("trainer", ["default", "ddp", "mpi", "horovod"])
+def test_a_configuration_of_the_project_is_accepted_unsigned(tmp_path: Path, trainer: str) -> None:
+    trust.check(plain(compose(PROJECT, [f"trainer={trainer}", "launch=slurm"])), "run=x", tmp_path, PROJECT)
+
+
+def test_a_signature_is_valid_only_for_these_values_and_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "KEY_FILE", tmp_path / "home" / "key")
+    node = {"task": {"_target_": "other_package.Net", "sizes": {2: 1.5, 10: None}}, "folder": "/a"}
+    signature = trust.sign(node)
+    stored = json.loads(json.dumps({**node, "folder": "/moved"}))
+    assert trust.is_signed(stored, signature)
+    trust.check(stored, "run=x", tmp_path, PROJECT, signature=signature)
+    assert (tmp_path / "home" / "key").stat().st_mode & 0o777 == 0o600
+    stored["task"]["sizes"]["2"] = 2
+    assert not any(trust.is_signed(stored, given) for given in (signature, None, 1, "é"))
+    (tmp_path / "home" / "key").unlink()
+    assert trust.sign(node) not in (None, signature)
+    monkeypatch.setattr(trust, "KEY_FILE", Path("/proc/nowhere/key"))
+    assert trust.sign(node) is None
+    assert not trust.is_signed(node, signature)
+
+
+def test_a_module_in_the_run_folder_is_refused_without_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "theirs" / "one"
+    folder.mkdir(parents=True)
+    (folder / "evil.py").write_text("raise AssertionError('was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert refused("theirs.one.evil.Evil", folder)
+    monkeypatch.syspath_prepend(folder)
+    assert refused("evil.Evil", folder)
+
+
+def test_targets_in_configuration_files_of_the_project_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    (tmp_path / "configs" / "model" / "own.yaml").write_text("_target_: pandas.DataFrame\n")
+    trust.check({"_target_": "pandas.DataFrame"}, "run=x", tmp_path, Project.at(tmp_path))
+
+
+@pytest.fixture
+def untrusted(tmp_path: Path) -> Path:
+    """The folder of a run whose record would create a folder when it is opened."""
+    evil = {"_target_": "os.mkdir", "path": str(tmp_path / "evil")}
+    record = {"id": "a", "name": "a", "config": {"data": evil, "runs": "runs", "name": "a"}, "attempts": []}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "record.json").write_text(json.dumps(record))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("train", ["resume={}"]),
+        ("train", ["reproduce={}"]),
+        ("evaluate", ["run={}"]),
+        ("predict", ["run={}", "input=x"]),
+        ("check", ["run={}"]),
+    ],
+)
+def test_an_untrusted_folder_is_not_executed(script: Script, untrusted: Path, name: str, overrides: list[str]) -> None:
+    done = script(name, *(override.format(untrusted) for override in overrides))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "refers to os.mkdir" in done.stderr
+    assert "set trust=true" in done.stderr
+    assert not (untrusted.parent / "evil").exists()
+
+
+def test_a_signed_run_is_trusted_until_its_record_changes(script: Script, tmp_path: Path) -> None:
+    env = {"PYTHONPATH": "tests"}  # where classes of other packages are
+    done = script("train", *QUICK, *overrides("autoencoder"), "test=false", f"folder={tmp_path}/run", env=env)
+    assert done.returncode == 0, done.stderr
+    for name, verb in (("evaluate", "run"), ("train", "resume")):
+        more = ["trainer.max_epochs=3"] if verb == "resume" else []
+        done = script(name, f"{verb}={tmp_path}/run", *more, env=env)
+        assert done.returncode == 0, done.stderr
+    path = tmp_path / "run" / "record.json"
+    record = json.loads(path.read_text())
+    record["config"]["callback"]["counter"] = {"_target_": "collections.Counter"}
+    path.write_text(json.dumps(record))
+    words = ["--print", f"resume={tmp_path}/run"]
+    refused = script("train", *words)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "set trust=true" in refused.stderr
+    assert "collections.Counter" in script("train", *words, "trust=true").stdout
+    wrong = script("train", *words, "trust=yes")
+    assert (wrong.returncode, wrong.stderr) == (2, "error: trust=yes: expected trust=true or trust=false\n")

@@ -1,0 +1,172 @@
+import csv
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from conftest import QUICK, Script, environment
+from forkserver import ForkServer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from omegaconf import DictConfig
+
+from boltcutter.callback.checkpoint import BestCheckpoint
+from boltcutter.callback.preemption import Preemption
+from boltcutter.callback.reseed import Reseed
+from boltcutter.callback.skip_no_op_hooks import SkipNoOpHooks
+from boltcutter.data.digits import Digits
+from boltcutter.environment import signals
+from boltcutter.logger.csv import CSVLogger
+from boltcutter.model.linear import Linear
+from boltcutter.task.classification import Classification
+from boltcutter.training.ending import EndOfTraining
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers",
+    "ignore:.*your dataloader is not resumable",
+    "ignore:.*Checkpoint directory",
+    "ignore:.*callbacks used to create the checkpoint",
+)
+BATCHES = 19  # of an epoch
+
+
+class SignalIn(L.Callback):
+    """Sets the flag as a handler would, before a batch of the validation after some step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_validation_batch_start(self, trainer: L.Trainer, *args: Any, **options: Any) -> None:
+        if trainer.global_step == self.step:
+            signals.handle_signal(signal.SIGTERM)
+
+
+def fit(folder: Path, *callbacks: L.Callback, resume: bool = False, **limits: Any) -> None:
+    """Train in ``folder``, anew or from its last checkpoint."""
+    L.seed_everything(0, verbose=False)
+    ending = EndOfTraining(DictConfig({"trainer": limits}))
+    last = ModelCheckpoint(folder, "last", save_on_train_epoch_end=True, enable_version_counter=False)
+    ends = [SkipNoOpHooks(), Preemption(str(folder)), Reseed(0), BestCheckpoint(str(folder)), last, ending]
+    trainer = L.Trainer(
+        accelerator="cpu",
+        logger=CSVLogger(folder / "metrics.csv"),
+        callbacks=[*callbacks, *ends],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        log_every_n_steps=1,
+        **limits,
+    )
+    task = Classification(Linear((1, 8, 8), 10), optimizer=torch.optim.Adam)
+    found = max(folder.glob("last*.ckpt"), key=lambda path: path.stat().st_mtime) if resume else None
+    if found:
+        ending.resume(torch.load(found, weights_only=True))
+    trainer.fit(task, datamodule=Digits(), ckpt_path=found, weights_only=True)
+
+
+def rows(folder: Path) -> dict[int, dict[str, str]]:
+    with open(folder / "metrics.csv", newline="") as file:
+        return {int(row["step"]): {k: v for k, v in row.items() if v} for row in csv.DictReader(file)}
+
+
+def validated(folder: Path) -> list[int]:
+    """Steps after which there was a validation."""
+    return [step + 1 for step, row in rows(folder).items() if "val/loss" in row]
+
+
+def last(folder: Path) -> dict[str, Any]:
+    return dict(torch.load(folder / "last.ckpt", weights_only=True))
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps"),
+    [
+        ({"max_steps": 25, "max_epochs": 9}, [19, 25]),
+        ({"max_steps": 38, "max_epochs": 9}, [19, 38]),
+        ({"max_epochs": 1, "val_check_interval": 0.3}, [5, 10, 15, 19]),
+        ({"max_epochs": 1, "check_val_every_n_epoch": 2}, [19]),
+        ({"max_steps": 25, "max_epochs": 9, "limit_val_batches": 0}, []),
+    ],
+    ids=str,
+)
+def test_the_last_weights_are_validated_once_and_can_be_the_best(
+    tmp_path: Path, limits: dict[str, Any], steps: list[int]
+) -> None:
+    fit(tmp_path, **limits)
+    assert validated(tmp_path) == steps
+    if steps:
+        best = torch.load(tmp_path / "best.ckpt", weights_only=True)
+        assert best["global_step"] == last(tmp_path)["global_step"] == steps[-1]
+
+
+def test_an_epoch_that_max_steps_cut_short_is_finished_without_it(tmp_path: Path) -> None:
+    fit(tmp_path / "whole", max_epochs=2)
+    fit(tmp_path / "cut", max_epochs=2, max_steps=25)
+    assert "train/loss_epoch" in rows(tmp_path / "cut")[24]
+    fit(tmp_path / "cut", max_epochs=2, resume=True)
+    ours, theirs = (last(tmp_path / name)["state_dict"] for name in ("cut", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert validated(tmp_path / "cut") == [19, 25, 38]
+    whole, cut = rows(tmp_path / "whole"), rows(tmp_path / "cut")
+    cut[24] = {name: cut[24][name] for name in whole[24]}  # has the metrics of the earlier end as well
+    assert cut == whole
+
+
+def test_a_signal_in_the_last_validation_repeats_it(tmp_path: Path) -> None:
+    limits = {"max_epochs": 9, "max_steps": 25}
+    fit(tmp_path / "whole", **limits)
+    with pytest.raises(signals.PreemptionError):
+        fit(tmp_path / "cut", SignalIn(25), **limits)
+    assert validated(tmp_path / "cut") == [19]
+    fit(tmp_path / "cut", resume=True, **limits)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert last(tmp_path / "cut")["global_step"] == 25
+
+
+@pytest.mark.parametrize("interval", [1.0, 0.5])
+def test_a_training_that_stopped_early_is_continued_only_with_other_limits(tmp_path: Path, interval: float) -> None:
+    limits = {"max_epochs": 5, "val_check_interval": interval}
+    patience = {"monitor": "val/loss", "patience": 1, "min_delta": 10.0}
+    fit(tmp_path, EarlyStopping(**patience), **limits)  # type: ignore[arg-type]
+    before, steps = rows(tmp_path), last(tmp_path)["global_step"]
+    assert steps == (2 * BATCHES if interval == 1.0 else 18)
+    fit(tmp_path, EarlyStopping(**patience), resume=True, **limits)  # type: ignore[arg-type]
+    assert (rows(tmp_path), last(tmp_path)["global_step"]) == (before, steps)
+    fit(tmp_path / "whole", max_epochs=3, val_check_interval=interval)
+    fit(tmp_path, resume=True, max_epochs=3, val_check_interval=interval)
+    assert last(tmp_path)["global_step"] == 3 * BATCHES
+    ours, theirs = last(tmp_path)["state_dict"], last(tmp_path / "whole")["state_dict"]
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_run_that_stopped_early_and_was_killed_in_its_test_is_finished(
+    forks: ForkServer, script: Script, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    stop = ["callback=[default,early_stopping]", "callback.early_stopping.patience=1"]
+    stop += ["+callback.early_stopping.min_delta=10", "trainer.max_epochs=5", "scheduler=constant"]
+    argv = ["tests/faulty.py", "SIGKILL", "test", "scripts/train.py", *QUICK, "model=linear", *stop]
+    with (
+        open(os.devnull, "wb") as nothing,
+        forks.start([*argv, f"folder={folder}"], environment(), nothing.fileno(), 2) as process,
+    ):
+        assert process.wait(60) == -signal.SIGKILL
+    before = (folder / "metrics.csv").read_text()
+    done = script("train", f"resume={folder}")
+    assert done.returncode == 0, done.stderr
+    assert f"resume={folder}: training had stopped early at step 38" in done.stdout
+    assert "trainer.max_epochs=<more>" in done.stdout
+    record = json.loads((folder / "record.json").read_text())
+    assert [attempt["reason"] for attempt in record["attempts"]] == ["killed", "completed"]
+    assert record["measured_after"]["val/loss"] == 38
+    assert record["test"]
+    assert [row.split(",")[0] for row in before.splitlines()] == [
+        row.split(",")[0] for row in (folder / "metrics.csv").read_text().splitlines() if row.split(",")[0] != "38"
+    ]
+    done = script("train", f"resume={folder}", "trainer.max_epochs=6", "test=false")
+    assert done.returncode == 0, done.stderr
+    assert "it continues with trainer.max_epochs=6" in done.stdout
+    assert ", after 57 steps" in done.stdout  # and stopped early once more
