@@ -130,10 +130,10 @@ def test_describe(said: Read) -> None:
         ),
         (
             "--describe callback",
-            r"callback\.best +\w+\.callback\.checkpoint\.BestCheckpoint\(…\) +BestCheckpoint +\w.*",
+            r"callback\.best +\w+\.callback\.checkpoint\.\S+ +BestCheckpoint +\w.*",
         ),
-        ("--describe", r"seed +0 +int +Of weights, split, order and augmentation\."),
-        ("--describe data.batch_size", r"data\.batch_size +64 +int +Samples in one step over all devices\."),
+        ("--describe", r"seed +0 +int +\w.*"),
+        ("--describe data.batch_size", r"data\.batch_size +64 +int +Global batch size\b.*"),
     ],
 )
 def test_describe_a_key(words: str, pattern: str, said: Read) -> None:

@@ -7,8 +7,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from boltcutter.config.compose import compose, merge
-from boltcutter.config.errors import ConfigError, one_line
-from boltcutter.config.values import format_value, parse, paths, resolve_reference
+from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project, summary
 
 PROJECT = Project.find(__file__)
@@ -155,44 +154,6 @@ def split(words: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("", ""),
-        ("1", 1),
-        ("-2", -2),
-        ("007", "007"),
-        ("1_000", 1000),
-        ("1e-3", 0.001),
-        (".5", 0.5),
-        ("5.", 5.0),
-        ("-.inf", float("-inf")),
-        ("inf", "inf"),
-        ("1.2.3", "1.2.3"),
-        ("True", True),
-        ("yes", "yes"),
-        ("null", None),
-        ("None", "None"),
-        ("'8'", "8"),
-        ('"a, b"', "a, b"),
-        ("a,b", "a,b"),
-        ("2026-11-21", "2026-11-21"),
-        ("12:30", "12:30"),
-        ("[1,a,[2.5]]", [1, "a", [2.5]]),
-        ("[]", []),
-        ("{a: 1, b: {c: null}}", {"a": 1, "b": {"c": None}}),
-        ("a: b # c", "a: b # c"),
-    ],
-)
-def test_parse_and_say(text: str, value: Any) -> None:
-    read = parse("x", text)
-    plain = OmegaConf.to_container(read) if OmegaConf.is_config(read) else read
-    assert plain == value
-    assert type(plain) is type(value)
-    again = parse("x", format_value(value))
-    assert (OmegaConf.to_container(again) if OmegaConf.is_config(again) else again) == value
-
-
-@pytest.mark.parametrize(
     ("word", "mistake"),
     [
         ("m=d", "m=d: no such option (there are: a, b, both, c)"),
@@ -310,25 +271,13 @@ def test_merge_leaves_both_as_they_were() -> None:
     assert (below, above) == ({"a": {"b": 1}}, {"a": {"c": "${a.b}"}})
 
 
-def test_follow(project: Project) -> None:
-    cfg = compose(project)
-    assert resolve_reference(cfg, "uses.k") == "m.k"
-    assert resolve_reference(cfg, "uses.shape") == "x"
-    assert resolve_reference(cfg, "nothing.there") == "nothing.there"
-
-
-def test_groups_and_paths(project: Project) -> None:
+def test_options_of_a_group_have_summaries(project: Project) -> None:
     assert {name: summary(file) for name, file in project.groups()["m"].items()} == {
         "a": "The first.",
         "b": "The second.",
         "both": "",
         "c": "",
     }
-    assert {"m.k", "m.l", "uses", "choices.m"} <= set(paths(compose(project)))
-
-
-def test_one_line() -> None:
-    assert one_line(ValueError("a\n  b")) == "a b"
 
 
 @pytest.mark.parametrize(

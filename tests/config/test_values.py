@@ -1,0 +1,125 @@
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import (
+    as_yaml,
+    format_value,
+    is_map,
+    parse,
+    paths,
+    plain,
+    raw_node,
+    redacted,
+    resolve_reference,
+    resolved,
+)
+
+
+@pytest.fixture
+def cfg() -> DictConfig:
+    return OmegaConf.create({"x": 1, "m": {"k": 1, "shape": "${x}"}, "uses": "${m}", "list": [{"y": "${uses}"}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", ""),
+        ("1", 1),
+        ("-2", -2),
+        ("007", "007"),
+        ("1_000", 1000),
+        ("1e-3", 0.001),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("-.inf", float("-inf")),
+        ("inf", "inf"),
+        ("1.2.3", "1.2.3"),
+        ("True", True),
+        ("yes", "yes"),
+        ("null", None),
+        ("None", "None"),
+        ("'8'", "8"),
+        ('"a, b"', "a, b"),
+        ("a,b", "a,b"),
+        ("2026-11-21", "2026-11-21"),
+        ("12:30", "12:30"),
+        ("[1,a,[2.5]]", [1, "a", [2.5]]),
+        ("[]", []),
+        ("{a: 1, b: {c: null}}", {"a": 1, "b": {"c": None}}),
+        ("a: b # c", "a: b # c"),
+    ],
+)
+def test_a_formatted_value_parses_to_itself(text: str, value: Any) -> None:
+    read = parse("x", text)
+    plain = OmegaConf.to_container(read) if OmegaConf.is_config(read) else read
+    assert plain == value
+    assert type(plain) is type(value)
+    again = parse("x", format_value(value))
+    assert (OmegaConf.to_container(again) if OmegaConf.is_config(again) else again) == value
+
+
+@pytest.mark.parametrize("text", ["[1", "{a: 1", "'a", "[${]"])
+def test_a_value_that_is_not_yaml_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse("m.k", text)
+    assert str(error.value).startswith(f"m.k: cannot read {text}; quote it ")
+
+
+def test_only_nodes_with_keys_are_maps() -> None:
+    maps = OmegaConf.create({"a": {}, "none": None, "missing": "???", "list": [1], "uses": "${a}"})
+    assert {key for key in maps if is_map(raw_node(maps, key))} == {"a"}
+    assert raw_node(maps.list, 0) is None
+    assert raw_node(maps, "nope") is None
+
+
+def test_paths_do_not_follow_references(cfg: DictConfig) -> None:
+    assert list(paths(cfg)) == ["x", "m", "m.k", "m.shape", "uses", "list"]
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [("uses.k", "m.k"), ("uses.shape", "x"), ("uses", "m"), ("m.k", "m.k"), ("nothing.there", "nothing.there")],
+)
+def test_resolve_reference(cfg: DictConfig, path: str, target: str) -> None:
+    assert resolve_reference(cfg, path) == target
+
+
+def test_plain_keeps_references_and_resolved_replaces_them(cfg: DictConfig) -> None:
+    assert plain(cfg)["uses"] == "${m}"
+    found = resolved(cfg)
+    assert found == {"x": 1, "m": {"k": 1, "shape": 1}, "uses": {"k": 1, "shape": 1}, "list": [{"y": found["uses"]}]}
+    assert type(found["uses"]) is dict
+
+
+def test_redacted_masks_secrets_and_all_that_refers_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVICE_TOKEN", "planted")
+    found = redacted(OmegaConf.create({"api_key": "${oc.env:SERVICE_TOKEN}", "header": "Basic ${api_key}", "size": 3}))
+    assert found == {"api_key": "***", "header": "Basic ***", "size": 3}
+
+
+@pytest.mark.parametrize(
+    ("values", "setting", "remedy"),
+    [
+        ({"m": {"k": "???"}, "x": "${m.k}"}, "m.k: ", "m.k=…"),
+        ({"x": "${oc.env:NO_SUCH_PLACE}"}, "x: ", "export NO_SUCH_PLACE=…"),
+        ({"width": 1, "x": "${widht}"}, "x: ${widht} ", "width"),
+        ({"x": "${nothing.like.it}"}, "x: ${nothing.like.it} ", "--print"),
+        ({"x": "${no_such_resolver:1}"}, "x: ", "no_such_resolver"),
+    ],
+)
+def test_a_reference_to_nothing_is_reported_in_one_line(values: dict[str, Any], setting: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolved(OmegaConf.create(values))
+    text = str(error.value)
+    assert text.startswith(setting)
+    assert remedy in text
+    assert "\n" not in text
+
+
+def test_yaml_keeps_the_order_of_keys() -> None:
+    text = as_yaml({"b": [1, None], "a": {"c": "x: y"}})
+    assert OmegaConf.create(text) == {"b": [1, None], "a": {"c": "x: y"}}
+    assert text.index("b:") < text.index("a:")
