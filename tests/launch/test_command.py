@@ -208,6 +208,21 @@ def test_a_job_runs_the_code_as_it_was_at_submission(tmp_path: Path) -> None:
     assert {**state, "patch": "code.patch"} == git
 
 
+@pytest.mark.parametrize("ignored", ["", "train.py\n"])
+def test_a_script_that_git_ignores_is_replaced_by_the_module(tmp_path: Path, ignored: str) -> None:
+    root, folder = tmp_path / "project", tmp_path / "run"
+    (root / "scripts").mkdir(parents=True)
+    (root / "scripts" / "train.py").touch()
+    (root / ".gitignore").write_text(ignored)
+    for arguments in ("init -q", "add -A"):
+        subprocess.run(["git", *arguments.split()], cwd=root, check=True)
+    cfg = run.read_overrides(PROJECT, ["trainer.devices=1", f"folder={folder}"])
+    job = command.create_job([cfg], root, array=False, copies=True)
+    code = folder / "code"
+    assert job.program == (["-m", "boltcutter", "train"] if ignored else [f"{code}/scripts/train.py"])
+    assert job.environment == ({"BOLTCUTTER_PROJECT": str(code)} if ignored else {})
+
+
 def test_describe(launch: Launch) -> None:
     assert "launch.max_parallel" in launch("launch=slurm", "--describe")
     assert "Seconds before the time limit" in launch("launch=slurm", "--describe", "launch.grace")

@@ -1,5 +1,7 @@
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,8 @@ def test_a_copy_has_the_current_files_only(project: Path, monkeypatch: pytest.Mo
     code.mkdir(parents=True)
     (code / "old.py").touch()
     state = lineage.git_state(project)
-    snapshot.copy_code(project, code, state)
+    monkeypatch.setattr(lineage, "is_editable", lambda: False)
+    snapshot.copy_code(project, code, state, {})
     assert {path.name for path in code.iterdir()} == {
         *("src", "new.py", "large", "outside", "inside", ".gitignore", lineage.SNAPSHOT)
     }
@@ -53,6 +56,23 @@ def test_a_copy_has_the_current_files_only(project: Path, monkeypatch: pytest.Mo
     assert os.readlink(code / "large") == str(project / "large")
     assert (code / "outside").resolve() == project.parent / "data"
     assert lineage.git_state(code / "src") == state | {"patch": b""}
+
+
+def test_a_copy_has_an_editable_library(project: Path) -> None:
+    code = project / "runs" / "x" / "code"
+    (project / "src" / "a.py").write_text("import boltcutter.project\nprint(boltcutter.project.__file__)\n")
+    library = lineage.library_state(project)
+    snapshot.copy_code(project, code, lineage.git_state(project), library)
+    script = f"""import a, json
+from boltcutter.run import lineage
+print(json.dumps(lineage.library_state(lineage.Path({str(code)!r})), default=str))"""
+    command = [sys.executable, "-c", script]
+    env = os.environ | {"PYTHONPATH": str(code / "src")}
+    done = subprocess.run(command, env=env, cwd=project, capture_output=True, text=True, check=True)
+    file, state = done.stdout.splitlines()
+    assert file == str(code / "src" / "boltcutter" / "project.py")
+    assert (code / "src" / "boltcutter" / "configs" / "train.yaml").is_file()
+    assert {**json.loads(state), "patch": None} == {**library, "patch": None}
 
 
 def test_no_copy_without_git(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

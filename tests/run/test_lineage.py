@@ -50,6 +50,26 @@ def test_the_patch_reproduces_the_dirty_tree(repository: Path, tmp_path: Path) -
     assert b"secret" not in patch
 
 
+def test_a_project_in_a_monorepo(repository: Path, tmp_path: Path) -> None:
+    project = repository / "projects" / "one"
+    project.mkdir(parents=True)
+    (project / "own.py").write_text("a = 1\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "second")
+    (repository / "known.py").write_text("a = 2\n")  # may be imported by the project
+    (repository / "new.py").write_text("somebody else's\n")
+    (project / "own.py").write_text("a = 2\n")
+    (project / "new.py").write_text("b = 3\n")
+    state = lineage.git_state(project)
+    assert state["commit"] == git(repository, "rev-parse", "HEAD").strip()
+    (tmp_path / "patch").write_bytes(state["patch"])
+    git(tmp_path, "clone", "-q", str(repository), "again")
+    git(tmp_path / "again", "apply", str(tmp_path / "patch"))
+    assert git(tmp_path / "again", "status", "--porcelain", "-uall").split() == [
+        *("M", "known.py", "M", "projects/one/own.py", "??", "projects/one/new.py")
+    ]
+
+
 def test_large_new_files_stay_out_of_the_patch(repository: Path) -> None:
     (repository / "weights.bin").write_bytes(b"x" * (lineage.MAX_UNTRACKED_BYTES + 1))
     assert lineage.git_state(repository)["patch"] == b""

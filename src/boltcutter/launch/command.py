@@ -265,7 +265,10 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: b
     home = Path(cfgs[0].folder or Path(cfgs[0].runs) / cfgs[0].name / new_run_id()).absolute()
     folders = [str(home)]
     code = home / "code" if copies else None
-    script = (code or root) / "scripts" / "train.py" if (root / "scripts" / "train.py").is_file() else None
+    train = Path("scripts", "train.py")
+    # A script that git ignores is not part of the copy; then the module is called.
+    has_script = str(train) in snapshot.list_files(root, home) if copies else (root / train).is_file()
+    script = (code or root) / train if has_script else None
     environment = {} if script else Project.at(code or root).environment
     if array:
         folders = [Job(name="", folder=home, script=script).run_folder(task) for task in range(len(cfgs))]
@@ -311,7 +314,7 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
                 run.save_config(cfg)
         if job.root and job.code:
             state, library = lineage.git_state(job.root), lineage.library_state(job.root)
-            snapshot.copy_code(job.root, job.code, state)
+            snapshot.copy_code(job.root, job.code, state, library)
             for folder in job.run_folders:
                 if "git" not in run.read_record(folder):
                     run.record_code(folder, state, library)

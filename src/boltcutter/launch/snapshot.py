@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from boltcutter.project import LIBRARY
 from boltcutter.run import lineage
 
 LINKED_BYTES = 50_000_000  # larger files are assumed to be data, and linked
@@ -19,21 +20,31 @@ def can_copy(root: Path) -> bool:
     return bool(_files(root, "--cached"))
 
 
-def copy_code(root: Path, target: Path, state: dict[str, Any]) -> None:
-    """Copy all tracked files with uncommitted changes, and untracked ones that git does not ignore.
+def list_files(root: Path, run: Path) -> list[str]:
+    """List all tracked files, and untracked ones that git does not ignore, relative to the root of the project.
+
+    Args:
+        root: Root of the project.
+        run: Folder of the run, whose files are left out.
+    """
+    new = [name for name in _files(root, "--others", "--exclude-standard") if _is_code(root / name, run)]
+    names = [*_files(root, "--cached", "--recurse-submodules"), *new]
+    return [name for name in names if (root / name).is_symlink() or (root / name).is_file()]  # others were deleted
+
+
+def copy_code(root: Path, target: Path, state: dict[str, Any], library: dict[str, Any]) -> None:
+    """Copy the project's files with uncommitted changes, and to ``src`` the library if it is an editable checkout.
 
     Args:
         root: Root of the project.
         target: Folder for the copy; replaced if it exists.
-        state: State of the repository, from ``lineage.git_state``.
+        state: State of the project, from ``lineage.git_state``.
+        library: State of the library, from ``lineage.library_state``.
     """
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
-    new = [name for name in _files(root, "--others", "--exclude-standard") if _is_code(root / name, target.parent)]
-    for name in [*_files(root, "--cached", "--recurse-submodules"), *new]:
+    for name in list_files(root, target.parent):
         source, copy = root / name, draft / name
-        if not source.is_symlink() and not source.is_file():
-            continue  # deleted in the working tree
         copy.parent.mkdir(parents=True, exist_ok=True)
         if source.is_symlink():
             inside = source.resolve().is_relative_to(root.resolve()) and not os.path.isabs(os.readlink(source))
@@ -42,10 +53,18 @@ def copy_code(root: Path, target: Path, state: dict[str, Any]) -> None:
             copy.symlink_to(source)
         else:
             shutil.copy2(source, copy)
-    facts = {name: value for name, value in state.items() if name != "patch"}
-    (draft / lineage.SNAPSHOT).write_text(json.dumps(facts, indent=2) + "\n")
+    _write_state(draft, state)
+    copied_library = draft / "src" / LIBRARY
+    if lineage.is_editable() and not copied_library.exists():
+        shutil.copytree(lineage.LIBRARY_FOLDER, copied_library, ignore=shutil.ignore_patterns("__pycache__"))
+        _write_state(copied_library, library)
     shutil.rmtree(target, ignore_errors=True)
     draft.replace(target)
+
+
+def _write_state(folder: Path, state: dict[str, Any]) -> None:
+    facts = {name: value for name, value in state.items() if name != "patch"}
+    (folder / lineage.SNAPSHOT).write_text(json.dumps(facts, indent=2) + "\n")
 
 
 def _is_code(file: Path, run: Path) -> bool:

@@ -35,6 +35,7 @@ DIFF_COMMAND = (
 )
 GIT_VARIABLES = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
 MAX_UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
+LIBRARY_FOLDER = Path(__file__).resolve().parents[1]
 SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repository that it was copied from
 
 
@@ -67,8 +68,12 @@ def differences(record: dict[str, Any], root: Path) -> list[str]:
 def git_state(where: Path) -> dict[str, Any]:
     """Return commit, branch, remote and uncommitted changes of the code; None for each outside of a git repository.
 
-    ``patch`` and ``dirty`` are None if git failed to list the changes; ``left_out`` lists changed files that look like
-    secrets and are excluded from the patch.
+    The patch has the changes of all tracked files of the repository, as a project may import other packages of a
+    monorepo, but new files only of ``where``. ``patch`` and ``dirty`` are None if git failed to list the changes;
+    ``left_out`` lists changed files that look like secrets and are excluded from the patch.
+
+    Args:
+        where: Root of the project, or a folder of the library.
     """
     if snapshot := next((file for folder in (where, *where.parents) if (file := folder / SNAPSHOT).is_file()), None):
         return dict(json.loads(snapshot.read_text()) | {"patch": b""})
@@ -77,7 +82,7 @@ def git_state(where: Path) -> dict[str, Any]:
         return {"commit": None, "branch": None, "remote": None, "dirty": None, "changes": None, "patch": b""}
     root = Path(os.fsdecode(top.removesuffix(b"\n")))
     commit, remote = _text(root, "rev-parse", "--verify", "HEAD"), _text(root, "config", "--get", "remote.origin.url")
-    patch, left_out = _patch(root, commit or _empty_tree(root))
+    patch, left_out = _patch(root, commit or _empty_tree(root), os.path.relpath(where.resolve(), root))
     return {
         "commit": commit,
         "branch": _text(root, "rev-parse", "--abbrev-ref", "HEAD"),
@@ -93,20 +98,28 @@ def library_state(root: Path) -> dict[str, Any]:
     """Version of this library, and its commit; of an editable checkout also the uncommitted changes.
 
     Args:
-        root: Folder of the project; a library in the same repository is part of the project's state.
+        root: Folder of the project; a library in it is part of the project's state.
     """
-    folder, state = Path(__file__).parents[1], dict[str, Any]()
+    folder, state = LIBRARY_FOLDER, dict[str, Any]()
+    if (folder / SNAPSHOT).is_file():
+        return git_state(folder)
     with suppress(PackageNotFoundError):
         found = distribution(__name__.partition(".")[0])
         state["version"] = found.version
         source = json.loads(found.read_text("direct_url.json") or "{}")  # PEP 610
         state["commit"] = source.get("vcs_info", {}).get("commit_id")
-    if not {"site-packages", "dist-packages"} & set(folder.parts):
+    if is_editable():
         state |= {"path": str(folder), "commit": None, "patch": b""}
         own, project = (_git(where, "rev-parse", "--show-toplevel") for where in (folder, root))
-        if own != project:
-            state |= git_state(folder)
+        if own != project or not folder.is_relative_to(root.resolve()):
+            checkout = folder.parents[1]
+            state |= git_state(checkout if (checkout / "pyproject.toml").is_file() else folder)
     return state
+
+
+def is_editable() -> bool:
+    """Whether this library is a checkout that can be edited, rather than an installed release."""
+    return not {"site-packages", "dist-packages"} & set(LIBRARY_FOLDER.parts)
 
 
 def packages() -> dict[str, str]:
@@ -143,8 +156,8 @@ def _cpu_name() -> str:
     )
 
 
-def _patch(root: Path, commit: str) -> tuple[bytes | None, list[str]]:
-    """All that a commit lacks, new files included, in the form of ``git apply``; and the secret files left out of it.
+def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str]]:
+    """The changes since a commit and the new files of a folder, in the form of ``git apply``; and secret files left out.
 
     The patch is None where git fails.
     """
@@ -154,17 +167,18 @@ def _patch(root: Path, commit: str) -> tuple[bytes | None, list[str]]:
         if own.is_file():
             shutil.copy(own, index)
         env = {"GIT_INDEX_FILE": str(index)}
-        new = _names(_git(root, "ls-files", "--others", "--exclude-standard", "-z"))
+        listed = ("ls-files", "--others", "--exclude-standard", "-z", "--full-name", "--", folder)
+        new = _names(_git(root, "--literal-pathspecs", *listed))
         changed = _names(_git(root, *DIFF_COMMAND, "--name-only", "-z", commit, env=env))
         if new is None or changed is None:
             return None, []
         new = [n for n in new if (root / n).is_file() and (root / n).stat().st_size <= MAX_UNTRACKED_BYTES]
         secret = sorted(name for name in {*new, *changed} if holds_secret(root / name))
         add = "".join(f"{name}\0" for name in new if name not in secret)
-        listed = ("--pathspec-from-file=-", "--pathspec-file-nul")
+        from_stdin = ("--pathspec-from-file=-", "--pathspec-file-nul")
         # Otherwise git adds nothing if one of them is outside of a sparse checkout.
         everywhere = ("-c", "core.sparseCheckout=false", "--literal-pathspecs")
-        if add and _git(root, *everywhere, "add", "--intent-to-add", *listed, env=env, given=add) is None:
+        if add and _git(root, *everywhere, "add", "--intent-to-add", *from_stdin, env=env, given=add) is None:
             return None, secret
         without = [f":(top,exclude,literal){name}" for name in secret]
         return _git(root, *DIFF_COMMAND, "--binary", commit, "--", ":(top)", *without, env=env), secret

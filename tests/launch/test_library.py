@@ -2,17 +2,21 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import time
 import venv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, environment
+
+from .conftest import Cluster
 
 FILES = {
     "pyproject.toml": '[project]\nname = "small"\nversion = "0"\n\n[tool.boltcutter]\npackage = "small"\n',
@@ -41,14 +45,12 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def git(where: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+    command = ["git", "-c", "safe.directory=*", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
     return subprocess.run(command, cwd=where, check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
+def create_project(root: Path) -> Path:
     """A committed project with a model and an experiment, and one file that is not committed."""
-    root = tmp_path / "small project"
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -57,6 +59,11 @@ def project(tmp_path: Path) -> Path:
     git(root, "commit", "-qm", "first")
     (root / "notes.txt").write_text("not committed\n")
     return root
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return create_project(tmp_path / "Jürgen's project")
 
 
 def caller(project: Path, python: str) -> Call:
@@ -80,8 +87,8 @@ def wait_until(reached: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.1)
 
 
-def check_workflow(project: Path, python: str) -> dict[str, object]:
-    """Train, evaluate, kill, resume, reproduce and launch; returns the record of the first run."""
+def check_workflow(project: Path, python: str, cluster: Cluster) -> dict[str, object]:
+    """Train, evaluate, kill, resume, reproduce, launch locally and on SLURM; returns the record of the first run."""
     call = caller(project, python)
     whole, cut, again, launched = (project / "runs" / name for name in ("whole", "cut", "again", "launched"))
     done = call("train", "experiment=short", f"folder={whole}")
@@ -105,10 +112,18 @@ def check_workflow(project: Path, python: str) -> dict[str, object]:
 
     assert "-m boltcutter train" in call("launch", "launch=local", "trainer.devices=1", "--dry-run").stdout
     call("launch", "launch=local", "experiment=short", "trainer.devices=1", f"folder={launched}", "--wait")
-    job = read_record(launched)
-    assert job["attempts"][-1]["reason"] == "completed"  # type: ignore[index]
-    assert (launched / "code" / "src" / "small" / "tiny.py").is_file()
-    assert job["git"]["commit"] == git(project, "rev-parse", "HEAD")  # type: ignore[index]
+    on_slurm = project / "runs" / "slurm"
+    if os.getuid() == 0:  # the user of the cluster is another
+        subprocess.run(["chown", "-R", cluster.user, project], check=True)
+    submit = ["env", "-C", str(project), python, "-m", "boltcutter", "launch", "launch=slurm", "experiment=short"]
+    done = cluster.call(*submit, "trainer.accelerator=cpu", "trainer.devices=2", f"folder={on_slurm}", "--wait")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for folder in (launched, on_slurm):
+        job = read_record(folder)
+        assert job["attempts"][-1]["reason"] == "completed"  # type: ignore[index]
+        assert (folder / "code" / "src" / "small" / "tiny.py").is_file()
+        for state in ("git", "library"):
+            assert job[state]["commit"] == record[state]["commit"]  # type: ignore[index]
     return record
 
 
@@ -126,24 +141,60 @@ def test_a_project_outside_trains_and_is_recorded(project: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_workflow_with_an_editable_library(project: Path) -> None:
-    check_workflow(project, sys.executable)
+def test_workflow_with_an_editable_library(cluster: Cluster) -> None:
+    project = create_project(cluster.runs / "editable library" / "small project")
+    record = check_workflow(project, sys.executable, cluster)
+    assert record["library"]["path"] == str(ROOT / "src" / "boltcutter")  # type: ignore[index]
+    for name in ("launched", "slurm"):
+        assert (project / "runs" / name / "code" / "src" / "boltcutter" / "configs" / "train.yaml").is_file()
+
+
+def copy_repository(target: Path) -> Path:
+    """Copy what git tracks, without the results of earlier builds."""
+    for name in git(ROOT, "ls-files", "-z").split("\0"):
+        if os.path.lexists(ROOT / name):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+    return target
+
+
+def build_wheel(source: Path, target: Path) -> Path:
+    build = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "--no-build-isolation", "-w", str(target)]
+    subprocess.run(build, check=True, capture_output=True, timeout=300)
+    (wheel,) = target.glob("boltcutter-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(copy_repository(tmp_path_factory.mktemp("repository")), tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_workflow_with_an_installed_wheel(project: Path, tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
-    subprocess.run(build, check=True, capture_output=True, timeout=300)
-    (wheel,) = tmp_path.glob("boltcutter-*.whl")
-    venv.create(tmp_path / "venv", with_pip=False)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    purelib = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
+def test_workflow_with_an_installed_wheel(wheel: Path, cluster: Cluster) -> None:
+    home = cluster.runs / "installed library"
+    venv.create(home / "venv", with_pip=False)
+    python = str(home / "venv" / "bin" / "python")
+    purelib = next((home / "venv" / "lib").glob("python*")) / "site-packages"
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(install, check=True, capture_output=True, timeout=300)
     (purelib / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")  # torch and all others; read last
-    record = check_workflow(project, python)
+    record = check_workflow(create_project(home / "small project"), python, cluster)
     assert record["library"]["version"]  # type: ignore[index]
     assert "path" not in record["library"]  # type: ignore[operator]
-    listed = subprocess.run([tmp_path / "venv" / "bin" / "boltcutter"], capture_output=True, text=True, check=True)
+    listed = subprocess.run([home / "venv" / "bin" / "boltcutter"], capture_output=True, text=True, check=True)
     assert "train" in listed.stdout
+
+
+@pytest.mark.slow
+def test_a_wheel_built_from_a_source_distribution_is_the_same(wheel: Path, tmp_path: Path) -> None:
+    source = copy_repository(tmp_path / "repository")
+    code = f"from setuptools.build_meta import build_sdist; build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True, timeout=300)
+    (archive,) = tmp_path.glob("boltcutter-*.tar.gz")
+    built = build_wheel(archive, tmp_path / "wheel")
+    contents = [set(zipfile.ZipFile(file).namelist()) for file in (wheel, built)]
+    assert contents[0] == contents[1]
+    configs = {str(file.relative_to(ROOT)) for file in (ROOT / "configs").rglob("*.yaml")}
+    assert {f"boltcutter/{name}" for name in configs} <= contents[0]
