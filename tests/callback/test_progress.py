@@ -4,6 +4,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 import torch
 from conftest import Script
 from lightning.pytorch.callbacks import Callback, EarlyStopping
-from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -89,23 +89,48 @@ def fit(
     return trainer
 
 
-def with_terminal(width: int = 119, **options: Any) -> tuple[Progress, io.StringIO]:
-    bar, file = Progress(**options), io.StringIO()
-    bar.console = Console(file=file, force_terminal=True, color_system=None, width=width + 1)
-    return bar, file
+class Terminal(io.StringIO):
+    """A terminal that keeps what is written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+OpenTerminal = Callable[..., tuple[Progress, io.StringIO]]
+
+
+@pytest.fixture
+def with_terminal(monkeypatch: pytest.MonkeyPatch) -> OpenTerminal:
+    """Make a progress bar on a terminal whose lines have ``width`` columns."""
+
+    def make(width: int = 119, **options: Any) -> tuple[Progress, io.StringIO]:
+        for name, value in {"COLUMNS": str(width + 1), "TERM": "xterm", "NO_COLOR": "1"}.items():
+            monkeypatch.setenv(name, value)
+        file = Terminal()
+        monkeypatch.setattr(sys, "__stdout__", file)
+        return Progress(**options), file
+
+    return make
 
 
 def drawings(file: io.StringIO) -> list[str]:
     return [line.strip() for line in file.getvalue().split("\r\x1b[2K")[1:]]
 
 
-def without_terminal(**options: Any) -> Progress:
-    bar = Progress(**options)
-    bar.console = Console(file=io.StringIO(), force_terminal=False)
-    return bar
+@pytest.fixture
+def without_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Progress]:
+    """Make a progress bar whose output is not a terminal."""
+
+    def make(**options: Any) -> Progress:
+        monkeypatch.setattr(sys, "__stdout__", io.StringIO())
+        return Progress(**options)
+
+    return make
 
 
-def test_the_bar_shows_loss_metric_speed_and_remaining_time(tmp_path: Path, ticking: Clock) -> None:
+def test_the_bar_shows_loss_metric_speed_and_remaining_time(
+    tmp_path: Path, ticking: Clock, with_terminal: OpenTerminal
+) -> None:
     bar, file = with_terminal()
     fit(tmp_path, Timed(ticking, train=1.0), bar)
     seen = drawings(file)
@@ -120,13 +145,13 @@ def test_the_bar_shows_loss_metric_speed_and_remaining_time(tmp_path: Path, tick
 
 
 @pytest.mark.parametrize("width", [79, 119])
-def test_a_drawing_fits_the_terminal(tmp_path: Path, ticking: Clock, width: int) -> None:
+def test_a_drawing_fits_the_terminal(tmp_path: Path, ticking: Clock, width: int, with_terminal: OpenTerminal) -> None:
     bar, file = with_terminal(width)
     fit(tmp_path, Timed(ticking, train=1.0), bar)
     assert {len(line) for line in drawings(file)} == {width}
 
 
-def test_the_refresh_rate_is_limited(tmp_path: Path, ticking: Clock) -> None:
+def test_the_refresh_rate_is_limited(tmp_path: Path, ticking: Clock, with_terminal: OpenTerminal) -> None:
     bar, file = with_terminal(refresh_per_second=4)
     fit(tmp_path, Timed(ticking, train=0.01, validate=0.02), bar, max_epochs=20, num_sanity_val_steps=0)
     seconds = ticking.now - 1000
@@ -135,14 +160,16 @@ def test_the_refresh_rate_is_limited(tmp_path: Path, ticking: Clock) -> None:
     assert 0.6 * often < len(drawings(file)) <= often
 
 
-def test_speed_excludes_validation(tmp_path: Path, ticking: Clock) -> None:
+def test_speed_excludes_validation(tmp_path: Path, ticking: Clock, with_terminal: OpenTerminal) -> None:
     bar, file = with_terminal()
     fit(tmp_path, Timed(ticking, train=1.0, validate=1000.0), bar, val_check_interval=5)
     assert {re.search(r"(\d+) samples/s", line)[1] for line in drawings(file) if "samples/s" in line} == {"10"}  # type: ignore[index]
     assert any("validating 10/10" in line for line in drawings(file))
 
 
-def test_the_loss_shown_is_the_mean_of_accumulated_batches(tmp_path: Path, ticking: Clock) -> None:
+def test_the_loss_shown_is_the_mean_of_accumulated_batches(
+    tmp_path: Path, ticking: Clock, with_terminal: OpenTerminal
+) -> None:
     bar, file = with_terminal()
     fit(tmp_path, Timed(ticking, train=1.0), bar, accumulate_grad_batches=3)
     seen = drawings(file)
@@ -151,7 +178,7 @@ def test_the_loss_shown_is_the_mean_of_accumulated_batches(tmp_path: Path, ticki
     assert "step 8/8" in seen[-1]  # 10 batches are 4 steps, the last of them with one batch
 
 
-def test_a_resumed_run_starts_where_it_stopped(tmp_path: Path, ticking: Clock) -> None:
+def test_a_resumed_run_starts_where_it_stopped(tmp_path: Path, ticking: Clock, with_terminal: OpenTerminal) -> None:
     first = fit(tmp_path, Timed(ticking, train=1.0), with_terminal()[0])
     first.save_checkpoint(tmp_path / "a.ckpt")
     bar, file = with_terminal()
@@ -161,19 +188,21 @@ def test_a_resumed_run_starts_where_it_stopped(tmp_path: Path, ticking: Clock) -
     assert re.search(r"^epoch 4/4 .*100 % .* step 40/40  in 0:20$", seen[-1])
 
 
-def test_training_that_ends_early_shows_where(tmp_path: Path, ticking: Clock) -> None:
+def test_training_that_ends_early_shows_where(tmp_path: Path, ticking: Clock, with_terminal: OpenTerminal) -> None:
     bar, file = with_terminal()
     fit(tmp_path, Timed(ticking, train=1.0), bar, max_epochs=10, stop=EarlyStopping("val/loss", patience=1))
     assert re.search(r"^epoch 2/10 .* 20 % .* step 20/100  in 0:20$", drawings(file)[-1])
 
 
-def test_training_without_an_end_counts_steps(tmp_path: Path, ticking: Clock) -> None:
+def test_training_without_an_end_counts_steps(tmp_path: Path, ticking: Clock, with_terminal: OpenTerminal) -> None:
     bar, file = with_terminal()
     fit(tmp_path, Timed(ticking, train=1.0), bar, max_epochs=-1, stop=EarlyStopping("val/loss", patience=1))
     assert drawings(file)[-1] == "epoch 2  loss 3.0000  val/loss 0.2500  10 samples/s  step 20  in 0:20"
 
 
-def test_the_terminal_is_restored_when_training_fails(tmp_path: Path, ticking: Clock) -> None:
+def test_the_terminal_is_restored_when_training_fails(
+    tmp_path: Path, ticking: Clock, with_terminal: OpenTerminal
+) -> None:
     bar, file = with_terminal()
     out = sys.stdout
     with pytest.raises(RuntimeError, match="broken"):
@@ -184,7 +213,7 @@ def test_the_terminal_is_restored_when_training_fails(tmp_path: Path, ticking: C
 
 
 def test_without_a_terminal_each_epoch_prints_a_line(
-    tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str], without_terminal: Callable[..., Progress]
 ) -> None:
     fit(tmp_path, Timed(ticking, train=1.0, validate=2.0), without_terminal())
     assert capsys.readouterr().out.splitlines() == [
@@ -194,7 +223,7 @@ def test_without_a_terminal_each_epoch_prints_a_line(
 
 
 def test_lines_are_limited_and_include_the_last_epoch(
-    tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str], without_terminal: Callable[..., Progress]
 ) -> None:
     fit(tmp_path, Timed(ticking, train=0.1), without_terminal(seconds_between_lines=3.5), max_epochs=10)
     assert re.findall(r"epoch (\d+)/10", capsys.readouterr().out) == ["1", "5", "9", "10"]
@@ -202,7 +231,13 @@ def test_lines_are_limited_and_include_the_last_epoch(
     assert re.findall(r"epoch (\d+)/10", capsys.readouterr().out) == ["1", "4"]
 
 
-def test_a_disabled_rank_shows_nothing(tmp_path: Path, ticking: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disabled_rank_shows_nothing(
+    tmp_path: Path,
+    ticking: Clock,
+    capsys: pytest.CaptureFixture[str],
+    with_terminal: OpenTerminal,
+    without_terminal: Callable[..., Progress],
+) -> None:
     bar, file = with_terminal()
     bar.disable()
     fit(tmp_path, Timed(ticking, train=1.0), bar)

@@ -9,9 +9,8 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from rich.console import Console
 
-from boltcutter.callback.status_line import Field, StatusLine
+from boltcutter.callback.status_line import Field, StatusLine, is_terminal
 from boltcutter.callback.throughput import ThroughputMonitor, data_parallel_size
 from boltcutter.data.batches import count_samples
 
@@ -30,9 +29,6 @@ class Progress(ProgressBar):
         refresh_per_second: Maximum number of redraws per second.
         seconds_between_lines: Minimum seconds between two lines if there is no terminal.
 
-    Attributes:
-        console: Console to draw on; None selects the terminal when training starts, if there is one.
-
     Raises:
         ValueError: ``refresh_per_second`` is not positive.
     """
@@ -49,7 +45,6 @@ class Progress(ProgressBar):
         self.monitor = monitor
         self.interval, self.seconds_between_lines = 1 / refresh_per_second, seconds_between_lines
         self.enabled = True
-        self.console: Console | None = None
         self._status_line: StatusLine | None = None
         self._total: int | None = None  # optimizer steps; None if training is unlimited
         self._began, self._began_at = 0.0, 0  # time and step when training started
@@ -80,9 +75,8 @@ class Progress(ProgressBar):
         self._total = int(steps) if 0 < steps < math.inf else None
         # The terminal itself, not a stream that also writes a log, in which redraws are useless.
         out = sys.__stdout__ or sys.stdout
-        console = self.console or Console(file=out, force_terminal=out.isatty())
-        if self.enabled and console.is_terminal and not console.is_dumb_terminal:
-            self._status_line = StatusLine(console)
+        if self.enabled and is_terminal(out):
+            self._status_line = StatusLine(out)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

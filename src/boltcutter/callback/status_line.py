@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TextIO
 
-from rich.console import Console
-from rich.control import Control
-from rich.segment import ControlType
-from rich.text import Text
-
-ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+ERASE = "\r\x1b[2K"  # control sequences of ECMA-48
+RESET = "\x1b[0m"
+STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m", "green": "\x1b[32m", "cyan": "\x1b[36m", "bright_black": "\x1b[90m"}
 MIN_BAR_WIDTH = 10  # columns
+
+
+def is_terminal(file: TextIO) -> bool:
+    """Whether lines written to a file can be erased."""
+    return file.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def supports_color(file: TextIO) -> bool:
+    """Whether text written to a file can be colored; see https://no-color.org."""
+    return is_terminal(file) and not os.environ.get("NO_COLOR")
+
+
+def terminal_width(file: TextIO) -> int:
+    """Columns of a terminal, unless the environment variable ``COLUMNS`` sets them."""
+    with suppress(ValueError):
+        if (columns := int(os.environ.get("COLUMNS", 0))) > 0:
+            return columns
+    with suppress(OSError, ValueError):  # not a real terminal
+        return os.get_terminal_size(file.fileno()).columns or 80
+    return 80
 
 
 class Field(NamedTuple):
@@ -33,14 +52,16 @@ class StatusLine:
     """A line at the bottom of a terminal; text printed to standard output and error appears above it.
 
     Args:
-        console: Console of the terminal.
+        file: The terminal.
     """
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+        self.color = supports_color(file)
+        self.ascii_only = not (file.encoding or "utf-8").lower().startswith("utf")
         self.drawn = False
         self.busy = False  # the last printed line is incomplete
-        self.line = Text()
+        self.line = ""
         self.streams: tuple[TextIO, TextIO] = sys.stdout, sys.stderr
         self.redirects = tuple(StreamRedirect(f, self.clear) if f.isatty() else f for f in self.streams)
         sys.stdout, sys.stderr = self.redirects
@@ -53,17 +74,15 @@ class StatusLine:
             progress: Fraction done, in [0, 1]; None for no bar.
         """
         if not self.busy:
-            self.line = layout(fields, progress, self.console.width - 1, ascii_only=self.console.options.ascii_only)
-            self.console.control(ERASE)
-            self._print()
-            self.console.file.flush()
+            width = terminal_width(self.file) - 1
+            self.line = layout(fields, progress, width, ascii_only=self.ascii_only, color=self.color)
+            self._write(ERASE + self.line)
             self.drawn = True
 
     def clear(self, text: str) -> None:
         """Erase the line before ``text`` is printed."""
         if self.drawn and text:
-            self.console.control(ERASE)
-            self.console.file.flush()
+            self._write(ERASE)
             self.drawn = False
         if text:
             self.busy = not text.endswith("\n")
@@ -73,14 +92,14 @@ class StatusLine:
         if (sys.stdout, sys.stderr) == self.redirects:
             sys.stdout, sys.stderr = self.streams
         if self.drawn:
-            self.console.print()
+            self._write("\n")
         elif self.line and not self.busy:
-            self._print()
-            self.console.print()
-        self.drawn, self.line = False, Text()
+            self._write(self.line + "\n")
+        self.drawn, self.line = False, ""
 
-    def _print(self) -> None:
-        self.console.print(self.line, end="", no_wrap=True, overflow="crop", crop=True)
+    def _write(self, text: str) -> None:
+        self.file.write(text)
+        self.file.flush()
 
 
 class StreamRedirect:
@@ -98,7 +117,9 @@ class StreamRedirect:
         return getattr(self.stream, name)
 
 
-def layout(fields: Sequence[Field], progress: float | None, width: int, *, ascii_only: bool = False) -> Text:
+def layout(
+    fields: Sequence[Field], progress: float | None, width: int, *, ascii_only: bool = False, color: bool = False
+) -> str:
     """Lay out the first field, a progress bar and the other fields, dropping fields that leave no space for the bar.
 
     Args:
@@ -106,26 +127,29 @@ def layout(fields: Sequence[Field], progress: float | None, width: int, *, ascii
         progress: Fraction done, in [0, 1]; None for no bar.
         width: Columns of the terminal.
         ascii_only: Whether the terminal supports only ASCII.
+        color: Whether the terminal supports colors.
     """
     kept = list(fields)
     bar = MIN_BAR_WIDTH + 2 if progress is not None else 0
     while len(kept) > 1 and sum(len(f.text) + 2 for f in kept) - 2 + bar > width:
         kept.remove(min(kept[1:], key=lambda f: f.weight))
-    line = Text()
-    for i, field in enumerate(kept):
-        line.append("  " if i else "")
-        line.append(f"{field.name} " if field.name else "", "bold" if i == 0 else "dim")
-        line.append(field.value, "bold" if i == 0 else "")
-        if i == 0 and progress is not None:
-            columns = max(MIN_BAR_WIDTH, width - sum(len(f.text) + 2 for f in kept))
-            line.append("  ")
-            line.append(_bar(min(progress, 1.0), columns, ascii_only))
+    parts = [("bold", kept[0].text)]
+    if progress is not None:
+        columns = max(MIN_BAR_WIDTH, width - sum(len(f.text) + 2 for f in kept))
+        parts += [("", "  "), *_bar(min(progress, 1.0), columns, ascii_only)]
+    for field in kept[1:]:
+        parts += [("", "  "), ("dim", f"{field.name} " if field.name else ""), ("", field.value)]
+    line = ""
+    for style, text in parts:
+        shown = text[: max(0, width)]
+        width -= len(shown)
+        line += f"{STYLES[style]}{shown}{RESET}" if color and style and shown else shown
     return line
 
 
-def _bar(progress: float, columns: int, ascii_only: bool) -> Text:
+def _bar(progress: float, columns: int, ascii_only: bool) -> list[tuple[str, str]]:
     halves = math.floor(progress * columns * 2)
     full, half = divmod(halves, 2)
     whole, part, rest = ("#", "-", "-") if ascii_only else ("━", "╸", "━")
-    done = Text(whole * full + part * half, "green" if progress == 1 else "cyan")
-    return done.append(rest * (columns - full - half), "bright_black")
+    done = ("green" if progress == 1 else "cyan", whole * full + part * half)
+    return [done, ("bright_black", rest * (columns - full - half))]

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from tqdm import tqdm  # which Lightning needs as well
 
 if sys.platform != "win32":
     import fcntl
@@ -124,13 +123,13 @@ def _receive(url: str, file: IO[bytes]) -> None:
 
 def _with_progress(response: IO[bytes], url: str, start: int, total: int | None) -> Iterator[bytes]:
     """Yield chunks as they arrive, with a progress bar if stderr is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(url.rpartition("/")[2], total=total, completed=start)
+    name = url.rpartition("/")[2]
+    with tqdm(
+        desc=name, total=total, initial=start, unit="B", unit_scale=True, disable=not sys.stderr.isatty()
+    ) as progress:
         while chunk := response.read(CHUNK):
             yield chunk
-            progress.advance(task, len(chunk))
+            progress.update(len(chunk))
 
 
 def _hash(file: IO[bytes], algorithm: str) -> str:

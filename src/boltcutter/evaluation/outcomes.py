@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -10,15 +11,14 @@ from typing import Any, NamedTuple
 import lightning as L
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Callback
-from matplotlib.figure import Figure
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from torch import Tensor
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from boltcutter.data.batches import count_samples, first_tensor
+from boltcutter.evaluation.plots import draw_confusion, draw_scatter
+from boltcutter.evaluation.table import Table, concatenate, count_rows, select_rows, write_csv
 from boltcutter.protocols import is_native_data
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
@@ -26,23 +26,21 @@ MAX_COLUMNS = 32  # per entry of an output
 MAX_CLASSES = 2000  # of a confusion matrix
 SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # whose order cannot be reproduced
 
-Columns = dict[str, npt.NDArray[Any]]
-
 
 class BatchResult(NamedTuple):
     """Columns from the outputs of one batch."""
 
     dataloader: int
     samples: int
-    columns: Columns
+    columns: Table
 
 
 class PredictionWriter(Callback):
     """Gather the outputs of ``test_step`` per sample over all ranks, and write them.
 
     ``predictions.csv`` has a row per sample, with a column for each output that has one number per sample, see
-    ``to_columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class; ``confusion.png`` or
-    ``scatter.png`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of other shapes are skipped
+    ``to_columns``. ``classes.csv`` and ``confusion.csv`` have metrics and counts per class; ``confusion.svg`` or
+    ``scatter.svg`` plots them; ``worst.npz`` has the inputs with the largest loss. Outputs of other shapes are skipped
     and listed once.
 
     Args:
@@ -89,19 +87,20 @@ class PredictionWriter(Callback):
         """Gather over ranks and write on rank zero."""
         local = self._table(trainer)
         places = [place for _, place, _ in self.worst]
-        worst = (local.iloc[places], [values for _, _, values in self.worst])
+        worst = (select_rows(local, places), [values for _, _, values in self.worst])
         gathered = _gather((local, worst))
         gathered = gathered[:: trainer.world_size // _data_parallel_size(trainer)]  # others process the same samples
         if not trainer.is_global_zero:
             return
-        table = pd.concat([frame for frame, _ in gathered if len(frame)] or [local], join="inner", ignore_index=True)
+        table = concatenate([rows for rows, _ in gathered if count_rows(rows)] or [local])
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if len(table.columns.drop(["index", "dataloader"], errors="ignore")):
+        if table.keys() - {"index", "dataloader"}:
             self.folder.mkdir(parents=True, exist_ok=True)
             if (table["index"] < 0).any():
-                table["index"] = range(len(table))  # in the order of ranks and batches
-            table = table.sort_values(["dataloader", "index"] if "dataloader" in table else "index", ignore_index=True)
-            table.to_csv(self.folder / "predictions.csv", index=False)
+                table["index"] = np.arange(count_rows(table))  # in the order of ranks and batches
+            keys = ("index", "dataloader")  # the last one is the primary key
+            table = select_rows(table, np.lexsort([table[key] for key in keys if key in table]))
+            write_csv(self.folder / "predictions.csv", table)
             _write_summary(self.folder, table, _classes(data))
             _write_worst(self.folder, [worst for _, worst in gathered], data)
         else:
@@ -112,25 +111,25 @@ class PredictionWriter(Callback):
 
     on_validation_end = on_test_end
 
-    def _table(self, trainer: L.Trainer) -> pd.DataFrame:
+    def _table(self, trainer: L.Trainer) -> Table:
         """One row per sample of this rank."""
-        tables = [batch.columns for batch in self.batches]
-        common = [name for name in (tables[0] if tables else ()) if all(name in found for found in tables)]
-        for name in {name for found in tables for name in found}.difference(common):
+        table = concatenate([batch.columns for batch in self.batches])
+        for name in {name for batch in self.batches for name in batch.columns}.difference(table):
             self.skipped[name] = "is not returned for each batch"
-        table = pd.DataFrame({name: np.concatenate([batch.columns[name] for batch in self.batches]) for name in common})
         loaders = trainer.val_dataloaders if trainer.validating else trainer.test_dataloaders
         multiple = isinstance(loaders, list | tuple) and len(loaders) > 1
         indices: list[int] = []
         for number, loader in enumerate(loaders if isinstance(loaders, list | tuple) else [loaders]):
             indices += _indices(loader, sum(batch.samples for batch in self.batches if batch.dataloader == number))
-        table.insert(0, "index", indices if len(indices) == len(table) else range(len(table)))
+        count = sum(batch.samples for batch in self.batches)
+        first = {"index": np.array(indices if len(indices) == count else range(count), np.int64)}
         if multiple:
-            table.insert(0, "dataloader", [batch.dataloader for batch in self.batches for _ in range(batch.samples)])
-        return table
+            samples = [batch.samples for batch in self.batches]
+            first = {"dataloader": np.repeat([batch.dataloader for batch in self.batches], samples), **first}
+        return first | {name: column for name, column in table.items() if name not in first}
 
 
-def to_columns(outputs: Any, targets: Any, count: int) -> tuple[Columns, dict[str, str]]:
+def to_columns(outputs: Any, targets: Any, count: int) -> tuple[Table, dict[str, str]]:
     """Convert the outputs of a step to columns of a table.
 
     A tensor of shape (B,) or (B, 1) is one column, one of shape (B, C) C columns. In a mapping, ``losses`` become the
@@ -152,7 +151,7 @@ def to_columns(outputs: Any, targets: Any, count: int) -> tuple[Columns, dict[st
     predictions = named.pop("predictions", None)
     if predictions is None and isinstance(outputs, Tensor) and outputs.ndim and len(outputs) == count:
         predictions = named.pop("prediction")
-    found: Columns = {}
+    found: Table = {}
     skipped: dict[str, str] = {}
     if "losses" in named:
         named = {"loss": named.pop("losses"), **named}
@@ -172,7 +171,7 @@ def to_columns(outputs: Any, targets: Any, count: int) -> tuple[Columns, dict[st
 
 
 def to_numpy(value: Tensor) -> npt.NDArray[Any]:
-    """Convert a tensor to NumPy, half precision to float32: NumPy has no bfloat16, pandas no float16 index."""
+    """Convert a tensor to NumPy, half precision to float32: NumPy has no bfloat16."""
     value = value.detach()
     half = value.dtype in (torch.bfloat16, torch.float16)
     found: npt.NDArray[Any] = (value.float() if half else value).cpu().numpy()
@@ -199,7 +198,7 @@ def _skip_reason(value: Any, count: int) -> str | None:
     return None
 
 
-def _spread(name: str, values: npt.NDArray[Any]) -> Columns:
+def _spread(name: str, values: npt.NDArray[Any]) -> Table:
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     return {name: values} if values.ndim == 1 else {f"{name}_{t}": values[:, t] for t in range(values.shape[1])}
@@ -227,19 +226,19 @@ def _gather(local: Any) -> list[Any]:
     return gathered
 
 
-def _write_worst(folder: Path, ranks: Sequence[tuple[pd.DataFrame, list[npt.NDArray[Any]]]], data: Any) -> None:
+def _write_worst(folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any]]]], data: Any) -> None:
     """Write the inputs with the largest loss, if they have the same shape."""
     inputs = [values for _, some in ranks for values in some]
     if len({values.shape for values in inputs}) != 1:
         return
-    rows = pd.concat([frame for frame, _ in ranks if len(frame)], ignore_index=True)
-    rows = rows.sort_values(["loss", "index"], ascending=[False, True]).head(WORST)
-    chosen = [inputs[place] for place in rows.index]
+    rows = concatenate([table for table, _ in ranks if count_rows(table)])
+    places = np.lexsort([rows["index"], -rows["loss"]])[:WORST]
+    chosen = [inputs[place] for place in places]
     np.savez_compressed(
         folder / "worst.npz",
         inputs=np.stack(chosen),
         allow_pickle=False,
-        **{str(name): rows[name].to_numpy() for name in rows},
+        **select_rows(rows, places),
         **_texts(data, chosen),
     )
 
@@ -257,52 +256,32 @@ def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
     return {"text": np.array([data.tokenizer.decode(tokens.tolist()) for tokens in inputs])}
 
 
-def _write_summary(folder: Path, table: pd.DataFrame, classes: list[str]) -> None:
+def _write_summary(folder: Path, table: Table, classes: list[str]) -> None:
     """Write metrics and counts per class, or a scatter plot."""
-    if not {"target", "prediction"} <= set(table):
+    if not {"target", "prediction"} <= table.keys() or not count_rows(table):
         return
-    pairs = table[["target", "prediction"]]
-    if all(np.issubdtype(kind, np.integer) for kind in pairs.dtypes):
-        if pairs.to_numpy().min() >= 0 and pairs.to_numpy().max() < MAX_CLASSES:
-            _write_classes(folder, table, classes)
+    targets, predictions = table["target"], table["prediction"]
+    if all(np.issubdtype(column.dtype, np.integer) for column in (targets, predictions)):
+        if min(targets.min(), predictions.min()) >= 0 and max(targets.max(), predictions.max()) < MAX_CLASSES:
+            _write_classes(folder, targets, predictions, classes)
     else:
-        _draw_scatter(folder / "scatter.png", table)
+        draw_scatter(folder / "scatter.svg", targets, predictions)
 
 
-def _write_classes(folder: Path, table: pd.DataFrame, classes: list[str]) -> None:
-    count = max(len(classes), int(table[["target", "prediction"]].to_numpy().max()) + 1)
+def _write_classes(folder: Path, targets: npt.NDArray[Any], predictions: npt.NDArray[Any], classes: list[str]) -> None:
+    count = max(len(classes), int(targets.max()) + 1, int(predictions.max()) + 1)
     names = classes or [str(number) for number in range(count)]
-    truth, predicted, numbers = table["target"], table["prediction"], list(range(count))
-    precision, recall, f1, support = precision_recall_fscore_support(truth, predicted, labels=numbers, zero_division=0)
-    by_class = {"class": names, "precision": precision, "recall": recall, "f1": f1, "samples": support}
-    pd.DataFrame(by_class).to_csv(folder / "classes.csv", index=False)
-    matrix = confusion_matrix(truth, predicted, labels=numbers)
-    pd.DataFrame(matrix, names, names).to_csv(folder / "confusion.csv", index_label="target")
-    _draw_confusion(folder / "confusion.png", matrix, names)
-
-
-def _draw_confusion(path: Path, matrix: npt.NDArray[Any], names: list[str]) -> None:
-    """Draw a confusion matrix with targets as rows, colored by the fraction of the row, with counts if they fit."""
-    size = min(16.0, 2.5 + 0.45 * len(names))
-    figure = Figure(figsize=(size, size), layout="constrained")
-    axes = figure.add_subplot()
-    fractions = matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True))
-    axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
-    if len(names) <= 30:
-        axes.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 2 else 0)
-        axes.set_yticks(range(len(names)), names)
-        for row, column in np.argwhere(matrix):
-            text_color = "white" if fractions[row, column] > 0.5 else "black"
-            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=text_color, fontsize=8)
-    axes.set(xlabel="prediction", ylabel="target")
-    figure.savefig(path, dpi=150)
-
-
-def _draw_scatter(path: Path, table: pd.DataFrame) -> None:
-    figure = Figure(figsize=(5, 5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.scatter(table["target"], table["prediction"], s=12, alpha=0.6)
-    ends = [table[["target", "prediction"]].min().min(), table[["target", "prediction"]].max().max()]
-    axes.plot(ends, ends, color="grey", linewidth=1)
-    axes.set(xlabel="target", ylabel="prediction")
-    figure.savefig(path, dpi=150)
+    pairs = targets.astype(np.int64) * count + predictions
+    matrix = np.bincount(pairs, minlength=count * count).reshape(count, count)
+    correct, support, predicted = matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0)
+    scores = {
+        "precision": correct / np.maximum(1, predicted),  # 0 for a class that is never predicted
+        "recall": correct / np.maximum(1, support),
+        "f1": 2 * correct / np.maximum(1, predicted + support),
+    }
+    write_csv(folder / "classes.csv", {"class": names, **scores, "samples": support})
+    with open(folder / "confusion.csv", "w", newline="", encoding="utf-8") as file:  # names of classes may be equal
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["target", *names])
+        writer.writerows([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
+    draw_confusion(folder / "confusion.svg", matrix, names)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,6 +21,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.data.batches import count_samples
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.outcomes import to_columns
+from boltcutter.evaluation.table import Table, concatenate, count_rows, write_csv
 from boltcutter.project import Project
 from boltcutter.protocols import is_native_data
 from boltcutter.run import folder as run
@@ -65,12 +65,11 @@ def main(project: Project, overrides: list[str]) -> None:
     table = predict(components, checkpoint, inputs)
     if components.trainer.is_global_zero:
         output = Path(special.get("output") or folder / "predictions.csv")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        table.to_csv(output, index=False)
-        print(f"{len(table)} predictions: {output}")
+        write_csv(output, table)
+        print(f"{count_rows(table)} predictions: {output}")
 
 
-def predict(components: Components, checkpoint: str, inputs: list[Path]) -> pd.DataFrame:
+def predict(components: Components, checkpoint: str, inputs: list[Path]) -> Table:
     """Predict each sample in ``inputs``: a table with its name, prediction and the probability of each class.
 
     Raises:
@@ -114,14 +113,14 @@ def predict_loader(components: Components, cfg: DictConfig, folder: Path, overri
     batches = [_plain(batch) for batch in found]
     table = _columns_of_each(batches) if multiple else _columns(batches)
     output = Path(overrides.get("output") or folder / "predictions.csv")
-    output.parent.mkdir(parents=True, exist_ok=True)
     if table is None:
         output = output.with_suffix(".pt")
+        output.parent.mkdir(parents=True, exist_ok=True)
         torch.save(batches, output)
         print(f"{len(batches)} batches of predictions: {output}")
     else:
-        table.to_csv(output, index_label="index")
-        print(f"{len(table)} predictions: {output}")
+        write_csv(output, {"index": np.arange(count_rows(table)), **table})
+        print(f"{count_rows(table)} predictions: {output}")
 
 
 def _plain(value: Any) -> Any:
@@ -133,7 +132,7 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _columns(batches: list[Any]) -> pd.DataFrame | None:
+def _columns(batches: list[Any]) -> Table | None:
     """One row per sample; None if outputs are anything but a few numbers per sample."""
     parts = []
     for batch in batches:
@@ -141,17 +140,19 @@ def _columns(batches: list[Any]) -> pd.DataFrame | None:
         found, skipped = ({}, {"": ""}) if count is None else to_columns(batch, None, count)
         if skipped or not found:
             return None
-        parts.append(pd.DataFrame(found))
-    return pd.concat(parts, ignore_index=True) if parts else None
+        parts.append(found)
+    return concatenate(parts) or None
 
 
-def _columns_of_each(loaders: list[Any]) -> pd.DataFrame | None:
+def _columns_of_each(loaders: list[Any]) -> Table | None:
     """Like ``_columns``, with the index of the loader as first column."""
-    tables = {number: _columns(batches) for number, batches in enumerate(loaders)}
-    known = {number: table for number, table in tables.items() if table is not None}
-    if not known or len(known) < len(tables):
-        return None
-    return pd.concat(known, names=["dataloader"]).reset_index(level=0).reset_index(drop=True)
+    tables = []
+    for number, batches in enumerate(loaders):
+        table = _columns(batches)
+        if table is None:
+            return None
+        tables.append({"dataloader": np.full(count_rows(table), number), **table})
+    return concatenate(tables) or None
 
 
 def generate_text(components: Components, checkpoint: str, overrides: dict[str, str]) -> str:
@@ -210,12 +211,11 @@ def _restore(data: Any, checkpoint: str) -> dict[str, Any]:
     return state
 
 
-def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str) -> pd.DataFrame:
+def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str) -> Table:
+    columns = predictions.numpy().T  # (C, N)
     if kind == "regression":
-        columns = (
-            ["prediction"] if predictions.size(1) == 1 else [f"prediction_{t}" for t in range(predictions.size(1))]
-        )
-        return pd.DataFrame({"input": names} | dict(zip(columns, predictions.numpy().T, strict=True)))
-    labels = np.array(classes or [str(number) for number in range(predictions.size(1))])
-    table = {"input": names, "prediction": labels[predictions.argmax(dim=-1).numpy()]}
-    return pd.DataFrame(table | {str(label): predictions[:, c].numpy() for c, label in enumerate(labels)})
+        titles = ["prediction"] if len(columns) == 1 else [f"prediction_{t}" for t in range(len(columns))]
+        return {"input": np.array(names), **dict(zip(titles, columns, strict=True))}
+    labels = classes or [str(number) for number in range(len(columns))]
+    predicted = np.array(labels)[columns.argmax(axis=0)]
+    return {"input": np.array(names), "prediction": predicted, **dict(zip(labels, columns, strict=True))}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import io
+import csv
 import json
 import math
 import re
@@ -17,19 +16,17 @@ from typing import Any
 import jinja2
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import yaml
-from PIL import Image
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.redaction import hide_passwords, looks_secret
+from boltcutter.report.image import encode_image
 from boltcutter.run.metrics import Mode, infer_mode, parse_name
 
 MAX_POINTS = 1000  # per curve
 MAX_SCATTER_POINTS = 2000
 MAX_MATRIX_CLASSES = 150  # above which a confusion matrix is unreadable
 MAX_TARGETS = 6  # of a regression with plots
-MAX_PIXELS = 128  # side of an image; larger ones are downscaled
 
 
 def write(folder: Path) -> Path:
@@ -125,33 +122,51 @@ def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[str]]
     return dict(yaml.safe_load(text)), [("general", general), *sections]
 
 
+def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows, which must all have the same length."""
+    with open(path, newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    if any(len(row) != len(header) for row in rows):
+        raise ValueError("rows of different lengths")
+    return header, rows
+
+
 def _read_groups(path: Path) -> dict[str, list[Curve]]:
     """Group curves by metric, over train and val, steps and epochs."""
-    table = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+    logged: dict[str, list[tuple[int, int, float]]] = {}  # step, epoch and value of each column
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames is None:
+            raise ValueError("the file is empty")
+        columns = [name for name in reader.fieldnames if name not in ("step", "epoch")]
+        for row in reader:
+            step, epoch = (int(_to_float(row[key] or "-1")) for key in ("step", "epoch"))
+            for name in columns:
+                if text := row[name]:  # None in an incomplete last row
+                    logged.setdefault(name, []).append((step, epoch, _to_float(text)))
     groups: dict[str, list[Curve]] = {}
-    for column in table.columns.drop(["step", "epoch"], errors="ignore"):
+    for column in filter(logged.get, columns):
         group, name, stage, epoch_mean = _parse_column(column)
-        logged = table.loc[table[column].notna(), ["step", "epoch", column]]
-        # Non-finite values are counted, not drawn.
-        values = pd.to_numeric(logged[column], errors="coerce").to_numpy(float)
-        finite = np.isfinite(values)
+        step, epoch, value = (np.array(found) for found in zip(*logged[column], strict=True))
+        finite = np.isfinite(value)  # other values are counted, not drawn
         if stage == "test" or not finite.any():
             continue
-        step, epoch = (_to_int(logged[key])[finite] for key in ("step", "epoch"))
-        curve = Curve(name, stage, epoch_mean, step, epoch, values[finite], int((~finite).sum()))
+        curve = Curve(name, stage, epoch_mean, step[finite], epoch[finite], value[finite], int((~finite).sum()))
         groups.setdefault(group, []).append(curve)
     return {group: groups[group] for group in sorted(groups, key=lambda group: _rank(group, groups[group]))}
+
+
+def _to_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _rank(group: str, curves: Sequence[Curve]) -> int:
     """Order of charts: loss, other train and val metrics, learning rate, throughput, others."""
     measured = any(curve.stage for curve in curves)
     return [group == "loss", measured, group == "learning rate", "throughput" in group, True].index(True)
-
-
-def _to_int(column: Any) -> npt.NDArray[np.int64]:
-    numbers: npt.NDArray[np.int64] = pd.to_numeric(column, errors="coerce").fillna(-1).to_numpy(np.int64)
-    return numbers
 
 
 def _parse_column(column: str) -> tuple[str, str, str, bool]:
@@ -235,15 +250,18 @@ def _final_metrics(
 
 
 def _read_classes(path: Path) -> list[dict[str, Any]]:
-    table = pd.read_csv(path, dtype={"class": str}, keep_default_na=False)  # a class may be named NA or 01
-    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+    header, rows = _read_csv(path)
+    return [
+        {name: text if name == "class" else int(text) if text.isdecimal() else float(text) for name, text in cells}
+        for cells in (zip(header, row, strict=True) for row in rows)
+    ]
 
 
 def _read_confusion(path: Path) -> dict[str, Any]:
     """Class names, non-zero cells as [target, prediction, count], and the most frequent misclassifications."""
-    table = pd.read_csv(path, dtype={"target": str}, keep_default_na=False)
-    names = [str(name) for name in table.iloc[:, 0]]  # not from the header, in which pandas renames duplicates
-    counts = table.iloc[:, 1:].to_numpy(np.int64)
+    _, rows = _read_csv(path)
+    names = [row[0] for row in rows]
+    counts = np.array([row[1:] for row in rows], np.int64).reshape(len(names), len(names))
     cells = [[int(row), int(column), int(counts[row, column])] for row, column in np.argwhere(counts)]
     sums = counts.sum(axis=1)
     wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
@@ -261,21 +279,31 @@ def _read_predictions(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
     Large tables are subsampled evenly over the loss.
     """
-    table = pd.read_csv(path)
-    if "confidence" in table:
+    with open(path, newline="", encoding="utf-8") as file:
+        header = next(csv.reader(file), [])
+    if "confidence" in header:
         return [], True
-    by_loss = table.sort_values("loss") if "loss" in table else table
-    chosen = np.unique(np.linspace(0, len(table) - 1, min(len(table), MAX_SCATTER_POINTS)).astype(int))
-    suffixes = [str(c).removeprefix("target") for c in table if re.fullmatch(r"target(_\d+)?", str(c))]
-    return [_scatter(by_loss.iloc[chosen], suffix, len(table)) for suffix in suffixes[:MAX_TARGETS]], False
+    suffixes = [name.removeprefix("target") for name in header if re.fullmatch(r"target(_\d+)?", name)][:MAX_TARGETS]
+    used = ["index", *filter({"loss"}.__contains__, header)]
+    used += [f"{what}{suffix}" for suffix in suffixes for what in ("target", "prediction")]
+    numbers = np.loadtxt(path, delimiter=",", skiprows=1, usecols=[header.index(name) for name in used], ndmin=2)
+    table = dict(zip(used, numbers.T, strict=True))
+    by_loss = np.argsort(table["loss"], kind="stable") if "loss" in table else np.arange(len(numbers))
+    chosen = by_loss[np.unique(np.linspace(0, len(numbers) - 1, min(len(numbers), MAX_SCATTER_POINTS)).astype(int))]
+    rows = {name: column[chosen] for name, column in table.items()}
+    return [_scatter(rows, suffix, len(numbers)) for suffix in suffixes], False
 
 
-def _scatter(table: pd.DataFrame, suffix: str, samples: int) -> dict[str, Any]:
-    columns = (f"target{suffix}", f"prediction{suffix}")
-    finite = table[np.isfinite(table[list(columns)]).all(axis=1)]
-    truth, prediction = ([_short(value) for value in finite[column]] for column in columns)
-    index, target = finite["index"].tolist(), suffix.removeprefix("_")
-    return {"target": target, "truth": truth, "prediction": prediction, "index": index, "of": samples}
+def _scatter(table: Mapping[str, npt.NDArray[np.float64]], suffix: str, samples: int) -> dict[str, Any]:
+    truth, prediction = table[f"target{suffix}"], table[f"prediction{suffix}"]
+    finite = np.isfinite(truth) & np.isfinite(prediction)
+    return {
+        "target": suffix.removeprefix("_"),
+        "truth": [_short(value) for value in truth[finite]],
+        "prediction": [_short(value) for value in prediction[finite]],
+        "index": table["index"][finite].astype(np.int64).tolist(),
+        "of": samples,
+    }
 
 
 def _read_worst(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -285,7 +313,7 @@ def _read_worst(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     images = inputs.dtype == np.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
     return [
         {
-            "image": _encode_image(values) if images else None,
+            "image": encode_image(values) if images else None,
             "text": str(arrays["text"][index]) if "text" in arrays else None,
             "values": [] if images else [float(value) for value in values.ravel()[:8]],
             "shape": " × ".join(map(str, values.shape)),
@@ -304,18 +332,6 @@ def _format_answer(arrays: Mapping[str, Any], what: str, index: int, names: Sequ
         names[v] if isinstance(v, int) and 0 <= v < len(names) else str(v) if isinstance(v, int) else format_number(v)
         for v in values
     )
-
-
-def _encode_image(values: npt.NDArray[np.uint8]) -> dict[str, Any]:
-    """Encode an image (C, H, W) as a data URL; small ones are lossless."""
-    image = Image.fromarray(np.ascontiguousarray(values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)))
-    small = max(image.size) <= MAX_PIXELS
-    if not small:
-        image.thumbnail((MAX_PIXELS, MAX_PIXELS))
-    stream = io.BytesIO()
-    image.save(stream, "png" if small else "jpeg")
-    text = base64.b64encode(stream.getvalue()).decode()
-    return {"url": f"data:image/{'png' if small else 'jpeg'};base64,{text}", "small": small}
 
 
 def _attempts(recorded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import math
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -10,11 +12,10 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
-from rich.console import Console
-from rich.markup import escape
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from boltcutter.callback.status_line import supports_color
 from boltcutter.project import command
 from boltcutter.protocols import is_native_data
 from boltcutter.run.folder import read_record
@@ -80,10 +81,12 @@ def print_evaluation(folder: Path, scores: Mapping[str, float]) -> None:
     """Print metrics over all samples, then per class."""
     _show({**{name: _number(value) for name, value in scores.items()}, "output": str(folder)})
     if (folder / "classes.csv").is_file():
-        import pandas as pd  # imported here because it would delay the first training step
-
-        classes = pd.read_csv(folder / "classes.csv", dtype={"class": str}, keep_default_na=False)
-        print(classes.to_string(index=False, float_format=_number))
+        with open(folder / "classes.csv", newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+        table = [header] + [[name, *map(_number, map(float, scores)), samples] for name, *scores, samples in rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for row in table:
+            print("  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)))
 
 
 def _limit(record: Mapping[str, Any]) -> str:
@@ -119,9 +122,9 @@ def _number(value: float) -> str:
 def _show(rows: Mapping[str, str | None]) -> None:
     shown = {name: text for name, text in rows.items() if text}
     width = max(map(len, shown))
-    console = Console(highlight=False, soft_wrap=True)
+    bold, reset = ("\x1b[1m", "\x1b[0m") if supports_color(sys.stdout) else ("", "")
     for name, text in shown.items():
         first, *more = text.split("\n")
-        console.print(f"[bold]{escape(f'{name:{width}}')}[/]  {escape(first)}")
+        print(f"{bold}{name:{width}}{reset}  {first}")
         for line in more:
-            console.print(" " * (width + 1), line, markup=False)
+            print(" " * (width + 2) + line)

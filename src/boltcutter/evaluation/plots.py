@@ -1,0 +1,81 @@
+"""Plots of predictions, as SVG files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+CELL = 28.0  # pixels per class of a small confusion matrix
+MAX_LABELLED = 40  # number of classes whose names and counts are legible
+MAX_SIDE = 1200.0  # pixels of a large confusion matrix
+SCATTER_SIDE = 400.0  # pixels
+BLUE = "#08519c"
+STYLE = "font: 12px sans-serif; fill: black"
+
+
+def draw_confusion(path: Path, matrix: npt.NDArray[Any], names: Sequence[str]) -> None:
+    """Draw a confusion matrix with targets as rows, colored by the fraction of the row, with counts if they fit."""
+    count, labelled = len(names), len(names) <= MAX_LABELLED
+    cell = CELL if labelled else MAX_SIDE / count
+    left = 40 + 7 * max(map(len, names)) if labelled else 30.0
+    side = cell * count
+    shapes = []
+    for row, column in np.argwhere(matrix):
+        x, y, fraction = left + column * cell, left + row * cell, matrix[row, column] / matrix[row].sum()
+        shapes.append(_square(x, y, cell, f'fill="{BLUE}" fill-opacity="{fraction:.3f}"'))
+        if labelled:
+            color = "white" if fraction > 0.5 else "black"
+            shapes.append(_text(x + cell / 2, y + cell / 2 + 4, str(matrix[row, column]), f"fill: {color}"))
+    for number, name in enumerate(names if labelled else ()):
+        middle = left + (number + 0.5) * cell
+        shapes.append(_text(left - 8, middle + 4, name, "text-anchor: end"))
+        shapes.append(_text(middle, left - 8, name, "text-anchor: start", rotate=-90 if len(name) > 3 else 0))
+    shapes.append(_square(left, left, side, 'fill="none" stroke="grey"'))
+    shapes += _axis_titles("prediction", "target", left + side / 2)
+    _write(path, left + side + 20, shapes)
+
+
+def draw_scatter(path: Path, targets: npt.NDArray[Any], predictions: npt.NDArray[Any]) -> None:
+    """Draw predictions over targets; the line is where they are equal."""
+    finite = np.isfinite(targets) & np.isfinite(predictions)
+    points = np.stack([targets[finite], predictions[finite]]).astype(np.float64)  # (2, N)
+    if not points.size:
+        return
+    low, high = points.min(), points.max()
+    margin, side = 70.0, SCATTER_SIDE
+    scaled = (points - low) / ((high - low) or 1.0) * side
+    begin, end = margin, margin + side
+    shapes = [f'<line x1="{begin:g}" y1="{end:g}" x2="{end:g}" y2="{begin:g}" stroke="grey"/>']
+    shapes += [
+        f'<circle cx="{begin + x:.1f}" cy="{end - y:.1f}" r="3" fill="{BLUE}" fill-opacity="0.5"/>' for x, y in scaled.T
+    ]
+    for value, place in ((low, 0.0), ((low + high) / 2, side / 2), (high, side)):
+        shapes.append(_text(begin + place, begin - 10, f"{value:.4g}"))
+        shapes.append(_text(begin - 8, end - place + 4, f"{value:.4g}", "text-anchor: end"))
+    shapes.append(_square(begin, begin, side, 'fill="none" stroke="grey"'))
+    shapes += _axis_titles("target", "prediction", margin + side / 2)
+    _write(path, end + 30, shapes)
+
+
+def _axis_titles(across: str, down: str, middle: float) -> list[str]:
+    return [_text(middle, 16, across), _text(16, middle, down, rotate=-90)]
+
+
+def _square(x: float, y: float, side: float, attributes: str) -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{side:g}" height="{side:g}" {attributes}/>'
+
+
+def _text(x: float, y: float, text: str, style: str = "", rotate: int = 0) -> str:
+    turned = f' transform="rotate({rotate} {x:g} {y:g})"' if rotate else ""
+    return f'<text x="{x:g}" y="{y:g}" style="text-anchor: middle; {style}"{turned}>{escape(text)}</text>'
+
+
+def _write(path: Path, side: float, shapes: Sequence[str]) -> None:
+    begin = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {side:g} {side:g}" width="{side:g}" style="{STYLE}">'
+    background = '<rect width="100%" height="100%" fill="white"/>'
+    path.write_text("\n".join([begin, background, *shapes, "</svg>\n"]), encoding="utf-8")
