@@ -14,6 +14,7 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # A package or module imports only those of lower layers.
 LAYERS = {
+    **dict.fromkeys(("api",), 7),
     **dict.fromkeys(("training",), 6),
     **dict.fromkeys(("cli", "scaffold", "evaluation", "launch", "planning"), 5),
     **dict.fromkeys(("assembly", "report"), 4),

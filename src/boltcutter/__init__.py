@@ -1,1 +1,108 @@
-"""A Lightning project template: every run is checked, traced, resumed and made again."""
+"""A Lightning project template: every run is checked, recorded, resumed exactly and reproduced.
+
+The names below are the public API. Each is imported when it is first used, so ``import boltcutter`` imports neither
+torch nor Lightning.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# ruff: isort: skip_file
+if TYPE_CHECKING:
+    from boltcutter.api import compare as compare, evaluate as evaluate, predict as predict, train as train
+    from boltcutter.callback.checkpoint import BestCheckpoint as BestCheckpoint, LastCheckpoint as LastCheckpoint
+    from boltcutter.callback.ema import EMA as EMA
+    from boltcutter.callback.guard import Guard as Guard
+    from boltcutter.callback.preemption import Preemption as Preemption
+    from boltcutter.callback.profile import Profile as Profile
+    from boltcutter.callback.progress import Progress as Progress
+    from boltcutter.callback.reseed import Reseed as Reseed
+    from boltcutter.callback.throughput import ThroughputMonitor as ThroughputMonitor
+    from boltcutter.config.errors import ConfigError as ConfigError
+    from boltcutter.data.augment import Augment as Augment
+    from boltcutter.data.digits import Digits as Digits
+    from boltcutter.data.module import (
+        BatchedTensorDataset as BatchedTensorDataset,
+        DataModule as DataModule,
+        Splits as Splits,
+        split_indices as split_indices,
+    )
+    from boltcutter.data.sampler import Batch as Batch
+    from boltcutter.data.tokens import TokenDataModule as TokenDataModule
+    from boltcutter.environment.signals import PreemptionError as PreemptionError
+    from boltcutter.launch.job import Job as Job, Launcher as Launcher, Status as Status
+    from boltcutter.launch.local import LocalLauncher as LocalLauncher
+    from boltcutter.launch.slurm import SlurmLauncher as SlurmLauncher
+    from boltcutter.logger.csv import CSVLogger as CSVLogger
+    from boltcutter.logger.wandb import WandbLogger as WandbLogger
+    from boltcutter.model.convnet import ConvNet as ConvNet
+    from boltcutter.model.gpt import GPT as GPT
+    from boltcutter.model.linear import Linear as Linear
+    from boltcutter.model.mlp import MLP as MLP
+    from boltcutter.model.resnet import ResNet as ResNet
+    from boltcutter.project import Project as Project
+    from boltcutter.run.compare import Comparison as Comparison
+    from boltcutter.task.base import Task as Task
+    from boltcutter.task.classification import Classification as Classification
+    from boltcutter.task.language import LanguageModeling as LanguageModeling
+    from boltcutter.task.regression import Regression as Regression
+    from boltcutter.task.schedule import warmup_cosine as warmup_cosine
+
+_MODULES = {
+    "Augment": "boltcutter.data.augment",
+    "Batch": "boltcutter.data.sampler",
+    "BatchedTensorDataset": "boltcutter.data.module",
+    "BestCheckpoint": "boltcutter.callback.checkpoint",
+    "Classification": "boltcutter.task.classification",
+    "compare": "boltcutter.api",
+    "Comparison": "boltcutter.run.compare",
+    "ConfigError": "boltcutter.config.errors",
+    "ConvNet": "boltcutter.model.convnet",
+    "CSVLogger": "boltcutter.logger.csv",
+    "DataModule": "boltcutter.data.module",
+    "Digits": "boltcutter.data.digits",
+    "EMA": "boltcutter.callback.ema",
+    "evaluate": "boltcutter.api",
+    "GPT": "boltcutter.model.gpt",
+    "Guard": "boltcutter.callback.guard",
+    "Job": "boltcutter.launch.job",
+    "LanguageModeling": "boltcutter.task.language",
+    "LastCheckpoint": "boltcutter.callback.checkpoint",
+    "Launcher": "boltcutter.launch.job",
+    "Linear": "boltcutter.model.linear",
+    "LocalLauncher": "boltcutter.launch.local",
+    "MLP": "boltcutter.model.mlp",
+    "predict": "boltcutter.api",
+    "Preemption": "boltcutter.callback.preemption",
+    "PreemptionError": "boltcutter.environment.signals",
+    "Profile": "boltcutter.callback.profile",
+    "Progress": "boltcutter.callback.progress",
+    "Project": "boltcutter.project",
+    "Regression": "boltcutter.task.regression",
+    "Reseed": "boltcutter.callback.reseed",
+    "ResNet": "boltcutter.model.resnet",
+    "SlurmLauncher": "boltcutter.launch.slurm",
+    "split_indices": "boltcutter.data.module",
+    "Splits": "boltcutter.data.module",
+    "Status": "boltcutter.launch.job",
+    "Task": "boltcutter.task.base",
+    "ThroughputMonitor": "boltcutter.callback.throughput",
+    "TokenDataModule": "boltcutter.data.tokens",
+    "train": "boltcutter.api",
+    "WandbLogger": "boltcutter.logger.wandb",
+    "warmup_cosine": "boltcutter.task.schedule",
+}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -118,8 +118,7 @@ def main(
             _answer(project, usage, flags, arguments, {**FLAGS, **own})
         else:
             begin()
-            _adopt()
-            retain_freed_memory()
+            prepare_process()
             importlib.import_module(module).main(project, arguments)
     except ConfigError as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":
@@ -143,8 +142,22 @@ def expand_home(argument: str) -> str:
     return f"{key}={os.path.expanduser(value)}" if equals and value.startswith("~/") else argument
 
 
-def _adopt() -> None:
-    """Read rank and world size from the environment of the launcher, if there is one."""
+def prepare_process() -> None:
+    """Prepare this process for training, evaluation or prediction: its rank, and the allocation of memory.
+
+    Raises:
+        ConfigError: The variables of the launcher contradict one another.
+    """
+    read_ranks()
+    retain_freed_memory()
+
+
+def read_ranks() -> None:
+    """Read rank and world size from the environment of the launcher, if there is one.
+
+    Raises:
+        ConfigError: The variables of the launcher contradict one another.
+    """
     try:
         platform.export_torchrun_env()
         mpi.export_torchrun_env()
@@ -170,12 +183,12 @@ def _answer(project: Project, usage: str, flags: list[str], arguments: list[str]
     if flag == "--help":
         print(_help(project, usage, known))
     elif flag == "--print":
-        _adopt()
+        read_ranks()
         print(_resolved(project, rest), end="")
     elif flag == "--check":
         from boltcutter.assembly import assemble
 
-        _adopt()
+        read_ranks()
         assemble.main(project, rest)
     elif flag == "--describe":
         from boltcutter.assembly.assemble import describe_overrides

@@ -55,6 +55,30 @@ def finish() -> None:
 
 
 @contextmanager
+def restored_signals() -> Iterator[None]:
+    """Restore the signal handlers and the wake-up file descriptor of this process after the block.
+
+    Also after an exception, for callers that continue.
+    """
+    global _watchdog
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no handlers are installed there
+        return
+    handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    wakeup = signal.set_wakeup_fd(-1)  # of an event loop, as in a notebook; it is only read by being replaced
+    try:
+        yield
+    finally:
+        if _watchdog is not None:
+            _watchdog.stop()
+            _watchdog = None
+        signals.restore_handlers()
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+
+
+@contextmanager
 def announce_launcher() -> Iterator[None]:
     """Pass the ID of this process to the ranks that it starts inside the block."""
     os.environ[LAUNCHER_PID] = str(os.getpid())

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LOGGERS = {
+    "lightning.pytorch": logging.WARNING,
+    "lightning.fabric": logging.WARNING,
+    "lightning.pytorch.profilers": logging.INFO,  # profilers print their tables by it
+    # Gradient norms are redistributed over two mesh dimensions, which torch reports as inefficient.
+    "torch.distributed.tensor._redistribute": logging.ERROR,
+}
 
 
 def filter_warnings() -> None:
     """Suppress warnings and log messages of Lightning and torch that are expected and need no action."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # profilers print their tables by it
-    # Gradient norms are redistributed over two mesh dimensions, which torch reports as inefficient.
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    for name, level in LOGGERS.items():
+        logging.getLogger(name).setLevel(level)
     for text in (
         ".*does not have many workers.*",
         ".*Checkpoint directory .* exists and is not empty.*",
@@ -26,3 +33,15 @@ def filter_warnings() -> None:
         ".*sync_dist=True.*when logging on epoch level.*",  # torchmetrics has already reduced these values
     ):
         warnings.filterwarnings("ignore", text)
+
+
+@contextmanager
+def restored_filters() -> Iterator[None]:
+    """Restore the warning filters and logging levels of this process after the block."""
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

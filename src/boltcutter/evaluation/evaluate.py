@@ -25,13 +25,16 @@ from boltcutter.report import terminal as summary
 from boltcutter.run import folder as run
 
 
-def main(project: Project, overrides: list[str]) -> None:
+def main(project: Project, overrides: list[str]) -> dict[str, float]:
     """Evaluate a run.
 
     Args:
         project: Project whose configuration is used.
         overrides: ``run=<folder>``, and ``ckpt=best|last|<path>``, ``split=test|val|train``, ``output=<folder>``; other
             overrides change the run's configuration, for example ``data=…``.
+
+    Returns:
+        Metrics by name.
     """
     filter_warnings()
     special, rest = run.split_overrides(overrides, "run", "ckpt", "split", "output")
@@ -47,6 +50,7 @@ def main(project: Project, overrides: list[str]) -> None:
         scores = score(components, find_checkpoint(cfg.checkpoints, special.get("ckpt", "best")), output, split)
         if components.trainer.is_global_zero:
             summary.print_evaluation(output, scores)
+    return scores
 
 
 def score(components: Components, checkpoint: str | None, output: Path, split: str = "test") -> dict[str, float]:

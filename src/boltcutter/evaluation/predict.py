@@ -29,7 +29,7 @@ from boltcutter.run import folder as run
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
 
 
-def main(project: Project, overrides: list[str]) -> None:
+def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     """Write the prediction of each new sample or, if the task can ``generate``, the continuation of a text.
 
     For data modules that do not read files, ``predict_dataloader`` is used.
@@ -40,6 +40,10 @@ def main(project: Project, overrides: list[str]) -> None:
             ``ckpt=best|last|<path>``, ``output=<file>``; for a text ``input=<file or text>``,
             ``tokens=<number to generate>``, ``temperature=<0 or more>``, ``top_k=<tokens to sample from>`` and
             ``seed=<number>``; other overrides change the run's configuration.
+
+    Returns:
+        The columns of a table with one row per sample, by name; the text and its continuation if the task can ``generate``; a list of outputs
+        over batches if they do not fit into a table.
     """
     filter_warnings()
     special, rest = run.split_overrides(overrides, "run", "input", "ckpt", "output", *SAMPLING)
@@ -47,16 +51,16 @@ def main(project: Project, overrides: list[str]) -> None:
     check_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     if not is_native_data(components.data):
-        predict_loader(components, cfg, folder, special)
-        return
+        return predict_loader(components, cfg, folder, special)
     generates = hasattr(components.task, "generate")
     if not special.get("input"):
         what = "<text or file>" if generates else "<file or folder>, several separated by commas"
         raise ConfigError(f"input is not set; set input={what}")
     checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
     if generates:
-        _write_text(generate_text(components, checkpoint, special), special.get("output"))
-        return
+        text = generate_text(components, checkpoint, special)
+        _write_text(text, special.get("output"))
+        return text
     if unused := [name for name in SAMPLING if name in special and name != "seed"]:
         raise ConfigError(f"{unused[0]}: task={cfg.choices.task} generates no text; remove it")
     inputs = [Path(text) for text in special["input"].split(",")]
@@ -67,6 +71,7 @@ def main(project: Project, overrides: list[str]) -> None:
         output = Path(special.get("output") or folder / "predictions.csv")
         write_csv(output, table)
         print(f"{count_rows(table)} predictions: {output}")
+    return table
 
 
 def predict(components: Components, checkpoint: str, inputs: list[Path]) -> Table:
@@ -84,10 +89,15 @@ def predict(components: Components, checkpoint: str, inputs: list[Path]) -> Tabl
     return _table(torch.cat(found).float(), names, list(data.classes), data.kind)
 
 
-def predict_loader(components: Components, cfg: DictConfig, folder: Path, overrides: dict[str, str]) -> None:
+def predict_loader(
+    components: Components, cfg: DictConfig, folder: Path, overrides: dict[str, str]
+) -> Table | list[Any]:
     """Write the outputs of ``predict_step`` for ``predict_dataloader`` of any module or data module.
 
     Numbers per sample become a table; other outputs are saved to ``predictions.pt`` as a list over batches.
+
+    Returns:
+        What was written.
 
     Raises:
         ConfigError: There is no ``predict_dataloader``, or an override does not apply.
@@ -118,9 +128,10 @@ def predict_loader(components: Components, cfg: DictConfig, folder: Path, overri
         output.parent.mkdir(parents=True, exist_ok=True)
         torch.save(batches, output)
         print(f"{len(batches)} batches of predictions: {output}")
-    else:
-        write_csv(output, {"index": np.arange(count_rows(table)), **table})
-        print(f"{count_rows(table)} predictions: {output}")
+        return batches
+    write_csv(output, {"index": np.arange(count_rows(table)), **table})
+    print(f"{count_rows(table)} predictions: {output}")
+    return table
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,56 @@ IGNORED_METRICS = {"recompiles"}  # restarts from 0 in a resumed run
 LOCATION_SETTINGS = ("folder", "checkpoints", "resume", "reproduce", "runs")  # paths, which do not affect results
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """The differences between two runs.
+
+    Args:
+        settings: Settings that differ, with both values.
+        data: Fingerprints of the data; None if they are equal.
+        metrics: Metrics that differ, with both values.
+        weights: How the weights differ.
+        identical: Whether metrics and weights are bitwise identical.
+    """
+
+    settings: list[str]
+    data: str | None
+    metrics: list[str]
+    weights: str
+    identical: bool
+
+    def __str__(self) -> str:
+        lines = [
+            *(f"setting   {line}" for line in self.settings),
+            *([f"data      {self.data}"] if self.data else []),
+            *(f"metric    {line}" for line in self.metrics or ["identical"]),
+            f"weights   {self.weights}",
+        ]
+        return "\n".join(lines)
+
+
 def main(project: Project, overrides: list[str]) -> None:
     """Print the differences between two runs; the exit status is 1 if metrics or weights differ.
 
     Args:
         project: Whose configuration is used.
+        overrides: See ``compare``.
+    """
+    found = compare(project, overrides)
+    print(found)
+    if not found.identical:
+        sys.exit(1)
+
+
+def compare(project: Project, overrides: list[str]) -> Comparison:
+    """Compare two runs.
+
+    Args:
+        project: Whose configuration is used.
         overrides: ``run=<folder> with=<folder>``, and ``ckpt=last|best|<name>``.
+
+    Raises:
+        ConfigError: One of the folders holds no run, or an override is not one of these.
     """
     filter_warnings()
     special, rest = run.split_overrides(overrides, "run", "with", "ckpt")
@@ -39,17 +84,13 @@ def main(project: Project, overrides: list[str]) -> None:
         run.load_run_config(project, Path(special[name]), setting=name, instantiates=False) for name in ("run", "with")
     ]
     records = [run.read_record(Path(special[name])) for name in ("run", "with")]
-    for line in setting_differences(plain(cfgs[0]), plain(cfgs[1])):
-        print(f"setting   {line}")
-    if records[0].get("data") != records[1].get("data"):
-        print(f"data      {records[0].get('data')} → {records[1].get('data')}")
-    different = list(metric_differences(*records))
-    print(*(f"metric    {line}" for line in different or ["identical"]), sep="\n")
+    settings = list(setting_differences(plain(cfgs[0]), plain(cfgs[1])))
+    first, second = (record.get("data") for record in records)
+    metrics = list(metric_differences(*records))
     checkpoints = [find_checkpoint(cfg.checkpoints, special.get("ckpt", "last")) for cfg in cfgs]
-    line, equal = weight_difference(*(extract_weights(load(path)) for path in checkpoints))
-    print(f"weights   {line}")
-    if different or not equal:
-        sys.exit(1)
+    weights, equal = weight_difference(*(extract_weights(load(path)) for path in checkpoints))
+    data = None if first == second else f"{first} → {second}"
+    return Comparison(settings, data, metrics, weights, identical=equal and not metrics)
 
 
 def report_reproduction(original: Path, reproduction: Path) -> None:

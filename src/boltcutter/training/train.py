@@ -49,15 +49,19 @@ NO_METRICS = (
 )  # prefixes of columns in metrics.csv that are not training metrics
 
 
-def main(project: Project, overrides: list[str]) -> None:
-    """Train from the command line.
+def main(project: Project, overrides: list[str]) -> Path:
+    """Compose the configuration, create or resume the run folder, and train.
 
     Args:
         project: Project whose configuration is used.
-        overrides: Command-line overrides, such as ``model=mlp``.
+        overrides: Overrides of the configuration, such as ``model=mlp``.
+
+    Returns:
+        The folder of the run.
 
     Raises:
         ConfigError: The configuration has mistakes, or another process uses the run folder.
+        PreemptionError: A signal ended training.
     """
     filter_warnings()
     cfg = read_config(project, overrides)
@@ -76,6 +80,7 @@ def main(project: Project, overrides: list[str]) -> None:
             raise
         except lease.LeaseHeldError as error:
             raise ConfigError(f"{'resume' if cfg.resume else 'folder'}={cfg.folder}: {error}") from error
+    return Path(cfg.folder)
 
 
 def resume_hint(folder: Path) -> str:

@@ -1,0 +1,176 @@
+"""Train, evaluate, predict and compare from Python, as the commands of the same names do.
+
+Functions take the overrides of the command line as strings, and raise ``ConfigError`` where the command would print an
+error. They change the calling process only while they run: its signal handlers, warning filters and logging levels are
+restored afterwards.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from boltcutter.cli.main import expand_home, prepare_process
+from boltcutter.config.errors import ConfigError
+from boltcutter.environment.process import distributed_rank
+from boltcutter.environment.signals import PreemptionError
+from boltcutter.environment.startup import restored_signals
+from boltcutter.environment.warnings import restored_filters
+from boltcutter.project import Project, ProjectError
+from boltcutter.run import trust
+
+if TYPE_CHECKING:
+    from boltcutter.evaluation.table import Table
+    from boltcutter.run.compare import Comparison
+
+Location = Project | Path | str | None
+
+
+def train(*overrides: str, project: Location = None) -> Path:
+    """Train a model, test its best checkpoint and write the report.
+
+    Args:
+        overrides: Overrides of the configuration, such as ``"model=mlp", "trainer.max_epochs=3"``;
+            ``"resume=<folder>"`` continues a run.
+        project: The project, or a file or folder in it; by default the project of the working directory.
+
+    Returns:
+        The folder of the run.
+
+    Raises:
+        ConfigError: The configuration has mistakes, or this process has already trained on several devices.
+        KeyboardInterrupt: Training was interrupted, and has saved a checkpoint.
+        PreemptionError: Another signal ended training, which has saved a checkpoint; not handled, it ends the process
+            with the exit status that a scheduler expects.
+    """
+    if distributed_rank() is not None:
+        raise ConfigError(
+            "train: this process has been a rank of a run on several devices, and can be one only once; train in a new "
+            "process, for example by the command `boltcutter train`"
+        )
+    folder: Path = _call("boltcutter.training.train:main", project, overrides)
+    return folder
+
+
+def evaluate(
+    *overrides: str,
+    run: Path | str,
+    ckpt: Path | str = "best",
+    split: str = "test",
+    output: Path | str | None = None,
+    project: Location = None,
+) -> dict[str, float]:
+    """Evaluate a checkpoint of a run on each sample of a split, and write metrics and predictions to the run folder.
+
+    Args:
+        overrides: Changes of the run's configuration, such as ``"data.batch_size=512"``.
+        run: Folder of the run.
+        ckpt: ``best``, ``last`` or the path of a checkpoint.
+        split: ``train``, ``val`` or ``test``.
+        output: Folder to write to; by default ``evaluation/<split>`` in the run folder.
+        project: The project, or a file or folder in it; by default the project of the working directory.
+
+    Returns:
+        Metrics by name.
+
+    Raises:
+        ConfigError: The run does not exist, has no such split, or an override is invalid.
+    """
+    given = _format(run=run, ckpt=ckpt, split=split, output=output)
+    scores: dict[str, float] = _call("boltcutter.evaluation.evaluate:main", project, (*overrides, *given))
+    return scores
+
+
+def predict(
+    *overrides: str,
+    run: Path | str,
+    input: Path | str | None = None,
+    ckpt: Path | str = "best",
+    output: Path | str | None = None,
+    project: Location = None,
+) -> Table | list[Any] | str:
+    """Predict new files, or generate the continuation of a text, and write the predictions to the run folder.
+
+    Args:
+        overrides: Changes of the run's configuration; for a text also ``"tokens=200"``, ``"temperature=0.8"``,
+            ``"top_k=50"`` and ``"seed=0"``.
+        run: Folder of the run.
+        input: File or folder, several separated by commas; for a text also the text itself. Not used by data modules
+            with a ``predict_dataloader`` of their own.
+        ckpt: ``best``, ``last`` or the path of a checkpoint.
+        output: File to write to; by default ``predictions.csv`` in the run folder.
+        project: The project, or a file or folder in it; by default the project of the working directory.
+
+    Returns:
+        The columns of a table with one row per sample, by name, for example for ``pandas.DataFrame``; for a text, the
+        text and its continuation; a list of outputs over batches if they do not fit into a table.
+
+    Raises:
+        ConfigError: The run does not exist, an input cannot be read, or an override is invalid.
+    """
+    given = _format(run=run, input=input, ckpt=ckpt, output=output)
+    found: Table | list[Any] | str = _call("boltcutter.evaluation.predict:main", project, (*overrides, *given))
+    return found
+
+
+def compare(run: Path | str, other: Path | str, *, ckpt: str = "last", project: Location = None) -> Comparison:
+    """Compare settings, data, metrics and weights of two runs.
+
+    Args:
+        run: Folder of a run.
+        other: Folder of the other run.
+        ckpt: ``last``, ``best`` or the name of a checkpoint.
+        project: The project, or a file or folder in it; by default the project of the working directory.
+
+    Returns:
+        The differences.
+
+    Raises:
+        ConfigError: One of the folders holds no run.
+    """
+    given = (*_format(run=run, ckpt=ckpt), f"with={other}")
+    found: Comparison = _call("boltcutter.run.compare:compare", project, given)
+    return found
+
+
+def _format(**arguments: Path | str | None) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in arguments.items() if value is not None)
+
+
+def _call(target: str, project: Location, overrides: tuple[str, ...]) -> Any:
+    """Call a function of a command, given as ``package.module:function``."""
+    if flags := [override for override in overrides if override.startswith("-")]:
+        raise ConfigError(f"{flags[0]}: a flag of the command line; remove it")
+    module, _, name = target.partition(":")
+    found = _find(project)
+    found.activate()
+    with _unchanged_process():
+        arguments = trust.apply_overrides([expand_home(override) for override in overrides])
+        prepare_process()
+        return getattr(import_module(module), name)(found, arguments)
+
+
+def _find(project: Location) -> Project:
+    try:
+        return project if isinstance(project, Project) else Project.find(project)
+    except ProjectError as error:
+        raise ConfigError(str(error)) from error
+
+
+@contextmanager
+def _unchanged_process() -> Iterator[None]:
+    """Restore what commands change in their process, which ends with them."""
+    is_trusted = trust.is_granted()
+    try:
+        with restored_signals(), restored_filters():
+            yield
+    except PreemptionError as error:
+        if error.status == 128 + signal.SIGINT:
+            raise KeyboardInterrupt(error.reason) from error
+        raise
+    finally:
+        trust.apply_overrides([f"trust={is_trusted}"])
