@@ -42,8 +42,8 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
             ``seed=<number>``; other overrides change the run's configuration.
 
     Returns:
-        The columns of a table with one row per sample, by name; the text and its continuation if the task can ``generate``; a list of outputs
-        over batches if they do not fit into a table.
+        The columns of a table with one row per sample, by name; the text and its continuation if the task can
+        ``generate``; a list of outputs over batches if they do not fit into a table.
     """
     filter_warnings()
     special, rest = run.split_overrides(overrides, "run", "input", "ckpt", "output", *SAMPLING)
