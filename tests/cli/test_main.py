@@ -175,6 +175,7 @@ def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
         "data=images": ["data.num_classes=3"],
         "trainer=ddp": ["trainer.devices=1"],
         "data=shards": ["data.path=x", "data.shape=[1,8,8]", "data.num_classes=10"],
+        "data=huggingface": ["data.path=x", "data.shape=[1,8,8]", "data.num_classes=10"],
         "data=tokens": ["data.path=x", "data.vocab_size=256", *TEXT],
         "data=text": TEXT,
         "data=text_bpe": TEXT,

@@ -70,7 +70,7 @@ def read_images(paths: Sequence[Path], shape: tuple[int, int, int]) -> tuple[Ten
     return torch.stack([read_image(file, shape) for file in files]), [str(file) for file in files]
 
 
-def check_image_shape(shape: tuple[int, int, int]) -> None:
+def check_image_shape(shape: tuple[int, ...]) -> None:
     """Check the shape of an image.
 
     Raises:

@@ -14,7 +14,7 @@ from torch import Tensor
 from boltcutter.data.augment import Augment
 from boltcutter.data.image_io import check_image_shape, find_images, read_image, read_images
 from boltcutter.data.loader import Pair
-from boltcutter.data.module import DataModule, Indices, Splits, check_split, split_indices, split_off
+from boltcutter.data.module import DataModule, Indices, Splits, check_split, split_indices
 from boltcutter.data.sampler import Batch
 
 
@@ -104,20 +104,12 @@ class Images(DataModule):
         self.num_classes = self.infer_settings()["num_classes"]
         self.classes = self._class_names()
         files, labels = self._list(self._train)
-        train: Indices = np.arange(len(labels))
-        val: Indices | None = None
-        test: Indices | None = None
-        given = {s: self.folder / s for s in ("val", "test") if self._is_split and (self.folder / s).is_dir()}
-        if not given:
-            train, val, test = split_indices(len(labels), self.split, self.seed, labels)
-        elif "val" not in given:
-            train, val = split_off(train, self.split[1] / (self.split[0] + self.split[1]), self.seed, labels)
-        elif "test" not in given:
-            train, test = split_off(train, self.split[2] / (self.split[0] + self.split[2]), self.seed, labels)
+        existing = {s: self.folder / s for s in ("val", "test") if self._is_split and (self.folder / s).is_dir()}
+        train, val, test = split_indices(len(labels), self.split, self.seed, labels, existing)
 
-        def samples(name: str, chosen: Indices | None, augment: Augment | None = None) -> ImageFolderDataset:
-            if chosen is None:
-                return ImageFolderDataset(self.folder, *self._list(given[name]), self.shape)
+        def samples(name: str, chosen: Indices, augment: Augment | None = None) -> ImageFolderDataset:
+            if name in existing:
+                return ImageFolderDataset(self.folder, *self._list(existing[name]), self.shape)
             return ImageFolderDataset(self.folder, [files[i] for i in chosen], labels[chosen], self.shape, augment)
 
         return Splits(samples("train", train, self.augment), samples("val", val), samples("test", test))

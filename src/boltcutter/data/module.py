@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -288,7 +288,11 @@ def check_split(fractions: tuple[float, float, float]) -> None:
 
 
 def split_indices(
-    num_samples: int, fractions: tuple[float, float, float], seed: int, labels: Indices | None = None
+    num_samples: int,
+    fractions: tuple[float, float, float],
+    seed: int,
+    labels: Indices | None = None,
+    existing: Collection[str] = (),
 ) -> tuple[Indices, Indices, Indices]:
     """Split sample indices at random into train, val and test; stratified by class if ``labels`` are given.
 
@@ -297,6 +301,7 @@ def split_indices(
         fractions: Fractions of train, val and test, which add up to 1.
         seed: Seed of the split.
         labels: Class index of each sample, shape (num_samples,).
+        existing: Those of ``val`` and ``test`` that have samples of their own; they get none of these samples.
 
     Returns:
         Sorted indices of each split.
@@ -305,9 +310,11 @@ def split_indices(
         ValueError: The fractions do not add up to 1, or there are too few samples.
     """
     check_split(fractions)
-    _, val_fraction, test_fraction = fractions
-    rest, test = split_off(np.arange(num_samples), test_fraction, seed, labels)
-    train, val = split_off(rest, val_fraction * num_samples / len(rest), seed, labels)
+    train_fraction, val_fraction, test_fraction = fractions
+    val_fraction, test_fraction = val_fraction * ("val" not in existing), test_fraction * ("test" not in existing)
+    total = train_fraction + val_fraction + test_fraction
+    rest, test = split_off(np.arange(num_samples), test_fraction / total, seed, labels)
+    train, val = split_off(rest, val_fraction / (train_fraction + val_fraction), seed, labels)
     return train, val, test
 
 
