@@ -29,8 +29,8 @@ FINGERPRINT_SAMPLES = 64
 class ArrowDataset:
     """Inputs from columns of a Hugging Face ``Dataset``, fetched a whole batch at a time.
 
-    Numbers are copied from views of the memory-mapped table. ``Dataset.__getitem__`` needs several times as long, because
-    it slices the table for each sample and converts numbers to Python objects.
+    Numbers are copied from views of the memory-mapped table. ``Dataset.__getitem__`` takes several times as long: it
+    slices the table for each sample and converts numbers to Python objects.
 
     Args:
         dataset: A ``datasets.Dataset``.
