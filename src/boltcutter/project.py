@@ -120,8 +120,20 @@ class Project:
         return {name: dict(sorted(options.items())) for name, options in sorted(found.items())}
 
     def origin(self, file: Path) -> str:
-        """``built-in`` for an option of the library, else ``project``."""
+        """``built-in`` for an option that comes with the library, else ``project``."""
         return "built-in" if file.is_relative_to(BUILTIN_CONFIGS) or len(self.config_dirs) == 1 else "project"
+
+    def describe_options(self, group: str) -> dict[str, str]:
+        """What each option of a group is, and which ones are the project's own."""
+        has_own = len(self.config_dirs) > 1
+        return {
+            name: summary(file) + (" (of the project)" if has_own and self.origin(file) == "project" else "")
+            for name, file in self.groups().get(group, {}).items()
+        }
+
+    def help_lines(self, group: str) -> list[str]:
+        """A group and its options, one on each line."""
+        return [f"{group}=", *(f"  {name:18}{text}" for name, text in self.describe_options(group).items())]
 
     def list_options(self, group: str) -> str:
         """The options of a group in parentheses, by their origin."""

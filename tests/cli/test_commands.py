@@ -51,6 +51,11 @@ def test_options_of_the_project_are_used_and_marked(tmp_path: Path) -> None:
     lines = call("train", "--help", cwd=tmp_path / "src").stdout.splitlines()
     assert "  tiny              A tiny model. (of the project)" in lines
     assert any(line.startswith("  mlp ") and "project" not in line for line in lines)
+    described = call("train", "--describe", "model", cwd=tmp_path / "src").stdout.splitlines()
+    assert described[described.index("model=") :] == lines[lines.index("model=") : lines.index("optimizer=")]
+    completed = call("train", "--complete", "model=", cwd=tmp_path / "src").stdout.splitlines()
+    assert "model=tiny\tA tiny model. (of the project)" in completed
+    assert any(line.startswith("model=mlp\t") and "project" not in line for line in completed)
     done = call("check", "--print", "model=tiny", cwd=tmp_path / "src")
     assert "hidden_sizes:\n  - 3\n" in done.stdout
     wrong = call("check", "model=tinny", cwd=tmp_path)

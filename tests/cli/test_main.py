@@ -104,7 +104,9 @@ def test_print_an_earlier_run(word: str, said: Read, tmp_path: Path) -> None:
 def test_describe(said: Read) -> None:
     from lightning import Trainer
 
-    lines = said("--describe", "trainer")
+    lines, options = (part.splitlines() for part in "\n".join(said("--describe", "trainer")).split("\n\n"))
+    assert options[0] == "trainer="
+    assert [line.split()[0] for line in options[1:]] == list(PROJECT.groups()["trainer"])
     keys = [line.split()[0] for line in lines]
     assert keys[0] == "trainer"
     assert {f"trainer.{name}" for name in vars(Trainer.__init__)["__wrapped__"].__annotations__} - set(keys) == {
@@ -213,17 +215,17 @@ def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
     ],
 )
 def test_complete(given: str, words: str) -> None:
-    assert complete(PROJECT, TRAIN, *given.split()) == words.split()
+    assert list(complete(PROJECT, TRAIN, *given.split())) == words.split()
 
 
 def test_complete_what_only_one_script_takes() -> None:
-    assert complete(PROJECT, EVALUATE, "ru") == ["run=", "runs="]
-    assert complete(PROJECT, EVALUATE, "sp") == ["split="]
-    assert complete(PROJECT, TRAIN, "sp") == []
+    assert list(complete(PROJECT, EVALUATE, "ru")) == ["run=", "runs="]
+    assert list(complete(PROJECT, EVALUATE, "sp")) == ["split="]
+    assert list(complete(PROJECT, TRAIN, "sp")) == []
 
 
 def test_complete_is_light() -> None:
-    assert light("--complete", "model=ml") == "model=mlp\n"
+    assert light("--complete", "model=ml").startswith("model=mlp\t")
     assert light("--complete", "resume=") == ""
 
 
@@ -299,6 +301,8 @@ def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
             f"python {train} resume=ru": f"python {train} resume=runs/",
             f"python {evaluate} run=ru": f"python {evaluate} run=runs/",
             f"python {train} --pri": f"python {train} --print ",
+            # A list with descriptions, which are not inserted; zsh also inserts the first candidate.
+            f"python {train} model=\t": f"python {train} model={'convnet' if name == 'zsh' else ''}",
             "boltcutter eva": "boltcutter evaluate ",
             "boltcutter train seed=1 model=ml": "boltcutter train seed=1 model=mlp ",
             # All else is completed as before, and nothing else is run to do so.

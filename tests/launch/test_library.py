@@ -69,7 +69,7 @@ def project(tmp_path: Path) -> Path:
 def caller(project: Path, python: str) -> Call:
     def call(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         command = [python, "-m", "boltcutter", *arguments]
-        done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=170)
+        done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=500)
         assert done.returncode == status, done.stdout + done.stderr
         return done
 
@@ -80,7 +80,7 @@ def read_record(folder: Path) -> dict[str, object]:
     return dict(json.loads((folder / "record.json").read_text()))
 
 
-def wait_until(reached: Callable[[], bool], seconds: float = 120) -> None:
+def wait_until(reached: Callable[[], bool], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end
@@ -116,7 +116,9 @@ def check_workflow(project: Path, python: str, cluster: Cluster) -> dict[str, ob
     if os.getuid() == 0:  # the user of the cluster is another
         subprocess.run(["chown", "-R", cluster.user, project], check=True)
     submit = ["env", "-C", str(project), python, "-m", "boltcutter", "launch", "launch=slurm", "experiment=short"]
-    done = cluster.call(*submit, "trainer.accelerator=cpu", "trainer.devices=2", f"folder={on_slurm}", "--wait")
+    done = cluster.call(
+        *submit, "trainer.accelerator=cpu", "trainer.devices=2", f"folder={on_slurm}", "--wait", timeout=600
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for folder in (launched, on_slurm):
         job = read_record(folder)
@@ -140,7 +142,7 @@ def test_a_project_outside_trains_and_is_recorded(project: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_workflow_with_an_editable_library(cluster: Cluster) -> None:
     project = create_project(cluster.runs / "editable library" / "small project")
     record = check_workflow(project, sys.executable, cluster)
@@ -151,7 +153,7 @@ def test_workflow_with_an_editable_library(cluster: Cluster) -> None:
 
 def copy_repository(target: Path) -> Path:
     """Copy what git tracks, without the results of earlier builds."""
-    for name in git(ROOT, "ls-files", "-z").split("\0"):
+    for name in git(ROOT, "ls-files", "-z").rstrip("\0").split("\0"):
         if os.path.lexists(ROOT / name):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
@@ -166,12 +168,17 @@ def build_wheel(source: Path, target: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(copy_repository(tmp_path_factory.mktemp("repository")), tmp_path_factory.mktemp("wheel"))
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_repository(tmp_path_factory.mktemp("repository"))
+
+
+@pytest.fixture(scope="module")
+def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(repository, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_workflow_with_an_installed_wheel(wheel: Path, cluster: Cluster) -> None:
     home = cluster.runs / "installed library"
     venv.create(home / "venv", with_pip=False)
@@ -188,13 +195,12 @@ def test_workflow_with_an_installed_wheel(wheel: Path, cluster: Cluster) -> None
 
 
 @pytest.mark.slow
-def test_a_wheel_built_from_a_source_distribution_is_the_same(wheel: Path, tmp_path: Path) -> None:
-    source = copy_repository(tmp_path / "repository")
+def test_a_wheel_built_from_a_source_distribution_is_the_same(repository: Path, wheel: Path, tmp_path: Path) -> None:
     code = f"from setuptools.build_meta import build_sdist; build_sdist({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True, timeout=300)
+    subprocess.run([sys.executable, "-c", code], cwd=repository, check=True, capture_output=True, timeout=300)
     (archive,) = tmp_path.glob("boltcutter-*.tar.gz")
     built = build_wheel(archive, tmp_path / "wheel")
     contents = [set(zipfile.ZipFile(file).namelist()) for file in (wheel, built)]
     assert contents[0] == contents[1]
-    configs = {str(file.relative_to(ROOT)) for file in (ROOT / "configs").rglob("*.yaml")}
+    configs = {str(file.relative_to(repository)) for file in (repository / "configs").rglob("*.yaml")}
     assert {f"boltcutter/{name}" for name in configs} <= contents[0]

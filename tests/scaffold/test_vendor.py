@@ -1,3 +1,4 @@
+import json
 import sys
 from pathlib import Path
 
@@ -26,15 +27,24 @@ def test_component_is_used_from_its_copy(project: Project) -> None:
         vendor.main(project, ["callback.guard"])
 
 
-def test_library_is_used_from_its_copy_until_it_is_removed(project: Project) -> None:
-    command = (sys.executable, "scripts/train.py", "--help")
-    vendor.main(project, [])
-    copy = project.root / "src" / "boltcutter" / "cli.py"
-    copy.write_text(copy.read_text().replace("FLAGS = {", 'FLAGS = {"--copied": "by the copy", '))
-    assert "--copied" in run(*command, cwd=project.root)
-    vendor.main(project, ["--undo"])
-    assert not copy.parent.exists()
-    assert "--copied" not in run(*command, cwd=project.root)
+def library_of_a_run(project: Project, folder: Path) -> Path:
+    """Train one epoch; returns the package of the library that was used."""
+    overrides = ["experiment=baseline", "trainer.max_epochs=1", "logger=null", "report=false", f"folder={folder}"]
+    run(sys.executable, "scripts/train.py", *overrides, cwd=project.root)
+    return Path(json.loads((folder / "record.json").read_text())["library"]["path"])
+
+
+def test_library_is_used_from_its_copy_until_it_is_removed(project: Project, tmp_path: Path) -> None:
+    console = (sys.executable, "-m", "boltcutter")
+    run(*console, "vendor", cwd=project.root)
+    copy = project.root / "src" / "boltcutter"
+    main = copy / "cli" / "main.py"
+    main.write_text(main.read_text().replace("FLAGS = {", 'FLAGS = {"--copied": "by the copy", '))
+    assert "--copied" in run(*console, "train", "--help", cwd=project.root / "tests")
+    assert library_of_a_run(project, tmp_path / "with the copy") == copy
+    run(*console, "vendor", "--undo", cwd=project.root)
+    assert not copy.exists()
+    assert library_of_a_run(project, tmp_path / "without") == vendor.SOURCE
 
 
 def test_changed_copy_is_not_removed(project: Project) -> None:
@@ -43,7 +53,7 @@ def test_changed_copy_is_not_removed(project: Project) -> None:
     run("git", "add", "-A", cwd=project.root)
     run("git", "commit", "-qm", "Copy", cwd=project.root)
     (project.root / "src/boltcutter/cli/main.py").write_text("")
-    with pytest.raises(ConfigError, match=r"cli\.py"):
+    with pytest.raises(ConfigError, match=r"cli/main\.py"):
         vendor.main(project, ["--undo"])
 
 

@@ -118,10 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``boltcutter <command>`` in the project of the working directory."""
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     if name in ("--help", "-h"):
-        print("\n".join(["Usage: boltcutter <command> [--help] …", "", *map(_summary, COMMANDS)]))
+        print("Usage: boltcutter <command> [--help] …\n")
+        print("\n".join(f"  {command:18}{_summary(command)}" for command in COMMANDS))
         return
     if name == "--complete":  # called by the shell completion, see cli
-        print("".join(f"{command}\n" for command in COMMANDS if command.startswith(rest[0] if rest else "")), end="")
+        found = [command for command in COMMANDS if command.startswith(rest[0] if rest else "")]
+        print("".join(f"{command}\t{_summary(command)}\n" for command in found), end="")
         return
     if name not in COMMANDS:
         print(
@@ -178,4 +180,4 @@ def _load(target: str) -> Any:
 
 
 def _summary(name: str) -> str:
-    return f"  {name:18}{COMMANDS[name].usage.partition(': boltcutter')[0]}"
+    return COMMANDS[name].usage.partition(": boltcutter")[0]

@@ -16,7 +16,7 @@ from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.values import as_yaml, paths, redacted
 from boltcutter.environment import mpi, platform, slurm
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
-from boltcutter.project import Project, summary
+from boltcutter.project import Project
 from boltcutter.run import trust
 
 FLAGS = {
@@ -26,6 +26,9 @@ FLAGS = {
     "--describe": "list the keys below the next argument, with type, value and documentation",
     "--completion": 'enable completion in bash and zsh: eval "$(boltcutter train --completion)"',
 }
+# argcomplete and shtab complete what an argparse parser declares. Here the keys depend on the options given so far,
+# and completion continues after a dot, after = and after a comma in [a,b]. shtab's static lists cannot do so, and
+# argcomplete completes `python scripts/train.py` only with a hook for all programs and a marker in each script.
 COMPLETION = r"""
 _boltcutter_owns() {  # whether this is one of our scripts; no other program is ever started
     case "${1##*/}" in %(scripts)s) [[ "$1" -ef "%(folder)s/${1##*/}" ]] ;; *) return 1 ;; esac
@@ -45,33 +48,39 @@ _boltcutter_parse() {  # sets program, which completes, and given, its arguments
     for word in "$@"; do given+=("${word//[\"\']/}"); done
 }
 _boltcutter_bash() {
-    local line="${COMP_LINE:0:COMP_POINT}" word
+    local line="${COMP_LINE:0:COMP_POINT}" word text
     local current="${line##*[[:space:]]}"
     local kept="${current%%"${current##*=}"}"
-    local -a words program given
+    local -a words program given described=()
     read -ra words <<<"${line%%"$current"}"
     COMPREPLY=()
     _boltcutter_parse "${words[@]}" || return 0
     # Readline replaces what follows the last =, but all of a word in quotes.
     case "$current" in [\"\']*) current="${current:1}" kept="" ;; esac
     [[ "$COMP_WORDBREAKS" == *=* ]] || kept=""
-    while IFS= read -r word; do
+    while IFS=$'\t' read -r word text; do
         COMPREPLY+=("${word#"$kept"}")
+        described+=("${word#"$kept"}${text:+  $text}")
         case "$word" in *= | *. | *=\[*) compopt -o nospace 2>/dev/null ;; esac
     done < <("${program[@]}" --complete "$current" "${given[@]}" 2>/dev/null)
+    # Descriptions are shown in lists (33 and 63 are ! and ?), but must not be inserted as part of a single candidate.
+    case "$COMP_TYPE" in 33 | 63) ((${#COMPREPLY[@]} < 2)) || COMPREPLY=("${described[@]}") ;; esac
 }
 _boltcutter_zsh() {
-    local word
-    local -a open closed program given
+    local word text
+    local -a open closed open_texts closed_texts program given
     if ! _boltcutter_parse "${words[@]:0:$((CURRENT - 1))}"; then
         "${_boltcutter_before[$service]:-_default}" "$@"
         return
     fi
-    while IFS= read -r word; do
-        case "$word" in *= | *. | *=\[*) open+=("$word") ;; *) closed+=("$word") ;; esac
+    while IFS=$'\t' read -r word text; do
+        case "$word" in
+            *= | *. | *=\[*) open+=("$word") open_texts+=("$word${text:+  $text}") ;;
+            *) closed+=("$word") closed_texts+=("$word${text:+  $text}") ;;
+        esac
     done < <("${program[@]}" --complete "${PREFIX//\\/}" "${given[@]}" 2>/dev/null)
-    compadd -Q -S "" -- "${open[@]}"
-    compadd -Q -- "${closed[@]}"
+    compadd -Q -S "" -d open_texts -- "${open[@]}"
+    compadd -Q -d closed_texts -- "${closed[@]}"
     (( ${#open[@]} + ${#closed[@]} )) || { compset -P "*=" && _files; }
 }
 if [[ -n "${ZSH_VERSION:-}" ]]; then
@@ -171,9 +180,8 @@ def _answer(project: Project, usage: str, flags: list[str], arguments: list[str]
     at = arguments.index(flags[0])
     rest = arguments[:at] + arguments[at + 1 :]
     if flag == "--complete":
-        print(
-            "".join(f"{argument}\n" for argument in complete(project, usage, *arguments[at + 1 :], flags=known)), end=""
-        )
+        found = complete(project, usage, *arguments[at + 1 :], flags=known)
+        print("".join(f"{argument}\t{text}\n" for argument, text in found.items()), end="")
         return
     for other in flags:
         if other not in (*known, "-h"):
@@ -196,6 +204,8 @@ def _answer(project: Project, usage: str, flags: list[str], arguments: list[str]
         at_key = at < len(rest) and "=" not in rest[at] and not rest[at].startswith("~")
         prefix = rest.pop(at) if at_key else ""
         print("\n".join(describe_overrides(project, rest, prefix)))
+        if project.has_group(prefix):
+            print("", *project.help_lines(prefix), sep="\n")
     else:
         print(_completion(project.root.resolve() / "scripts"))
 
@@ -214,12 +224,8 @@ def _resolved(project: Project, arguments: list[str]) -> str:
 
 def _help(project: Project, usage: str, flags: Mapping[str, str]) -> str:
     lines = [usage.strip(), "", "Flags:", *(f"  {flag:14}{text}" for flag, text in flags.items()), ""]
-    has_own = len(project.config_dirs) > 1
-    for group, options in project.groups().items():
-        lines.append(f"{group}=")
-        for option, file in options.items():
-            origin = " (of the project)" if has_own and project.origin(file) == "project" else ""
-            lines.append(f"  {option:18}{summary(file)}{origin}")
+    for group in project.groups():
+        lines += project.help_lines(group)
     return "\n".join(lines)
 
 
@@ -231,22 +237,26 @@ def _completion(scripts: Path) -> str:
 
 def complete(
     project: Project, usage: str, current: str = "", *given: str, flags: Mapping[str, str] = FLAGS
-) -> list[str]:
+) -> dict[str, str]:
     """Complete ``current``: flags, groups, options, and keys of the configuration that ``given`` composes.
 
     Keys are completed one level at a time. Values are left to the shell, as they may be file names.
+
+    Returns:
+        Candidates, with descriptions of flags and options.
     """
     if current.startswith("-"):
-        return [flag for flag in flags if flag.startswith(current)]
+        return {flag: text for flag, text in flags.items() if flag.startswith(current)}
     key, equals, start = current.lstrip("+~").partition("=")
     sign = current[: len(current) - len(current.lstrip("+~"))]
     known = project.groups()
     if equals:
         opening, last = re.fullmatch(r"(\[(?:[^,\]]*,)*)?(.*)", start, re.S).groups(default="")  # type: ignore[union-attr]
         taken = opening.strip("[").split(",")
-        options = [option for option in [*known.get(key, {}), "null"] if key in known and option not in taken]
+        options = project.describe_options(key) | {"null": ""} if key in known else {}
+        options = {name: text for name, text in options.items() if name not in taken and name.startswith(last)}
         ends = ("]", ",") if opening else ("",)  # two candidates, so that shells add no space
-        return [f"{sign}{key}={opening}{o}{end}" for o in options if o.startswith(last) for end in ends]
+        return {f"{sign}{key}={opening}{name}{end}": text for name, text in options.items() for end in ends}
     own = [
         f"{argument}="
         for argument in re.findall(r"(\w+)=", usage.partition("\n")[0])
@@ -255,7 +265,7 @@ def complete(
     everything = [*(f"{group}=" for group in known), *own, *(f"{path}=" for path in _keys(project, given))]
     found = [f"{sign}{argument}" for argument in everything if f"{sign}{argument}".startswith(current)]
     depth = current.count(".")
-    return list(dict.fromkeys(w if w.count(".") <= depth else ".".join(w.split(".")[: depth + 1]) + "." for w in found))
+    return dict.fromkeys((w if w.count(".") <= depth else ".".join(w.split(".")[: depth + 1]) + "." for w in found), "")
 
 
 def _keys(project: Project, given: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from boltcutter.project import Project
 KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
 
 OVERRIDE = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
+PATH_KEY = re.compile(r"^runs$|^data\.(.*_)?(dir|file|folder|path|root)$")
 # Groups that training or a launch instantiates; others are instantiated where they are referred to.
 ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger", "launch")
 
@@ -58,6 +59,7 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     for key, text in values:
         _set(cfg, key, text)
     _refuse_secrets(cfg)
+    _anchor_paths(project, cfg, [key.lstrip("+~") for key, _ in values])
     named = {
         group: f"experiment={_label(options['experiment'])}"
         for group, value in plain(experiment or DictConfig({})).items()
@@ -79,6 +81,25 @@ def _read_train(project: Project) -> tuple[DictConfig, dict[str, Any]]:
             raise ConfigError(f"{file}: defaults must name an option of each group; write group: option")
         cfg, defaults = merge(cfg, own), defaults | (picked or {})
     return cfg, defaults
+
+
+def _anchor_paths(project: Project, cfg: DictConfig, given: Sequence[str]) -> None:
+    """Resolve ``runs`` and the paths of ``data`` from the project's root if the working directory is below it.
+
+    Args:
+        project: The project.
+        cfg: Changed.
+        given: Keys set on the command line, whose values are relative to the working directory.
+    """
+    if project.root not in Path.cwd().parents:
+        return
+    for key in ["runs", *(f"data.{name}" for name in (cfg.data if is_map(raw_node(cfg, "data")) else ()))]:
+        if key not in given and PATH_KEY.search(key):
+            parent, _, name = key.rpartition(".")
+            node = raw_node(cfg.data if parent else cfg, name)
+            value = node._value() if node is not None else None
+            if isinstance(value, str) and not re.match(r"[/~]|\?\?\?$|.*(\$\{|://)", value):
+                OmegaConf.update(cfg, key, str(project.root / value))
 
 
 def merge(below: DictConfig, above: DictConfig) -> DictConfig:

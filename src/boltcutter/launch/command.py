@@ -366,4 +366,4 @@ def describe(project: Project, arguments: list[str]) -> None:
         from boltcutter.assembly.assemble import describe_overrides  # imports torch
 
         lines = describe_overrides(project, [override for override in rest if not is_launch_override(override)], prefix)
-    print("\n".join(lines))
+    print("\n".join([*lines, *(["", *project.help_lines(prefix)] if project.has_group(prefix) else [])]))

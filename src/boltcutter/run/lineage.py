@@ -157,7 +157,7 @@ def _cpu_name() -> str:
 
 
 def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str]]:
-    """The changes since a commit and the new files of a folder, in the form of ``git apply``; and secret files left out.
+    """Changes since a commit and new files of a folder, in the form of ``git apply``; and the secret files left out.
 
     The patch is None where git fails.
     """
