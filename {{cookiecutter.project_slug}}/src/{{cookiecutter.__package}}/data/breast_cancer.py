@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
-from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits, split_indices
+from boltcutter import BatchedTensorDataset, DataModule, Splits, split_indices
 
 
 class BreastCancer(DataModule):

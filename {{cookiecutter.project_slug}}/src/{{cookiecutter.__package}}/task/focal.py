@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boltcutter.task.base import Task
+from boltcutter import Task
 
 
 class FocalClassification(Task):
