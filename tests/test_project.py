@@ -6,7 +6,7 @@ import pytest
 
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.project import BUILTIN_CONFIGS, Project, ProjectError
+from boltcutter.project import BUILTIN_CONFIGS, Project, ProjectError, install_command
 
 ROOT = Path(__file__).parents[1]
 
@@ -90,3 +90,15 @@ def test_modules_of_the_project_come_before_installed_ones(root: Path) -> None:
     code += "; import small; print(small.__file__)"
     done = subprocess.run([sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(root / "src" / "small" / "__init__.py")
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("tokenizers", "pip install 'boltcutter[text]'"),
+        ("torch", "pip install torch"),
+        ("no_such_package", "pip install no_such_package"),
+    ],
+)
+def test_a_missing_module_is_installed_with_its_extra(module: str, command: str) -> None:
+    assert install_command(module) == command

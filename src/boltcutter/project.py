@@ -7,9 +7,12 @@ precedence over the built-in options that come with the library.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +161,17 @@ def command(name: str) -> str:
     if program.suffix == ".py" and program.name != "__main__.py" and script.is_file():
         return f"python {shlex.quote(str(script))}"
     return f"boltcutter {name}"
+
+
+def install_command(module: str) -> str:
+    """How to install a missing module: as an extra of the library where one has it, or else by its name."""
+    package = {"PIL": "pillow"}.get(module, module)
+    with suppress(metadata.PackageNotFoundError):
+        for requirement in metadata.requires(LIBRARY) or ():
+            name, extra = re.match(r"([\w.-]+)(?:.*\bextra == .(\w+))?", requirement).groups()  # type: ignore[union-attr]
+            if name.lower() == package and extra:
+                return f"pip install '{LIBRARY}[{extra}]'"
+    return f"pip install {package}"
 
 
 _own_packages = {LIBRARY}

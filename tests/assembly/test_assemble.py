@@ -86,6 +86,11 @@ def test_sizes_are_inferred_from_the_data() -> None:
     assert cfg.data.num_classes == 1
 
 
+def test_a_mistake_in_the_data_is_reported_once() -> None:
+    with pytest.raises(ConfigError, match=r"^data\.targett: .*\nx: no such key"):
+        read_config(PROJECT, ["experiment=diabetes", "+data.targett=3", "+x=1"])
+
+
 def test_additional_config_groups(tmp_path: Path) -> None:
     configs = tmp_path / "configs"
     (configs / "head").mkdir(parents=True)

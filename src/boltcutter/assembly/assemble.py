@@ -159,6 +159,9 @@ def check_config(cfg: DictConfig) -> DictConfig:
     if completed.trainer.get("precision") == FLOAT8:
         completed.trainer.precision = "bf16-mixed"  # which Lightning's annotation does not list
     if mistakes := build.check(completed, Config):
+        if unknown and any(mistake.startswith("data.") for mistake in mistakes):
+            # What the data would have set is null elsewhere as well, which needs no mention.
+            mistakes = [m for m in mistakes if m.startswith("data.") or "=null: expected" not in m]
         raise ConfigError("\n".join(mistakes))
     # Values of the top level are not passed to a constructor, so convert 1e3 to int and a number to str here.
     cfg.seed = int(cfg.seed)

@@ -13,7 +13,7 @@ from traceback import walk_tb
 from typing import Any, get_type_hints
 
 from boltcutter.config.errors import ConfigError, hint, one_line
-from boltcutter.project import LIBRARY, is_own_package
+from boltcutter.project import LIBRARY, install_command, is_own_package
 
 # Classes that forward their **kwargs, and to what: otherwise no check of signatures finds a misspelt keyword.
 FORWARDS_KWARGS = {
@@ -39,7 +39,7 @@ def locate(path: str) -> Callable[..., Any]:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise ConfigError(
-                    f"{path} needs {error.name}, which is not installed; pip install {error.name}"
+                    f"{path} needs {error.name}, which is not installed; {install_command(error.name)}"
                 ) from None
             module, _, last = module.rpartition(".")
             names.insert(0, last)

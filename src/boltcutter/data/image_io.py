@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -23,8 +22,9 @@ def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | Non
         contents: The file's contents, if they are part of another file; ``path`` then only names it in errors.
 
     Raises:
-        ValueError: The image is damaged.
+        ValueError: The image is damaged, or Pillow is not installed.
     """
+    Image, ImageOps = _import_pillow()
     channels, height, width = shape
     mode = "L" if channels == 1 else "RGB"
     try:
@@ -71,15 +71,27 @@ def read_images(paths: Sequence[Path], shape: tuple[int, int, int]) -> tuple[Ten
 
 
 def check_image_shape(shape: tuple[int, ...]) -> None:
-    """Check the shape of an image.
+    """Check the shape of an image, and that images can be read.
 
     Raises:
-        ValueError: There are not 1 or 3 channels, or height or width is below 1.
+        ValueError: There are not 1 or 3 channels, height or width is below 1, or Pillow is not installed.
     """
+    _import_pillow()
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
         raise ValueError(f"data.shape={list(shape)} must be channels (1 or 3), height and width; try [3, 64, 64]")
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def _import_pillow() -> tuple[Any, Any]:
+    try:
+        from PIL import Image, ImageOps
+    except ModuleNotFoundError:
+        raise ValueError(
+            "data: Pillow, which reads images, is not installed; pip install 'boltcutter[images]'"
+        ) from None
+    return Image, ImageOps
+
+
+def _eight_bits(image: Any) -> Any:
     """Scale 16-bit greyscale to 8 bits; Pillow would clip it."""
+    Image, _ = _import_pillow()
     return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))

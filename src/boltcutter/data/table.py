@@ -88,11 +88,13 @@ def open_row_groups(path: Path, columns: tuple[str, str], dtype: str, cache: Row
     """List the row groups of a Parquet file from its footer, without reading them.
 
     Raises:
-        ValueError: The file is damaged, or has no such column.
+        ValueError: The file is damaged, has no such column, or pyarrow is not installed.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError:
+        raise ValueError(f"{path}: pyarrow is not installed; pip install 'boltcutter[tabular]'") from None
     try:
         with pq.ParquetFile(path, memory_map=True) as file:
             metadata, names = file.metadata, file.schema_arrow.names

@@ -205,6 +205,8 @@ def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
         )
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file; give the path of a table") from None
+    except ImportError:  # pandas reads Parquet by pyarrow
+        raise ValueError(f"{path}: pyarrow is not installed; pip install 'boltcutter[tabular]'") from None
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"{path}: not a valid table ({' '.join(str(error).split())}); replace it") from None
     if table.empty:
