@@ -1,18 +1,399 @@
-"""What the core expects of models, tasks, data modules and callbacks beyond the hooks of Lightning."""
+"""What components and core expect of each other beyond the hooks of Lightning.
+
+A class satisfies a protocol by having its attributes and methods; it need not inherit from it. All of them are
+optional: a class without them trains, and the docstrings say what it gains with them.
+
+``isinstance`` with a protocol takes tens of microseconds and evaluates properties, so it is called once per training or
+epoch, not at each step. Submodules of an ``nn.Module`` are not visible to it since Python 3.12; see ``find_model``.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-# Attributes that the library's data modules have besides Lightning's hooks.
-NATIVE_DATA = ("empty_splits", "infer_settings", "fingerprint", "loader", "read")
+if TYPE_CHECKING:  # this module is also imported by commands that do not need torch
+    import lightning as L
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+# Models
 
 
-def is_native_data(data: Any) -> bool:
-    """Whether a data module has all attributes of the library's own; others may use some of these names."""
-    return all(hasattr(type(data), name) for name in NATIVE_DATA)
+@runtime_checkable
+class ChecksInputs(Protocol):
+    """A model that can check the shape of samples before training."""
+
+    def check_input_shape(self, shape: Sequence[int]) -> None:
+        """Raise ValueError unless the model accepts samples of this shape (without the batch dimension)."""
 
 
-def is_native_task(task: Any) -> bool:
-    """Whether a task is one of the library's own, which list the metrics that they log."""
-    return isinstance(getattr(task, "logged_metrics", None), set)
+@runtime_checkable
+class GroupsParameters(Protocol):
+    """A model that defines parameter groups, such as one without weight decay."""
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the groups, as the first argument of an optimizer."""
+
+
+@runtime_checkable
+class ShardsWeights(Protocol):
+    """A model that can be trained by ``trainer=fsdp2`` and ``trainer=tensor_parallel``."""
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shard all weights in place over the dimensions ``data_parallel`` and ``tensor_parallel`` of the mesh.
+
+        With ``trainer.strategy.cpu_offload=true`` it is also called with ``offload=True``.
+        """
+
+
+@runtime_checkable
+class PermutesRows(Protocol):
+    """A sharded model that stores the rows of some weights in another order; checkpoints have the original order."""
+
+    row_permutations: dict[str, Tensor]  # by parameter name
+
+
+@runtime_checkable
+class SplitsIntoStages(Protocol):
+    """A model that can be trained by ``trainer=pipeline``."""
+
+    def stages(self, count: int) -> list[nn.Module]:
+        """Split the model into modules that, applied in turn, compute its outputs."""
+
+
+@runtime_checkable
+class CachesKeyValues(Protocol):
+    """A language model whose ``forward`` accepts a list as key-value cache, which makes generation faster."""
+
+    supports_cache: bool
+
+
+@runtime_checkable
+class LimitsContext(Protocol):
+    """A language model with a maximum number of input tokens."""
+
+    context_length: int
+
+
+@runtime_checkable
+class StoresKerasFiles(Protocol):
+    """A model that can be saved as a Keras file and loaded from one, such as ``boltcutter.model.keras.KerasModel``."""
+
+    def load(self, path: str | Path) -> list[str]:
+        """Load the matching weights, and return the names of weights that are missing in the file."""
+
+    def save(self, path: str | Path) -> None:
+        """Save the current weights; the suffix of ``path`` selects the format."""
+
+
+# Tasks
+
+
+@runtime_checkable
+class NativeTask(Protocol):
+    """A task like the library's own: its network is the attribute ``model``, and it lists the metrics that it logs.
+
+    Monitored metrics are checked before training, ``init_from`` loads weights into ``model``, and gradient norms that a
+    callback has computed are reused for clipping.
+    """
+
+    optimizer: Callable[..., Any]  # called with the parameters
+    scheduler: Callable[..., Any] | None  # called with the optimizer
+    l1: float  # factors of penalties of the weights
+    l2: float
+    gradient_norm: Tensor | None  # of all gradients before clipping, if a callback has computed it in this step
+
+    @property
+    def logged_metrics(self) -> set[str]:
+        """Names of all metrics that the task logs."""
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Convert outputs of the model to predictions."""
+
+
+@runtime_checkable
+class ComputesLosses(Protocol):
+    """A task that can compute the loss of a microbatch from the outputs of the model, which pipelines need."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each sample, shape (N,)."""
+
+
+@runtime_checkable
+class GeneratesTokens(Protocol):
+    """A task whose predictions are continuations of a text."""
+
+    def generate(
+        self, prompt: Tensor, max_new_tokens: int, *, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
+    ) -> Iterator[int]:
+        """Generate tokens that continue a prompt of shape (T,)."""
+
+
+@runtime_checkable
+class CompilesModel(Protocol):
+    """A task that can compile its model."""
+
+    compile_model: bool | Literal["xla"]
+
+    def recompile_reasons(self) -> list[str]:
+        """Return the reason of each recompilation since training started."""
+
+
+@runtime_checkable
+class HasOptimizer(Protocol):
+    """A module with an optimizer from the configuration, whose arguments are then checked before training."""
+
+    optimizer: Callable[..., Any]
+
+
+@runtime_checkable
+class HasScheduler(Protocol):
+    """A module with a scheduler from the configuration, whose arguments are then checked before training."""
+
+    scheduler: Callable[..., Any] | None
+
+
+@runtime_checkable
+class HasKind(Protocol):
+    """A task or data module that declares what targets are; those of task and data must be equal."""
+
+    @property
+    def kind(self) -> str:
+        """``classification``, ``regression`` or ``language_modeling``; other values are not compared."""
+
+
+# Data modules, loaders and data sets
+
+
+@runtime_checkable
+class NativeData(Protocol):
+    """A data module like the library's own: ``batch_size`` is global, and its position is exact.
+
+    The order of samples is a pure function of seed and epoch, a resumed run detects changed data, and all splits can be
+    evaluated. See ``boltcutter.data.module.DataModule``.
+    """
+
+    batch_size: int
+    resume_exact: bool
+    statistics: dict[str, Any]
+    splits: Any
+
+    @property
+    def empty_splits(self) -> set[str]:
+        """Names of splits without samples; known after ``setup``."""
+
+    def infer_settings(self) -> dict[str, Any]:
+        """Return the values that the data determines for settings that may be null."""
+
+    def fingerprint(self) -> str:
+        """Hash that changes when the contents of a split change."""
+
+    def loader(self, split: Any, *, shuffle: bool = False, drop_last: bool = False) -> Any:
+        """Loader of this rank's batches of a split: ``train``, ``val`` or ``test``."""
+
+    def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+        """Read new inputs for prediction, with a name for each."""
+
+
+@runtime_checkable
+class HasBatchSize(Protocol):
+    """A data module with a batch size, for messages and checks."""
+
+    batch_size: int
+
+
+@runtime_checkable
+class HasClasses(Protocol):
+    """A data module that names the classes, for tables and plots."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Class names, in the order of their indices."""
+
+
+@runtime_checkable
+class HasStatistics(Protocol):
+    """A data module with statistics of the training split, such as means for scaling."""
+
+    statistics: dict[str, Any]
+
+
+@runtime_checkable
+class HasTokenizer(HasStatistics, Protocol):
+    """A data module of tokens; ``statistics["tokenizer"]`` is missing if the tokenizer is unknown."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Object with the methods ``encode(text: bytes)`` and ``decode(tokens: list[int])``."""
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A loader, or the data set of a loader, that yields only the samples of its rank; it is not sharded again."""
+
+    is_sharded: bool
+
+
+@runtime_checkable
+class MeasuresWaiting(Protocol):
+    """A loader that measures how long training waits for it, which is then logged as ``throughput/data_wait``."""
+
+    wait_seconds: float
+    num_workers: int
+
+
+# Callbacks
+
+
+@runtime_checkable
+class HandlesSignals(Protocol):
+    """A callback that saves and exits after a signal, so that Lightning and other code need not."""
+
+    handles_signals: bool
+
+
+@runtime_checkable
+class HasMonitor(Protocol):
+    """A callback or task that monitors a metric; it must be logged."""
+
+    monitor: str | None
+
+
+@runtime_checkable
+class ReplacesMonitor(Protocol):
+    """A callback that can monitor another metric than the configured one, or none."""
+
+    def replace_monitor(self, monitor: str | None, mode: Literal["min", "max"] = "min") -> None:
+        """Monitor another metric, or none."""
+
+
+@runtime_checkable
+class ChecksTask(Protocol):
+    """A callback that does not support every task."""
+
+    def check_task(self, task: L.LightningModule) -> None:
+        """Raise ValueError unless the task is supported."""
+
+
+# Loggers
+
+
+@runtime_checkable
+class BuffersMetrics(Protocol):
+    """A logger whose metrics are written before each checkpoint, so that none logged before it is lost."""
+
+    def flush(self) -> None:
+        """Write the metrics logged so far."""
+
+    def discard(self) -> None:
+        """Drop buffered metrics, and write nothing more, as another process has taken over the run folder."""
+
+
+@runtime_checkable
+class ClosesWithExitCode(Protocol):
+    """A logger that marks the run as completed or failed."""
+
+    def close(self, exit_code: int) -> None:
+        """Finish logging; called at the end of the process."""
+
+
+@runtime_checkable
+class HasLocation(Protocol):
+    """A logger of an experiment tracker, whose location is printed and recorded."""
+
+    @property
+    def location(self) -> str:
+        """URL or folder of the run."""
+
+
+# Strategies and checkpoint IO
+
+
+@runtime_checkable
+class ReducesMaximum(Protocol):
+    """A strategy with a faster reduction of one integer than a collective."""
+
+    def all_reduce_max(self, number: int) -> int | None:
+        """Return the largest number of all ranks; None if a collective must be used."""
+
+
+@runtime_checkable
+class ReducesGradientNorms(Protocol):
+    """A strategy whose ranks hold different weights or shards, so that norms of gradients must be reduced."""
+
+    def global_grad_norm(self, parameters: Sequence[Tensor], norms: Tensor) -> Tensor:
+        """Total norm of the gradients of all ranks, given this rank's parameters and the norm of each gradient."""
+
+    def gather_names(self, names: list[str]) -> list[str]:
+        """Parameter names of all ranks."""
+
+
+@runtime_checkable
+class WaitsForWrites(Protocol):
+    """A checkpoint IO that may write asynchronously."""
+
+    def wait(self) -> None:
+        """Wait until all checkpoints are on disk."""
+
+
+@runtime_checkable
+class SavesShards(Protocol):
+    """A checkpoint IO that all ranks can use together, each for its shards.
+
+    Its ``load_checkpoint`` accepts ``lazy=True``, to read tensors only when they are used.
+    """
+
+    asynchronous: bool
+
+    def save_sharded(self, checkpoint: dict[str, Any], path: str | Path, orders: dict[str, Tensor]) -> None:
+        """Write the shards of all ranks; ``orders`` are row permutations by name of the tensor."""
+
+    def load_sharded(self, path: str | Path, index: dict[str, Any], into: dict[str, Tensor]) -> None:
+        """Read this rank's shards of the tensors of a checkpoint."""
+
+    def sharded_size(self, path: str | Path) -> int:
+        """Size of the shards of a checkpoint in bytes, besides that of the file."""
+
+
+# Exceptions
+
+
+@runtime_checkable
+class HidesTraceback(Protocol):
+    """An exception whose message tells the user what to do, so that it is printed without a traceback."""
+
+    hide_traceback: bool
+
+
+@runtime_checkable
+class PlannedExit(Protocol):
+    """A ``SystemExit`` that was requested, such as by a signal."""
+
+    status: int  # exit status without a launcher that requeues the run
+    reason: str  # recorded with the attempt
+    is_collective: bool  # whether all ranks exit at the same point, so that they can wait for one another
+
+
+class DataParallel(NamedTuple):
+    """The position of a rank among those that process different samples."""
+
+    size: int
+    rank: int
+
+
+def data_parallel(strategy: Any) -> DataParallel:
+    """Return the number of data-parallel ranks, and the index of this one; others process the same samples."""
+    sampler = getattr(strategy, "distributed_sampler_kwargs", None) or {}  # of Lightning's strategies for several ranks
+    return DataParallel(int(sampler.get("num_replicas", 1)), int(sampler.get("rank", 0)))
+
+
+def find_model(task: nn.Module) -> Any:
+    """Return the attribute ``model`` of any module; in those of users it may be missing, or anything."""
+    return getattr(task, "model", None)
+
+
+def handles_signals(callbacks: Sequence[Any]) -> bool:
+    """Whether a callback saves and exits after a signal."""
+    return any(isinstance(callback, HandlesSignals) and callback.handles_signals for callback in callbacks)

@@ -231,7 +231,7 @@ callback.setup(SimpleNamespace(strategy=strategy, _signal_connector=SimpleNamesp
 began = time.monotonic()
 if dist.get_rank() == 0:
     try:
-        callback._agree(SimpleNamespace(strategy=strategy))
+        callback._agree()
     except RuntimeError:
         assert time.monotonic() - began < 10
     else:

@@ -1,6 +1,5 @@
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -196,13 +195,6 @@ def test_invalid_arguments_are_refused() -> None:
         ThroughputMonitor(peak_tflops=0.0)
     with pytest.raises(ValueError, match=r"callback.throughput.max_data_wait=2.0 .*; try 0.2"):
         ThroughputMonitor(max_data_wait=2.0)
-
-
-def test_data_parallel_ranks_are_counted() -> None:
-    for kwargs, expected in (({"num_replicas": 4, "rank": 1}, 4), (None, 1)):
-        strategy = SimpleNamespace(distributed_sampler_kwargs=kwargs)
-        assert throughput.data_parallel_size(SimpleNamespace(strategy=strategy)) == expected  # type: ignore[arg-type]
-    assert throughput.data_parallel_size(SimpleNamespace(strategy=object())) == 1  # type: ignore[arg-type]
 
 
 RANKS = """

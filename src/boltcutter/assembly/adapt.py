@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from boltcutter.assembly.monitors import MonitorCheck
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.process import is_rank_zero
-from boltcutter.protocols import is_native_data, is_native_task
+from boltcutter.protocols import GeneratesTokens, NativeData, NativeTask
 
 
 def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
@@ -26,7 +26,7 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
     Raises:
         ConfigError: A setting has no effect with manual optimization.
     """
-    if callbacks and not is_native_task(task):
+    if callbacks and not isinstance(task, NativeTask):
         trainer.callbacks.insert(0, MonitorCheck(callbacks))  # type: ignore[attr-defined]
     if task.automatic_optimization:
         return
@@ -58,14 +58,14 @@ def skip_reason(data: Any, task: L.LightningModule, split: str) -> str | None:
         return f"{type(task).__name__} has no {step}"
     if loader_owner(data, task, split) is None:
         return f"there is no {split}_dataloader"
-    if is_native_data(data) and split in data.empty_splits:  # known once the data is loaded
+    if isinstance(data, NativeData) and split in data.empty_splits:  # known once the data is loaded
         return f"{type(data).__name__} has no samples in its {split} split (data.split)"
     return None
 
 
 def uses_validation_step(data: Any, split: str) -> bool:
     """Whether a split is evaluated by ``validation_step``; the library's data modules pass any split to a test."""
-    return split == "val" and not is_native_data(data)
+    return split == "val" and not isinstance(data, NativeData)
 
 
 def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningDataModule | L.LightningModule | None:
@@ -76,6 +76,6 @@ def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningD
 
 def prediction_argument(data: Any, task: L.LightningModule) -> str | None:
     """Return the argument that ``predict.py`` needs besides the run; None if prediction is not supported."""
-    if is_native_data(data):
-        return f"input=<{'text or file' if hasattr(task, 'generate') else 'files'}>"
+    if isinstance(data, NativeData):
+        return f"input=<{'text or file' if isinstance(task, GeneratesTokens) else 'files'}>"
     return "" if loader_owner(data, task, "predict") else None

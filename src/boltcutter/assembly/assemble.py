@@ -41,7 +41,7 @@ from boltcutter.data.sharding import shard_loaders
 from boltcutter.environment.mpi import disable_mpi_detection
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
-from boltcutter.protocols import is_native_data
+from boltcutter.protocols import NativeData
 from boltcutter.run import folder as run
 
 SET_ELSEWHERE = {
@@ -152,7 +152,7 @@ def check_config(cfg: DictConfig) -> DictConfig:
     unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
     if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_only):
         data = build.build(cfg.data, "data")
-        if is_native_data(data):  # null may mean something else in another data module
+        if isinstance(data, NativeData):  # null may mean something else in another data module
             with as_config_error():
                 cfg.data = merge(cfg.data, DictConfig(data.infer_settings()))
     completed = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the folder is set when the run starts

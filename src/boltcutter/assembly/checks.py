@@ -6,10 +6,10 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning as L
 import torch
@@ -25,15 +25,18 @@ from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.locate import parameters
 from boltcutter.environment import platform, slurm
 from boltcutter.environment.process import external_world_size, is_rank_zero
-from boltcutter.protocols import is_native_data, is_native_task
-
-
-@runtime_checkable
-class ChecksInputs(Protocol):
-    """A model that can check the shape of samples before training."""
-
-    def check_input_shape(self, shape: Sequence[int]) -> None:
-        """Raise ValueError unless the model accepts samples of this shape (without the batch dimension)."""
+from boltcutter.protocols import (
+    ChecksInputs,
+    ChecksTask,
+    HasKind,
+    HasMonitor,
+    HasOptimizer,
+    HasScheduler,
+    NativeData,
+    NativeTask,
+    data_parallel,
+    find_model,
+)
 
 
 def check_input_shape(cfg: DictConfig, task: L.LightningModule) -> None:
@@ -42,20 +45,12 @@ def check_input_shape(cfg: DictConfig, task: L.LightningModule) -> None:
     Raises:
         ConfigError: It does not.
     """
-    model, shape = getattr(task, "model", None), (cfg.data or {}).get("shape")
+    model, shape = find_model(task), (cfg.data or {}).get("shape")
     if isinstance(model, ChecksInputs) and shape is not None:
         try:
             model.check_input_shape(tuple(shape))
         except ValueError as error:
             raise ConfigError(one_line(error)) from error
-
-
-@runtime_checkable
-class ChecksTask(Protocol):
-    """A callback that does not support every task."""
-
-    def check_task(self, task: L.LightningModule) -> None:
-        """Raise ValueError unless the task is supported."""
 
 
 def check_callbacks(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:
@@ -190,9 +185,8 @@ def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
     Raises:
         ConfigError: It does not.
     """
-    ranks = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
-    size = getattr(data, "batch_size", None)
-    if is_native_data(data) and isinstance(size, int) and size % ranks:
+    ranks = data_parallel(trainer.strategy).size
+    if isinstance(data, NativeData) and (size := data.batch_size) % ranks:
         raise ConfigError(f"data.batch_size={size} does not divide over {ranks} ranks; try {size + -size % ranks}")
 
 
@@ -202,7 +196,9 @@ def check_kind(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataMo
     Raises:
         ConfigError: They do not.
     """
-    expected, actual = str(getattr(task, "kind", None)), str(getattr(data, "kind", None))
+    if not isinstance(task, HasKind) or not isinstance(data, HasKind):
+        return
+    expected, actual = str(task.kind), str(data.kind)
     options = {"classification": "classification", "regression": "regression", "language_modeling": "language"}
     if expected in options and actual in options and expected != actual:  # other classes may use `kind` differently
         picked = cfg.choices
@@ -245,11 +241,12 @@ def check_monitors(task: L.LightningModule, callbacks: dict[str, Callback]) -> N
     Raises:
         ConfigError: One is not logged; training would end without a checkpoint.
     """
-    logged = getattr(task, "logged_metrics", None)
-    if logged is None:
+    if not isinstance(task, NativeTask):
         return
-    monitored = {f"callback.{name}.monitor": getattr(callback, "monitor", None) for name, callback in callbacks.items()}
-    for path, metric in (monitored | {"task.monitor": getattr(task, "monitor", None)}).items():
+    logged = task.logged_metrics
+    owners = {f"callback.{name}.monitor": callback for name, callback in callbacks.items()} | {"task.monitor": task}
+    for path, owner in owners.items():
+        metric = owner.monitor if isinstance(owner, HasMonitor) else None
         if metric is not None and metric not in logged:
             listed = ", ".join(sorted(logged))
             raise ConfigError(f"{path}={metric} is never logged{hint(metric, logged)} (there are: {listed})")
@@ -271,9 +268,12 @@ def check_optimizer(task: L.LightningModule) -> None:
         ConfigError: One refuses its values.
     """
     argument: Any = [nn.Parameter(torch.zeros(1))]
-    for name in ("optimizer", "scheduler"):
-        make = getattr(task, name, None)
-        if not isinstance(make, partial) or not (is_native_task(task) or _can_be_called(make, argument)):
+    given = {
+        "optimizer": task.optimizer if isinstance(task, HasOptimizer) else None,
+        "scheduler": task.scheduler if isinstance(task, HasScheduler) else None,
+    }
+    for name, make in given.items():
+        if not isinstance(make, partial) or not (isinstance(task, NativeTask) or _can_be_called(make, argument)):
             return
         needs_steps = "total_steps" in parameters(make.func) and make.keywords.get("total_steps") is None
         try:

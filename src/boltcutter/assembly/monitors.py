@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from boltcutter.config.errors import ConfigError, hint
+from boltcutter.protocols import HasMonitor, ReplacesMonitor
 from boltcutter.run.metrics import Mode, infer_mode
 
 DEFAULT_MONITOR = "val/loss"  # in ``configs/callback``; the name under which built-in tasks log their loss
 VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|eval|dev)([^a-z]|$)", re.I)
 LATE_HOOKS = ("on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")  # may log after the first step
-
-
-@runtime_checkable
-class ReplacesMonitor(Protocol):
-    """A callback that can monitor another metric than the configured one, or none."""
-
-    def replace_monitor(self, monitor: str | None, mode: Mode = "min") -> None:
-        """Monitor another metric, or none."""
 
 
 class MonitorCheck(Callback):
@@ -98,9 +91,10 @@ class MonitorCheck(Callback):
 
     def _monitored(self) -> Iterator[tuple[str, str, str]]:
         for name, callback in self.callbacks.items():
-            metric = getattr(callback, "monitor", None)
-            if metric is not None and getattr(callback, "save_top_k", True):
-                yield f"callback.{name}.monitor", name, metric
+            if not isinstance(callback, HasMonitor) or callback.monitor is None:
+                continue
+            if not isinstance(callback, ModelCheckpoint) or callback.save_top_k:
+                yield f"callback.{name}.monitor", name, callback.monitor
 
     def _replace_default(self, name: str, path: str, validated: set[str], trainer: L.Trainer) -> bool:
         """Replace a callback's monitor; False if it does not support the available metrics."""

@@ -10,6 +10,8 @@ import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from boltcutter.protocols import SavesShards, WaitsForWrites
+
 GIB = 2**30
 
 
@@ -151,11 +153,14 @@ class BestCheckpoint(ModelCheckpoint):
         sizes = {}
         if trainer.is_global_zero:
             writer = trainer.strategy.checkpoint_io
-            getattr(writer, "wait", int)()
-            parts = getattr(writer, "sharded_size", lambda path: 0)
+            if isinstance(writer, WaitsForWrites):
+                writer.wait()
+            shards = writer.sharded_size if isinstance(writer, SavesShards) else lambda path: 0
             store = get_filesystem(self.dirpath or "")
             store.invalidate_cache()
-            sizes = {path: parts(path) + (store.size(path) if store.exists(path) else 0) for path in self.best_k_models}
+            sizes = {
+                path: shards(path) + (store.size(path) if store.exists(path) else 0) for path in self.best_k_models
+            }
         return dict(trainer.strategy.broadcast(sizes))
 
     def _check_size(self, size: int) -> None:

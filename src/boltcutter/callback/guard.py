@@ -13,6 +13,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from boltcutter.protocols import ReducesGradientNorms
+
 
 class NonFiniteGradientError(RuntimeError):
     """A gradient is Inf or NaN; the weights are still those of the previous step."""
@@ -62,6 +64,11 @@ class Guard(Callback):
         self._batch: Any = None
         self._batch_idx = 0
         self._pending: GradientCheck | None = None  # recorded, but not yet checked
+        self._reducer: ReducesGradientNorms | None = None  # the strategy, where ranks hold different weights
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Find out once whether norms must be reduced."""
+        self._reducer = trainer.strategy if isinstance(trainer.strategy, ReducesGradientNorms) else None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check that all ranks have the same number of batches.
@@ -96,8 +103,7 @@ class Guard(Callback):
         gradients = [
             parameter.grad for parameter in _parameters_with_gradients(optimizer) if parameter.grad is not None
         ]
-        global_norm = getattr(trainer.strategy, "global_grad_norm", None)  # where ranks hold different weights
-        if not gradients and global_norm is None:
+        if not gradients and self._reducer is None:
             return
         self._check_pending(trainer, pl_module)
         if any(gradient.is_sparse for gradient in gradients):
@@ -111,11 +117,11 @@ class Guard(Callback):
         if sharded:
             norms = norms.full_tensor()  # type: ignore[attr-defined]
         norm = (
-            global_norm(_parameters_with_gradients(optimizer), norms)
-            if global_norm
+            self._reducer.global_grad_norm(_parameters_with_gradients(optimizer), norms)
+            if self._reducer
             else torch.linalg.vector_norm(norms)
         )
-        deferred = global_norm is None and self._can_defer(norm, optimizer)
+        deferred = self._reducer is None and self._can_defer(norm, optimizer)
         if deferred:
             optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
         if deferred or not math.isfinite(norm.item()):
@@ -159,12 +165,11 @@ class Guard(Callback):
         if check.ready:
             check.ready.synchronize()  # of the previous step, so this does not wait
         bad = {id(p) for p, good in zip(check.parameters, check.norms.isfinite().tolist(), strict=True) if not good}
-        gather_names = getattr(trainer.strategy, "gather_names", None)
-        if not bad and not gather_names:
+        if not bad and not self._reducer:
             self.skipped = 0
             return
         names = [name for name, parameter in pl_module.named_parameters() if id(parameter) in bad]
-        names = gather_names(names) if gather_names else names
+        names = self._reducer.gather_names(names) if self._reducer else names
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         what = f"the gradient of {some} is not finite at epoch {check.epoch}, batch {check.batch_idx}"
         if self.skipped < self.max_skipped_steps:

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import lightning as L
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-
-@runtime_checkable
-class WritesKerasFiles(Protocol):
-    """A model that can be saved as a Keras file, such as ``boltcutter.model.keras.KerasModel``."""
-
-    def save(self, path: str | Path) -> None:
-        """Save the current weights; the suffix of ``path`` selects the format."""
+from boltcutter.protocols import StoresKerasFiles, find_model
 
 
 class KerasFile(Callback):
@@ -43,8 +36,8 @@ class KerasFile(Callback):
         Raises:
             ValueError: It does not.
         """
-        model = getattr(task, "model", None)
-        if not isinstance(model, WritesKerasFiles):
+        model = find_model(task)
+        if not isinstance(model, StoresKerasFiles):
             raise ValueError(
                 f"callback.keras_file: model={type(model).__name__} is not a Keras model; set callback.keras_file=null "
                 "or try model=keras_convnet"

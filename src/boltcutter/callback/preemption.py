@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback, WeightAveraging
 
 from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.workers import protect_workers
+from boltcutter.protocols import BuffersMetrics, ReducesMaximum, WaitsForWrites
 
 UNLIMITED = 2**31 - 1  # batches of a data set of unknown length
 
@@ -34,6 +35,7 @@ class Preemption(Callback):
         self._world: Any = None
         self._group: Any = None
         self._saving = self._installed_handlers = False
+        self._reducer: ReducesMaximum | None = None  # the strategy, if it reduces flags itself
         self._common = self._seen = 0  # batches of a validation or test that all ranks have, and those started
 
     def __getstate__(self) -> dict[str, Any]:
@@ -46,6 +48,7 @@ class Preemption(Callback):
         startup.finish()
         lease.watch(self._lease)
         protect_workers()
+        self._reducer = trainer.strategy if isinstance(trainer.strategy, ReducesMaximum) else None
         trainer._signal_connector.register_signal_handlers = signals.install_handlers  # type: ignore[method-assign]
         if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not self._world:
             # The flag is reduced on the host; on the device it would synchronize each step with the previous one.
@@ -67,7 +70,7 @@ class Preemption(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Compare flags where all ranks are at the same step and no gradients are partly accumulated."""
-        if batch_idx % trainer.accumulate_grad_batches == 0 and (number := self._agree(trainer)):
+        if batch_idx % trainer.accumulate_grad_batches == 0 and (number := self._agree()):
             self._save_and_exit(trainer, pl_module, number)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -84,14 +87,14 @@ class Preemption(Callback):
         """Exit during validation, which restarts on resume, unless gradients are partly accumulated."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or trainer.fit_loop._should_accumulate():
             return
-        if number := self._agree_in_evaluation(trainer):
+        if number := self._agree_in_evaluation():
             self._save_and_exit(trainer, pl_module, number)
 
     def on_test_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Exit during a test; training has already saved a checkpoint."""
-        if number := self._agree_in_evaluation(trainer):
+        if number := self._agree_in_evaluation():
             _exit_if_lease_lost(trainer, number)
             signals.exit(number, "trained but not tested")
 
@@ -125,15 +128,15 @@ class Preemption(Callback):
             count = 0  # the shortest rank is unknown, and the others would wait for it
         self._common = self._reduce(count, dist.ReduceOp.MIN)
 
-    def _agree_in_evaluation(self, trainer: L.Trainer) -> int:
+    def _agree_in_evaluation(self) -> int:
         self._seen += 1
-        return self._agree(trainer) if self._seen <= self._common else 0
+        return self._agree() if self._seen <= self._common else 0
 
-    def _agree(self, trainer: L.Trainer) -> int:
+    def _agree(self) -> int:
         """Largest signal number that any rank has received; 0 if none."""
-        largest = getattr(trainer.strategy, "all_reduce_max", None)
-        found: int | None = largest(signals.received_signal()) if largest else None
-        return found if found is not None else self._reduce(signals.received_signal(), dist.ReduceOp.MAX)
+        number = signals.received_signal()
+        found = self._reducer.all_reduce_max(number) if self._reducer else None
+        return found if found is not None else self._reduce(number, dist.ReduceOp.MAX)
 
     def _reduce(self, number: int, how: Any) -> int:
         if self._group is None:
@@ -154,7 +157,8 @@ class Preemption(Callback):
         self._saving = True
         trainer.save_checkpoint(path)
         self._saving = False
-        getattr(trainer.strategy.checkpoint_io, "wait", int)()  # for asynchronous writes
+        if isinstance(trainer.strategy.checkpoint_io, WaitsForWrites):
+            trainer.strategy.checkpoint_io.wait()
         signals.exit(number, f"saved {path}")
 
 
@@ -180,7 +184,8 @@ def _check_lease(trainer: L.Trainer) -> None:
         lease.check()
     except lease.LeaseLostError:
         for logger in trainer.loggers:
-            getattr(logger, "discard", int)()
+            if isinstance(logger, BuffersMetrics):
+                logger.discard()
         raise
 
 

@@ -11,8 +11,9 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 
 from boltcutter.callback.status_line import Field, StatusLine, is_terminal
-from boltcutter.callback.throughput import ThroughputMonitor, data_parallel_size
+from boltcutter.callback.throughput import ThroughputMonitor
 from boltcutter.data.batches import count_samples
+from boltcutter.protocols import data_parallel
 
 SMOOTHING = 3.0  # time constant in seconds of the averaged speed
 
@@ -193,7 +194,7 @@ class Progress(ProgressBar):
             found.append(Field("validating", self._validation, 4))
         elif self._speed is not None:
             meters = (c for c in trainer.callbacks if isinstance(c, ThroughputMonitor))  # type: ignore[attr-defined]
-            found += speed_fields(self._speed * data_parallel_size(trainer), next(meters, None), self._unit)
+            found += speed_fields(self._speed * data_parallel(trainer.strategy).size, next(meters, None), self._unit)
         found.append(Field("step", f"{step:,}/{total:,}" if total else f"{step:,}", 0 if total else 2))
         if ended or total == step:
             found.append(Field("in", format_duration(spent), 4))

@@ -8,6 +8,8 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 
+from boltcutter.protocols import CompilesModel
+
 HOOK = "on_train_batch_end"
 
 
@@ -33,7 +35,7 @@ class RecompileMonitor(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Disable the batch hook if the task is not compiled: Lightning skips hooks that are not callable."""
         vars(self).pop(HOOK, None)
-        if not getattr(pl_module, "compile_model", False):
+        if not _is_compiled(pl_module):
             setattr(self, HOOK, None)
 
     def on_train_batch_end(
@@ -46,7 +48,7 @@ class RecompileMonitor(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log."""
-        if getattr(pl_module, "compile_model", False):
+        if _is_compiled(pl_module):
             self._log(pl_module)
 
     def _log(self, task: Any) -> None:
@@ -60,3 +62,7 @@ class RecompileMonitor(Callback):
                 "one shape (data.batch_size that divides the number of samples, sequences of equal length), or set "
                 "task.compile=false"
             )
+
+
+def _is_compiled(task: L.LightningModule) -> bool:
+    return isinstance(task, CompilesModel) and bool(task.compile_model)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from boltcutter.environment.process import release_freed_memory
+from boltcutter.protocols import handles_signals
 
 HOOKS = (
     "on_train_batch_start",
@@ -58,7 +59,7 @@ class SkipNoOpHooks(Callback):
             self._patch(pl_module, "_on_before_batch_transfer", _identity_batch)
             self._patch(pl_module, "_apply_batch_transfer_handler", partial(_transfer, mover))
         # Preemption already synchronizes signals; Lightning would broadcast at each step, and wait for the device.
-        if any(getattr(callback, "handles_signals", False) for callback in callbacks):
+        if handles_signals(callbacks):
             self._patch(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", _no_op)
         self._simplify_loop(
             trainer,

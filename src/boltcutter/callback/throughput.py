@@ -14,6 +14,7 @@ from torch import nn
 
 from boltcutter.callback.flops import count_flops, peak_flops
 from boltcutter.data.batches import count_samples, first_tensor
+from boltcutter.protocols import HasKind, MeasuresWaiting, data_parallel, find_model
 
 WINDOW = 10.0  # seconds of training over which the time spent waiting for data is averaged
 
@@ -99,22 +100,22 @@ class ThroughputMonitor(Callback):
         """Log the mean of the epoch."""
         self._close(trainer)
         if self._epoch_seconds:
-            rate = self._epoch_samples * data_parallel_size(trainer) / self._epoch_seconds
+            rate = self._epoch_samples * data_parallel(trainer.strategy).size / self._epoch_seconds
             pl_module.log(f"throughput/{self.unit}_per_second_epoch", rate, batch_size=1)
 
     def _initialize(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
         """Count the tokens and FLOPs of a sample, once."""
         self._initialized = True
-        kind, inputs = getattr(pl_module, "kind", None), first_tensor(batch)
-        if kind is None or inputs is None:
+        inputs = first_tensor(batch)
+        if not isinstance(pl_module, HasKind) or inputs is None:
             return  # a foreign module may need more than the first tensor
-        if kind == "language_modeling":
+        if pl_module.kind == "language_modeling":
             self.tokens = inputs.numel() // len(inputs)
         peak = (
             self.peak_tflops * 1e12 if self.peak_tflops else device_peak_flops(pl_module.device, str(trainer.precision))
         )
         few = inputs[:2]  # few enough for dp to use one device; FLOPs on other threads are not counted
-        model = getattr(pl_module, "model", None)  # may be anything in a foreign module
+        model = find_model(pl_module)
         flops = count_flops(model if isinstance(model, nn.Module) else pl_module, few) if peak else None
         devices = trainer.num_devices * trainer.num_nodes  # one process may have several
         self.min_seconds = flops / len(few) / (peak * devices) if flops and peak else None
@@ -127,7 +128,7 @@ class ThroughputMonitor(Callback):
         now = time.perf_counter()
         if self._samples:
             seconds = now - self._began
-            rate = self._samples * data_parallel_size(trainer) / seconds
+            rate = self._samples * data_parallel(trainer.strategy).size / seconds
             self.rates[f"{self.unit}_per_second"] = rate
             if self.tokens:
                 self.rates["tokens_per_second"] = rate * self.tokens
@@ -155,23 +156,18 @@ class ThroughputMonitor(Callback):
         self._window = (0.0, 0.0)
         if waiting / total > self.max_data_wait:
             self._warned = True
-            workers = getattr(trainer.datamodule, "num_workers", 0)  # type: ignore[attr-defined]
+            loader = trainer.train_dataloader
+            workers = loader.num_workers if isinstance(loader, MeasuresWaiting) else 0
             rank_zero_warn(
                 f"data.num_workers={workers}: training waits for data {waiting / total:.0%} of the time; "
                 f"set data.num_workers={2 * workers or 2}, or reduce the cost of a sample (data.augment, smaller files)"
             )
 
 
-def data_parallel_size(trainer: L.Trainer) -> int:
-    """Number of data-parallel ranks; model-parallel ranks process the same samples."""
-    kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-    return int(kwargs.get("num_replicas", 1))
-
-
 def data_wait_seconds(trainer: L.Trainer) -> float | None:
     """Seconds that training has waited for its loader, if the loader measures them."""
-    found = getattr(trainer.train_dataloader, "wait_seconds", None)
-    return float(found) if isinstance(found, float) else None
+    loader = trainer.train_dataloader
+    return loader.wait_seconds if isinstance(loader, MeasuresWaiting) else None
 
 
 def device_peak_flops(device: torch.device, precision: str) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning as L
 import torch
@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from boltcutter.checkpoint.load import load, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.checkpoint.unpickle import find_placeholders
-from boltcutter.protocols import is_native_task
+from boltcutter.protocols import NativeTask, StoresKerasFiles
 
 LATE_HOOKS = (
     "setup",
@@ -27,14 +27,6 @@ TRAINING_STATE = ("state_dict", "optimizer_states", "lr_schedulers", "loops")  #
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 KERAS_FILES = (".keras", ".weights.h5")
-
-
-@runtime_checkable
-class ReadsKerasFiles(Protocol):
-    """A model that can load weights from a Keras file."""
-
-    def load(self, path: str | Path) -> list[str]:
-        """Load the matching weights, and return the names of weights that are missing in the file."""
 
 
 def extract_weights(found: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -97,7 +89,7 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
 
 
 def _initialize_from_keras(model: nn.Module, path: str | Path) -> list[str]:
-    if not isinstance(model, ReadsKerasFiles):
+    if not isinstance(model, StoresKerasFiles):
         raise CheckpointError(
             f"init_from={path}: only a Keras model loads Keras files, and model is {type(model).__name__}; use "
             "another file, or model=keras_convnet"
@@ -127,7 +119,7 @@ def incompatibility(path: str | Path, task: nn.Module) -> str | None:
     }
     restored = {key: found[key] for key in TRAINING_STATE if key in found}
     kinds["values are objects, which are not loaded"] = list(find_placeholders(restored))
-    make: Any = None if _is_foreign(task) else getattr(task, "optimizer", None)
+    make = task.optimizer if isinstance(task, NativeTask) else None
     if make is not None and found.get("optimizer_states"):
         then = found["optimizer_states"][0]["param_groups"][0].keys()  # including those added by schedulers
         now = make([nn.Parameter(torch.zeros(1))]).param_groups[0].keys()
@@ -137,12 +129,9 @@ def incompatibility(path: str | Path, task: nn.Module) -> str | None:
 
 def _has_own_loading(task: nn.Module) -> bool:
     """Return whether the parameters of a user's module may change before a checkpoint is loaded."""
-    lenient = not getattr(task, "strict_loading", True)
-    return _is_foreign(task) and (lenient or any(is_overridden(hook, task) for hook in LATE_HOOKS))
-
-
-def _is_foreign(task: nn.Module) -> bool:
-    return isinstance(task, L.LightningModule) and not is_native_task(task)
+    if not isinstance(task, L.LightningModule) or isinstance(task, NativeTask):
+        return False
+    return not task.strict_loading or any(is_overridden(hook, task) for hook in LATE_HOOKS)
 
 
 def _shape(value: Any) -> list[int] | None:

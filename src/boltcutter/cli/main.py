@@ -17,6 +17,7 @@ from boltcutter.config.values import as_yaml, paths, redacted
 from boltcutter.environment import mpi, platform, slurm
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
 from boltcutter.project import Project
+from boltcutter.protocols import HidesTraceback
 from boltcutter.run import trust
 
 FLAGS = {
@@ -138,7 +139,8 @@ def main(
         sys.exit(2)
     except Exception as error:
         # An error with a remedy needs no traceback; any other is a bug.
-        if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not getattr(error, "hide_traceback", False):
+        is_expected = isinstance(error, HidesTraceback) and error.hide_traceback
+        if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not is_expected:
             raise
         rank = distributed_rank()
         print("error" if rank is None else f"error on rank {rank}", error, sep=": ", file=sys.stderr)

@@ -23,6 +23,7 @@ from typing import Any
 
 from boltcutter.environment import platform, startup
 from boltcutter.environment.process import in_slurm_step, is_rank_zero
+from boltcutter.protocols import PlannedExit
 
 RUN_ID_VARIABLE = "BOLTCUTTER_RUN_ID"
 EXIT_TIMEOUT = 30.0  # seconds that a failed process keeps serving the store
@@ -53,7 +54,7 @@ def run_id(overrides: Sequence[str] = ()) -> Iterator[str]:
         with startup.announce_launcher():
             yield found
     except BaseException as error:
-        if getattr(error, "is_collective", True):
+        if not isinstance(error, PlannedExit) or error.is_collective:
             _wait_for_ranks()
         raise
     finally:

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+from boltcutter.protocols import PlannedExit
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 MAX_MMAP_THRESHOLD = 32 << 20  # bytes; glibc accepts no larger value
 CHILD_TIMEOUT = 8.0  # seconds that a child process has to exit by itself
@@ -54,7 +56,7 @@ def distributed_shutdown() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        is_collective = getattr(error, "is_collective", True)
+        is_collective = not isinstance(error, PlannedExit) or error.is_collective
         _destroy_process_group(wait=is_collective)
         if not is_collective:
             _end_children()

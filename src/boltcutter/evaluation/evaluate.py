@@ -20,7 +20,7 @@ from boltcutter.environment.process import distributed_shutdown
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.outcomes import PredictionWriter
 from boltcutter.project import Project
-from boltcutter.protocols import is_native_data
+from boltcutter.protocols import NativeData
 from boltcutter.report import terminal as summary
 from boltcutter.run import folder as run
 
@@ -68,7 +68,7 @@ def score(components: Components, checkpoint: str | None, output: Path, split: s
     Raises:
         ConfigError: The task has no step for the split, or there is no data loader for it.
     """
-    if is_native_data(components.data) and not components.trainer.local_rank:
+    if isinstance(components.data, NativeData) and not components.trainer.local_rank:
         with as_config_error():
             components.data.prepare_data()
             components.data.setup("fit")
@@ -100,7 +100,7 @@ def score(components: Components, checkpoint: str | None, output: Path, split: s
 
 def _loader(owner: Any, split: str) -> Any:
     """Loader over all samples of the train or val split."""
-    if is_native_data(owner):
+    if isinstance(owner, NativeData):
         return owner.loader(split)
     if isinstance(owner, L.LightningDataModule):
         owner.setup("fit")

@@ -19,7 +19,7 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 from boltcutter.data.batches import count_samples, first_tensor
 from boltcutter.evaluation.plots import draw_confusion, draw_scatter
 from boltcutter.evaluation.table import Table, concatenate, count_rows, select_rows, write_csv
-from boltcutter.protocols import is_native_data
+from boltcutter.protocols import HasClasses, HasStatistics, HasTokenizer, data_parallel
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
 MAX_COLUMNS = 32  # per entry of an output
@@ -89,7 +89,8 @@ class PredictionWriter(Callback):
         places = [place for _, place, _ in self.worst]
         worst = (select_rows(local, places), [values for _, _, values in self.worst])
         gathered = _gather((local, worst))
-        gathered = gathered[:: trainer.world_size // _data_parallel_size(trainer)]  # others process the same samples
+        # Other ranks process the same samples.
+        gathered = gathered[:: trainer.world_size // data_parallel(trainer.strategy).size]
         if not trainer.is_global_zero:
             return
         table = concatenate([rows for rows, _ in gathered if count_rows(rows)] or [local])
@@ -213,11 +214,6 @@ def _indices(loader: Any, length: int) -> list[int]:
     return seen if len(seen) == length and all(isinstance(index, int) for index in seen) else [-1] * length
 
 
-def _data_parallel_size(trainer: L.Trainer) -> int:
-    """Number of data-parallel ranks."""
-    return int((getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1))
-
-
 def _gather(local: Any) -> list[Any]:
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return [local]
@@ -245,13 +241,13 @@ def _write_worst(folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any
 
 def _classes(data: Any) -> list[str]:
     """Class names, if the data module lists them; in a foreign one ``classes`` may be their number."""
-    names = getattr(data, "classes", None)
+    names = data.classes if isinstance(data, HasClasses) else ()
     return [str(name) for name in names] if isinstance(names, list | tuple) else []
 
 
 def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
     """Decoded text of the worst inputs, if they are tokens."""
-    if not is_native_data(data) or "tokenizer" not in data.statistics:
+    if not isinstance(data, HasStatistics) or "tokenizer" not in data.statistics or not isinstance(data, HasTokenizer):
         return {}
     return {"text": np.array([data.tokenizer.decode(tokens.tolist()) for tokens in inputs])}
 

@@ -23,7 +23,7 @@ from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.outcomes import to_columns
 from boltcutter.evaluation.table import Table, concatenate, count_rows, write_csv
 from boltcutter.project import Project
-from boltcutter.protocols import is_native_data
+from boltcutter.protocols import GeneratesTokens, NativeData
 from boltcutter.run import folder as run
 
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
@@ -50,9 +50,9 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     cfg, folder = run.load_evaluation_config(project, special, rest)
     check_config(cfg)
     components = assemble(cfg, with_callbacks=False)
-    if not is_native_data(components.data):
+    if not isinstance(components.data, NativeData):
         return predict_loader(components, cfg, folder, special)
-    generates = hasattr(components.task, "generate")
+    generates = isinstance(components.task, GeneratesTokens)
     if not special.get("input"):
         what = "<text or file>" if generates else "<file or folder>, several separated by commas"
         raise ConfigError(f"input is not set; set input={what}")

@@ -32,6 +32,7 @@ from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.environment.mpi import disable_mpi_detection
+from boltcutter.protocols import NativeTask, ShardsWeights, SplitsIntoStages
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "64": torch.float64, "transformer": torch.bfloat16}
 
@@ -190,7 +191,7 @@ def _step(
 
 def _pipeline(task: Any, batch: tuple[Tensor, ...], stages: int, cast: Any) -> Memory:
     """Estimate the stage that needs most: earlier ones keep more microbatches, the last has outputs and loss."""
-    if not callable(getattr(task.model, "stages", None)):
+    if not isinstance(task.model, SplitsIntoStages):
         raise EstimationError(f"{type(task.model).__name__} has no pipeline stages; add a method stages(count)")
     count = max(4, stages)
     optimizers = _optimizers(task.configure_optimizers())
@@ -295,7 +296,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _task(cfg: DictConfig, trainer: L.Trainer) -> Any:
     """Build the task without scheduler and metrics."""
     task = build.build(cfg.task, "task")
-    if hasattr(task, "scheduler"):
+    if isinstance(task, NativeTask):
         task.scheduler = None
     for module in task.modules():
         if isinstance(module, Metric):
@@ -321,7 +322,7 @@ def _materialize(task: nn.Module) -> None:
 
 
 def _shard(model: Any, mesh: DeviceMesh) -> None:
-    if not callable(getattr(model, "shard", None)):
+    if not isinstance(model, ShardsWeights):
         raise EstimationError(f"{type(model).__name__} cannot be sharded; add a method shard(mesh)")
     model.shard(mesh)
 

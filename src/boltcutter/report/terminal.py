@@ -17,26 +17,27 @@ from torch.nn.parameter import is_lazy
 
 from boltcutter.callback.status_line import supports_color
 from boltcutter.project import command
-from boltcutter.protocols import is_native_data
+from boltcutter.protocols import HasBatchSize, HasLocation, NativeData, find_model
 from boltcutter.run.folder import read_record
 
 
 def print_start(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
     """Print run folder, model, data, devices, batch size and W&B run before training."""
     data = trainer.datamodule  # type: ignore[attr-defined]
-    splits = getattr(data, "splits", None)
     known = [p for p in task.parameters() if not is_lazy(p)]  # lazy parameters get their shape from the first batch
     size = sum(p.numel() for p in known)
     trained = sum(p.numel() for p in known if p.requires_grad)
-    batch = getattr(data, "batch_size", None)
-    scope = "in total" if is_native_data(data) else "per device"  # the convention of Lightning
+    is_native = isinstance(data, NativeData)
+    batch = data.batch_size if isinstance(data, HasBatchSize) else None
+    scope = "in total" if is_native else "per device"  # the convention of Lightning
     kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
     devices = f"{trainer.num_devices * trainer.num_nodes} × {kind}, {type(trainer.strategy).__name__}"
-    model = type(task.model if isinstance(getattr(task, "model", None), nn.Module) else task).__name__
+    model = find_model(task)
+    network = type(model if isinstance(model, nn.Module) else task).__name__
     rows = {
         "run": str(folder),
-        "model": f"{model}, {size:,} parameters" + (f", {trained:,} trainable" if trained != size else ""),
-        "data": type(data).__name__ + (f", {_sizes(splits)}" if hasattr(splits, "_asdict") else ""),
+        "model": f"{network}, {size:,} parameters" + (f", {trained:,} trainable" if trained != size else ""),
+        "data": type(data).__name__ + (f", {_sizes(data.splits)}" if is_native and data.splits else ""),
         "devices": f"{devices}, {trainer.precision}",
         "batch": f"{batch} samples {scope} × {trainer.accumulate_grad_batches} accumulated" if batch else None,
         "W&B": _wandb(trainer),
@@ -111,7 +112,8 @@ def _sizes(splits: Any) -> str:
 def _wandb(trainer: L.Trainer) -> str | None:
     # The dummy logger of fast_dev_run has every attribute.
     return next(
-        (location for logger in trainer.loggers if isinstance(location := getattr(logger, "location", None), str)), None
+        (log.location for log in trainer.loggers if isinstance(log, HasLocation) and isinstance(log.location, str)),
+        None,
     )
 
 

@@ -27,6 +27,7 @@ from boltcutter.config.values import as_yaml, plain, redacted
 from boltcutter.environment import lease
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.project import Project
+from boltcutter.protocols import PlannedExit
 from boltcutter.run import lineage, trust
 
 
@@ -300,7 +301,8 @@ def record_attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None
         reason = "interrupted"
         raise
     except SystemExit as error:
-        reason = getattr(error, "reason", None) or ("completed" if not error.code else f"exit {error.code}")
+        code = f"exit {error.code}" if error.code else "completed"
+        reason = error.reason if isinstance(error, PlannedExit) else code
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import nn
 
+from boltcutter.protocols import CompilesModel
 from boltcutter.strategy.replicas import Replicas
 
 
@@ -76,7 +77,8 @@ class DataParallelStrategy(ParallelStrategy):
         model = getattr(self.lightning_module, self.module, None)
         if not isinstance(model, nn.Module):
             raise ReplicationError(f"trainer.strategy.module={self.module}: the task has no such module to replicate")
-        if compiled := getattr(self.lightning_module, "compile_model", False):
+        task = self.lightning_module
+        if isinstance(task, CompilesModel) and (compiled := task.compile_model):
             raise ReplicationError(
                 f"task.compile={str(compiled).lower()}: trainer=dp replicates the model at each step, and replicas are "
                 "not compiled; use trainer=ddp, or set task.compile=false"

@@ -29,6 +29,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
+from boltcutter.protocols import ClosesWithExitCode, PlannedExit
 from boltcutter.strategy.shared_memory import SharedMemory, average_hook
 
 COMPRESSION_HOOKS: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
@@ -189,6 +190,8 @@ class WorkerExitError(SystemExit):
         reason: The reason, for the message.
     """
 
+    is_collective = True
+
     def __init__(self, code: int, status: int, reason: str) -> None:
         super().__init__(code)
         self.status, self.reason = status, reason
@@ -317,9 +320,11 @@ class MultiProcessingLauncher(_MultiProcessingLauncher):
             code = 0
         except SystemExit as error:
             exit_code = error.code if isinstance(error.code, int) else 0
-            code = getattr(error, "status", exit_code)
+            code, reason = exit_code, f"exit {exit_code}"
+            if isinstance(error, PlannedExit):
+                code, reason = error.status, error.reason
             if process_idx == 0:
-                queue.put(WorkerExitError(exit_code, code, getattr(error, "reason", f"exit {exit_code}")))
+                queue.put(WorkerExitError(exit_code, code, reason))
         except KeyboardInterrupt:  # which torch would treat as a normal exit
             code = 128 + signal.SIGINT
             if process_idx == 0:
@@ -327,7 +332,8 @@ class MultiProcessingLauncher(_MultiProcessingLauncher):
         finally:
             if process_idx == 0 and trainer is not None:
                 for logger in trainer.loggers:
-                    getattr(logger, "close", lambda code: None)(code)
+                    if isinstance(logger, ClosesWithExitCode):
+                        logger.close(code)
             if dist.is_initialized() and not code:
                 dist.barrier()
                 dist.destroy_process_group()

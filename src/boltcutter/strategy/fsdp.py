@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
+from boltcutter.protocols import SavesShards
+
 PREFIX = "_fsdp_wrapped_module."  # which FSDP adds to parameter names
 
 
@@ -100,7 +102,7 @@ class FSDPStrategy(strategies.FSDPStrategy):
                 "it to full, or use trainer=fsdp2"
             )
         writer: Any = self.checkpoint_io
-        options = {"lazy": True} if hasattr(writer, "load_sharded") else {"weights_only": True}
+        options = {"lazy": True} if isinstance(writer, SavesShards) else {"weights_only": True}
         with mock.patch(
             f"{strategies.FSDPStrategy.__module__}._lazy_load", lambda place: writer.load_checkpoint(place, **options)
         ):

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
+from boltcutter.protocols import PermutesRows, SavesShards, ShardsWeights
+
 
 class ShardingError(RuntimeError):
     """The model cannot be sharded, or the training uses a feature that sharding does not support."""
@@ -144,7 +146,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Load a checkpoint; each rank reads its shards of the tensors later."""
         self._path = self.broadcast(str(checkpoint_path))
-        lazily = {"lazy": True} if hasattr(self.checkpoint_io, "load_sharded") else {}
+        lazily = {"lazy": True} if isinstance(self.checkpoint_io, SavesShards) else {}
         return self.checkpoint_io.load_checkpoint(self._path, weights_only=weights_only, **lazily)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -178,7 +180,8 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
     def _orders(self) -> dict[str, Tensor]:
         """Permutations of the rows of weights, by name, where the model has permuted them for sharding."""
         model: Any = getattr(self.lightning_module, self.module)
-        return {f"{self.module}.{name}": order for name, order in getattr(model, "row_permutations", {}).items()}
+        permutations = model.row_permutations if isinstance(model, PermutesRows) else {}
+        return {f"{self.module}.{name}": order for name, order in permutations.items()}
 
     def _orders_of(self, optimizer: Optimizer) -> dict[int, Tensor]:
         """The permutations by the index of the weight in the optimizer."""
@@ -227,17 +230,17 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
 
     def _check_writer(self) -> None:
         setting, writer = "trainer.strategy.save_distributed_checkpoint=true", self.checkpoint_io
-        if not hasattr(writer, "save_sharded"):
+        if not isinstance(writer, SavesShards):
             raise ShardingError(
                 f"{setting}: {type(writer).__name__} does not support it; use the default checkpoint_io"
             )
-        if getattr(writer, "asynchronous", False):
+        if writer.asynchronous:
             raise ShardingError(f"{setting}: ranks write their shards together; set checkpoint_io.asynchronous=false")
 
     def _shard(self) -> None:
         task: Any = self.lightning_module
         model: Any = getattr(task, self.module, None)
-        if not isinstance(model, nn.Module) or not callable(getattr(model, "shard", None)):
+        if not isinstance(model, nn.Module) or not isinstance(model, ShardsWeights):
             raise ShardingError(
                 f"trainer.strategy: {type(model).__name__} has no method shard(mesh); add one, or use trainer=ddp"
             )

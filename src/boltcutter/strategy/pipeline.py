@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from boltcutter.protocols import ComputesLosses, HasBatchSize, NativeTask, SplitsIntoStages
 from boltcutter.strategy.stage import LocalStage, PipelineError
 
 MAX_SCHEDULES = 8  # cached, one for each shape of batch, each with its buffers
@@ -273,7 +274,8 @@ class PipelineStrategy(strategies.DDPStrategy):
         """
         task: Any = self.lightning_module
         model = getattr(task, self.module, None)
-        size = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        size = data.batch_size if isinstance(data, HasBatchSize) else None
         parts, stages = self.num_microbatches, self.world_size
         if parts < stages:
             raise PipelineError(
@@ -284,7 +286,7 @@ class PipelineStrategy(strategies.DDPStrategy):
                 f"data.batch_size={size} does not divide into trainer.strategy.num_microbatches={parts}; "
                 f"try data.batch_size={size + -size % parts}"
             )
-        if not callable(getattr(model, "stages", None)):
+        if not isinstance(model, SplitsIntoStages):
             raise PipelineError(
                 f"trainer.strategy: {type(model).__name__} has no method stages(count); add one, or use trainer=ddp"
             )
@@ -297,12 +299,12 @@ def _refused(trainer: L.Trainer, task: Any, model: Any) -> dict[str, bool]:
     """Error messages for unsupported features, and whether each is used."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return {
-        "task: it has no method losses(outputs, targets), which stages need; use trainer=ddp": not hasattr(
-            task, "losses"
+        "task: it has no method losses(outputs, targets), which stages need; use trainer=ddp": not isinstance(
+            task, ComputesLosses
         ),
         "task: manual optimization is not supported; use trainer=ddp": not task.automatic_optimization,
         "task.l1, task.l2: each rank has only some of the weights; set optimizer.weight_decay instead": bool(
-            getattr(task, "l1", 0) or getattr(task, "l2", 0)
+            isinstance(task, NativeTask) and (task.l1 or task.l2)
         ),
         "task.compile=true: stages are not compiled; set it to false": bool(
             getattr(model, "_compiled_call_impl", None)

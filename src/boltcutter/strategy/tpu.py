@@ -8,6 +8,8 @@ from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from boltcutter.protocols import WaitsForWrites
+
 
 class HostCheckpointIO(_WrappingCheckpointIO):
     """Move tensors from the devices to host memory before the wrapped ``CheckpointIO`` writes them.
@@ -21,4 +23,5 @@ class HostCheckpointIO(_WrappingCheckpointIO):
 
     def wait(self) -> None:
         """Wait until asynchronously written checkpoints are on disk."""
-        getattr(self.checkpoint_io, "wait", int)()
+        if isinstance(self.checkpoint_io, WaitsForWrites):
+            self.checkpoint_io.wait()

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
+from boltcutter.protocols import GroupsParameters, data_parallel
 from boltcutter.task.compiler import Compiler, make_compiler
 from boltcutter.task.errors import TotalStepsError
 from boltcutter.task.metric_states import get_state, merge_states, set_state
@@ -210,8 +211,7 @@ class Task(L.LightningModule, ABC):
 
     def on_validation_epoch_start(self) -> None:
         """Broadcast buffers from rank 0, which saves them, as BatchNorm statistics differ between DDP ranks."""
-        ranks = (getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
-        if ranks == self.trainer.world_size > 1:
+        if data_parallel(self.trainer.strategy).size == self.trainer.world_size > 1:
             for buffer in self.model.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
@@ -260,7 +260,7 @@ class Task(L.LightningModule, ABC):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             ranks = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(ranks, local)
-        checkpoint["train_metrics"] = ranks[:: len(ranks) // _data_parallel(self.trainer)[0]]
+        checkpoint["train_metrics"] = ranks[:: len(ranks) // data_parallel(self.trainer.strategy).size]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the position of a schedule, but not its length, and the state of the training metrics.
@@ -274,7 +274,7 @@ class Task(L.LightningModule, ABC):
         trainer = self._trainer
         if trainer is None or not ranks:
             return
-        world_size, rank = _data_parallel(trainer)
+        world_size, rank = data_parallel(trainer.strategy)
         same = len(ranks) == world_size
         states = [ranks[rank]] if same else ranks if rank == 0 else []
         self._pending["train"] = [
@@ -311,8 +311,10 @@ class Task(L.LightningModule, ABC):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Create the optimizer over trainable parameters, and the scheduler."""
-        groups = getattr(self.model, "parameter_groups", None)  # of the model, if it has any
-        optimizer = self.optimizer(groups() if groups else [p for p in self.parameters() if p.requires_grad])
+        if isinstance(self.model, GroupsParameters):
+            optimizer = self.optimizer(self.model.parameter_groups())
+        else:
+            optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
         # Else a fused optimizer would unscale gradients itself, after they are clipped.
         if hasattr(optimizer, "_step_supports_amp_scaling"):
             optimizer._step_supports_amp_scaling = False
@@ -381,12 +383,6 @@ class Task(L.LightningModule, ABC):
         if reset:
             mean.reset()  # type: ignore[operator]
             metrics.reset()  # type: ignore[operator]
-
-
-def _data_parallel(trainer: L.Trainer) -> tuple[int, int]:
-    """Return the number of data-parallel ranks, and the index of this one; other ranks get the same samples."""
-    sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-    return sampler.get("num_replicas", 1), sampler.get("rank", 0)
 
 
 def _needs_metric(scheduler: Callable[..., LRScheduler] | None) -> bool:

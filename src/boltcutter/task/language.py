@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric
 
+from boltcutter.protocols import CachesKeyValues, HasStatistics, LimitsContext
 from boltcutter.task.base import Pair, Task
 
 
@@ -89,8 +90,8 @@ class LanguageModeling(Task):
             One token at a time.
         """
         self.eval()
-        context = int(getattr(self.model, "context_length", 1 << 30))
-        supports_cache = getattr(self.model, "supports_cache", False)
+        context = self.model.context_length if isinstance(self.model, LimitsContext) else 1 << 30
+        supports_cache = isinstance(self.model, CachesKeyValues) and self.model.supports_cache
         generator = torch.Generator().manual_seed(seed)
         tokens, cache = prompt[-context:].long().to(self.device)[None], list[Any]()  # (1, T)
         new_tokens = tokens
@@ -127,7 +128,8 @@ class LanguageModeling(Task):
         super()._log_epoch(stage, loss, reset=reset)
 
     def _set_token_bytes(self, stage: str) -> None:
-        statistics = getattr(getattr(self.trainer, "datamodule", None), "statistics", {})
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        statistics = data.statistics if isinstance(data, HasStatistics) else {}
         bits: Any = self.bits[f"{stage}_"]
         bits.set_token_bytes(statistics.get("token_bytes"), self.device)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from boltcutter.protocols import HasStatistics
 from boltcutter.task.base import Task
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
@@ -47,7 +48,8 @@ class Regression(Task):
     def setup(self, stage: str) -> None:
         """Set mean and standard deviation of the targets from the training data."""
         super().setup(stage)
-        statistics = getattr(getattr(self.trainer, "datamodule", None), "statistics", {})
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        statistics = data.statistics if isinstance(data, HasStatistics) else {}
         if "target_mean" in statistics:
             mean, std = torch.tensor(statistics["target_mean"]), torch.tensor(statistics["target_std"])
             if mean.shape != self.mean.shape:

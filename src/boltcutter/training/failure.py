@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from boltcutter.protocols import HasBatchSize, data_parallel
+
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.I)
 NO_PEER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Timed out waiting|Wait timeout|"
@@ -95,11 +97,12 @@ def unused_parameters_message(module: L.LightningModule) -> str:
 
 def out_of_memory_message(trainer: L.Trainer) -> str:
     """Report the size of the batch, with a smaller one to try instead."""
-    size = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    size = data.batch_size if isinstance(data, HasBatchSize) else None
     device = trainer.strategy.root_device
     if not size:
         return f"{device} is out of memory: reduce the batch size of the data module"
-    ranks = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+    ranks = data_parallel(trainer.strategy).size
     steps = trainer.accumulate_grad_batches
     half = f"data.batch_size={max(1, size // 2 // ranks) * ranks} trainer.accumulate_grad_batches={2 * steps}"
     per_rank = f" ({size // ranks} on each of {ranks} ranks)" if ranks > 1 else ""

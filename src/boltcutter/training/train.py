@@ -30,7 +30,16 @@ from boltcutter.environment.identity import job_id, run_id
 from boltcutter.environment.process import distributed_shutdown, is_rank_zero, track_children
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project, command
-from boltcutter.protocols import is_native_data, is_native_task
+from boltcutter.protocols import (
+    BuffersMetrics,
+    ClosesWithExitCode,
+    HasLocation,
+    NativeData,
+    NativeTask,
+    PlannedExit,
+    find_model,
+    handles_signals,
+)
 from boltcutter.report import terminal as summary
 from boltcutter.run import folder as run
 from boltcutter.run import lineage
@@ -103,7 +112,7 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     checkpoint = run.last_checkpoint(cfg.checkpoints)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
     components = assemble(cfg, [Recorder(cfg), ending, changes])
-    if not any(getattr(callback, "handles_signals", False) for callback in components.trainer.callbacks):  # type: ignore[attr-defined]
+    if not handles_signals(components.trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
         signals.restore_handlers()  # no callback checks the flag
     load_data(components)
@@ -189,8 +198,8 @@ def load_initial_state(
             print(*(f"resume={cfg.folder}: {line}\n" for line in lines), sep="", end="")
     elif cfg.init_from:
         with run.prefix_errors(f"init_from={cfg.init_from}", CheckpointError):
-            task: Any = components.task
-            unmatched = load_weights(task.model if is_native_task(task) else task, cfg.init_from)
+            is_native = isinstance(components.task, NativeTask)
+            unmatched = load_weights(find_model(components.task) if is_native else components.task, cfg.init_from)
         if components.trainer.is_global_zero:
             print(*(f"init_from: {line}\n" for line in unmatched), sep="", end="")
 
@@ -223,13 +232,13 @@ def check_limits(trainer: L.Trainer, saved: dict[str, Any]) -> bool:
     return reached
 
 
-def restore_data_state(data: Any, cfg: DictConfig, saved: dict[str, Any]) -> None:
+def restore_data_state(data: L.LightningDataModule, cfg: DictConfig, saved: dict[str, Any]) -> None:
     """Restore the position in the data, and check that the data is unchanged unless ``resume_exact=false``.
 
     Raises:
         ConfigError: The samples or their order differ from those of the checkpoint.
     """
-    if not is_native_data(data):
+    if not isinstance(data, NativeData):
         return  # Lightning restores its state
     data.resume_exact = cfg.resume_exact
     state = saved.get(type(data).__qualname__)
@@ -299,7 +308,8 @@ def trained_steps(checkpoint: str | None) -> int | None:
 def flush_loggers(trainer: L.Trainer) -> None:
     """Write the metrics logged so far to disk."""
     for logger in trainer.loggers:
-        getattr(logger, "flush", int)()
+        if isinstance(logger, BuffersMetrics):
+            logger.flush()
 
 
 @contextmanager
@@ -310,13 +320,15 @@ def close_loggers_at_exit(trainer: L.Trainer) -> Iterator[None]:
         yield
         code = 0
     except SystemExit as error:
-        code = getattr(error, "status", error.code if isinstance(error.code, int) else 1)
+        if isinstance(error, PlannedExit):
+            code = error.status
+        elif isinstance(error.code, int):
+            code = error.code
         raise
     finally:
         for logger in trainer.loggers:
-            close = getattr(logger, "close", None)
-            if close:
-                close(code)
+            if isinstance(logger, ClosesWithExitCode):
+                logger.close(code)
 
 
 class Recorder(Callback):
@@ -339,14 +351,14 @@ class Recorder(Callback):
         record = run.read_record(folder)
         self.provenance = {"run": record["id"], **{name: record["git"][name] for name in ("commit", "dirty")}}
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if is_native_data(data):
+        if isinstance(data, NativeData):
             run.update_record(folder, data=data.fingerprint())
         hyperparameters = redacted(self.cfg)
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
-            location = getattr(logger, "location", None)
-            if isinstance(location, str):  # the dummy logger of fast_dev_run has every attribute
-                run.update_record(folder, wandb={"id": logger.version, "location": location})
+            # The dummy logger of fast_dev_run has every attribute.
+            if isinstance(logger, HasLocation) and isinstance(logger.location, str):
+                run.update_record(folder, wandb={"id": logger.version, "location": logger.location})
         summary.print_start(folder, trainer, pl_module)
 
     def _is_resumable(self) -> bool:
