@@ -241,7 +241,6 @@ class MeasuresWaiting(Protocol):
     """A loader that measures how long training waits for it, which is then logged as ``throughput/data_wait``."""
 
     wait_seconds: float
-    num_workers: int
 
 
 # Callbacks

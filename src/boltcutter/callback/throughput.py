@@ -156,8 +156,7 @@ class ThroughputMonitor(Callback):
         self._window = (0.0, 0.0)
         if waiting / total > self.max_data_wait:
             self._warned = True
-            loader = trainer.train_dataloader
-            workers = loader.num_workers if isinstance(loader, MeasuresWaiting) else 0
+            workers = getattr(trainer.train_dataloader, "num_workers", 0)  # as in torch's DataLoader
             rank_zero_warn(
                 f"data.num_workers={workers}: training waits for data {waiting / total:.0%} of the time; "
                 f"set data.num_workers={2 * workers or 2}, or reduce the cost of a sample (data.augment, smaller files)"
