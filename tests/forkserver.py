@@ -31,7 +31,7 @@ READ_AT_IMPORT += ("LD_", "LC_", "LANG", "MPL", "HOME", "XDG_", "TZ")
 READ_LATER = ("TORCHELASTIC_", "PYTHONPATH")
 
 # Modules that are imported lazily; those of extras may not be installed.
-LATE = ["matplotlib.pyplot", "matplotlib.backends.backend_agg", "PIL.JpegImagePlugin", "s3fs", "sklearn.metrics"]
+LATE = ["PIL.JpegImagePlugin", "s3fs", "sklearn.datasets", "sklearn.model_selection"]
 LATE += ["torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook", "torch.utils.serialization.config"]
 LATE += ["torch.utils.tensorboard", "wandb.apis.public", "wandb.sdk.launch"]
 

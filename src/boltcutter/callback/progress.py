@@ -15,6 +15,8 @@ from boltcutter.callback.throughput import ThroughputMonitor
 from boltcutter.data.batches import count_samples
 from boltcutter.protocols import data_parallel
 
+# Why not one of Lightning's bars: its rich bar takes 1 ms of each step, this one 0.03 ms (docs/benchmarks.md), because
+# it computes nothing between redraws. It also shows the progress and remaining time of the whole training.
 SMOOTHING = 3.0  # time constant in seconds of the averaged speed
 
 

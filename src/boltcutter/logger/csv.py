@@ -18,6 +18,8 @@ from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+# Why not Lightning's CSVLogger: a resumed run would delete the metrics of earlier attempts, metrics of one step would
+# be in different rows, a killed process could leave an incomplete file, and training would wait for each write.
 Row = dict[str, str]
 
 
