@@ -27,39 +27,38 @@ def find_template(scratch: str) -> Path:
     return Path(scratch)
 
 
-def as_requirement(template: Path) -> str:
+def as_requirement(template: Path, source: str, commit: str) -> str:
     """Return the requirement of the library: the release that is checked out, or else the repository at the commit."""
     version = re.search(r'^version = "(.+)"', (template / "pyproject.toml").read_text(), re.M)[1]
-    commit = git(template, "rev-parse", "HEAD") if (template / ".git").exists() else ""
     if not commit:
         return f"boltcutter @ {template.as_uri()}"
     if {version, f"v{version}"} & set(git(template, "tag", "--points-at", "HEAD").split()):
         return f"boltcutter>={version}"
-    url = git(template, "config", "remote.origin.url") if git(template, "branch", "-r", "--contains", "HEAD") else ""
-    url = re.sub(r"^([\w.-]+@[\w.-]+):(?!//)", r"ssh://\1/", url or str(template))
-    if "://" not in url:
-        url = (template / url).resolve().as_uri()
+    url = re.sub(r"^([\w.-]+@[\w.-]+):(?!//)", r"ssh://\1/", source)
+    url = url if "://" in url else (template / url).resolve().as_uri()
     url = url.replace("file:///", "file://localhost/")  # pip before 24 refuses a URL without a host
     return f"boltcutter @ git+{re.sub('//[^/@]*:[^/@]*@', '//', url)}@{commit}"  # without a password
 
 
 def main(template: Path) -> None:
     """Complete the project in the working directory."""
+    commit = git(template, "rev-parse", "HEAD") if (template / ".git").exists() else ""
+    is_pushed = commit and git(template, "branch", "-r", "--contains", "HEAD")
+    source = (is_pushed and git(template, "config", "remote.origin.url")) or str(template)
     file = Path("pyproject.toml")
-    text = file.read_text().replace('"boltcutter"', json.dumps(as_requirement(template)), 1)
+    text = file.read_text().replace('"boltcutter"', json.dumps(as_requirement(template, source, commit)), 1)
     if ANSWERS["license"] == "none":
         text = re.sub(r"^license.*\n", "", text, flags=re.M)
         Path("LICENSE").unlink()
     file.write_text(text)
     if ANSWERS["vendor"]:
         shutil.copytree(template / "src" / "boltcutter", "src/boltcutter", ignore=shutil.ignore_patterns("__pycache__"))
-    commit = git(template, "rev-parse", "HEAD")
-    if not ANSWERS.get("_repo_dir") or not commit:
+    if not ANSWERS.get("_repo_dir"):
         return  # cruft writes its file itself
-    source = git(template, "config", "remote.origin.url") or str(template)
-    context = {key: value for key, value in ANSWERS.items() if not key.startswith("_")} | {"_template": source}
-    state = {"template": source, "commit": commit, "checkout": None, "context": {"cookiecutter": context}}
-    Path(".cruft.json").write_text(json.dumps(state | {"directory": None}, indent=2) + "\n")
+    if commit:
+        context = {"cookiecutter": {key: value for key, value in ANSWERS.items() if not key.startswith("_")}}
+        state = {"template": source, "commit": commit, "checkout": None, "directory": None, "context": context}
+        Path(".cruft.json").write_text(json.dumps(state, indent=2) + "\n")
     if not git(Path.cwd(), "rev-parse", "--is-inside-work-tree"):
         for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "Create the project"]):
             git(Path.cwd(), *command)

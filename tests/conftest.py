@@ -29,6 +29,7 @@ MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.ex
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
+Train = Callable[..., None]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -172,6 +173,17 @@ def script(forks: ForkServer) -> Script:
         if fresh:
             return run_command([sys.executable, *argv], **options)  # type: ignore[arg-type]
         return run_forked(forks, argv, **options)  # type: ignore[arg-type]
+
+    return call
+
+
+@pytest.fixture
+def train(script: Script) -> Train:
+    """Train with these overrides, without logger and report; tests that ``boltcutter add`` writes use this."""
+
+    def call(*overrides: str) -> None:
+        done = script("train", *QUICK, "test=false", *overrides)
+        assert done.returncode == 0, done.stderr
 
     return call
 

@@ -6,16 +6,23 @@ import sys
 from pathlib import Path
 
 
-def run(*command: str, cwd: Path) -> str:
+def run(*command: str, cwd: Path, **environment: str) -> str:
     """What a command prints; it has to succeed."""
     names = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     env = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "BOLTCUTTER_"))}
-    env |= names | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    env |= names | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"} | environment
     done = subprocess.run(command, cwd=cwd, env=env, text=True, capture_output=True, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def run_tests(project: Path, *arguments: str) -> str:
+def run_tests(project: Path, *arguments: str, **environment: str) -> str:
     """The output of the project's own tests."""
-    return run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, cwd=project)
+    return run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, cwd=project, **environment)
+
+
+def check_style(project: Path) -> None:
+    """Ruff finds nothing."""
+    ruff = str(Path(sys.executable).parent / "ruff")
+    run(ruff, "check", "--no-cache", cwd=project)
+    run(ruff, "format", "--check", "--no-cache", cwd=project)

@@ -1,44 +1,49 @@
-import ast
-import runpy
+import re
 from pathlib import Path
 
 import pytest
 import yaml
-from new_project import run_tests
+from new_project import check_style, run, run_tests
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.scaffold import add, new
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    return Project.find(new.create(["my-project", f"folder={tmp_path}"]))
+    return Project.find(new.main(Project.at(tmp_path), ["my-project", f"folder={tmp_path}"]))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in add.KINDS if kind != "experiment"])
-def test_files_name_the_new_class(kind: str, project: Project) -> None:
-    add.main(project, [kind, "very_tiny"])
-    source = runpy.run_path(str(project.root / f"src/my_project/{kind}/very_tiny.py"))
-    assert source["VeryTiny"].__doc__
-    options = yaml.safe_load((project.root / f"configs/{kind}/very_tiny.yaml").read_text())
-    assert options.get("very_tiny", options)["_target_"] == f"my_project.{kind}.very_tiny.VeryTiny"
-    ast.parse((project.root / f"tests/test_{kind}_very_tiny.py").read_text())
-
-
-def test_new_experiment_passes_its_test(project: Project) -> None:
-    add.main(project, ["experiment", "wide"])
-    assert "1 passed" in run_tests(project.root, "tests/test_experiment_wide.py")
+def test_new_components_pass_their_tests(project: Project) -> None:
+    for kind in add.KINDS:
+        add.main(project, [kind, "very_tiny"])
+    options = yaml.safe_load((project.root / "configs/model/very_tiny.yaml").read_text())
+    assert options["_target_"] == "my_project.model.very_tiny.VeryTiny"
+    check_style(project.root)
+    names = [f"{kind}/test_very_tiny.py" for kind in add.KINDS]
+    output = run_tests(project.root, *(f"tests/{name}" for name in names), "-v")
+    assert set(re.findall(r"(\w+/test_very_tiny\.py)\S* PASSED", output)) == set(names)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in add.KINDS if kind != "experiment"])
-def test_new_component_passes_its_tests(kind: str, project: Project) -> None:
-    add.main(project, [kind, "tiny"])
-    assert "passed" in run_tests(project.root, f"tests/test_{kind}_tiny.py")
+@pytest.mark.timeout(600)
+def test_clone_of_the_library_can_be_extended_in_place(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    run("git", "clone", "-q", str(ROOT), str(clone), cwd=tmp_path)
+    for kind in add.KINDS:
+        add.main(Project.find(clone), [kind, "very_tiny"])
+    assert (clone / "src/boltcutter/model/very_tiny.py").is_file()
+    tests = [f"tests/{kind}/test_very_tiny.py" for kind in add.KINDS]
+    assert "passed" in run_tests(clone, *tests, "tests/test_layout.py", PYTHONPATH=str(clone / "src"))
 
 
-@pytest.mark.parametrize("arguments", [[], ["model"], ["modell", "tiny"], ["model", "Tiny"], ["model", "small_mlp"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["model"], ["modell", "tiny"], ["model", "Tiny"], ["model", "class"], ["model", "small_mlp"]],
+)
 def test_mistakes_change_nothing(arguments: list[str], project: Project) -> None:
     before = sorted(project.root.rglob("*"))
     with pytest.raises(ConfigError):

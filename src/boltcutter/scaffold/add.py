@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ PARTS = Path(__file__).parent / "parts"
 KINDS = sorted(folder.name for folder in PARTS.iterdir())
 
 
-def main(project: Project, arguments: list[str]) -> list[Path]:
+def main(project: Project, arguments: list[str]) -> None:
     """Write the files of a new component and print their paths.
 
     Args:
@@ -27,27 +28,24 @@ def main(project: Project, arguments: list[str]) -> list[Path]:
     kind, name = arguments
     if kind not in KINDS:
         raise ConfigError(f"add {kind}: no such kind{hint(kind, KINDS)} (there are: {', '.join(KINDS)})")
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
-        raise ConfigError(f"add {kind} {name}: a name consists of lower-case words joined by underscores; try tiny")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
+        raise ConfigError(f"add {kind} {name}: {name} is not a lower-case Python identifier; try tiny")
     files = render(kind, name, require_package(project))
     if existing := [file for file in files if (project.root / file).exists()]:
         raise ConfigError(f"add {kind} {name}: {existing[0]} exists already; choose another name")
-    for file, text in files.items():
-        write(project.root, file, text)
-        print(file)
-    return list(files)
+    write(project.root, files)
 
 
 def render(kind: str, name: str, package: str) -> dict[Path, str]:
     """Return the text of each new file by its path in the project."""
-    targets = {
+    paths = {
         "source.py.txt": Path("src", package, kind, f"{name}.py"),
         "option.yaml.txt": Path("configs", kind, f"{name}.yaml"),
-        "test.py.txt": Path("tests", f"test_{kind}_{name}.py"),
+        "test.py.txt": Path("tests", kind, f"test_{name}.py"),
     }
-    words = {"PACKAGE": package, "NAME": name, "CLASS": name.title().replace("_", "")}
+    values = {"PACKAGE": package, "NAME": name, "CLASS": name.title().replace("_", "")}
     return {
-        targets[part.name]: re.sub(r"\b(PACKAGE|NAME|CLASS)\b", lambda match: words[match[0]], part.read_text())
+        paths[part.name]: re.sub(r"\b(PACKAGE|NAME|CLASS)\b", lambda match: values[match[0]], part.read_text())
         for part in sorted((PARTS / kind).iterdir())
     }
 
@@ -59,17 +57,16 @@ def require_package(project: Project) -> str:
         ConfigError: ``pyproject.toml`` does not name it.
     """
     if not project.package:
-        raise ConfigError(
-            f'{project.root}: pyproject.toml has no `package = "…"` in [tool.boltcutter]; run this in a project, or '
-            "create one by `boltcutter new my-project`"
-        )
+        raise ConfigError(f"{project.root} is not a project with a package; create one by `boltcutter new my-project`")
     return project.package
 
 
-def write(root: Path, file: Path, text: str) -> None:
-    """Write a file of the project; a new folder of source code becomes a package."""
-    folder = (root / file).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    if file.parts[0] == "src" and not (folder / "__init__.py").exists():
-        (folder / "__init__.py").touch()
-    (root / file).write_text(text)
+def write(root: Path, files: dict[Path, str]) -> None:
+    """Write files of the project and print their paths; a new folder of source code becomes a package."""
+    for file, text in files.items():
+        folder = (root / file).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if file.parts[0] == "src":
+            (folder / "__init__.py").touch()
+        (root / file).write_text(text)
+        print(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
+import tempfile
 from pathlib import Path
 
 from boltcutter.config.errors import ConfigError, hint
@@ -22,17 +22,18 @@ def main(project: Project, arguments: list[str]) -> None:
         arguments: A component such as ``callback.guard``, or ``--undo``, or nothing.
 
     Raises:
-        ConfigError: There is no such component, or the copy exists already or has changes that are not committed.
+        ConfigError: There is no such component or copy, the copy exists already, or the project is the library itself.
     """
-    require_package(project)
-    if arguments == ["--undo"]:
-        remove_library(project.root)
-    elif not arguments:
-        copy_library(project.root)
-    elif len(arguments) == 1 and not arguments[0].startswith("-"):
-        copy_component(project, arguments[0])
-    else:
+    if require_package(project) == LIBRARY:
+        raise ConfigError(f"vendor: {project.root} is the repository of the library; edit it in src/{LIBRARY}")
+    if len(arguments) > 1:
         raise ConfigError("vendor: expected one component or --undo, as in `boltcutter vendor callback.guard`")
+    if not arguments:
+        copy_library(project.root)
+    elif arguments == ["--undo"]:
+        remove_library(project.root)
+    else:
+        copy_component(project, arguments[0])
 
 
 def copy_library(root: Path) -> None:
@@ -45,41 +46,34 @@ def copy_library(root: Path) -> None:
 
 
 def remove_library(root: Path) -> None:
-    """Remove the copy, so that the installed library is used again.
-
-    Raises:
-        ConfigError: There is none, or it has changes that are not committed.
-    """
+    """Move the copy to a temporary folder, so that the installed library is used again."""
     copy = root / "src" / LIBRARY
     if not copy.is_dir():
-        raise ConfigError(f"vendor: {copy} does not exist; there is nothing to undo")
-    done = subprocess.run(["git", "status", "--porcelain", "--", str(copy)], cwd=root, capture_output=True, text=True)
-    changed = [line[3:] for line in done.stdout.splitlines() if not line.startswith("??")]
-    if changed:
-        raise ConfigError(f"vendor: {changed[0]} has changes that are not committed; commit them or restore the file")
-    shutil.rmtree(copy)
-    print(f"Removed {copy}; the installed library is used again.")
+        raise ConfigError(f"vendor --undo: {copy} does not exist; there is nothing to undo")
+    moved = shutil.move(copy, tempfile.mkdtemp())
+    print(f"The installed library is used again. The copy with its changes is in {moved}.")
 
 
 def copy_component(project: Project, component: str) -> None:
     """Copy one source file into the project's package, with options in ``configs/`` that use the copy.
 
     Raises:
-        ConfigError: There is no such component, or a file exists already.
+        ConfigError: No option uses such a component, or a file exists already.
     """
     package = require_package(project)
-    source = SOURCE.joinpath(*component.split(".")).with_suffix(".py")
-    if not re.fullmatch(r"[a-z_]+(\.[a-z0-9_]+)+", component) or not source.is_file():
-        known = [".".join(file.relative_to(SOURCE).with_suffix("").parts) for file in SOURCE.glob("*/*.py")]
+    # An option of the project replaces a built-in one of the same name, so it comes last.
+    folders = reversed(project.config_dirs)
+    options = {file.relative_to(folder): file.read_text() for folder in folders for file in folder.rglob("*.yaml")}
+    known = {name for text in options.values() for name in re.findall(rf"\b{LIBRARY}\.([\w.]+)\.\w+", text)}
+    if component not in known:
         raise ConfigError(f"vendor {component}: no such component{hint(component, known)}; try callback.guard")
-    files = {Path("src", package, *component.split(".")).with_suffix(".py"): source.read_text()}
+    file = Path(*component.split(".")).with_suffix(".py")
+    copy = Path("src", package, file)
+    if (project.root / copy).exists():
+        raise ConfigError(f"vendor {component}: {copy} exists already; edit it there")
+    files = {copy: (SOURCE / file).read_text()}
     module = re.compile(rf"\b{LIBRARY}\.{re.escape(component)}\b")
-    for folder in reversed(project.config_dirs):  # an option of the project replaces a built-in one of the same name
-        for option in sorted(folder.rglob("*.yaml")):
-            if module.search(text := option.read_text()):
-                files[Path("configs", option.relative_to(folder))] = module.sub(f"{package}.{component}", text)
-    if (project.root / next(iter(files))).exists():
-        raise ConfigError(f"vendor {component}: {next(iter(files))} exists already; edit it there")
-    for file, text in files.items():
-        write(project.root, file, text)
-        print(file)
+    for option, text in sorted(options.items()):
+        if module.search(text):
+            files[Path("configs", option)] = module.sub(f"{package}.{component}", text)
+    write(project.root, files)

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from boltcutter import BatchedTensorDataset, DataModule, Splits, split_indices
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor
-
-from boltcutter import BatchedTensorDataset, DataModule, Splits, split_indices
 
 
 class BreastCancer(DataModule):

@@ -2,10 +2,9 @@
 
 from typing import Any, ClassVar
 
+from boltcutter import Task
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from boltcutter import Task
 
 
 class FocalClassification(Task):
