@@ -24,8 +24,8 @@ def test_new_components_pass_their_tests(project: Project) -> None:
     assert options["_target_"] == "my_project.model.very_tiny.VeryTiny"
     check_style(project.root)
     names = [f"{kind}/test_very_tiny.py" for kind in add.KINDS]
-    output = run_tests(project.root, *(f"tests/{name}" for name in names), "-v")
-    assert set(re.findall(r"(\w+/test_very_tiny\.py)\S* PASSED", output)) == set(names)
+    output = run_tests(project.root, *(f"tests/{name}" for name in names), "-rA")
+    assert set(re.findall(r"PASSED tests/(\w+/test_very_tiny\.py)", output)) == set(names)
 
 
 @pytest.mark.slow

@@ -4,14 +4,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from new_project import run, run_tests
+from new_project import check_style, run, run_tests
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.project import tomllib
+from boltcutter.project import Project, tomllib
 from boltcutter.scaffold import new
 
 ROOT = Path(__file__).parents[2]
 COOKIECUTTER, CRUFT = (str(Path(sys.executable).parent / name) for name in ("cookiecutter", "cruft"))
+
+
+def create(arguments: list[str]) -> Path:
+    return new.main(Project.at(ROOT), arguments)
 
 
 def as_url(folder: Path) -> str:
@@ -38,14 +42,15 @@ def files(project: Path) -> dict[str, str]:
 
 
 def test_project_passes_its_tests(tmp_path: Path) -> None:
-    project = new.create(["my-project", f"folder={tmp_path}", "author=Ada"])
+    project = create(["my-project", f"folder={tmp_path}", "author=Ada"])
     assert "Ada" in (project / "LICENSE").read_text()
     assert sum(len(text.splitlines()) for text in files(project).values()) <= 600
+    check_style(project)
     assert "2 passed" in run_tests(project)
 
 
 def test_cookiecutter_cruft_and_new_create_the_same_project(template: Path, tmp_path: Path) -> None:
-    created = new.create(["my-project", f"folder={tmp_path}/new", f"template={template}", "author="])
+    created = create(["my-project", f"folder={tmp_path}/new", f"template={template}", "author="])
     for name, command in {
         "cookiecutter": [COOKIECUTTER, "--no-input", str(template)],
         "cruft": [CRUFT, "create", "-y", str(template)],
@@ -67,35 +72,65 @@ def test_release_is_required_at_its_tag(template: Path, tmp_path: Path) -> None:
     run("git", "clone", "-q", str(template), str(clone), cwd=tmp_path)
     version = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["version"]
     run("git", "tag", f"v{version}", cwd=clone)
-    assert requirement(new.create(["a", f"folder={tmp_path}", f"template={clone}"])) == f"boltcutter>={version}"
+    assert requirement(create(["a", f"folder={tmp_path}", f"template={clone}"])) == f"boltcutter>={version}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("license", ["MIT", "BSD-3-Clause", "Apache-2.0", "none"])
+@pytest.mark.parametrize("vendor", ["false", "true"])
+def test_each_kind_of_project_passes_its_tests(vendor: str, license: str, tmp_path: Path) -> None:
+    project = create(["my-project", f"folder={tmp_path}", f"license={license}", f"vendor={vendor}"])
+    assert "2 passed" in run_tests(project)
+
+
+def test_template_is_what_the_library_was_installed_from(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new, "__file__", str(tmp_path / "lib" / "site-packages" / "boltcutter" / "scaffold" / "new.py"))
+    metadata = tmp_path / "boltcutter-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: boltcutter\nVersion: 0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ConfigError, match="template="):
+        new.find_template()
+    commit = run("git", "rev-parse", "HEAD", cwd=template).strip()
+    origin = {"url": template.as_uri(), "vcs_info": {"vcs": "git", "commit_id": commit}}
+    (metadata / "direct_url.json").write_text(json.dumps(origin))
+    assert new.find_template() == (f"git+{template.as_uri()}", commit)
+    (metadata / "direct_url.json").write_text(json.dumps({"url": template.as_uri(), "dir_info": {}}))
+    assert new.find_template() == (str(template), None)
 
 
 def test_origin_is_required_where_it_has_the_commit(template: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     run("git", "clone", "-q", str(template), str(clone), cwd=tmp_path)
     run("git", "remote", "set-url", "origin", "https://user:password@example.com/them/library.git", cwd=clone)
-    required = requirement(new.create(["a", f"folder={tmp_path}", f"template={clone}"]))
+    project = create(["a", f"folder={tmp_path}", f"template={clone}"])
+    required = requirement(project)
+    assert json.loads((project / ".cruft.json").read_text())["template"].startswith("https://")
     assert required.startswith("boltcutter @ git+https://example.com/them/library.git@")
     run("git", "commit", "-q", "--allow-empty", "-m", "Not pushed", cwd=clone)
-    assert requirement(new.create(["b", f"folder={tmp_path}", f"template={clone}"])).startswith(
+    assert requirement(create(["b", f"folder={tmp_path}", f"template={clone}"])).startswith(
         f"boltcutter @ git+{as_url(clone)}@"
     )
 
 
 def test_answers_are_changed_by_an_update_in_a_subfolder_of_a_repository(template: Path, tmp_path: Path) -> None:
     run("git", "init", "-q", cwd=tmp_path)
-    project = new.create(["my-project", f"folder={tmp_path}", f"template={template}"])
+    project = create(["my-project", f"folder={tmp_path}", f"template={template}"])
     assert not (project / ".git").exists()
     run("git", "add", "-A", cwd=tmp_path)
     run("git", "commit", "-qm", "Begin", cwd=tmp_path)
     run(CRUFT, "check", cwd=project)
+    assert "2 passed" in run_tests(project)
     run(CRUFT, "update", "-y", "--variables-to-update", '{"license": "BSD-3-Clause", "author": "Eve"}', cwd=project)
     assert (project / "LICENSE").read_text().startswith("BSD 3-Clause License\n\nCopyright (c) Eve\n")
 
 
 @pytest.mark.parametrize("license", ["none", "Apache-2.0"])
 def test_license(license: str, tmp_path: Path) -> None:
-    project = new.create(["my-project", f"folder={tmp_path}", f"license={license}"])
+    project = create(["my-project", f"folder={tmp_path}", f"license={license}"])
     assert (project / "LICENSE").exists() == (license != "none")
     settings = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     assert settings.get("license", "none") == license
@@ -104,7 +139,7 @@ def test_license(license: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [[], ["My Project"], ["torch"], ["json"], ["a", "b"], ["a", "lisense=MIT"]])
 def test_mistakes(arguments: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        new.create([*arguments, f"folder={tmp_path}"])
+        create([*arguments, f"folder={tmp_path}"])
     assert not list(tmp_path.iterdir())
 
 

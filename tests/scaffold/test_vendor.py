@@ -10,10 +10,12 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.scaffold import new, vendor
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    return Project.find(new.create(["my-project", f"folder={tmp_path}"]))
+    return Project.find(new.main(Project.at(tmp_path), ["my-project", f"folder={tmp_path}"]))
 
 
 def test_component_is_used_from_its_copy(project: Project) -> None:
@@ -47,17 +49,21 @@ def test_library_is_used_from_its_copy_until_it_is_removed(project: Project, tmp
     assert library_of_a_run(project, tmp_path / "without") == vendor.SOURCE
 
 
-def test_changed_copy_is_not_removed(project: Project) -> None:
+def test_removed_copy_is_kept_elsewhere(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     vendor.main(project, [])
-    run("git", "init", "-q", cwd=project.root)
-    run("git", "add", "-A", cwd=project.root)
-    run("git", "commit", "-qm", "Copy", cwd=project.root)
-    (project.root / "src/boltcutter/cli/main.py").write_text("")
-    with pytest.raises(ConfigError, match=r"cli/main\.py"):
-        vendor.main(project, ["--undo"])
+    (project.root / "src/boltcutter/cli/main.py").write_text("changed")
+    vendor.main(project, ["--undo"])
+    moved = Path(capsys.readouterr().out.split()[-1].rstrip("."))
+    assert (moved / "cli" / "main.py").read_text() == "changed"
 
 
-@pytest.mark.parametrize("arguments", [["callback.gaurd"], ["../x"], ["--undo"], ["a", "b"]])
+def test_clone_of_the_library_is_refused() -> None:
+    for arguments in ([], ["callback.guard"], ["--undo"]):
+        with pytest.raises(ConfigError, match="repository of the library"):
+            vendor.main(Project.find(ROOT), arguments)
+
+
+@pytest.mark.parametrize("arguments", [["callback.gaurd"], ["../x"], ["cli.main"], ["--undo"], ["a", "b"]])
 def test_mistakes(arguments: list[str], project: Project) -> None:
     with pytest.raises(ConfigError):
         vendor.main(project, arguments)
@@ -65,7 +71,7 @@ def test_mistakes(arguments: list[str], project: Project) -> None:
 
 
 def test_project_is_created_with_a_copy(tmp_path: Path) -> None:
-    root = new.create(["my-project", f"folder={tmp_path}", "vendor=true"])
+    root = new.main(Project.at(tmp_path), ["my-project", f"folder={tmp_path}", "vendor=true"])
     assert (root / "src/boltcutter/configs/train.yaml").is_file()
     code = "import boltcutter, pathlib; print(pathlib.Path(boltcutter.__file__).parent)"
     (root / "scripts" / "train.py").write_text(
