@@ -42,10 +42,7 @@ class ShardsWeights(Protocol):
     """A model that can be trained by ``trainer=fsdp2`` and ``trainer=tensor_parallel``."""
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Shard all weights in place over the dimensions ``data_parallel`` and ``tensor_parallel`` of the mesh.
-
-        With ``trainer.strategy.cpu_offload=true`` it is also called with ``offload=True``.
-        """
+        """Shard all weights in place over the mesh; with ``cpu_offload`` it is called with ``offload=True``, too."""
 
 
 @runtime_checkable
@@ -171,8 +168,7 @@ class HasKind(Protocol):
 class NativeData(Protocol):
     """A data module like the library's own: ``batch_size`` is global, and its position is exact.
 
-    The order of samples is a pure function of seed and epoch, a resumed run detects changed data, and all splits can be
-    evaluated. See ``boltcutter.data.module.DataModule``.
+    A resumed run detects changed data, and any split can be evaluated. See ``boltcutter.data.module.DataModule``.
     """
 
     batch_size: int
@@ -391,6 +387,11 @@ def data_parallel(strategy: Any) -> DataParallel:
 def find_model(task: nn.Module) -> Any:
     """Return the attribute ``model`` of any module; in those of users it may be missing, or anything."""
     return getattr(task, "model", None)
+
+
+def is_sharded(loader: Any) -> bool:
+    """Whether a loader or data set yields only the samples of its rank."""
+    return isinstance(loader, Sharded) and loader.is_sharded
 
 
 def handles_signals(callbacks: Sequence[Any]) -> bool:

@@ -22,6 +22,7 @@ from boltcutter.data.iterable import IterableLoader
 from boltcutter.data.loader import BatchedDataset, Loader, Pair
 from boltcutter.data.mapped import BatchedMapDataset, fingerprint
 from boltcutter.data.sampler import Batch, BatchSampler, check_batch_size
+from boltcutter.protocols import data_parallel
 
 AnyDataset = BatchedDataset | Dataset[Any]
 Split = Literal["train", "val", "test"]
@@ -184,11 +185,11 @@ class DataModule(L.LightningDataModule, ABC):
         samples: Any = getattr(self.splits, split)
         if _is_empty(samples):
             raise ValueError(f"data: there is no {split} split; give it a fraction in data.split")
-        ranks = getattr(self.trainer and self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
+        world_size, rank = data_parallel(self.trainer and self.trainer.strategy)
         # Copies to a GPU are faster from pinned memory; training on the CPU must not initialize CUDA.
         on_gpu = isinstance(getattr(self.trainer, "accelerator", None), CUDAAccelerator)
         options: Any = {"num_workers": self.num_workers, "pin_memory": on_gpu}
-        shard = {"seed": self.seed, "rank": ranks.get("rank", 0), "world_size": ranks.get("num_replicas", 1)}
+        shard = {"seed": self.seed, "rank": rank, "world_size": world_size}
         if isinstance(samples, IterableDataset):
             settings: Any = {"drop_last": drop_last, "collate": self.collate_fn, **options, **shard}
             return IterableLoader(samples, self.batch_size, **settings)

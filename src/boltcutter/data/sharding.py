@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import torch.distributed as dist
@@ -16,12 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from boltcutter.data.seeding import draw_indices, seed_generators
 from boltcutter.data.stream import Stream
-
-
-class Sharded(Protocol):
-    """A loader, or the data set of a loader, that yields only the samples of its rank; it is not sharded again."""
-
-    is_sharded: bool
+from boltcutter.protocols import data_parallel, is_sharded
 
 
 def shard_loaders(trainer: L.Trainer, seed: int) -> None:
@@ -60,10 +55,9 @@ class LoaderPreparation:
             callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
             copies = self.trainer.world_size > 1 or any(isinstance(c, BasePredictionWriter) for c in callbacks)
             return self.prepare(loader, shuffle=shuffle, mode=mode) if copies else loader
-        if getattr(loader, "is_sharded", False):
+        if is_sharded(loader):
             return loader
-        ranks = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
-        rank, world_size = ranks.get("rank", 0), ranks.get("num_replicas", 1)
+        world_size, rank = data_parallel(self.trainer.strategy)
         training = mode == RunningStage.TRAINING
         if not training and world_size == 1:
             return loader
@@ -153,7 +147,7 @@ def shard_loader(
         done: Number of finished batches of this epoch.
         cycles: Returns whether the loader is cycled, so that ``done`` may exceed its length.
     """
-    if getattr(loader.dataset, "is_sharded", False) or has_distributed_sampler(loader):
+    if is_sharded(loader.dataset) or has_distributed_sampler(loader):
         rank, world_size = 0, 1
     settings: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "training": training}
     copied, batches = copy.copy(loader), loader.batch_sampler

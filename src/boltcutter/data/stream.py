@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from boltcutter.data.seeding import seed_generators
+from boltcutter.protocols import is_sharded
 
 
 class Stream:
@@ -89,7 +90,7 @@ class Stream:
     def _shard(self, batches: Iterator[Any]) -> Iterator[Any]:
         first = list(islice(batches, 1))
         everyone: list[Any] = [None] * dist.get_world_size(self.group())
-        declared = any(getattr(o, "is_sharded", False) for o in (self.loader, getattr(self.loader, "dataset", None)))
+        declared = any(map(is_sharded, (self.loader, getattr(self.loader, "dataset", None))))
         own_hash = None if declared else hash_batch(first)
         dist.all_gather_object(everyone, (self.rank, own_hash), group=self.group())
         found = {other for _, other in everyone}
