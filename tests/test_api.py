@@ -71,7 +71,7 @@ def test_each_name_is_documented() -> None:
 def test_type_checkers_read_the_names_that_are_imported() -> None:
     """The imports under TYPE_CHECKING are the lazy ones."""
     tree = ast.parse((ROOT / "src" / "boltcutter" / "__init__.py").read_text())
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    block, _ = (node for node in tree.body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     assert sorted(alias.asname or "" for node in imports for alias in node.names) == boltcutter.__all__
     for node in imports:
@@ -160,6 +160,13 @@ def test_mistakes_are_config_errors(runs: list[Path], tmp_path: Path) -> None:
         boltcutter.compare("nowhere", runs[0], project=ROOT)
     (tmp_path / "pyproject.toml").write_text("[tool.boltcutter]\npackage = 3\n")
     with pytest.raises(boltcutter.ConfigError, match="package"):
+        boltcutter.train(project=tmp_path)
+
+
+def test_an_unused_copy_of_the_library_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "src" / "boltcutter").mkdir(parents=True)
+    (tmp_path / "src" / "boltcutter" / "project.py").touch()
+    with pytest.raises(boltcutter.ConfigError, match=f"PYTHONPATH={tmp_path}/src"):
         boltcutter.train(project=tmp_path)
 
 

@@ -97,11 +97,13 @@ _MODULES = {
 __all__ = sorted(_MODULES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
-    return value
+if not TYPE_CHECKING:  # type checkers would accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -156,9 +156,15 @@ def _call(target: str, project: Location, overrides: tuple[str, ...]) -> Any:
 
 def _find(project: Location) -> Project:
     try:
-        return project if isinstance(project, Project) else Project.find(project)
+        found = project if isinstance(project, Project) else Project.find(project)
     except ProjectError as error:
         raise ConfigError(str(error)) from error
+    if copy := found.unused_vendored_library():
+        raise ConfigError(
+            f"PYTHONPATH: {copy} is the project's copy of boltcutter, but another one is imported; "
+            f"set PYTHONPATH={copy.parent}"
+        )
+    return found
 
 
 @contextmanager

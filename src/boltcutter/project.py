@@ -85,17 +85,21 @@ class Project:
         if self.package:
             _own_packages.add(self.package)
 
-    def use_vendored_library(self) -> None:
-        """Restart this process with the project's own copy of the library, if it has one in ``src``.
+    def unused_vendored_library(self) -> Path | None:
+        """The project's own copy of the library in ``src``, if it has one that this process should use but does not.
 
         A library that is found by ``PYTHONPATH``, such as the snapshot of a launched run, is used as it is.
         """
         copy, running = self.root / "src" / LIBRARY, Path(__file__).resolve().parent
-        given = [Path(folder).resolve() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-        if not (copy / "project.py").is_file() or {running.parent, copy.resolve().parent} & set(given):
-            return
-        if copy.resolve() != running:
-            path = os.pathsep.join([str(copy.parent), *map(str, given)])
+        given = {Path(folder).resolve() for folder in _python_path()}
+        if not (copy / "project.py").is_file() or {running.parent, copy.resolve().parent} & given:
+            return None
+        return None if copy.resolve() == running else copy
+
+    def use_vendored_library(self) -> None:
+        """Restart this process with the project's own copy of the library, if it has one in ``src``."""
+        if copy := self.unused_vendored_library():
+            path = os.pathsep.join([str(copy.parent), *_python_path()])
             arguments = [sys.executable, *sys.orig_argv[1:]]
             os.execve(sys.executable, arguments, {**os.environ, "PYTHONPATH": path})
 
@@ -180,6 +184,10 @@ _own_packages = {LIBRARY}
 def is_own_package(name: str) -> bool:
     """Whether a top-level package is the library's or the active project's, rather than somebody else's."""
     return name in _own_packages
+
+
+def _python_path() -> list[str]:
+    return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def _read_settings(file: Path) -> dict[str, Any] | None:
