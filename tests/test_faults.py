@@ -1,12 +1,10 @@
 """Wherever a run is hit, by whatever, it ends soon; resumed, it ends with the bits of a run that was let alone."""
 
 import csv
-import io
 import json
 import os
 import signal
 import subprocess
-import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,12 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import environment
 from faulty import PLACES
 from forkserver import Forked, ForkServer, rank_variables
 
+from boltcutter.data.huggingface import HuggingFace
 from boltcutter.data.shards import Shards
 from boltcutter.data.tokens import Tokens
 
@@ -209,11 +210,12 @@ TOKENS = [
 ]
 TOKENS += ["model.num_heads=1", "model.dropout=0.1", "task=language", "data.split=[0.8,0.1,0.1]"]
 SHARDS = ["data=shards", "data.shape=[1,2,3]", "data.num_classes=4", "data.split=[0.8,0.1,0.1]", "model=mlp"]
-ON_DISK = {"tokens": TOKENS, "npy": SHARDS, "tar": SHARDS}
+PARQUET = ["data=huggingface", "data.input=x", "data.target=y", "data.shape=[1,2,3]", "data.num_workers=0", *SHARDS[3:]]
+ON_DISK = {"tokens": TOKENS, "npy": SHARDS, "parquet": PARQUET}
 
 
 def write_samples(kind: str, folder: Path) -> None:
-    """Samples that tell by their first two numbers which they are; in several files."""
+    """Samples that differ in their first two numbers, in several files."""
     folder.mkdir()
     if kind == "tokens":
         for number, part in enumerate(np.array_split(np.arange(16 * COUNT + 50, dtype=np.uint16), 2)):
@@ -227,14 +229,8 @@ def write_samples(kind: str, folder: Path) -> None:
             np.save(folder / f"inputs-{part[0]:03}.npy", inputs[part])
             np.save(folder / f"targets-{part[0]:03}.npy", part.astype(np.int64) % 4)
             continue
-        with tarfile.open(folder / f"train-{part[0]:03}.tar", "w") as archive:
-            for number in part.tolist():
-                saved = io.BytesIO()
-                np.save(saved, inputs[number])
-                for ending, contents in (("npy", saved.getvalue()), ("cls", b"%d" % (number % 4))):
-                    member = tarfile.TarInfo(f"{number:03}.{ending}")
-                    member.size = len(contents)
-                    archive.addfile(member, io.BytesIO(contents))
+        table = pa.table({"x": [sample.tobytes() for sample in inputs[part]], "y": part.astype(np.int64) % 4})
+        pq.write_table(table, folder / f"train-{part[0]:03}.parquet")
 
 
 def batches_of(place: Path) -> list[dict[tuple[int, int], list[Any]]]:
@@ -253,8 +249,8 @@ def batches_of(place: Path) -> list[dict[tuple[int, int], list[Any]]]:
         pytest.param("npy", "SIGTERM", marks=pytest.mark.slow),
         pytest.param("tokens", "SIGTERM", marks=pytest.mark.slow),
         pytest.param("npy", "SIGKILL", marks=pytest.mark.slow),
-        pytest.param("tar", "SIGKILL", marks=pytest.mark.slow),
-        pytest.param("tar", "SIGTERM", marks=pytest.mark.slow),
+        pytest.param("parquet", "SIGKILL", marks=pytest.mark.slow),
+        pytest.param("parquet", "SIGTERM", marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks_keep_their_order_after_a_fault(
@@ -267,8 +263,14 @@ def test_two_ranks_keep_their_order_after_a_fault(
     for place, row in (("whole", None), ("hit", Row("training", 2, fault, [1]))):
         (tmp_path / place).mkdir()
         folder, runs = tmp_path / place / "run", Runs(forks, tmp_path / place / "errors")
-        words = [*WORDS[:3], *ON_DISK[kind], f"data.path={tmp_path}/data", f"data.batch_size={PER_BATCH}", "seed=3"]
-        words += [f"data.cache_dir={tmp_path}/index"] if kind != "tokens" else []
+        words = [
+            *WORDS[:3],
+            *ON_DISK[kind],
+            f"data.path={data_path(kind, tmp_path)}",
+            f"data.batch_size={PER_BATCH}",
+            "seed=3",
+        ]
+        words += [f"data.cache_dir={tmp_path}/cache"] if kind == "parquet" else []
         words += ["trainer.max_epochs=2", "trainer.accelerator=cpu", "trainer.devices=2", f"folder={folder}"]
         words += [f"+callback.spy={{_target_: spy.Spy, file: {tmp_path / place}/seen}}"]
         statuses = runs.attempt(words, 2, row)
@@ -288,7 +290,7 @@ def test_two_ranks_keep_their_order_after_a_fault(
     for epoch in epochs:
         assert len(set(epoch)) == len(epoch) > 0.7 * COUNT  # each sample once
     assert epochs[0] != epochs[1]
-    data = alone(kind, tmp_path / "data", tmp_path / "index")
+    data = alone(kind, tmp_path)
     for epoch in (0, 1):
         loader = data.train_dataloader()
         loader.sampler.set_epoch(epoch)
@@ -297,13 +299,21 @@ def test_two_ranks_keep_their_order_after_a_fault(
             assert [*whole[0][epoch, number], *whole[1][epoch, number]] == expected
 
 
-def alone(kind: str, folder: Path, index: Path) -> Any:
+def data_path(kind: str, folder: Path) -> str:
+    """Value of ``data.path``."""
+    return f"{folder}/data/*.parquet" if kind == "parquet" else f"{folder}/data"
+
+
+def alone(kind: str, folder: Path) -> Any:
     """The data module of one process."""
-    settings: dict[str, Any] = {"path": str(folder), "split": (0.8, 0.1, 0.1), "batch_size": PER_BATCH, "seed": 3}
-    data: Any = (
-        Tokens(shape=(16,), vocab_size=5000, **settings)
-        if kind == "tokens"
-        else Shards(shape=(1, 2, 3), num_classes=4, index=index, **settings)
-    )
+    settings: dict[str, Any] = {"path": data_path(kind, folder), "batch_size": PER_BATCH, "seed": 3}
+    settings |= {"split": (0.8, 0.1, 0.1), "shape": (16,) if kind == "tokens" else (1, 2, 3)}
+    data: Any
+    if kind == "tokens":
+        data = Tokens(vocab_size=5000, **settings)
+    elif kind == "npy":
+        data = Shards(num_classes=4, **settings)
+    else:
+        data = HuggingFace(input="x", target="y", cache_dir=folder / "cache", **settings)
     data.setup("fit")
     return data

@@ -1,5 +1,7 @@
 """Download files: resumable, verified by checksum, and visible only when complete."""
 
+# torch.hub.download_url_to_file and pooch neither resume a download, try mirrors, nor lock it between processes.
+
 from __future__ import annotations
 
 import hashlib

@@ -22,8 +22,7 @@ FETCH_BYTES = 1 << 20  # small batches are fetched together up to this size, whi
 class BatchedDataset(Protocol):
     """A data set that is fetched a whole batch at a time.
 
-    Optional attributes: ``read_bytes``, the number of bytes that the disk reads at least for one sample;
-    ``block_sizes``, the sizes of blocks of consecutive samples that are read together.
+    Optional attribute: ``read_bytes``, the number of bytes that the disk reads at least for one sample.
     """
 
     def __len__(self) -> int: ...

@@ -202,7 +202,6 @@ class DataModule(L.LightningDataModule, ABC):
                 shuffle=shuffle,
                 drop_last=drop_last,
                 index_sampler=self.sampler(getattr(self.splits, split)) if split == "train" and shuffle else None,
-                block_sizes=getattr(samples, "block_sizes", None),
             )
         except ValueError as error:
             raise ValueError(f"data: in the {split} split, {error}") from None

@@ -15,7 +15,6 @@ from boltcutter.data.seeding import draw_indices
 LAZY_ABOVE = 1 << 22  # samples, above which the permutation is computed chunk by chunk and never stored
 LAZY_CHUNK = 1 << 16  # samples whose positions are then computed together
 CACHE_CHUNK = 1 << 12  # of these, as many as fit into the CPU's L1 cache
-MIXED_BLOCKS = 16  # blocks whose samples are shuffled together
 ROUNDS = 6  # Feistel rounds; fewer mix small domains badly
 
 
@@ -61,8 +60,6 @@ class BatchSampler(Sampler[Batch]):
         shuffle: Whether to draw a new permutation in each epoch, instead of 0, 1, 2, …
         drop_last: Whether to drop an incomplete last batch.
         index_sampler: Sampler whose indices are used instead of a permutation.
-        block_sizes: Sizes of blocks of consecutive samples that are expensive to read again. Then ``MIXED_BLOCKS``
-            random blocks at a time are shuffled together and consumed before the next ones.
 
     Raises:
         ValueError: The batch size is not divisible by the number of ranks, or there are too few samples.
@@ -79,7 +76,6 @@ class BatchSampler(Sampler[Batch]):
         shuffle: bool = False,
         drop_last: bool = False,
         index_sampler: Sampler[int] | None = None,
-        block_sizes: Sequence[int] | None = None,
     ) -> None:
         num_samples = num_samples if index_sampler is None else len(cast(Sized, index_sampler))
         check_batch_size(batch_size, world_size)
@@ -89,7 +85,6 @@ class BatchSampler(Sampler[Batch]):
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.shuffle, self.drop_last = shuffle, drop_last
-        self.block_sizes = None if block_sizes is None else np.asarray(block_sizes, np.int64)
         self.index_sampler = index_sampler
         self._drawn: tuple[int, npt.NDArray[np.int64]] | None = None  # epoch, and the indices of index_sampler
         self.epoch = 0
@@ -111,8 +106,6 @@ class BatchSampler(Sampler[Batch]):
             return self._drawn[1][first:last]
         if not self.shuffle:
             return np.arange(first, last)
-        if self.block_sizes is not None:
-            return _block_shuffled(self.block_sizes, first, last, self.seed, epoch)
         if self.num_samples > LAZY_ABOVE:
             return permute(np.arange(first, last), self.num_samples, self.seed, epoch)
         return np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)[first:last]
@@ -134,17 +127,13 @@ class BatchSampler(Sampler[Batch]):
         start, self.start = self.start, 0
         size, batches = self.batch_size, len(self)
         at_once = max(1, LAZY_CHUNK // size) if self.num_samples > LAZY_ABOVE else batches
-        # At most what is shuffled together, so that few blocks are needed at a time.
-        limit = batches
-        if self.block_sizes is not None:
-            limit = max(1, MIXED_BLOCKS * int(self.block_sizes.min(initial=size)) // size)
         for begin in range(start, batches, at_once):
             order = self.order(self.epoch, begin * size, min(begin + at_once, batches) * size)
             full, position = len(order) // size, 0
             first, last = self._shard(size)
             shard = order[: full * size].reshape(full, size)[:, first:last]
             while position < full:
-                merged = shard[position : position + min(max_batches(), limit)]
+                merged = shard[position : position + max_batches()]
                 position += len(merged)
                 yield Batch(merged.reshape(-1), seed=self.seed, epoch=self.epoch), len(merged)
             if rest := len(order) % size:  # an incomplete last batch
@@ -210,23 +199,6 @@ def _feistel(
             halves[half] = np.minimum(moved, moved - size)  # modulo size: a negative value wraps to a large one
     found: npt.NDArray[np.uint64] = halves[0] * sizes[1] + halves[1]
     return found
-
-
-def _block_shuffled(sizes: npt.NDArray[np.int64], first: int, last: int, *key: int) -> npt.NDArray[np.int64]:
-    """Positions ``first`` up to ``last`` of an order that shuffles ``MIXED_BLOCKS`` random blocks at a time."""
-    blocks = np.random.default_rng(key).permutation(len(sizes))
-    starts = np.cumsum(sizes) - sizes
-    ends = np.cumsum(sizes[blocks])[MIXED_BLOCKS - 1 :: MIXED_BLOCKS]
-    ends = ends if len(sizes) % MIXED_BLOCKS == 0 else np.append(ends, sizes.sum())
-    found: list[npt.NDArray[np.int64]] = [np.arange(0)]
-    begin, until = np.searchsorted(ends, [first, max(first, last - 1)], side="right").tolist()
-    for pool in range(begin, min(until + 1, len(ends))):
-        pooled = blocks[pool * MIXED_BLOCKS : (pool + 1) * MIXED_BLOCKS]
-        rows = np.concatenate([np.arange(starts[block], starts[block] + sizes[block]) for block in pooled])
-        before = int(ends[pool]) - len(rows)
-        shuffled = np.random.default_rng([*key, pool]).permutation(rows)
-        found.append(shuffled[max(0, first - before) : max(0, last - before)])
-    return np.concatenate(found)
 
 
 def _murmur(z: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

@@ -1,4 +1,4 @@
-"""Sharded data sets larger than memory: ``.npy``, Parquet and WebDataset ``.tar`` files."""
+"""Sharded data sets larger than memory, in ``.npy`` files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from boltcutter.data.archive import TarShard
 from boltcutter.data.augment import Augment
 from boltcutter.data.files import PAGE_BYTES, find_files, sampled_hash
 from boltcutter.data.image_io import read_images
 from boltcutter.data.loader import Pair
 from boltcutter.data.module import DataModule, Kind, Splits, check_split
-from boltcutter.data.sampler import MIXED_BLOCKS, Batch, permute
-from boltcutter.data.table import RowGroupCache, open_row_groups
+from boltcutter.data.sampler import Batch
 
 Array = npt.NDArray[Any]
 MAX_PERMUTATION = 1 << 20  # entries of the permutation that are stored
-SUFFIXES = (".npy", ".parquet", ".tar")
-Shard = Any  # has ``path``, ``files``, ``__len__`` and ``rows``, like NpyShard
 
 
 class NpyShard:
@@ -61,7 +57,7 @@ class ShardedDataset:
     """The samples of one split, in a concatenation of shards.
 
     Args:
-        shards: Shards, each with ``len`` and ``rows``.
+        shards: The shards.
         shape: Shape of one input.
         kind: ``classification`` (class indices) or ``regression`` (float targets).
         num_classes: Number of classes; of target columns for regression.
@@ -71,13 +67,12 @@ class ShardedDataset:
         augment: Random transform of a batch of inputs.
 
     Attributes:
-        block_sizes: Sizes of blocks of samples that are read together; None if samples can be read individually.
         read_bytes: Bytes that the disk reads at least for a sample.
     """
 
     def __init__(
         self,
-        shards: Sequence[Shard],
+        shards: Sequence[NpyShard],
         shape: tuple[int, ...],
         kind: Kind,
         num_classes: int,
@@ -94,7 +89,6 @@ class ShardedDataset:
         self.order = np.random.default_rng(seed).permutation(count) if part else None
         self.indices = self.order[slice(*part)] if part and self.neighbours == 1 and self.order is not None else None
         self.read_bytes = 2 * PAGE_BYTES  # of inputs and targets
-        self.block_sizes = [len(shard) for shard in shards] if _has_blocks(shards) else None
 
     def __len__(self) -> int:
         return self.part[1] - self.part[0]
@@ -164,23 +158,16 @@ class ShardedDataset:
 
 
 class Shards(DataModule):
-    """Files of samples that are read on demand, whatever their size.
+    """Arrays in ``.npy`` files, which are read on demand, whatever their size.
 
-    ``.npy``: ``inputs*.npy`` of shape (N, …) and ``targets*.npy`` of shape (N,) or (N, T), memory-mapped.
-    ``.parquet``: a column of inputs, each a list or bytes, and one of targets. A row group can only be read as a whole,
-    so rows are shuffled within 16 random row groups at a time, and each row group belongs to one split.
-    ``.tar``: WebDataset files with ``<key>.npy``, ``.png`` or ``.jpg``, and ``<key>.cls``; they are indexed once, and
-    the index is cached in ``cache_dir``.
+    ``inputs*.npy`` of shape (N, …) and ``targets*.npy`` of shape (N,) or (N, T) are memory-mapped.
 
     Args:
-        path: A file, a folder, or a glob pattern such as ``data/train-*.tar``.
+        path: A file, a folder, or a glob pattern such as ``data/inputs-*.npy``.
         val: Files of the val split, like ``path``; None: a random fraction of ``path``.
         test: Files of the test split, like ``path``; None: a random fraction of ``path``.
         split: Fractions of train, val and test, for splits without files.
         kind: ``classification`` (class indices) or ``regression`` (float targets).
-        columns: Names of the Parquet columns of inputs and targets.
-        dtype: Dtype of inputs that a Parquet file stores as bytes.
-        cache_dir: Folder for the indices of ``.tar`` files.
         augment: Random transform of training images.
         shape: Shape of one input.
         num_classes: Number of classes; of target columns for regression.
@@ -197,9 +184,6 @@ class Shards(DataModule):
         test: str | None = None,
         split: tuple[float, float, float] = (0.9, 0.05, 0.05),
         kind: Kind = "classification",
-        columns: tuple[str, str] = ("input", "target"),
-        dtype: str = "uint8",
-        cache_dir: Path = Path("data/shards"),
         augment: Augment | None = None,
         shape: tuple[int, ...],
         num_classes: int,
@@ -209,14 +193,10 @@ class Shards(DataModule):
     ) -> None:
         super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
         check_split(split)
-        try:
-            np.dtype(dtype)
-        except TypeError:
-            raise ValueError(f"data.dtype={dtype} is not a dtype; try uint8 or float32") from None
         self.paths = {"train": path, "val": val, "test": test}
-        self.split, self.columns, self.dtype = split, columns, dtype
+        self.split = split
         self.kind: Kind = kind
-        self.cache_dir, self.augment, self.shape, self.num_classes = Path(cache_dir), augment, shape, num_classes
+        self.augment, self.shape, self.num_classes = augment, shape, num_classes
         if kind == "classification":
             self.classes = [str(number) for number in range(num_classes)]
 
@@ -226,11 +206,7 @@ class Shards(DataModule):
         # Of the splits that are taken from data.path.
         fractions = {n: f for n, f in zip(self.paths, self.split, strict=True) if n == "train" or n not in shards}
         parts: dict[str, tuple[int, int]] = {}
-        if len(fractions) > 1 and _has_blocks(shards["train"]):
-            count = len(shards["train"])
-            shuffled = [shards["train"][index] for index in permute(np.arange(count), count, self.seed)]
-            shards |= {name: shuffled[slice(*part)] for name, part in _ranges(fractions, count).items()}
-        elif len(fractions) > 1:
+        if len(fractions) > 1:
             parts = _ranges(fractions, sum(map(len, shards["train"])))
             shards |= dict.fromkeys(fractions, shards["train"])
         splits = {}
@@ -255,20 +231,12 @@ class Shards(DataModule):
             raise ValueError(f"input={paths[0]}: data.shape={list(self.shape)} is not an image shape; give .npy files")
         return read_images(paths, (self.shape[0], self.shape[1], self.shape[2]))
 
-    def _open(self, name: str, pattern: str) -> list[Shard]:
+    def _open(self, name: str, pattern: str) -> list[NpyShard]:
         setting = "data.path" if name == "train" else f"data.{name}"
-        files = [file for file in find_files(pattern, setting, SUFFIXES) if not file.name.startswith("targets")]
-        shards: list[Shard] = []
-        cache = RowGroupCache(2 * MIXED_BLOCKS)  # a batch may have rows of two sets of mixed blocks
-        for file in files:
-            if file.suffix == ".npy":
-                shards.append(NpyShard(file))
-            elif file.suffix == ".parquet":
-                shards += open_row_groups(file, self.columns, self.dtype, cache)
-            elif file.suffix == ".tar":
-                shards.append(TarShard(file, self.shape, self.cache_dir))
-            else:
-                raise ValueError(f"{setting}={file}: expected a file name that ends in {', '.join(SUFFIXES)}")
+        files = find_files(pattern, setting, (".npy",))
+        if others := [file for file in files if file.suffix != ".npy"]:
+            raise ValueError(f"{setting}={others[0]} is not a .npy file; data=huggingface reads other formats")
+        shards = [NpyShard(file) for file in files if not file.name.startswith("targets")]
         return [shard for shard in shards if len(shard)]
 
 
@@ -276,10 +244,6 @@ def take_rows(rows: Array, chosen: npt.NDArray[np.int64]) -> Array:
     """Copy some rows; ``take`` needs half the time of indexing, but would copy an array that is not C-contiguous."""
     found: Array = rows.take(chosen, axis=0) if rows.flags.c_contiguous else rows[chosen]
     return found
-
-
-def _has_blocks(shards: Sequence[Shard]) -> bool:
-    return any(getattr(shard, "is_block", False) for shard in shards)
 
 
 def _ranges(fractions: dict[str, float], length: int) -> dict[str, tuple[int, int]]:
