@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
 
 from boltcutter.data.augment import Augment
 from boltcutter.data.files import PAGE_BYTES
-from boltcutter.data.image_io import read_image
+from boltcutter.data.image_io import read_image, read_image_shape
 from boltcutter.data.loader import Pair
 from boltcutter.data.sampler import Batch
 
@@ -158,12 +157,10 @@ def infer_shape(dataset: Any, columns: list[str], dtype: str) -> tuple[int, ...]
     if not is_image(dataset, columns):
         return (sum(number_chunks(dataset, name, dtype)[0].shape[1] for name in columns),)
     first = arrow_column(dataset, columns[0])[0].as_py()
-    contents, path = (first["bytes"], first["path"]) if isinstance(first, dict) else (first, "")
-    try:
-        with Image.open(path if contents is None else io.BytesIO(contents)) as image:
-            return (1 if image.mode[0] in "1LI" else 3, image.height, image.width)
-    except (OSError, AttributeError, Image.DecompressionBombError) as error:
-        raise ValueError(f"data.input={columns[0]}: the first image cannot be read ({error}); replace it") from None
+    contents, path = (first["bytes"], first["path"]) if isinstance(first, dict) else (first, None)
+    if contents is None and path is None:
+        raise ValueError(f"data.input={columns[0]}: row 0 has no image; remove or replace it")
+    return read_image_shape(Path(path or "row 0"), None if contents is None else io.BytesIO(contents))
 
 
 def number_chunks(dataset: Any, name: str, dtype: str) -> list[Array]:

@@ -43,6 +43,21 @@ def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | Non
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())  # (C, H, W)
 
 
+def read_image_shape(path: Path, contents: BinaryIO | None = None) -> tuple[int, int, int]:
+    """Return channels (1 or 3), height and width of an image without decoding it.
+
+    Raises:
+        ValueError: The image is damaged, or Pillow is not installed.
+    """
+    Image, _ = _import_pillow()
+    try:
+        with Image.open(contents or path) as image:
+            return 1 if image.mode[0] in "1LI" else 3, image.height, image.width
+    except (OSError, Image.DecompressionBombError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: not a valid PNG or JPEG image ({reason}); remove or replace it") from None
+
+
 def find_images(folder: Path) -> list[Path]:
     """Return the PNG and JPEG files directly in ``folder``, sorted, without hidden ones."""
     return sorted(f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
