@@ -9,7 +9,7 @@ PROJECT = Project.find(__file__)
 
 
 @pytest.mark.parametrize(
-    ("words", "gpus", "message"),
+    ("overrides", "gpus", "message"),
     [
         ([], 0, None),
         (["trainer.devices=2"], 0, None),
@@ -22,8 +22,8 @@ PROJECT = Project.find(__file__)
         (["trainer.accelerator=cuda", "trainer.devices=auto"], 1, None),
     ],
 )
-def test_devices(monkeypatch: pytest.MonkeyPatch, words: list[str], gpus: int, message: str | None) -> None:
-    cfg = read_config(PROJECT, words)
+def test_devices(monkeypatch: pytest.MonkeyPatch, overrides: list[str], gpus: int, message: str | None) -> None:
+    cfg = read_config(PROJECT, overrides)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     if message is None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.checkpoint.weights import extract_weights, incompatibility, load_weights
+from boltcutter.task.regression import Regression
 
 
 @pytest.mark.parametrize(
@@ -48,16 +49,15 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_model_or_optimizer_is_reported(tmp_path: Path) -> None:
-    task: Any = nn.Linear(3, 2)
+    task = Regression(nn.Linear(3, 2), num_outputs=2, optimizer=torch.optim.Adam)
     adam = torch.optim.Adam(task.parameters())
     path = tmp_path / "last.ckpt"
     torch.save({"state_dict": task.state_dict(), "optimizer_states": [adam.state_dict()]}, path)
-    task.optimizer = torch.optim.Adam
     assert incompatibility(path, task) is None
     task.optimizer = torch.optim.SGD
     assert "optimizer settings are missing (dampening, momentum, nesterov)" in str(incompatibility(path, task))
-    other = nn.Linear(3, 5)
-    assert incompatibility(path, other) == "2 weights have another shape (weight, bias)"
+    other = Regression(nn.Linear(3, 5), num_outputs=2, optimizer=torch.optim.Adam)
+    assert incompatibility(path, other) == "2 weights have another shape (model.weight, model.bias)"
     assert incompatibility(path, nn.Sequential(task)) is not None
 
 

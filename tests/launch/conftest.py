@@ -45,10 +45,12 @@ class Cluster:
         arguments = ["exec", str(self.folder), "-u", self.user, "env", *variables, *command]
         return run_command(["bash", str(CLUSTER), *arguments], timeout=timeout)
 
-    def launch(self, *overrides: str, torch: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
-        """scripts/launch.py."""
+    def launch(
+        self, *overrides: str, torch: bool = False, timeout: float = 240, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run scripts/launch.py."""
         start = [sys.executable] if torch else [sys.executable, "-c", WITHOUT_TORCH]
-        return self.call(*start, "scripts/launch.py", *overrides, **env)
+        return self.call(*start, "scripts/launch.py", *overrides, timeout=timeout, **env)
 
     def submit(self, name: str, *overrides: str, torch: bool = False, **env: str) -> tuple[Path, str]:
         """The folder and the job's id of a new run."""

@@ -85,7 +85,7 @@ def test_a_run_survives_signals_and_node_failures(cluster: Cluster, script: Scri
     assert "launch: preempted by SIGUSR2; requeue" in log(folder)
     assert "task 1: Killed; requeue" in log(folder)
     uninterrupted = script(
-        "train", *overrides, "trainer.accelerator=cpu", "trainer.devices=2", f"folder={tmp_path}/run"
+        "train", *overrides, "trainer.accelerator=cpu", "trainer.devices=2", f"folder={tmp_path}/run", timeout=400
     )
     assert uninterrupted.returncode == 0, uninterrupted.stderr
     ours, theirs = weights(folder), weights(tmp_path / "run")
@@ -121,7 +121,7 @@ def test_a_cancelled_run_saves_and_can_be_resumed(cluster: Cluster) -> None:
     wait_until(lambda: "CANCELLED" in cluster.launch("status", f"run={folder}").stdout, folder)
     assert attempts(folder)[0].startswith("preempted by SIGTERM, saved ")
     steps = torch.load(folder / "checkpoints" / "last-preempted.ckpt", weights_only=True)["global_step"]
-    done = cluster.launch("launch=slurm", f"resume={folder}", "--wait")
+    done = cluster.launch("launch=slurm", f"resume={folder}", "--wait", timeout=480)
     assert done.returncode == 0, done.stdout + done.stderr
     assert record(folder)["attempts"][1]["resumed_from"].endswith("last-preempted.ckpt")
     assert steps > 0

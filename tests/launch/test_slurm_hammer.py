@@ -56,7 +56,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.timeout(SIGNALS * 60)
 def test_no_signal_is_lost_and_no_weight_differs(cluster: Cluster, script: Script, tmp_path: Path) -> None:
-    uninterrupted = script("train", *OVERRIDES, "trainer.devices=2", f"folder={tmp_path}/run")
+    uninterrupted = script("train", *OVERRIDES, "trainer.devices=2", f"folder={tmp_path}/run", timeout=600)
     assert uninterrupted.returncode == 0, uninterrupted.stderr
     expected = weights(tmp_path / "run")
     signals = begun = completed = 0

@@ -30,8 +30,8 @@ def test_too_few_samples_end_the_search_upwards() -> None:
     assert search(64, 1, lambda size: True if size <= 200 else None) == 192
 
 
-def bench(*overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "scripts/bench.py", "batch", *overrides]
+def find_batch_size(*overrides: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "boltcutter", "find-batch-size", *overrides]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1100, check=False)
 
 
@@ -46,7 +46,7 @@ def test_search_under_a_memory_limit(tmp_path: Path) -> None:
         "data.batch_size=4096",
         "model=linear",
     ]
-    done = bench(*overrides, "limit_gib=2.6")
+    done = find_batch_size(*overrides, "limit_gib=2.6")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["4,096", "does", "not", "fit"]
@@ -62,7 +62,7 @@ def test_search_under_a_memory_limit(tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_one_line(override: str, message: str) -> None:
-    done = bench(override)
-    assert done.returncode == 1
+    done = find_batch_size(override)
+    assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

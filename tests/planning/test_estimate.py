@@ -132,11 +132,13 @@ from torch.profiler import ProfilerActivity, profile
 from boltcutter.config import instantiate as build
 from boltcutter.assembly.assemble import check_config
 from boltcutter.config.compose import compose
+from boltcutter.project import Project
 
+PROJECT = Project.find(Path.cwd())
 dist.init_process_group("gloo")
 ranks = tuple(map(int, sys.argv[1].split(",")))
 mesh = init_device_mesh("cpu", ranks, mesh_dim_names=("data_parallel", "tensor_parallel"))
-cfg = check_config(compose(Path("configs"), [*sys.argv[2:], "logger=null"]))
+cfg = check_config(compose(PROJECT, [*sys.argv[2:], "logger=null"]))
 trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)
 
 def steps():

@@ -81,7 +81,9 @@ trainer = SimpleNamespace(strategy=strategy, precision_plugin=None, current_epoc
 if rank == 1:  # the other sees finite shards alone
     shards[-1].grad.fill_(float("nan"))
 try:
-    Guard(sys.argv[1], save_batch=False).on_before_optimizer_step(trainer, task, optimizers[1])
+    guard = Guard(sys.argv[1], save_batch=False)
+    guard.setup(trainer, task, "fit")
+    guard.on_before_optimizer_step(trainer, task, optimizers[1])
 except NonFiniteGradientError as error:
     print(rank, error, flush=True)
 torch.distributed.barrier()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 
 TRIAL = ["trainer.limit_train_batches=3", "trainer.max_epochs=1", "trainer.limit_val_batches=2"]
@@ -35,8 +36,12 @@ def main(project: Project, overrides: list[str]) -> None:
 
     Args:
         project: Whose configuration is used.
-        overrides: Overrides of ``train.py``, and ``limit_gib=…``: memory limit of each process on a CPU, by default
+        overrides: Overrides of training, and ``limit_gib=…``: memory limit of each process on a CPU, by default
             90 % of the free memory.
+
+    Raises:
+        ConfigError: An override is wrong.
+        TrialError: No batch size fits, or a trial failed for another reason.
     """
     limits = [override.partition("=")[2] for override in overrides if override.startswith("limit_gib=")]
     overrides = [override for override in overrides if not override.startswith("limit_gib=")]
@@ -45,12 +50,12 @@ def main(project: Project, overrides: list[str]) -> None:
     except ValueError:
         limit = 0.0
     if limit <= 0:
-        raise TrialError(f"limit_gib={limits[-1]} is not a number of GiB; try 4")
+        raise ConfigError(f"limit_gib={limits[-1]} is not a number of GiB; try 4")
     os.environ.update(project.environment)
     train = [sys.executable, *project.train_command]
     printed = _run([*train, "--print", *overrides])
     if printed.returncode:
-        raise TrialError(printed.stderr.strip().removeprefix("error: "))
+        raise ConfigError(_message(printed.stderr))
     cfg = yaml.safe_load(printed.stdout)
     start, ranks = cfg["data"]["batch_size"], [cfg["trainer"].get(key, 1) for key in ("devices", "num_nodes")]
     unit = math.prod(number for number in ranks if isinstance(number, int) and number > 0)
@@ -88,6 +93,7 @@ def trial(train: list[str], overrides: list[str], limit: float, scratch: Path, s
     """Return whether three steps with batches of ``size`` succeed; None if there are too few samples.
 
     Raises:
+        ConfigError: The configuration has mistakes.
         TrialError: They fail for another reason than lack of memory.
     """
     folder = scratch / str(size)
@@ -99,13 +105,20 @@ def trial(train: list[str], overrides: list[str], limit: float, scratch: Path, s
         return False
     if TOO_FEW.search(done.stderr):
         return None
-    raise TrialError(f"data.batch_size={size}: {done.stderr.strip().splitlines()[-1].removeprefix('error: ')}")
+    if done.returncode == 2:
+        raise ConfigError(_message(done.stderr))
+    raise TrialError(f"data.batch_size={size}: {_message(done.stderr.strip().splitlines()[-1])}")
 
 
 def free_gib() -> float:
     """Return the available memory of the machine, in GiB."""
     found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
     return int(found[1]) / 2**20 if found else 1.0
+
+
+def _message(stderr: str) -> str:
+    """Return the lines of an error without their prefix."""
+    return "\n".join(line.removeprefix("error: ") for line in stderr.strip().splitlines())
 
 
 def _run(command: list[str], limit: float | None = None) -> subprocess.CompletedProcess[str]:
