@@ -25,7 +25,7 @@ def images(count: int, channels: int = 3, height: int = 13, width: int = 17) -> 
 
 @pytest.mark.parametrize("augment", EACH)
 @pytest.mark.parametrize("size", [(1, 28, 28), (3, 13, 17), (3, 96, 96)])
-def test_a_sample_comes_out_the_same_in_any_company(augment: Augment, size: tuple[int, int, int]) -> None:
+def test_augmentation_does_not_depend_on_the_batch(augment: Augment, size: tuple[int, int, int]) -> None:
     inputs = images(41, *size)
     together = augment(inputs, Batch(range(41), seed=1, epoch=2))
     assert (together.dtype, together.shape) == (torch.uint8, inputs.shape)
@@ -34,7 +34,7 @@ def test_a_sample_comes_out_the_same_in_any_company(augment: Augment, size: tupl
 
 
 @pytest.mark.parametrize("augment", EACH)
-def test_epochs_and_seeds_differ_and_inputs_stay(augment: Augment) -> None:
+def test_augmentation_depends_on_epoch_and_seed_and_copies_its_inputs(augment: Augment) -> None:
     inputs = images(20)
     before = inputs.clone()
     first = augment(inputs, Batch(range(20), seed=1, epoch=0))
@@ -45,14 +45,14 @@ def test_epochs_and_seeds_differ_and_inputs_stay(augment: Augment) -> None:
     assert not torch.equal(first, augment(inputs, Batch(range(20), seed=2, epoch=0)))
 
 
-def test_nothing_asked_for_changes_nothing() -> None:
+def test_default_settings_change_nothing() -> None:
     inputs = images(8)
     assert torch.equal(Augment()(inputs, Batch(range(8))), inputs)
     tiny = Augment(rotate=1e-9, brightness=1e-9, contrast=1e-9)
     assert torch.equal(tiny(inputs, Batch(range(8))), inputs)
 
 
-def test_half_the_images_are_mirrored() -> None:
+def test_half_the_images_are_flipped() -> None:
     inputs = images(1000)
     out = Augment(flip=0.5)(inputs, Batch(range(1000)))
     mirrored = (out == inputs.flip(3)).flatten(1).all(1)
@@ -62,7 +62,7 @@ def test_half_the_images_are_mirrored() -> None:
     assert torch.equal(Augment(flip=1)(inputs, Batch(range(1000))), inputs.flip(3))
 
 
-def test_shift_moves_by_every_whole_step_and_uncovers_zeros() -> None:
+def test_shift_draws_every_offset_and_pads_with_zeros() -> None:
     inputs = images(400, 1, 9, 9) | 1  # no zeros inside
     out = Augment(shift=2)(inputs, Batch(range(400)))
     padded = torch.nn.functional.pad(inputs, (2, 2, 2, 2))
@@ -74,7 +74,7 @@ def test_shift_moves_by_every_whole_step_and_uncovers_zeros() -> None:
     assert len(seen) == 25
 
 
-def test_a_mirror_image_is_also_shifted_the_same_way() -> None:
+def test_flipped_images_are_shifted_in_the_same_direction() -> None:
     inputs = images(50)
     batch = Batch(range(50))
     assert torch.equal(Augment(flip=1, shift=2)(inputs, batch), Augment(shift=2)(inputs.flip(3), batch))
@@ -84,7 +84,7 @@ def test_a_mirror_image_is_also_shifted_the_same_way() -> None:
     assert torch.equal(Augment(shift=2, rotate=1e-9)(inputs, batch), Augment(shift=2)(inputs, batch))
 
 
-def test_turning_is_that_of_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotation_equals_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = images(1, 1, 15, 21)
     for draw, angle in ((0.5, 0.0), (1 - 2**-24, 90.0), (0.0, -90.0), (0.75, 45.0), (0.6, 18.0)):
         monkeypatch.setattr(augment, "uniform", lambda batch, count, d=draw: np.full((1, count), d, np.float32))
@@ -98,7 +98,7 @@ def test_turning_is_that_of_a_reference(monkeypatch: pytest.MonkeyPatch) -> None
         assert out.any()
 
 
-def test_brightness_and_contrast_stay_in_their_bounds() -> None:
+def test_brightness_and_contrast_stay_within_their_bounds() -> None:
     inputs = torch.full((500, 1, 4, 4), 100, dtype=torch.uint8)
     bright = Augment(brightness=0.3)(inputs, Batch(range(500)))[:, 0, 0, 0]
     assert 69 <= bright.min() <= 72
@@ -110,10 +110,10 @@ def test_brightness_and_contrast_stay_in_their_bounds() -> None:
     assert 19 <= spread.min() <= 23
     assert 57 <= spread.max() <= 61
     white = Augment(brightness=1)(torch.full((50, 1, 2, 2), 255, dtype=torch.uint8), Batch(range(50)))
-    assert (white == 255).flatten(1).all(1).any()  # cut off at the top, not begun again at 0
+    assert (white == 255).flatten(1).all(1).any()  # clipped at 255, not wrapped around
 
 
-def test_erase_blackens_one_square() -> None:
+def test_erase_sets_one_square_to_zero() -> None:
     inputs = torch.full((300, 2, 10, 10), 9, dtype=torch.uint8)
     out = Augment(erase=3)(inputs, Batch(range(300)))
     assert torch.equal(out[:, 0], out[:, 1])
@@ -124,7 +124,7 @@ def test_erase_blackens_one_square() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"flip": 1.5}, {"shift": -1}, {"rotate": -0.1}, {"erase": -2}, {"contrast": -1}])
-def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
+def test_invalid_settings_are_an_error(settings: dict[str, float]) -> None:
     name, value = next(iter(settings.items()))
     with pytest.raises(ValueError, match=rf"^data.augment.{name}={value} is .+; (try|give) .+$"):
         Augment(**settings)  # type: ignore[arg-type]

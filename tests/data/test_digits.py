@@ -7,7 +7,7 @@ from PIL import Image
 from boltcutter.data.digits import Digits
 
 
-def test_digits_are_bytes_in_stratified_splits() -> None:
+def test_digits_are_uint8_in_stratified_splits() -> None:
     data = Digits()
     data.setup("fit")
     assert data.splits is not None
@@ -26,12 +26,12 @@ def test_split_depends_on_the_seed() -> None:
     assert Digits().fingerprint() == Digits().fingerprint() != Digits(seed=1).fingerprint()
 
 
-def test_other_sizes_are_refused() -> None:
+def test_other_shapes_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"data.shape=\(1, 28, 28\), data.num_classes=10: digits have"):
         Digits(shape=(1, 28, 28))
 
 
-def test_new_digits_are_brought_to_shape(tmp_path: Path) -> None:
+def test_new_images_are_resized(tmp_path: Path) -> None:
     Image.new("RGB", (40, 20), (255, 255, 255)).save(tmp_path / "a.png")
     inputs, names = Digits().read([tmp_path])
     assert inputs.shape == (1, 1, 8, 8)

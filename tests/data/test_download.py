@@ -1,8 +1,10 @@
 import contextlib
 import hashlib
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +19,7 @@ SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Behaves as the first part of the path says: good, plain (no ranges), cut (breaks off), wrong, short, slow."""
+    """Behaves according to the path: good, plain (no range requests), cut (drops the connection), wrong, slow."""
 
     asked: list[tuple[str, str | None]]
 
@@ -95,7 +97,7 @@ def files(target: Path) -> list[str]:
 @pytest.mark.parametrize(
     "checksum", [SHA256, SHA256.upper().replace("SHA", "sha"), f"md5:{hashlib.md5(CONTENT).hexdigest()}", None]
 )
-def test_a_file_comes_whole_and_once(server: Server, target: Path, checksum: str | None) -> None:
+def test_a_file_is_downloaded_once(server: Server, target: Path, checksum: str | None) -> None:
     assert download_file("file.gz", server("good"), target, checksum) == target
     assert target.read_bytes() == CONTENT
     assert files(target) == ["file.gz"]
@@ -103,13 +105,13 @@ def test_a_file_comes_whole_and_once(server: Server, target: Path, checksum: str
     assert server.asked == [("good", None)]
 
 
-def test_the_next_mirror_is_asked(server: Server, target: Path) -> None:
+def test_the_next_mirror_is_tried(server: Server, target: Path) -> None:
     download_file("file.gz", ["http://127.0.0.1:9/", *server("missing", "wrong", "good")], target, SHA256)
     assert target.read_bytes() == CONTENT
     assert server.asked == [("missing", None), ("wrong", None), ("good", None)]
 
 
-def test_a_part_is_gone_on_with(server: Server, target: Path) -> None:
+def test_a_partial_download_is_resumed(server: Server, target: Path) -> None:
     part(target, CONTENT[:600_001])
     download_file("file.gz", server("good"), target, SHA256)
     assert target.read_bytes() == CONTENT
@@ -117,32 +119,34 @@ def test_a_part_is_gone_on_with(server: Server, target: Path) -> None:
     assert files(target) == ["file.gz"]
 
 
-def test_a_server_without_ranges_sends_all_again(server: Server, target: Path) -> None:
+def test_a_server_without_range_requests_sends_the_whole_file(server: Server, target: Path) -> None:
     part(target, CONTENT[:600_001])
     download_file("file.gz", server("plain"), target, SHA256)
     assert target.read_bytes() == CONTENT
 
 
-def test_a_whole_part_is_only_verified(server: Server, target: Path) -> None:
+def test_a_complete_partial_file_is_only_verified(server: Server, target: Path) -> None:
     part(target, CONTENT)
     download_file("file.gz", server("good"), target, SHA256)
     assert target.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("content", [b"rubbish", CONTENT + b"more", CONTENT[::-1]])
-def test_a_wrong_part_is_thrown_away(server: Server, target: Path, content: bytes) -> None:
+def test_a_damaged_partial_file_is_discarded(server: Server, target: Path, content: bytes) -> None:
     part(target, content)
     download_file("file.gz", server("good"), target, SHA256)
     assert target.read_bytes() == CONTENT
 
 
-def test_a_connection_that_breaks_off_is_taken_up_again(server: Server, target: Path) -> None:
+def test_a_dropped_connection_is_retried(server: Server, target: Path) -> None:
     download_file("file.gz", server("cut"), target, SHA256)
     assert target.read_bytes() == CONTENT
     assert server.asked == [("cut", None), ("cut", "bytes=400000-"), ("cut", "bytes=800000-")]
 
 
-def test_what_arrived_is_kept_for_the_next_run(server: Server, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_download_is_kept_for_the_next_run(
+    server: Server, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(download, "TRIES", 1)
     with pytest.raises(OSError, match="broke off after 400000 of 1024000 bytes"):
         download_file("file.gz", server("cut"), target, SHA256)
@@ -152,7 +156,7 @@ def test_what_arrived_is_kept_for_the_next_run(server: Server, target: Path, mon
     assert server.asked[1:] == [("good", "bytes=400000-")]
 
 
-def test_wrong_bytes_never_become_the_file(server: Server, target: Path) -> None:
+def test_a_file_with_another_checksum_is_not_saved(server: Server, target: Path) -> None:
     with pytest.raises(
         OSError, match=r"^file.gz: not downloaded \(.*missing/: HTTP 404 .*; .*wrong/: its sha256 is .*, expected"
     ) as error:
@@ -162,21 +166,21 @@ def test_wrong_bytes_never_become_the_file(server: Server, target: Path) -> None
     assert files(target) == []
 
 
-def test_a_silent_server_is_left(server: Server, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_server_times_out(server: Server, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "TIMEOUT", 0.2)
     monkeypatch.setattr(download, "TRIES", 1)
     download_file("file.gz", server("slow", "good"), target, SHA256)
     assert target.read_bytes() == CONTENT
 
 
-def test_no_mirror_and_no_known_checksum(target: Path) -> None:
+def test_missing_mirrors_and_unknown_checksum_algorithms_are_an_error(target: Path) -> None:
     with pytest.raises(OSError, match=r"data.mirrors is empty"):
         download_file("file.gz", [], target, SHA256)
     with pytest.raises(ValueError, match=r"data.checksums: crc:1 of file.gz is neither sha256:… nor md5:…"):
         download_file("file.gz", [], target, "crc:1")
 
 
-def test_processes_download_at_the_same_time(server: Server, target: Path) -> None:
+def test_concurrent_processes_download_a_file_once(server: Server, target: Path) -> None:
     code = (
         "import sys, pathlib; from boltcutter.data.download import download_file;"
         "download_file('file.gz', [sys.argv[1]], pathlib.Path(sys.argv[2]), sys.argv[3])"
@@ -191,19 +195,34 @@ def test_processes_download_at_the_same_time(server: Server, target: Path) -> No
     assert server.asked == [("good", None)]
 
 
-def test_a_lock_survives_the_file_being_moved_away(target: Path) -> None:
+def test_a_waiting_process_locks_the_new_file_if_the_old_one_was_renamed(target: Path) -> None:
     target.parent.mkdir()
     moved = target.with_name("moved")
+    sizes: list[int] = []
+    waiting = threading.Thread(target=lambda: sizes.append(_size(target)))
     with download._locked(target) as first:
-        waiting = threading.Thread(target=lambda: done.append(_size(target)))
-        done: list[int] = []
-        waiting.start()
         first.write(b"whole")
+        first.flush()
+        waiting.start()
+        _wait_until_open(target, 2)
         target.replace(moved)
         target.write_bytes(b"new")
-    waiting.join(10)
-    assert done == [3]  # what is there now, not the file that was moved
+    waiting.join()
+    assert sizes == [3]
     assert moved.read_bytes() == b"whole"
+
+
+def _wait_until_open(path: Path, count: int) -> None:
+    """Wait until this process has opened a file ``count`` times."""
+    while sum(os.path.samefile(file, path) for file in _open_files()) < count:
+        time.sleep(0.01)
+
+
+def _open_files() -> Iterator[str]:
+    for link in Path("/dev/fd").iterdir():
+        with contextlib.suppress(OSError):
+            os.stat(link)
+            yield str(link)
 
 
 def _size(path: Path) -> int:

@@ -6,7 +6,7 @@ import pytest
 from boltcutter.data.files import BLOCK_BYTES, find_files, sampled_hash
 
 
-def test_a_file_a_folder_and_a_pattern(tmp_path: Path) -> None:
+def test_files_are_found_by_path_folder_and_pattern(tmp_path: Path) -> None:
     for name in ("b.npy", "a.bin", "c.txt"):
         (tmp_path / name).touch()
     assert [path.name for path in find_files(str(tmp_path), "data.path")] == ["a.bin", "b.npy"]
@@ -16,7 +16,7 @@ def test_a_file_a_folder_and_a_pattern(tmp_path: Path) -> None:
         find_files("nothing/*", "data.val")
 
 
-def test_a_fingerprint_tells_size_time_and_blocks_apart(tmp_path: Path) -> None:
+def test_the_hash_depends_on_size_time_and_blocks(tmp_path: Path) -> None:
     file = tmp_path / "a.bin"
     seen = []
     for content, time in (

@@ -30,7 +30,7 @@ def trainer() -> L.Trainer:
     return L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
 
 
-def test_a_random_split_is_the_same_in_each_process_and_is_made_once(  # of which only one sets data up early
+def test_a_random_split_is_the_same_in_each_process_and_drawn_once(  # of which only one sets data up early
 ) -> None:
     early, late = Split(), Split()
     for data in (early, late):
@@ -48,12 +48,12 @@ def test_a_random_split_is_the_same_in_each_process_and_is_made_once(  # of whic
     assert len(early.calls) == 2
 
 
-def test_a_split_without_a_batch_is_refused() -> None:
+def test_a_split_without_a_batch_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"train split.*data\.batch_size"):
         run_hooks_early(trainer(), L.LightningModule(), Split(8))
 
 
-def test_several_loaders() -> None:
+def test_empty_loaders_are_found_in_any_structure() -> None:
     none, some = DataLoader([]), DataLoader([1, 2])  # type: ignore[arg-type,var-annotated]
     assert has_no_batch([none, none])
     assert has_no_batch(CombinedLoader({"a": none}))

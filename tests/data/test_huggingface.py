@@ -259,7 +259,7 @@ def test_worker_processes_open_the_files_themselves(write: Any) -> None:
         ({"dtype": "uint7"}, r"^data.dtype=uint7 is not a dtype"),
     ],
 )
-def test_mistakes_are_one_line(write: Any, changes: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_one_line_errors(write: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         next(iter(open_data(write(write_csv), **changes).train_dataloader()))
     assert "\n" not in str(error.value)

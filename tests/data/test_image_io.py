@@ -13,14 +13,14 @@ def save(path: Path, pixels: np.ndarray, **options: object) -> Path:
     return path
 
 
-def test_pixels_come_as_they_are(tmp_path: Path) -> None:
+def test_pixels_are_unchanged_at_the_same_size(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
     image = read_image(save(tmp_path / "a.png", pixels), (3, 5, 7))
     assert image.dtype == torch.uint8
     assert np.array_equal(image.permute(1, 2, 0), pixels)
 
 
-def test_longer_side_is_cut_at_the_centre(tmp_path: Path) -> None:
+def test_images_are_center_cropped(tmp_path: Path) -> None:
     pixels = np.zeros((10, 30, 3), np.uint8)
     pixels[:, 10:20] = 200
     assert (read_image(save(tmp_path / "a.png", pixels), (3, 10, 10)) == 200).all()
@@ -29,7 +29,9 @@ def test_longer_side_is_cut_at_the_centre(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 100), (100, 3), (8, 8), (401, 399)])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 9), (3, 16, 4)])
-def test_any_size_gets_the_shape(tmp_path: Path, size: tuple[int, int], shape: tuple[int, int, int]) -> None:
+def test_images_of_any_size_are_resized_to_the_shape(
+    tmp_path: Path, size: tuple[int, int], shape: tuple[int, int, int]
+) -> None:
     image = read_image(save(tmp_path / "a.png", np.full((*size, 3), 77, np.uint8)), shape)
     assert image.shape == shape
     assert (image == 77).all()
@@ -40,7 +42,7 @@ def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path) -> None:
     assert read_image(save(tmp_path / "a.png", pixels), (1, 2, 2)).tolist() == [[[0, 1], [127, 255]]]
 
 
-def test_a_image_from_a_turned_camera_stands_upright(tmp_path: Path) -> None:
+def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     pixels = np.zeros((16, 16), np.uint8)
     pixels[:8] = 255
     turned = Image.Exif()
@@ -50,7 +52,7 @@ def test_a_image_from_a_turned_camera_stands_upright(tmp_path: Path) -> None:
     assert image[9:].min() > 235
 
 
-def test_a_large_jpeg_comes_out_as_the_same_png(tmp_path: Path) -> None:
+def test_a_large_jpeg_equals_the_same_png(tmp_path: Path) -> None:
     pixels = np.linspace(0, 255, 1200 * 800).reshape(800, 1200).astype(np.uint8)
     small = [read_image(save(tmp_path / name, pixels), (1, 20, 30)) for name in ("a.png", "a.jpg")]
     assert (small[0].int() - small[1].int()).abs().max() <= 3
@@ -79,7 +81,7 @@ def test_files_and_folders_are_read_in_order(tmp_path: Path) -> None:
     assert names[-1] == str(tmp_path / "b.png")
 
 
-def test_mistakes_are_told(tmp_path: Path) -> None:
+def test_invalid_settings_are_one_line_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"input=.*: no PNG or JPEG image there; give images or a folder"):
         read_images([tmp_path], (1, 4, 4))
     with pytest.raises(ValueError, match=r"input=.*gone: no such file or folder"):

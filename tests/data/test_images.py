@@ -16,7 +16,7 @@ SHAPE = (3, 6, 8)
 
 
 def fill(folder: Path, count: int, grey: int, suffix: str = ".png") -> None:
-    """``count`` images of different sizes; green tells which."""
+    """``count`` images of different sizes; green is the index."""
     folder.mkdir(parents=True)
     for number in range(count):
         pixels = np.full((6 + number % 5, 8 + number % 3, 3), grey, np.uint8)
@@ -44,7 +44,7 @@ def contents(data: Images) -> list[set[tuple[int, int]]]:
     return found
 
 
-def test_class_folders_are_cut_into_three_stratified_splits(flat: Path) -> None:
+def test_class_folders_are_split_and_stratified(flat: Path) -> None:
     data = Images(folder=flat, shape=SHAPE, batch_size=6)
     train, val, test = contents(data)
     assert [len(train), len(val), len(test)] == [42, 9, 9]
@@ -58,7 +58,7 @@ def test_class_folders_are_cut_into_three_stratified_splits(flat: Path) -> None:
     ("own", "lengths"),
     [(["val", "test"], [60, 4, 4]), (["val"], [50, 4, 10]), (["test"], [50, 10, 4]), ([], [42, 9, 9])],
 )
-def test_splits_with_folders_of_their_own_are_taken_as_they_are(flat: Path, own: list[str], lengths: list[int]) -> None:
+def test_folders_of_splits_are_used_unchanged(flat: Path, own: list[str], lengths: list[int]) -> None:
     flat.rename(flat.with_name("train"))
     for split in own:
         fill(flat.parent / split / "dog", 4, 200, ".jpg")
@@ -83,14 +83,14 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert data.classes == ["train", "tram"]
 
 
-def test_hidden_and_other_files_are_left_out(flat: Path) -> None:
+def test_hidden_and_other_files_are_skipped(flat: Path) -> None:
     (flat / ".cache").mkdir()
     (flat / "cat" / "notes.txt").write_text("no image")
     (flat / "cat" / "._0.png").write_text("what macOS leaves behind")
     assert sum(map(len, contents(Images(folder=flat, shape=SHAPE, batch_size=6)))) == 60
 
 
-def test_fingerprint_follows_names_sizes_and_shape(flat: Path) -> None:
+def test_fingerprint_depends_on_names_sizes_and_shape(flat: Path) -> None:
     def fingerprint(shape: tuple[int, int, int] = SHAPE) -> str:
         return Images(folder=flat, shape=shape).fingerprint()
 
@@ -103,7 +103,7 @@ def test_fingerprint_follows_names_sizes_and_shape(flat: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")
-def test_training_images_are_changed_the_same_by_any_worker(flat: Path) -> None:
+def test_augmentation_does_not_depend_on_workers(flat: Path) -> None:
     def first(num_workers: int, augment: Augment | None) -> torch.Tensor:
         data = Images(folder=flat, shape=SHAPE, batch_size=42, num_workers=num_workers, augment=augment)
         return torch.cat([inputs for inputs, _ in data.train_dataloader()])
@@ -129,26 +129,26 @@ def test_a_damaged_image_is_named(flat: Path, num_workers: int) -> None:
         loader._iterator._shutdown_workers()  # left to the garbage collector it takes 5 s
 
 
-def test_folders_that_are_not_as_needed(tmp_path: Path, flat: Path) -> None:
-    def told(message: str, folder: Path = flat, **settings: Any) -> None:
+def test_invalid_folders_are_one_line_errors(tmp_path: Path, flat: Path) -> None:
+    def check(message: str, folder: Path = flat, **settings: Any) -> None:
         with pytest.raises(ValueError, match=message):
             Images(folder=folder, **settings).setup("fit")
 
-    told(r"data.folder=.*gone: no such folder; give one", tmp_path / "gone")
-    told(r"data.num_classes=3, but .*pets has 2 class folders; set it to null", num_classes=3)
-    told(r"data.shape=\[4, 8, 8\] must be channels \(1 or 3\)", shape=(4, 8, 8))
-    told(r"data.split=\[1.0, 0.0, 0.0\] must be three", split=(1.0, 0.0, 0.0))
-    told(r"data.folder=.*: only the class pets in .*; at least two", tmp_path)
-    told(r"data.folder=.*: no class folder in .*cat; at least two", flat / "cat")
+    check(r"data.folder=.*gone: no such folder; give one", tmp_path / "gone")
+    check(r"data.num_classes=3, but .*pets has 2 class folders; set it to null", num_classes=3)
+    check(r"data.shape=\[4, 8, 8\] must be channels \(1 or 3\)", shape=(4, 8, 8))
+    check(r"data.split=\[1.0, 0.0, 0.0\] must be three", split=(1.0, 0.0, 0.0))
+    check(r"data.folder=.*: only the class pets in .*; at least two", tmp_path)
+    check(r"data.folder=.*: no class folder in .*cat; at least two", flat / "cat")
     (flat / "bird").mkdir()
-    told(r"bird: no PNG or JPEG image in this class folder; add some or remove it")
+    check(r"bird: no PNG or JPEG image in this class folder; add some or remove it")
     (flat / "bird").rmdir()
     flat.rename(tmp_path / "train")
     fill(tmp_path / "test" / "bird", 3, 100)
-    told(r"test/bird: not a class of .*train; add it there or remove it here", tmp_path)
+    check(r"test/bird: not a class of .*train; add it there or remove it here", tmp_path)
 
 
-def test_its_option_builds(flat: Path) -> None:
+def test_the_option_builds(flat: Path) -> None:
     cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "images.yaml")})
     cfg.data.folder, cfg.data.num_workers = str(flat), 0
     data = build(cfg.data, "data")

@@ -53,12 +53,12 @@ def test_batches_do_not_depend_on_ranks_and_workers(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=WORKERS)])
-def test_a_data_set_that_can_be_divided_is_read_once(num_workers: int) -> None:
+def test_a_shardable_data_set_is_read_once(num_workers: int) -> None:
     ranks = [batches(Divided(23), rank, 2, num_workers=num_workers) for rank in range(2)]
     assert sorted(number for rank in ranks for batch in rank for number in batch) == list(range(100, 123))
 
 
-def test_a_length_is_told_where_it_is_known() -> None:
+def test_the_length_is_known_if_the_data_set_has_one() -> None:
     class Sized(Numbers):
         def __len__(self) -> int:
             return self.length
@@ -70,14 +70,14 @@ def test_a_length_is_told_where_it_is_known() -> None:
         len(IterableLoader(Numbers(23), 4, **settings))
 
 
-def test_copies_share_nothing() -> None:
+def test_copies_are_independent() -> None:
     loader = IterableLoader(Numbers(9), 4, seed=0, rank=0, world_size=1)
     assert [len(batch) for batch in copy.copy(loader)] == [4, 4, 1]
     assert loader.num_yielded == 0
 
 
 @pytest.mark.slow
-def test_two_ranks_end_together_and_equal_one(script: Script, tmp_path: Path) -> None:
+def test_two_ranks_stop_together_and_equal_one_rank(script: Script, tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(ROOT / "tests" / "foreign")}
     words = ["data=synthetic", "data._target_=streams.Streams", "data.shape=[4]", "data.num_classes=3", "model=linear"]
     words += ["scheduler=constant", "logger=null", "report=false", "trainer.accelerator=cpu", "trainer.max_epochs=2"]

@@ -10,7 +10,7 @@ from boltcutter.data.sampler import BatchSampler
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_lightning_finds_where_to_set_the_epoch(shuffle: bool) -> None:
+def test_lightning_sets_the_epoch(shuffle: bool) -> None:
     numbers = torch.arange(8)
     loader = Loader(BatchedTensorDataset(numbers, numbers), BatchSampler(8, 4, shuffle=shuffle))
     _set_sampler_epoch(loader, 3)
@@ -21,7 +21,7 @@ def test_lightning_finds_where_to_set_the_epoch(shuffle: bool) -> None:
     assert (loader.num_yielded, loader.started) == (2, True)
 
 
-def test_what_is_ours_is_told_from_other_data_sets() -> None:
+def test_batched_data_sets_are_distinguished_from_others() -> None:
     numbers = torch.arange(8)
     assert isinstance(BatchedTensorDataset(numbers, numbers), BatchedDataset)
     assert not isinstance(torch.utils.data.TensorDataset(numbers), BatchedDataset)

@@ -26,7 +26,7 @@ class Many(Noise):
 
 
 @pytest.mark.parametrize("make", [Noise, lambda: Subset(Noise(), range(9))])
-def test_what_is_random_belongs_to_the_sample(make: Any) -> None:
+def test_random_transforms_depend_on_the_sample_only(make: Any) -> None:
     samples = BatchedMapDataset(make())
     together = samples.__getitems__(Batch(range(9), seed=1, epoch=2))
     alone = samples.__getitems__(Batch([4], seed=1, epoch=2))
@@ -35,19 +35,19 @@ def test_what_is_random_belongs_to_the_sample(make: Any) -> None:
     assert not torch.equal(samples.__getitems__(Batch([4], seed=1, epoch=3))["noise"], alone["noise"])
 
 
-def test_a_data_set_may_fetch_several_samples_and_collate_may_be_given() -> None:
+def test_getitems_and_collate_are_used() -> None:
     samples = BatchedMapDataset(Many(), lambda found: [sample["index"] for sample in found])
     assert samples.__getitems__(Batch([3, 5])) == [3, 5]
     assert len(samples) == 9
 
 
-def test_tensors_are_fetched_as_torch_collates_them() -> None:
+def test_tensor_data_sets_are_fetched_as_torch_collates_them() -> None:
     samples = BatchedMapDataset(TensorDataset(torch.arange(5.0), torch.arange(5)))
     inputs, targets = samples.__getitems__(Batch([3, 1]))
     assert (inputs.tolist(), targets.tolist()) == ([3.0, 1.0], [3, 1])
 
 
-def test_a_fingerprint_follows_what_can_be_seen() -> None:
+def test_fingerprint_depends_on_length_and_samples() -> None:
     tensors = TensorDataset(torch.arange(50))
     changed = TensorDataset(torch.arange(50).index_fill(0, torch.tensor([17]), 0))
     named: Any = Noise()

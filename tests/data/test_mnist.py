@@ -54,7 +54,7 @@ def numbers(inputs: torch.Tensor) -> set[int]:
     return {256 * high + low for high, low in inputs[:, 0, 0, 1:3].tolist()}
 
 
-def test_val_is_a_stratified_share_of_the_training_files(folder: Path) -> None:
+def test_val_is_a_stratified_fraction_of_the_training_files(folder: Path) -> None:
     (train, train_labels), (val, val_labels), (test, test_labels) = splits(MNIST(folder=folder, val_fraction=0.2))
     assert (train.shape, train.dtype, train_labels.dtype) == ((320, 1, 28, 28), torch.uint8, torch.int64)
     assert numbers(train) | numbers(val) == set(range(400))
@@ -64,7 +64,7 @@ def test_val_is_a_stratified_share_of_the_training_files(folder: Path) -> None:
         assert torch.equal(inputs[:, 0, 0, 0].long(), labels)
 
 
-def test_one_pair_of_files_can_serve_for_all(tmp_path: Path) -> None:
+def test_all_splits_can_come_from_one_pair_of_files(tmp_path: Path) -> None:
     write(tmp_path, "t10k", 300)
     parts = [numbers(inputs) for inputs, _ in splits(MNIST(folder=tmp_path, train="t10k"))]
     assert [len(part) for part in parts] == [240, 30, 30]
@@ -73,7 +73,7 @@ def test_one_pair_of_files_can_serve_for_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pack", [gzip.compress, bytes])
 @pytest.mark.parametrize("mark", ["-idx", ".idx"])
-def test_files_may_be_unpacked_and_named_as_others_do(
+def test_uncompressed_and_differently_named_files_are_read(
     tmp_path: Path, pack: Callable[[bytes], bytes], mark: str
 ) -> None:
     end = ".gz" if pack is gzip.compress else ""
@@ -81,7 +81,7 @@ def test_files_may_be_unpacked_and_named_as_others_do(
     assert len(splits(MNIST(folder=tmp_path, train="t10k"))[0][0]) == 80
 
 
-def test_missing_files_are_told_with_what_there_is(tmp_path: Path) -> None:
+def test_missing_files_are_reported_with_alternatives(tmp_path: Path) -> None:
     data = MNIST(folder=tmp_path)
     with pytest.raises(ValueError, match=r"data.folder=.* has no train-images-idx3-ubyte.gz; put it there$"):
         data.setup("fit")
@@ -109,7 +109,7 @@ def mirror(folder: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_what_is_missing_is_downloaded_and_checked(folder: Path, mirror: str, tmp_path: Path) -> None:
+def test_missing_files_are_downloaded_and_verified(folder: Path, mirror: str, tmp_path: Path) -> None:
     sums = {name: f"sha256:{hashlib.sha256((folder / name).read_bytes()).hexdigest()}" for name in NAMES}
     data = MNIST(folder=tmp_path / "new", mirrors=[mirror], checksums=sums)
     parts = splits(data)
@@ -146,14 +146,14 @@ def spoil_crc(raw: bytes) -> bytes:
         (lambda raw: gzip.compress(raw[:4] + bytes(4) + raw[8:16]), "0 bytes of data"),
     ],
 )
-def test_a_damaged_file_is_never_half_used(folder: Path, pack: Callable[[bytes], bytes], message: str) -> None:
+def test_a_damaged_file_is_an_error(folder: Path, pack: Callable[[bytes], bytes], message: str) -> None:
     path = folder / NAMES[2]
     path.write_bytes(pack(gzip.decompress(path.read_bytes())))
     with pytest.raises(ValueError, match=rf"^.*t10k-images-idx3-ubyte.gz: {message}.*; delete it .*or replace it$"):
         MNIST(folder=folder).setup("fit")
 
 
-def test_an_unpacked_file_is_checked_too(tmp_path: Path) -> None:
+def test_an_uncompressed_file_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "t10k-labels-idx1-ubyte"
     path.write_bytes(idx(np.arange(10)))
     assert read_idx(path, 1).tolist() == list(range(10))
@@ -162,7 +162,7 @@ def test_an_unpacked_file_is_checked_too(tmp_path: Path) -> None:
         read_idx(path, 1)
 
 
-def test_settings_that_disagree_with_the_files(folder: Path) -> None:
+def test_settings_that_contradict_the_files_are_an_error(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"data.shape=\[1, 32, 32\], but .*train-images.* has \[1, 28, 28\]; make"):
         MNIST(folder=folder, shape=(1, 32, 32)).setup("fit")
     with pytest.raises(ValueError, match=r"data.num_classes=9, but .*train-labels.* has class 9; increase it"):
@@ -179,7 +179,7 @@ def test_settings_that_disagree_with_the_files(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:This DataLoader will create")
-def test_only_training_images_are_changed_and_the_same_by_any_worker(folder: Path) -> None:
+def test_only_training_images_are_augmented_on_any_worker(folder: Path) -> None:
     def epoch(num_workers: int, epoch: int, batch_size: int = 40) -> dict[int, torch.Tensor]:
         data = MNIST(
             folder=folder, augment=Augment(rotate=20, brightness=0.5), num_workers=num_workers, batch_size=batch_size
@@ -200,7 +200,7 @@ def test_only_training_images_are_changed_and_the_same_by_any_worker(folder: Pat
 
 
 @pytest.mark.parametrize("option", ["mnist", "fashion_mnist"])
-def test_options_build_and_name_every_file(option: str, folder: Path) -> None:
+def test_options_build_and_have_all_checksums(option: str, folder: Path) -> None:
     cfg: Any = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / f"{option}.yaml")})
     assert sorted(cfg.data.checksums) == sorted(NAMES)
     assert all(len(value) == len("sha256:") + 64 for value in cfg.data.checksums.values())

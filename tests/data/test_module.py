@@ -74,7 +74,7 @@ def saved(module: DataModule) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=WORKERS)])
-def test_loaders_give_each_sample_once(num_workers: int) -> None:
+def test_loaders_yield_each_sample_once(num_workers: int) -> None:
     data = Numbers(num_workers=num_workers)
     assert [i for batch in seen(data.val_dataloader()) for i in batch] == list(range(23))
     assert [i for batch in seen(data.test_dataloader()) for i in batch] == list(range(23))
@@ -89,7 +89,7 @@ def test_loaders_give_each_sample_once(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=WORKERS)])
-def test_a_checkpoint_goes_on_at_the_very_next_sample(num_workers: int) -> None:
+def test_a_checkpoint_resumes_at_the_next_sample(num_workers: int) -> None:
     whole = seen(Numbers().train_dataloader())
     for done in range(5):
         before = Numbers(num_workers=num_workers)
@@ -119,7 +119,7 @@ def test_position_counts_samples_so_that_ranks_and_batch_size_may_change() -> No
     assert [i for pair in zip(*ranks, strict=True) for half in pair for i in half] == whole[16:]
 
 
-def test_a_finished_epoch_is_not_begun_again_at_its_end() -> None:
+def test_a_finished_epoch_is_not_repeated() -> None:
     before = Numbers()
     whole = seen(before.train_dataloader())
     after = Numbers()
@@ -136,7 +136,7 @@ def test_a_finished_epoch_is_not_begun_again_at_its_end() -> None:
         ({"batch_size": 3}, r"data: batch_size=3, but the checkpoint was saved with 4"),
     ],
 )
-def test_another_order_is_refused_unless_it_need_not_be_exact(settings: dict[str, int], message: str) -> None:
+def test_another_order_is_an_error_if_resume_is_exact(settings: dict[str, int], message: str) -> None:
     before = Numbers()
     seen(before.train_dataloader(), 2)
     after = Numbers(**settings)
@@ -191,7 +191,7 @@ def fit(steps: int, folder: Path, resume: Path | None = None, data: Any = None, 
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*LeafSpec:FutureWarning")  # Lightning on cores, and torch
-def test_lightning_resumes_at_the_very_next_sample(tmp_path: Path) -> None:
+def test_lightning_resumes_at_the_next_sample(tmp_path: Path) -> None:
     whole = fit(15, tmp_path)
     assert whole[:5] != whole[5:10]
     for step in (3, 7, 10):
@@ -200,7 +200,7 @@ def test_lightning_resumes_at_the_very_next_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*LeafSpec:FutureWarning")
-def test_an_epoch_that_max_steps_cut_short_is_gone_through_later(tmp_path: Path) -> None:
+def test_an_epoch_interrupted_by_max_steps_is_completed_later(tmp_path: Path) -> None:
     whole = fit(10, tmp_path)
     assert fit(7, tmp_path) == whole[:7]
     assert fit(10, tmp_path, tmp_path / "end.ckpt") == whole[7:]
@@ -218,7 +218,7 @@ def test_an_epoch_that_max_steps_cut_short_is_gone_through_later(tmp_path: Path)
     ],
     ids=str,
 )
-def test_resume_is_exact_whatever_the_trainer_does_with_the_loader(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_resume_is_exact_for_all_trainer_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
     epochs = {"max_steps": -1, "max_epochs": 5}
     whole = fit(-1, tmp_path, **epochs, **settings)
     length = 5 if "limit_train_batches" not in settings and "overfit_batches" not in settings else len(whole) // 5
@@ -293,7 +293,7 @@ SPLITS = {
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=WORKERS)])
 @pytest.mark.parametrize("kind", SPLITS)
-def test_data_sets_of_torch_are_resumed_at_the_very_next_sample(kind: str, num_workers: int) -> None:
+def test_torch_data_sets_are_resumed_at_the_next_sample(kind: str, num_workers: int) -> None:
     torch.manual_seed(0)
     make = SPLITS[kind]
     first = make(0)
@@ -311,7 +311,7 @@ def test_data_sets_of_torch_are_resumed_at_the_very_next_sample(kind: str, num_w
 
 
 @pytest.mark.parametrize("kind", ["plain", "weighted", "stream"])
-def test_ranks_share_out_data_sets_of_torch(kind: str) -> None:
+def test_torch_data_sets_are_sharded_over_ranks(kind: str) -> None:
     whole = [seen(SPLITS[kind](0).train_dataloader()), seen(SPLITS[kind](0).val_dataloader())]
     parts = []
     for rank in range(2):
@@ -324,7 +324,7 @@ def test_ranks_share_out_data_sets_of_torch(kind: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.parametrize("kind", ["weighted", "stream", "stateful"])
-def test_lightning_resumes_data_sets_of_torch(tmp_path: Path, kind: str) -> None:
+def test_lightning_resumes_torch_data_sets(tmp_path: Path, kind: str) -> None:
     make = SPLITS[kind]
     whole = fit(15, tmp_path, data=make(0))
     (tmp_path / "again").mkdir()
@@ -335,7 +335,7 @@ def test_lightning_resumes_data_sets_of_torch(tmp_path: Path, kind: str) -> None
         assert resumed.split.read < 30  # not what was read before
 
 
-def test_a_stream_that_reads_a_part_for_each_process() -> None:
+def test_a_sharded_iterable_data_set_is_read_once() -> None:
     class Divided(Streamed):
         def shard(self, num_shards: int, index: int) -> "Divided":
             assert num_shards == 2
@@ -352,7 +352,7 @@ def test_a_stream_that_reads_a_part_for_each_process() -> None:
     assert [len(part) for part in parts] == [4, 5]
 
 
-def test_there_may_be_no_test_split() -> None:
+def test_the_test_split_is_optional() -> None:
     data = Ordinary(Plain())
     data.setup("fit")
     assert data.empty_splits == {"test"}
@@ -367,7 +367,7 @@ def on_rank(rank: int, world: int) -> Any:
     return SimpleNamespace(strategy=strategy)
 
 
-def test_ranks_come_from_lightning() -> None:
+def test_rank_and_world_size_come_from_lightning() -> None:
     parts = []
     for rank in range(2):
         data = Numbers()
@@ -380,7 +380,7 @@ def test_ranks_come_from_lightning() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=WORKERS)])
-def test_an_error_is_one_line_also_from_a_worker(num_workers: int) -> None:
+def test_an_error_in_a_worker_is_one_line(num_workers: int) -> None:
     loader = Numbers(num_workers=num_workers, bad=7).train_dataloader()
     with pytest.raises(ValueError, match=r"^sample 7: damaged; replace it$"):
         seen(loader)
@@ -388,7 +388,7 @@ def test_an_error_is_one_line_also_from_a_worker(num_workers: int) -> None:
         loader._iterator._shutdown_workers()  # left to the garbage collector it takes 5 s
 
 
-def test_fingerprint_follows_the_contents() -> None:
+def test_fingerprint_depends_on_the_contents() -> None:
     same = {Numbers(seed=seed).fingerprint() for seed in (0, 0, 1)}
     assert len(same) == 1
     assert Numbers(24).fingerprint() not in same
@@ -409,13 +409,13 @@ def test_splits_are_disjoint_complete_and_stratified() -> None:
     assert not np.array_equal(parts[2], split_indices(800, (0.7, 0.1, 0.2), 4, labels)[2])
 
 
-def test_cut_takes_from_the_given_samples_only() -> None:
+def test_split_off_uses_the_given_samples_only() -> None:
     kept, taken = split_off(np.arange(0, 100, 2), 0.1, 0)
     assert len(taken) == 5
     assert sorted([*kept, *taken]) == list(range(0, 100, 2))
 
 
-def test_mistakes_are_told_on_one_line() -> None:
+def test_invalid_settings_are_one_line_errors() -> None:
     with pytest.raises(
         ValueError, match=r"^data.split=\[0.5, 0.5, 0.5\] must be three positive fractions that add up to 1"
     ):
@@ -434,7 +434,7 @@ WHOLE = [file for file in sorted(CONFIGS.glob("*.yaml")) if "defaults:" not in f
 
 
 @pytest.mark.parametrize("file", WHOLE, ids=lambda file: file.stem)
-def test_options_tell_what_they_are_and_what_they_give(file: Path) -> None:
+def test_options_have_a_description_and_the_common_settings(file: Path) -> None:
     text, cfg = file.read_text(), OmegaConf.load(file)
     assert text.startswith("# ")
     assert "seed: ${seed}" in text
@@ -443,7 +443,7 @@ def test_options_tell_what_they_are_and_what_they_give(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("accelerator", "pinned"), [(CPUAccelerator(), False), (CUDAAccelerator(), True)])
-def test_memory_is_pinned_where_training_uses_a_gpu(
+def test_memory_is_pinned_for_training_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, accelerator: Any, pinned: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -20,7 +20,7 @@ def batches(length: int, size: int, world: int = 1, epoch: int = 0, **settings: 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_ranks_together_see_each_sample_once(world: int, shuffle: bool) -> None:
+def test_ranks_together_yield_each_sample_once(world: int, shuffle: bool) -> None:
     for length in [*range(3, 40), 97, 100, 101]:
         for size in (6, 12):
             ranks = batches(length, size, world, shuffle=shuffle)
@@ -38,13 +38,13 @@ def test_kth_batch_is_the_same_for_every_number_of_ranks(world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_drop_last_leaves_whole_and_equal_batches(world: int) -> None:
+def test_drop_last_leaves_full_batches_of_equal_size(world: int) -> None:
     for length in (12, 13, 23):
         for rank in batches(length, 6, world, shuffle=True, drop_last=True):
             assert [len(batch) for batch in rank] == [6 // world] * (length // 6)
 
 
-def test_start_goes_on_where_an_epoch_stopped_and_only_once() -> None:
+def test_start_skips_batches_once() -> None:
     sampler = BatchSampler(23, 4, shuffle=True)
     whole = list(sampler)
     for start in range(7):
@@ -53,21 +53,21 @@ def test_start_goes_on_where_an_epoch_stopped_and_only_once() -> None:
         assert list(sampler) == whole
 
 
-def test_order_depends_on_seed_and_epoch_alone() -> None:
+def test_order_depends_only_on_seed_and_epoch() -> None:
     orders = [batches(50, 50, epoch=e, shuffle=True, seed=s)[0][0] for s in (0, 1) for e in (0, 1)]
     assert len(set(map(tuple, orders))) == 4
     assert orders[1] == batches(50, 50, epoch=1, shuffle=True, seed=0)[0][0]
     assert batches(5, 5, epoch=3)[0][0] == [0, 1, 2, 3, 4]
 
 
-def test_batches_say_what_randomness_may_depend_on() -> None:
+def test_batches_hold_seed_and_epoch() -> None:
     sampler = BatchSampler(8, 4, seed=7)
     sampler.set_epoch(3)
     sent = [pickle.loads(pickle.dumps(batch)) for batch in sampler]
     assert [(list(b), b.seed, b.epoch) for b in sent] == [([0, 1, 2, 3], 7, 3), ([4, 5, 6, 7], 7, 3)]
 
 
-def test_mistakes_are_told_with_a_remedy() -> None:
+def test_invalid_settings_are_errors_with_a_remedy() -> None:
     with pytest.raises(ValueError, match=r"^data.batch_size=100 does not divide over 8 ranks; try 104$"):
         BatchSampler(1000, 100, world_size=8)
     with pytest.raises(ValueError, match=r"data.batch_size=0 must be 1 or more; try"):
@@ -78,7 +78,7 @@ def test_mistakes_are_told_with_a_remedy() -> None:
         BatchSampler(1, 2, world_size=2)
 
 
-def test_random_numbers_belong_to_the_sample_not_to_the_batch() -> None:
+def test_random_numbers_depend_on_the_sample_not_on_the_batch() -> None:
     together = uniform(Batch(range(100), seed=1, epoch=2), 3)
     for index in (0, 41, 99):
         assert np.array_equal(uniform(Batch([7, index], seed=1, epoch=2), 3)[1], together[index])
@@ -98,7 +98,7 @@ def test_random_numbers_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 1000, 4099])
-def test_an_order_that_is_not_written_down_has_each_sample_once(length: int) -> None:
+def test_a_lazy_permutation_has_each_index_once(length: int) -> None:
     places = np.arange(length)
     found = permute(places, length, 5, 1)
     assert sorted(found.tolist()) == places.tolist()
@@ -109,7 +109,7 @@ def test_an_order_that_is_not_written_down_has_each_sample_once(length: int) -> 
         assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.1
 
 
-def test_many_samples_are_shown_once_whatever_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_data_set_is_permuted_exactly_from_any_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "LAZY_ABOVE", 100)
     monkeypatch.setattr(sampler, "LAZY_CHUNK", 64)
     whole = list(BatchSampler(1003, 10, seed=3, shuffle=True))

@@ -113,7 +113,7 @@ def test_regression_targets_are_floats(tmp_path: Path) -> None:
         (lambda f: None, {"val": __file__}, r"data.val=.*py is not a .npy file; data=huggingface reads other formats"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_invalid_settings_are_one_line_errors(
     tmp_path: Path, change: Callable[[Path], Any], settings: dict[str, Any], message: str
 ) -> None:
     write_npy(tmp_path)

@@ -14,7 +14,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("shape", [(7,), (1, 28, 28), (3, 4, 5, 6)])
-def test_samples_have_the_wanted_form(dtype: str, shape: tuple[int, ...]) -> None:
+def test_samples_have_the_given_shape_and_dtype(dtype: str, shape: tuple[int, ...]) -> None:
     data = Synthetic(shape=shape, dtype=dtype, num_samples=100, num_classes=4)  # type: ignore[arg-type]
     inputs, targets = next(iter(data.train_dataloader()))
     assert (inputs.shape, inputs.dtype) == ((64, *shape), getattr(torch, dtype))
@@ -24,7 +24,7 @@ def test_samples_have_the_wanted_form(dtype: str, shape: tuple[int, ...]) -> Non
     assert [len(split) for split in data.splits] == [100, 10, 10]
 
 
-def test_targets_can_be_numbers() -> None:
+def test_regression_targets_are_floats() -> None:
     data = Synthetic(kind="regression", num_classes=3, num_samples=64)
     _, targets = next(iter(data.train_dataloader()))
     assert (targets.shape, targets.dtype) == ((64, 3), torch.float32)
@@ -61,7 +61,7 @@ def test_normal_noise_has_mean_0_and_deviation_1() -> None:
         assert values.std() == pytest.approx(1, abs=0.1)
 
 
-def test_the_number_of_samples_costs_nothing() -> None:
+def test_memory_does_not_depend_on_the_number_of_samples() -> None:
     data = Synthetic(num_samples=10**8, shape=(100, 100))
     loader = data.train_dataloader()
     inputs, _ = next(iter(loader))
@@ -70,7 +70,7 @@ def test_the_number_of_samples_costs_nothing() -> None:
     assert sum(split.inputs.nbytes for split in data.splits) < 2e7  # type: ignore[union-attr]
 
 
-def test_arrays_are_read(tmp_path: Path) -> None:
+def test_npy_files_are_read(tmp_path: Path) -> None:
     one, many = tmp_path / "one.npy", tmp_path / "many.npy"
     np.save(one, np.ones((2, 3), np.float32))
     np.save(many, np.zeros((4, 2, 3), np.float32))
@@ -80,13 +80,13 @@ def test_arrays_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("array", [np.ones((3, 3), np.float32), np.ones((2, 3)), np.ones((1, 1, 2, 3), np.float32)])
-def test_arrays_of_another_form_are_refused(tmp_path: Path, array: np.ndarray) -> None:
+def test_npy_files_of_another_shape_are_an_error(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "a.npy", array)
     with pytest.raises(ValueError, match=r"input=.*a.npy: \[.*\] of float.., expected \[2, 3\] or \[N, …\] of float32"):
         Synthetic(shape=(2, 3), dtype="float32").read([tmp_path / "a.npy"])
 
 
-def test_what_is_no_array_is_refused(tmp_path: Path) -> None:
+def test_invalid_npy_files_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_text("text")
     np.save(tmp_path / "b.npy", np.array([{}]), allow_pickle=True)
     for path in (tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "gone.npy"):
@@ -94,14 +94,14 @@ def test_what_is_no_array_is_refused(tmp_path: Path) -> None:
             Synthetic().read([path])
 
 
-def test_impossible_settings_are_refused() -> None:
+def test_invalid_settings_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"data.shape=\[0\] must be sizes of 1 or more"):
         Synthetic(shape=(0,))
     with pytest.raises(ValueError, match=r"data.num_samples=0"):
         Synthetic(num_samples=0)
 
 
-def test_its_option_builds() -> None:
+def test_the_option_builds() -> None:
     cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "synthetic.yaml")})
     data = build(cfg.data, "data")
     assert (data.shape, data.seed, data.num_samples) == ((1, 28, 28), 3, 10_000)

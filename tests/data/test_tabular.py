@@ -42,12 +42,12 @@ def parts(data: Tabular) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def indices(data: Tabular) -> list[list[int]]:
-    """Which rows of ``table()`` each split has, told by their price."""
+    """Rows of ``table()`` in each split, identified by their price."""
     prices = table()["price"].astype(np.float32).tolist()
     return [[prices.index(value) for value in targets[:, 0].tolist()] for _, targets in parts(data)]
 
 
-def test_diabetes_is_scaled_by_its_training_patients() -> None:
+def test_diabetes_is_standardized_by_the_train_split() -> None:
     data = Tabular()
     assert data.infer_settings() == {"shape": [10], "num_classes": 1, "kind": "regression"}
     train, _, test = parts(data)
@@ -62,7 +62,7 @@ def test_diabetes_is_scaled_by_its_training_patients() -> None:
     assert data.statistics["columns"][:3] == ["age", "sex", "bmi"]
 
 
-def test_columns_become_numbers(path: Path) -> None:
+def test_columns_are_encoded(path: Path) -> None:
     data = Tabular(path=path, target="price")
     inputs, _ = parts(data)[0]
     rows = table().iloc[indices(data)[0]]
@@ -78,7 +78,7 @@ def test_columns_become_numbers(path: Path) -> None:
         assert np.allclose(inputs[:, column], (values - values.mean()) / values.std(ddof=0), atol=1e-5)
 
 
-def test_val_and_test_rows_have_no_part_in_the_statistics(path: Path) -> None:
+def test_statistics_do_not_depend_on_val_and_test_rows(path: Path) -> None:
     before = Tabular(path=path, target="price", fill_missing=True)
     train, val, test = indices(before)
     changed = table()
@@ -98,7 +98,7 @@ def test_val_and_test_rows_have_no_part_in_the_statistics(path: Path) -> None:
     assert other.statistics != before.statistics
 
 
-def test_missing_values_get_the_training_median_and_unknown_text_nothing(path: Path) -> None:
+def test_missing_values_become_the_median_and_unseen_text_zeros(path: Path) -> None:
     holes = table()
     holes.loc[::7, "age"] = np.nan
     holes.loc[1::7, "age"] = np.inf
@@ -122,7 +122,7 @@ def test_missing_values_get_the_training_median_and_unknown_text_nothing(path: P
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_numbers_that_are_missing_or_infinite_are_refused(path: Path, value: float) -> None:
+def test_missing_and_infinite_numbers_are_an_error(path: Path, value: float) -> None:
     rows = table()
     rows.loc[[3, 5], "age"] = value
     rows.loc[::5, "city"] = None  # text may be missing
@@ -137,14 +137,14 @@ def test_numbers_that_are_missing_or_infinite_are_refused(path: Path, value: flo
         data.read([path])
 
 
-def test_there_may_be_no_test_rows(path: Path) -> None:
+def test_a_test_fraction_of_zero_leaves_out_the_test_split(path: Path) -> None:
     data = Tabular(path=path, target="kind", split=(0.9, 0.1, 0))
     assert [len(split[0]) for split in parts(data)] == [180, 20, 0]
     assert data.empty_splits == {"test"}
 
 
 @pytest.mark.parametrize(("target", "classes"), [("kind", ["flat", "house"]), ("smokes", ["False", "True"])])
-def test_text_and_truth_values_are_classes(path: Path, target: str, classes: list[str]) -> None:
+def test_text_and_booleans_are_classes(path: Path, target: str, classes: list[str]) -> None:
     data = Tabular(path=path, target=target)
     splits = parts(data)
     assert data.kind == "classification"
@@ -156,7 +156,7 @@ def test_text_and_truth_values_are_classes(path: Path, target: str, classes: lis
     assert "target_mean" not in data.statistics
 
 
-def test_whole_numbers_are_classes_if_told_so_and_keep_their_order(path: Path) -> None:
+def test_integers_can_be_classes_and_keep_their_order(path: Path) -> None:
     table().assign(rooms=np.arange(200) % 20).to_csv(path, index=False)
     data = Tabular(path=path, target="rooms", kind="classification", split=(0.6, 0.2, 0.2))
     parts(data)
@@ -164,7 +164,7 @@ def test_whole_numbers_are_classes_if_told_so_and_keep_their_order(path: Path) -
     assert Tabular(path=path, target="rooms").infer_settings()["num_classes"] == 1
 
 
-def test_several_targets_and_columns_left_out(path: Path) -> None:
+def test_several_targets_and_ignored_columns(path: Path) -> None:
     data = Tabular(path=path, target=["price", "rooms"], ignore=["city", "kind"])
     targets = parts(data)[0][1]
     assert data.infer_settings() == {"shape": [2], "num_classes": 2, "kind": "regression"}
@@ -172,7 +172,7 @@ def test_several_targets_and_columns_left_out(path: Path) -> None:
     assert data.statistics["target_std"] == pytest.approx(targets.double().std(0, correction=0).tolist())
 
 
-def test_parquet_and_packed_csv_are_the_same_table(path: Path, tmp_path: Path) -> None:
+def test_parquet_and_compressed_csv_give_the_same_table(path: Path, tmp_path: Path) -> None:
     table().to_parquet(tmp_path / "homes.parquet")
     table().to_csv(tmp_path / "homes.csv.gz", index=False)
     prints = {
@@ -199,7 +199,7 @@ def test_a_checkpoint_is_enough_to_predict(path: Path) -> None:
     assert (after.kind, after.classes) == ("classification", ["flat", "house"])
 
 
-def test_another_table_is_scaled_as_the_checkpoint_says(path: Path, tmp_path: Path) -> None:
+def test_another_table_is_standardized_by_the_checkpoint(path: Path, tmp_path: Path) -> None:
     before = Tabular(path=path, target="price")
     before.setup("fit")
     other = tmp_path / "other.csv"
@@ -213,7 +213,7 @@ def test_another_table_is_scaled_as_the_checkpoint_says(path: Path, tmp_path: Pa
     assert (given - own)[:, 0].mean() > 1.5  # 20 years are two deviations
 
 
-def test_a_column_of_codes_stays_text_where_a_new_file_has_numbers_only(path: Path) -> None:
+def test_a_text_column_stays_text_if_a_new_file_has_only_numbers(path: Path) -> None:
     table().assign(city=np.where(np.arange(200) % 2, "7", "A7")).to_csv(path, index=False)
     data = Tabular(path=path, target="price")
     parts(data)
@@ -221,7 +221,7 @@ def test_a_column_of_codes_stays_text_where_a_new_file_has_numbers_only(path: Pa
     assert data.read([path])[0][:, 1:3].tolist() == [[1, 0], [0, 0], [1, 0]]
 
 
-def test_nothing_is_not_the_word_none(tmp_path: Path) -> None:
+def test_a_missing_value_differs_from_the_text_none(tmp_path: Path) -> None:
     city = np.array(["None", "nan", None, "Rome"] * 50, object)
     table().assign(city=city).to_parquet(tmp_path / "a.parquet")
     data = Tabular(path=tmp_path / "a.parquet", target="price")
@@ -251,7 +251,7 @@ def test_nothing_is_not_the_word_none(tmp_path: Path) -> None:
         ({"path": Path("gone.csv")}, r"^gone.csv: no such file; give the path of a table$"),
     ],
 )
-def test_mistakes_are_told_on_one_line(path: Path, settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_one_line_errors(path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Tabular(**({"path": path, "target": "price"} | settings)).setup("fit")
 
@@ -271,14 +271,14 @@ def test_mistakes_are_told_on_one_line(path: Path, settings: dict[str, Any], mes
         ("a.csv", b"age,price\n1,2\n", r"data: a fraction of 0.15 of 1 samples cannot be split off"),
     ],
 )
-def test_damaged_tables_are_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_damaged_tables_are_an_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
         Tabular(path=tmp_path / name, target="price").setup("fit")
     assert "\n" not in str(error.value)
 
 
-def test_new_rows_that_do_not_fit_are_told(path: Path) -> None:
+def test_new_rows_with_other_columns_are_an_error(path: Path) -> None:
     data = Tabular(path=path, target="price")
     new = path.with_name("new.csv")
     table(3).drop(columns=["age", "city"]).to_csv(new, index=False)
@@ -289,13 +289,13 @@ def test_new_rows_that_do_not_fit_are_told(path: Path) -> None:
         data.read([new])
 
 
-def test_dates_are_refused(tmp_path: Path) -> None:
+def test_dates_are_an_error(tmp_path: Path) -> None:
     table().assign(day=pd.Timestamp("2020-01-01")).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"column day has dates; convert it to numbers or set data.ignore=\[day\]"):
         Tabular(path=tmp_path / "a.parquet", target="price").setup("fit")
 
 
-def test_its_option_builds(path: Path) -> None:
+def test_the_option_builds(path: Path) -> None:
     cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "tabular.yaml")})
     assert build(cfg.data, "data").infer_settings() == {"shape": [10], "num_classes": 1, "kind": "regression"}
     cfg.data.path, cfg.data.target, cfg.data.shape = str(path), ["price", "rooms"], [7]

@@ -39,7 +39,7 @@ def said(data: Text, split: str) -> str:
 
 
 @pytest.mark.parametrize("settings", [{}, {"tokenizer": "bpe", "vocab_size": 280}], ids=["bytes", "bpe"])
-def test_each_document_is_in_one_split_and_nothing_else_is(folder: Path, settings: dict[str, Any]) -> None:
+def test_each_document_is_in_one_split(folder: Path, settings: dict[str, Any]) -> None:
     data = text(folder, **settings)
     documents = {split: said(data, split).split("|")[:-1] for split in ("train", "val", "test")}
     assert sorted(d for split in documents.values() for d in split) == sorted(
@@ -52,7 +52,7 @@ def test_each_document_is_in_one_split_and_nothing_else_is(folder: Path, setting
     assert said(text(folder, **settings), "val") == said(data, "val")
 
 
-def test_targets_are_the_inputs_one_further(folder: Path) -> None:
+def test_targets_are_the_inputs_shifted_by_one(folder: Path) -> None:
     data = text(folder)
     whole = said(data, "val")
     inputs, targets = zip(*data.val_dataloader(), strict=True)
@@ -60,7 +60,7 @@ def test_targets_are_the_inputs_one_further(folder: Path) -> None:
     assert torch.equal(torch.cat(targets).flatten()[:-1], torch.cat(inputs).flatten()[1:])
 
 
-def test_few_documents_are_cut_at_lines(tmp_path: Path) -> None:
+def test_few_documents_are_split_at_lines(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("".join(f"line {number}\n" for number in range(1000)))
     data = text(tmp_path / "one.txt")
     parts = [said(data, split) for split in ("train", "val", "test")]
@@ -87,7 +87,7 @@ def test_a_checkpoint_keeps_the_tokenizer(folder: Path) -> None:
     before = text(folder, tokenizer="bpe", vocab_size=280)
     for path in folder.rglob("*.txt"):
         path.write_text(path.read_text().replace("document", "Dokument"))
-    after = text(folder, tokenizer="bpe", vocab_size=280)  # as Lightning does: set up, then told what was
+    after = text(folder, tokenizer="bpe", vocab_size=280)  # as Lightning does: set up, then restored
     assert after.statistics != before.statistics
     after.load_state_dict(before.state_dict())
     after.train_dataloader()
@@ -96,7 +96,7 @@ def test_a_checkpoint_keeps_the_tokenizer(folder: Path) -> None:
     assert torch.equal(after.read([folder / "00.txt"])[0], before.read([folder / "00.txt"])[0])
 
 
-def test_pythons_own_library_is_there(tmp_path: Path) -> None:
+def test_the_default_is_the_standard_library(tmp_path: Path) -> None:
     data = Text(cache_dir=tmp_path, split=(0.98, 0.01, 0.01))
     data.setup("fit")
     assert data.splits is not None
@@ -116,7 +116,7 @@ def test_pythons_own_library_is_there(tmp_path: Path) -> None:
         ({"vocab_size": 100}, r"^data.vocab_size=100, but the tokenizer has 256 tokens; set data.vocab_size=256"),
     ],
 )
-def test_mistakes_are_one_line(folder: Path, settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_one_line_errors(folder: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         text(folder, **settings)
     assert "\n" not in str(error.value)

@@ -9,7 +9,7 @@ ENCODED = [text.encode() for text in TEXTS]
 
 
 @pytest.mark.parametrize("saved", ["bytes", train_bpe(ENCODED, 300)], ids=["bytes", "bpe"])
-def test_text_comes_back_and_its_bytes_are_counted(saved: str) -> None:
+def test_text_is_restored_and_its_bytes_are_counted(saved: str) -> None:
     tokenizer = load_tokenizer(saved)
     lengths = tokenizer.token_bytes(400)
     assert len(lengths) == 400
@@ -21,7 +21,7 @@ def test_text_comes_back_and_its_bytes_are_counted(saved: str) -> None:
         assert tokens.max() < tokenizer.vocab_size
 
 
-def test_bpe_is_learnt_the_same_each_time_and_shortens() -> None:
+def test_bpe_training_is_deterministic_and_shortens_text() -> None:
     assert train_bpe(ENCODED, 290) == train_bpe(ENCODED, 290)
     tokenizer = load_tokenizer(train_bpe(ENCODED, 290))
     assert tokenizer.vocab_size == 290
@@ -29,7 +29,7 @@ def test_bpe_is_learnt_the_same_each_time_and_shortens() -> None:
     assert EOS not in TEXTS[2]
 
 
-def test_a_file_of_a_tokenizer_is_read(tmp_path: pytest.TempPathFactory) -> None:
+def test_a_tokenizer_file_is_read(tmp_path: pytest.TempPathFactory) -> None:
     file = tmp_path / "tokenizer.json"  # type: ignore[operator]
     file.write_text(train_bpe(ENCODED, 280))
     assert load_tokenizer(str(file)).vocab_size == 280
@@ -39,7 +39,7 @@ def test_a_file_of_a_tokenizer_is_read(tmp_path: pytest.TempPathFactory) -> None
         load_tokenizer(str(file))
 
 
-def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_settings_are_one_line_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"^data.tokenizer=bpee: No such file or directory; give bytes, bpe, or the"):
         load_tokenizer("bpee")
     with pytest.raises(ValueError, match=r"^data.vocab_size=256 must be at least 257 for .*; try 4096$"):

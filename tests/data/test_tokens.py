@@ -29,7 +29,7 @@ def windows(data: Tokens, split: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int64"])
-def test_files_are_windows_in_their_order(tmp_path: Path, dtype: str) -> None:
+def test_windows_follow_the_order_of_files(tmp_path: Path, dtype: str) -> None:
     write(tmp_path / "a.bin", range(30), dtype)
     write(tmp_path / "b.bin", range(100, 127), dtype)
     np.save(tmp_path / "val.npy", np.arange(50, 80, dtype=dtype))
@@ -40,7 +40,7 @@ def test_files_are_windows_in_their_order(tmp_path: Path, dtype: str) -> None:
     assert len(data.splits.train) == 4  # type: ignore[union-attr]  # (29 - 8) // 8 and (26 - 8) // 8:
 
 
-def test_epochs_cut_at_other_places_and_show_no_token_twice(tmp_path: Path) -> None:
+def test_epochs_have_different_windows_without_overlap(tmp_path: Path) -> None:
     data = tokens(write(tmp_path / "a.bin", range(900)), split=(0.9, 0.05, 0.05))
     loader, firsts = data.train_dataloader(), set()
     for epoch in range(4):
@@ -53,7 +53,7 @@ def test_epochs_cut_at_other_places_and_show_no_token_twice(tmp_path: Path) -> N
     assert len(firsts) > 1
 
 
-def test_a_share_of_each_file_is_val_and_test(tmp_path: Path) -> None:
+def test_val_and_test_are_fractions_of_each_file(tmp_path: Path) -> None:
     write(tmp_path / "a.bin", range(200))
     write(tmp_path / "b.bin", range(500, 700))
     data = tokens(tmp_path, split=(0.8, 0.1, 0.1))
@@ -64,7 +64,7 @@ def test_a_share_of_each_file_is_val_and_test(tmp_path: Path) -> None:
     assert windows(alone, "val")[0] == list(range(500, 508))
 
 
-def test_200_gb_are_there_at_once(tmp_path: Path) -> None:
+def test_200_gb_are_opened_at_once(tmp_path: Path) -> None:
     path = tmp_path / "huge.bin"
     with open(path, "wb") as file:
         file.truncate(200_000_000_000)
@@ -82,7 +82,7 @@ def test_200_gb_are_there_at_once(tmp_path: Path) -> None:
     assert again.fingerprint() == known
 
 
-def test_a_fingerprint_follows_the_contents(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_the_contents(tmp_path: Path) -> None:
     path = write(tmp_path / "a.bin", np.zeros(100_000))
     known = {tokens(path).fingerprint()}
     assert tokens(path).fingerprint() in known
@@ -99,7 +99,7 @@ def test_a_fingerprint_follows_the_contents(tmp_path: Path) -> None:
     assert len(known) == 4
 
 
-def test_a_tokenizer_tells_lengths_and_text(tmp_path: Path) -> None:
+def test_a_tokenizer_gives_lengths_and_text(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     file.write_text(train_bpe([b"def main():\n" * 20], 270))
     data = tokens(write(tmp_path / "a.bin", range(300)), tokenizer=str(file), split=(0.5, 0.25, 0.25))
@@ -138,7 +138,7 @@ def test_a_tokenizer_tells_lengths_and_text(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_damage_is_told_on_one_line(
+def test_damaged_files_are_one_line_errors(
     tmp_path: Path, name: str, contents: bytes, settings: dict[str, Any], message: str
 ) -> None:
     (tmp_path / name).write_bytes(contents)
@@ -147,7 +147,7 @@ def test_damage_is_told_on_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_cut_or_strange_npy_file_is_told(tmp_path: Path) -> None:
+def test_an_invalid_npy_file_is_an_error(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(1000, np.uint16))
     (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-500])
     with pytest.raises(ValueError, match=r"a.npy: not a valid .npy file .*; replace it"):
@@ -158,7 +158,7 @@ def test_a_cut_or_strange_npy_file_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["one", "two"])
-def test_a_token_beyond_the_vocabulary_is_told(tmp_path: Path, split: str) -> None:
+def test_a_token_outside_the_vocabulary_is_an_error(tmp_path: Path, split: str) -> None:
     values = np.arange(100)
     values[77] = 1000
     parts = [(values.astype(np.uint16), Path("a.bin"))]
@@ -169,7 +169,7 @@ def test_a_token_beyond_the_vocabulary_is_told(tmp_path: Path, split: str) -> No
         found.__getitems__(Batch([0, 9]))
 
 
-def test_short_windows_are_fetched_by_the_pages_that_they_are_in(tmp_path: Path) -> None:
+def test_short_windows_are_fetched_by_pages(tmp_path: Path) -> None:
     np.arange(400_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
     data = Tokens(path=str(tmp_path / "a.bin"), shape=(8,), vocab_size=65536, batch_size=16)
     loader = data.train_dataloader()
