@@ -23,7 +23,7 @@ layers = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # raised in Keras with NumPy 2
 
 # User code without any import of this project; a run imports it from a folder on PYTHONPATH.
-FOREIGN = """
+USER_MODULE = """
 import keras
 from keras import layers
 
@@ -49,7 +49,7 @@ def unbuilt() -> keras.Model:
     return keras.Sequential([layers.Flatten(), layers.Dense(10)])
 """
 OVERRIDES = ["logger=null", "report=false", "trainer.max_epochs=2", "trainer.accelerator=cpu", "~model"]
-MAKE = ["+model._target_=foreign_keras.make", "callback=[default,ema,keras_file]", "callback.ema.decay=0.9"]
+MAKE = ["+model._target_=user_keras.make", "callback=[default,ema,keras_file]", "callback.ema.decay=0.9"]
 MAKE += ["callback.keras_file.formats=[keras,weights.h5]"]
 
 
@@ -219,9 +219,9 @@ def test_another_dtype_than_that_of_the_model_is_refused() -> None:
         KerasModel(noisy()).bfloat16()(torch.rand(3, 4))
 
 
-def test_a_compiler_is_refused(script: Script, foreign: dict[str, str], tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, "+model._target_=foreign_keras.plain", "task.compile=true", f"folder={tmp_path}/run"]
-    done = script("train", *overrides, env=foreign)
+def test_a_compiler_is_refused(script: Script, user_env: dict[str, str], tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "+model._target_=user_keras.plain", "task.compile=true", f"folder={tmp_path}/run"]
+    done = script("train", *overrides, env=user_env)
     assert done.returncode
     assert "task.compile=true" in done.stderr
     assert "Traceback" not in done.stderr
@@ -236,7 +236,7 @@ def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_another_backend_is_refused_in_one_line_and_nothing_else_imports_keras(tmp_path: Path) -> None:
     before = "import os, sys\nassert 'keras' not in sys.modules\nos.environ['KERAS_BACKEND'] = 'numpy'\n"
-    (tmp_path / "other.py").write_text(before + FOREIGN)
+    (tmp_path / "other.py").write_text(before + USER_MODULE)
     command = [sys.executable, "scripts/train.py", "--check", "~model", "+model._target_=other.unbuilt"]
     done = run_command(command, env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 2
@@ -246,18 +246,18 @@ def test_another_backend_is_refused_in_one_line_and_nothing_else_imports_keras(t
 
 
 @pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def user_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables with which runs import the user's module."""
-    folder = tmp_path_factory.mktemp("foreign")
-    (folder / "foreign_keras.py").write_text(FOREIGN)
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "user_keras.py").write_text(USER_MODULE)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))}
 
 
 @pytest.fixture(scope="module")
-def trained(script: Script, foreign: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(script: Script, user_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a user's function with EMA and Keras files; tests must not modify it."""
     folder = tmp_path_factory.mktemp("keras") / "run"
-    done = script("train", *OVERRIDES, *MAKE, f"folder={folder}", env=foreign)
+    done = script("train", *OVERRIDES, *MAKE, f"folder={folder}", env=user_env)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -277,44 +277,44 @@ def test_the_best_model_is_saved_beside_its_checkpoint(trained: Path) -> None:
 
 
 def test_a_run_is_evaluated_and_reproduced(
-    script: Script, foreign: dict[str, str], trained: Path, tmp_path: Path
+    script: Script, user_env: dict[str, str], trained: Path, tmp_path: Path
 ) -> None:
     record = json.loads((trained / "record.json").read_text())
-    done = script("evaluate", f"run={trained}", f"output={tmp_path}/test", env=foreign)
+    done = script("evaluate", f"run={trained}", f"output={tmp_path}/test", env=user_env)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "test" / "metrics.json").read_text()) == record["test"]
-    done = script("train", f"reproduce={trained}", f"folder={tmp_path}/again", env=foreign)
+    done = script("train", f"reproduce={trained}", f"folder={tmp_path}/again", env=user_env)
     assert done.returncode == 0, done.stderr
     again, then = saved_weights(tmp_path / "again"), saved_weights(trained)
     assert all(torch.equal(again[name], then[name]) for name in then)
 
 
 def test_a_run_that_is_stopped_in_an_epoch_ends_with_the_same_weights(
-    script: Script, forks: ForkServer, foreign: dict[str, str], trained: Path, tmp_path: Path
+    script: Script, forks: ForkServer, user_env: dict[str, str], trained: Path, tmp_path: Path
 ) -> None:
     argv = ["tests/faulty.py", "SIGTERM", "training", "scripts/train.py", *OVERRIDES, *MAKE, f"folder={tmp_path}/run"]
-    assert run_forked(forks, argv, env=foreign).returncode == 128 + 15
-    done = script("train", f"resume={tmp_path}/run", env=foreign)
+    assert run_forked(forks, argv, env=user_env).returncode == 128 + 15
+    done = script("train", f"resume={tmp_path}/run", env=user_env)
     assert done.returncode == 0, done.stderr
-    resumed, whole = saved_weights(tmp_path / "run"), saved_weights(trained)
-    assert resumed.keys() == whole.keys()
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    resumed, completed = saved_weights(tmp_path / "run"), saved_weights(trained)
+    assert resumed.keys() == completed.keys()
+    assert all(torch.equal(resumed[name], completed[name]) for name in completed)
 
 
-def test_two_ranks_equal_one_process(script: Script, foreign: dict[str, str], tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, "+model._target_=foreign_keras.plain"]
+def test_two_ranks_equal_one_process(script: Script, user_env: dict[str, str], tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "+model._target_=user_keras.plain"]
     for name, more in (("one", []), ("two", ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"])):
-        done = script("train", *overrides, *more, f"folder={tmp_path}/{name}", env=foreign, ranks=len(more) and 2)
+        done = script("train", *overrides, *more, f"folder={tmp_path}/{name}", env=user_env, ranks=len(more) and 2)
         assert done.returncode == 0, done.stderr
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
 def test_training_starts_from_a_keras_file(
-    script: Script, foreign: dict[str, str], trained: Path, tmp_path: Path
+    script: Script, user_env: dict[str, str], trained: Path, tmp_path: Path
 ) -> None:
     start = [f"init_from={trained}/checkpoints/best.keras", "trainer.max_steps=1", "optimizer.lr=0", "callback=default"]
-    overrides = [*OVERRIDES, "+model._target_=foreign_keras.make", *start, f"folder={tmp_path}/run"]
-    done = script("train", *overrides, env=foreign)
+    overrides = [*OVERRIDES, "+model._target_=user_keras.make", *start, f"folder={tmp_path}/run"]
+    done = script("train", *overrides, env=user_env)
     assert done.returncode == 0, done.stderr
     name = "model.sequential/dense/kernel"
     assert torch.equal(saved_weights(tmp_path / "run")[name], saved_weights(trained, "best")[name])
@@ -323,23 +323,23 @@ def test_training_starts_from_a_keras_file(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+model._target_=foreign_keras.last"], r"data.shape.*\(8, 8, 1\).*channels_first"),
-        (["+model._target_=foreign_keras.unbuilt"], r"no weights.*model.input_shape"),
+        (["+model._target_=user_keras.last"], r"data.shape.*\(8, 8, 1\).*channels_first"),
+        (["+model._target_=user_keras.unbuilt"], r"no weights.*model.input_shape"),
         (["+model._target_=torch.nn.Flatten", "callback=[default,keras_file]"], r"callback.keras_file.*model=Flatten"),
     ],
     ids=["channels", "unbuilt", "callback"],
 )
 def test_mistakes_are_reported_in_one_line(
-    script: Script, foreign: dict[str, str], overrides: list[str], message: str
+    script: Script, user_env: dict[str, str], overrides: list[str], message: str
 ) -> None:
-    done = script("train", "--check", "~model", *overrides, env=foreign)
+    done = script("train", "--check", "~model", *overrides, env=user_env)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert re.search(message, line)
 
 
-def test_the_wrapper_builds_a_model_and_moves_channels(script: Script, foreign: dict[str, str]) -> None:
+def test_the_wrapper_builds_a_model_and_moves_channels(script: Script, user_env: dict[str, str]) -> None:
     inner = ["+model._target_=boltcutter.model.keras.KerasModel", "+model.input_shape=${data.shape}"]
-    inner += ["+model.channels_first=true", "+model.model._target_=foreign_keras.unbuilt"]
-    done = script("train", "--check", "~model", *inner, env=foreign)
+    inner += ["+model.channels_first=true", "+model.model._target_=user_keras.unbuilt"]
+    done = script("train", "--check", "~model", *inner, env=user_env)
     assert done.returncode == 0, done.stderr

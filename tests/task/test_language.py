@@ -166,7 +166,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def whole(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def completed(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("language")
     done = script("train", *overrides(folder, *BPE, "report=true", f"folder={folder}/run"))
     assert done.returncode == 0, done.stderr
@@ -174,18 +174,18 @@ def whole(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_is_evaluated_and_reported(whole: Path) -> None:
-    left = {path.name for path in (whole / "run" / "evaluation" / "test").iterdir()}
-    assert left == {"metrics.json", "predictions.csv", "worst.npz"}
-    header = (whole / "run" / "metrics.csv").read_text().splitlines()[0].split(",")
+def test_a_run_is_evaluated_and_reported(completed: Path) -> None:
+    files = {path.name for path in (completed / "run" / "evaluation" / "test").iterdir()}
+    assert files == {"metrics.json", "predictions.csv", "worst.npz"}
+    header = (completed / "run" / "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"train/loss", "val/loss", "val/bits_per_byte", "val/perplexity", "test/bits_per_byte"} <= set(header)
-    report = (whole / "run" / "report.html").read_text()
+    report = (completed / "run" / "report.html").read_text()
     assert "comes before" in report  # in the sequences with the largest losses
     assert "is not there" not in report
 
 
-def test_a_resumed_run_is_bitwise_identical(forks: ForkServer, script: Script, whole: Path, tmp_path: Path) -> None:
-    argv = ["scripts/train.py", *overrides(whole, *BPE, f"folder={tmp_path}/run")]
+def test_a_resumed_run_is_bitwise_identical(forks: ForkServer, script: Script, completed: Path, tmp_path: Path) -> None:
+    argv = ["scripts/train.py", *overrides(completed, *BPE, f"folder={tmp_path}/run")]
     with open(os.devnull, "wb") as nothing, forks.start(argv, environment(), nothing.fileno(), 2) as process:
         end = time.monotonic() + 60
         while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists():
@@ -195,11 +195,11 @@ def test_a_resumed_run_is_bitwise_identical(forks: ForkServer, script: Script, w
         process.send_signal(signal.SIGTERM)
         process.wait(60)
     assert process.returncode == 128 + signal.SIGTERM
-    shutil.rmtree(whole / "cache")  # resume on a machine without the cache
+    shutil.rmtree(completed / "cache")  # resume on a machine without the cache
     resumed = script("train", f"resume={tmp_path}/run")
     assert resumed.returncode == 0, resumed.stderr
-    before, after = weights(whole / "run"), weights(tmp_path / "run")
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    expected, resumed_weights = weights(completed / "run"), weights(tmp_path / "run")
+    assert all(torch.equal(expected[name], resumed_weights[name]) for name in expected)
 
 
 def test_two_processes_equal_one(script: Script, tmp_path: Path) -> None:
@@ -215,17 +215,17 @@ def test_two_processes_equal_one(script: Script, tmp_path: Path) -> None:
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
 
 
-def test_generation_by_predict(script: Script, whole: Path) -> None:
-    def ask(*more: str) -> str:
-        done = script("predict", f"run={whole}/run", "input=the number", "tokens=40", *more)
+def test_generation_by_predict(script: Script, completed: Path) -> None:
+    def generate(*more: str) -> str:
+        done = script("predict", f"run={completed}/run", "input=the number", "tokens=40", *more)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert ask() == ask()
-    assert ask().startswith("the number")
-    assert ask("seed=1") != ask()
-    (whole / "prompt.txt").write_text("comes before")
-    assert ask(f"input={whole}/prompt.txt", "temperature=0").startswith("comes before")
+    assert generate() == generate()
+    assert generate().startswith("the number")
+    assert generate("seed=1") != generate()
+    (completed / "prompt.txt").write_text("comes before")
+    assert generate(f"input={completed}/prompt.txt", "temperature=0").startswith("comes before")
 
 
 def test_gpt_124m_trains_one_step_with_a_smaller_size(script: Script, tmp_path: Path) -> None:
@@ -237,8 +237,10 @@ def test_gpt_124m_trains_one_step_with_a_smaller_size(script: Script, tmp_path: 
         "data.batch_size=2",
     ]
     short = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=1", "task.compile=false", "trainer.devices=1"]
-    mine = [word for word in overrides(tmp_path) if word.startswith(("data.path", "data.cache", "logger", "~"))]
-    done = script("train", "experiment=gpt_124m", *mine, *small, *short, "report=false", f"folder={tmp_path}/run")
+    own = [
+        override for override in overrides(tmp_path) if override.startswith(("data.path", "data.cache", "logger", "~"))
+    ]
+    done = script("train", "experiment=gpt_124m", *own, *small, *short, "report=false", f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 1
     assert script("check", "experiment=gpt_124m").stdout == "ok\n"
