@@ -302,7 +302,7 @@ print("after")
 
 
 @pytest.mark.parametrize("how", ["end", "fail"])
-def test_a_real_terminal_is_left_as_it_was(tmp_path: Path, how: str) -> None:
+def test_a_real_terminal_is_restored(tmp_path: Path, how: str) -> None:
     (tmp_path / "real.py").write_text(REAL)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-W", "ignore", str(tmp_path / "real.py"), how]
@@ -330,13 +330,13 @@ def test_a_real_terminal_is_left_as_it_was(tmp_path: Path, how: str) -> None:
         assert plain[2:] == [""]
 
 
-def test_of_two_real_ranks_one_speaks(two_ranks: Script) -> None:
+def test_only_rank_zero_prints(two_ranks: Script) -> None:
     done = two_ranks(REAL, "ranks")
     assert re.findall(r"epoch \d/\d", done.stdout) == ["epoch 1/2", "epoch 2/2"]  # lines of two ranks may run together
     assert done.stdout.count("after") == 2
 
 
-def test_what_is_measured_besides_is_shown() -> None:
+def test_throughput_mfu_waiting_and_memory_are_shown() -> None:
     meter = ThroughputMonitor()
     assert [field.text for field in speed_fields(1234.5, None)] == ["1,234 samples/s"]
     meter.tokens, meter.rates = 100, {"mfu": 0.416, "data_wait": 0.3, "memory_gib": 1.25}

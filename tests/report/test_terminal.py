@@ -52,7 +52,7 @@ def test_unavailable_commands_are_not_shown(tmp_path: Path, capsys: pytest.Captu
     assert "boltcutter predict" not in shown
 
 
-def test_markup_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_brackets_are_printed_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary.print_end(folder_with(tmp_path, "[bold]run [red]", test={"test/[blue]": 0.5}, best="best.ckpt"))
     shown = capsys.readouterr().out
     assert shown.count("[bold]run [red]") == 3

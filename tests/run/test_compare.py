@@ -91,7 +91,7 @@ def test_equal_metrics_are_reproduced(tmp_path: Path, capsys: pytest.CaptureFixt
         ({"metrics": {"val/loss": 0.1}, "data": "b"}, "warning: data differ: fingerprint b, was a"),
     ],
 )
-def test_differences_are_told_to_the_bit(
+def test_differences_are_reported_exactly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], here: dict[str, object], message: str
 ) -> None:
     before = folder_with(tmp_path, "a", metrics={"val/loss": 0.1}, data="a")

@@ -39,7 +39,7 @@ def locate(path: str) -> Callable[..., Any]:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise ConfigError(
-                    f"{path} needs {error.name}, which is not installed; {install_command(error.name)}"
+                    f"{path} needs {error.name}, which is not installed; {install_command(str(error.name))}"
                 ) from None
             module, _, last = module.rpartition(".")
             names.insert(0, last)

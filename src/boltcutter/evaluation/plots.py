@@ -36,7 +36,7 @@ def draw_confusion(path: Path, matrix: npt.NDArray[Any], names: Sequence[str]) -
         shapes.append(_text(left - 8, middle + 4, name, "text-anchor: end"))
         shapes.append(_text(middle, left - 8, name, "text-anchor: start", rotate=-90 if len(name) > 3 else 0))
     shapes.append(_square(left, left, side, 'fill="none" stroke="grey"'))
-    shapes += _axis_titles("prediction", "target", left + side / 2)
+    shapes += [_text(left + side / 2, 16, "prediction"), _text(16, left + side / 2, "target", rotate=-90)]
     _write(path, left + side + 20, shapes)
 
 
@@ -55,15 +55,11 @@ def draw_scatter(path: Path, targets: npt.NDArray[Any], predictions: npt.NDArray
         f'<circle cx="{begin + x:.1f}" cy="{end - y:.1f}" r="3" fill="{BLUE}" fill-opacity="0.5"/>' for x, y in scaled.T
     ]
     for value, place in ((low, 0.0), ((low + high) / 2, side / 2), (high, side)):
-        shapes.append(_text(begin + place, begin - 10, f"{value:.4g}"))
+        shapes.append(_text(begin + place, end + 18, f"{value:.4g}"))
         shapes.append(_text(begin - 8, end - place + 4, f"{value:.4g}", "text-anchor: end"))
     shapes.append(_square(begin, begin, side, 'fill="none" stroke="grey"'))
-    shapes += _axis_titles("target", "prediction", margin + side / 2)
-    _write(path, end + 30, shapes)
-
-
-def _axis_titles(across: str, down: str, middle: float) -> list[str]:
-    return [_text(middle, 16, across), _text(16, middle, down, rotate=-90)]
+    shapes += [_text(begin + side / 2, end + 44, "target"), _text(16, begin + side / 2, "prediction", rotate=-90)]
+    _write(path, end + margin, shapes)
 
 
 def _square(x: float, y: float, side: float, attributes: str) -> str:

@@ -147,11 +147,11 @@ def _read_groups(path: Path) -> dict[str, list[Curve]]:
     groups: dict[str, list[Curve]] = {}
     for column in filter(logged.get, columns):
         group, name, stage, epoch_mean = _parse_column(column)
-        step, epoch, value = (np.array(found) for found in zip(*logged[column], strict=True))
-        finite = np.isfinite(value)  # other values are counted, not drawn
+        steps, epochs, values = (np.array(found) for found in zip(*logged[column], strict=True))
+        finite = np.isfinite(values)  # other values are counted, not drawn
         if stage == "test" or not finite.any():
             continue
-        curve = Curve(name, stage, epoch_mean, step[finite], epoch[finite], value[finite], int((~finite).sum()))
+        curve = Curve(name, stage, epoch_mean, steps[finite], epochs[finite], values[finite], int((~finite).sum()))
         groups.setdefault(group, []).append(curve)
     return {group: groups[group] for group in sorted(groups, key=lambda group: _rank(group, groups[group]))}
 
@@ -379,7 +379,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def _title(group: str) -> str:
-    return group.replace("_", " ").replace("/", ", ")
+    return group.replace("_", " ").replace("/", ", ").replace(" gib", " in GiB")
 
 
 def _short(value: float) -> float:

@@ -43,8 +43,8 @@ def encode_png(pixels: npt.NDArray[np.uint8]) -> bytes:
     Source: Portable Network Graphics Specification, third edition, W3C, 2025.
     """
     channels, height, width = pixels.shape
-    lines = np.moveaxis(pixels, 0, -1).reshape(height, -1)
-    lines = np.insert(lines, 0, 0, axis=1)  # each line begins with the number of its filter: none
+    values = np.moveaxis(pixels, 0, -1).reshape(height, -1)
+    lines = np.insert(values, 0, 0, axis=1)  # each line begins with the number of its filter: none
     header = struct.pack(">IIBBBBB", width, height, 8, GREY if channels == 1 else RGB, 0, 0, 0)
     chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(
