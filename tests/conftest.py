@@ -85,6 +85,12 @@ def assert_same(one: Path, other: Path) -> None:
     assert ours["metrics"] == pytest.approx(theirs["metrics"], abs=1e-5)
 
 
+def assert_same_history(one: Path, other: Path) -> None:
+    """Assert that two runs have logged the same values at the same steps, apart from throughput."""
+    tables = [pd.read_csv(run / "metrics.csv").filter(regex="^(?!throughput/)") for run in (one, other)]
+    pd.testing.assert_frame_equal(*tables, check_like=True, check_dtype=False, rtol=0, atol=1e-5)
+
+
 def environment(**changed: str) -> dict[str, str]:
     """Return environment variables for a run: those of this process without ones that change runs, and W&B offline."""
     removed = ("WANDB_", "SLURM_", "BOLTCUTTER_", "PL_", "KMP_")  # KMP_ variables are set by scikit-learn's import

@@ -20,7 +20,7 @@ with run_id() as name:
     print(name, flush=True)
     sys.stdin.readline()  # rank 0 serves the store until it exits
 """
-WHO = """
+PRINT_ID = """
 import os
 from boltcutter.environment.identity import run_id
 with run_id() as name:
@@ -40,16 +40,16 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     ("env", "name"),
     [
         pytest.param({}, NEW, id="one process"),
-        pytest.param({RUN_ID_VARIABLE: "given"}, "given", id="named by a launcher"),
-        pytest.param(SRUN | {RUN_ID_VARIABLE: "given"}, "given", id="named by a launcher, under srun"),
+        pytest.param({RUN_ID_VARIABLE: "given"}, "given", id="given by a launcher"),
+        pytest.param(SRUN | {RUN_ID_VARIABLE: "given"}, "given", id="given by a launcher, under srun"),
         pytest.param(SRUN, r"slurm-7\.0-[0-9a-f]{8}", id="srun"),
         pytest.param(SRUN | {"SLURM_RESTART_COUNT": "2"}, r"slurm-7\.0-[0-9a-f]{8}", id="srun, after a requeue"),
         pytest.param(SRUN | {"SLURM_STEP_ID": "1"}, r"slurm-7\.1-[0-9a-f]{8}", id="a second srun of one job"),
         pytest.param(SRUN | ARRAY, r"slurm-5_3\.0-[0-9a-f]{8}", id="srun in a job array"),
         pytest.param({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, NEW, id="sbatch without srun"),
         pytest.param(SRUN | {"SLURM_JOB_NAME": "interactive"}, NEW, id="a shell in an allocation"),
-        pytest.param({"TORCHELASTIC_RUN_ID": "mine"}, "torchrun-mine", id="torchrun with a name"),
-        pytest.param({"TORCHELASTIC_RUN_ID": "none"}, NEW, id="torchrun without one, and no store"),
+        pytest.param({"TORCHELASTIC_RUN_ID": "mine"}, "torchrun-mine", id="torchrun with an ID"),
+        pytest.param({"TORCHELASTIC_RUN_ID": "none"}, NEW, id="torchrun without an ID or a store"),
         pytest.param(SRUN | {"TORCHELASTIC_RUN_ID": "mine"}, r"slurm-7\.0-[0-9a-f]{8}", id="torchrun under srun"),
     ],
 )
@@ -110,8 +110,8 @@ def test_manually_started_ranks_agree(port: str) -> None:
 
 @pytest.mark.parametrize(("option", "name"), [("--standalone", "torchrun-.+"), ("--master-port", NEW)])
 def test_ranks_of_torchrun_agree(option: str, name: str, port: str, tmp_path: Path) -> None:
-    script = tmp_path / "who.py"
-    script.write_text(WHO)
+    script = tmp_path / "print_id.py"
+    script.write_text(PRINT_ID)
     options = [option] if option == "--standalone" else [option, port]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options, str(script)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

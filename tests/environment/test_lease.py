@@ -112,9 +112,9 @@ def test_a_hidden_process_is_neither_alive_nor_dead(monkeypatch: pytest.MonkeyPa
 def test_a_process_suspended_while_waiting_checks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "EXPIRY", 0.5)
     sleep = time.sleep
-    with holding(tmp_path, "elsewhere", "0.2"):
+    with holding(tmp_path, "other-host", "0.2"):
         monkeypatch.setattr(time, "sleep", lambda seconds: sleep(1.0))
-        with pytest.raises(LeaseHeldError, match="on elsewhere"), hold(tmp_path):
+        with pytest.raises(LeaseHeldError, match="on other-host"), hold(tmp_path):
             pass
 
 
@@ -122,8 +122,8 @@ def test_the_heartbeat_shows_whether_a_holder_on_another_host_is_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "EXPIRY", 2.0)
-    with holding(tmp_path, "elsewhere", "0.2") as process:
-        with pytest.raises(LeaseHeldError, match=f"process {process.pid} on elsewhere"), hold(tmp_path):
+    with holding(tmp_path, "other-host", "0.2") as process:
+        with pytest.raises(LeaseHeldError, match=f"process {process.pid} on other-host"), hold(tmp_path):
             pass
         process.kill()
         process.wait()
@@ -216,7 +216,7 @@ def training(
 
 def take_over(folder: Path) -> Holder:
     """Replace the lease by that of a process on another host."""
-    taken = replace(Holder.here(), host="elsewhere", token="x")
+    taken = replace(Holder.here(), host="other-host", token="x")
     draft = folder / "draft"
     draft.write_text(json.dumps(asdict(taken)))
     draft.replace(folder / lease.FILE)
@@ -233,7 +233,7 @@ def test_forked_and_spawned_ranks_of_a_lost_folder_stop_writing(forks: ForkServe
         taken = take_over(folder)
         assert process.wait(timeout=30) == 1
     stderr = errors.read_text()  # torch may report that it terminated the other rank
-    assert f"taken over by process {os.getpid()} on elsewhere" in stderr.splitlines()[-1]
+    assert f"taken over by process {os.getpid()} on other-host" in stderr.splitlines()[-1]
     assert "Traceback" not in stderr
     assert (folder / "record.json").read_bytes() == record
     assert read_holder(folder) == taken
@@ -253,7 +253,7 @@ def test_a_second_training_is_refused_and_a_training_that_lost_its_folder_stops_
         taken = take_over(folder)
         assert process.wait(timeout=20) == 1
     errors = (tmp_path / "errors").read_text()
-    assert f"taken over by process {os.getpid()} on elsewhere" in errors
+    assert f"taken over by process {os.getpid()} on other-host" in errors
     assert errors.count("\n") == 1
     assert (folder / "record.json").read_bytes() == record
     assert read_holder(folder) == taken

@@ -18,7 +18,7 @@ Env = dict[str, str]
 Nodes = Callable[[int], Env]  # variables of a platform on node 0 or 1 of two
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
-FIRST, SECOND = "127.0.0.1", "127.0.0.2"  # both loopback: this machine plays two nodes
+FIRST, SECOND = "127.0.0.1", "127.0.0.2"  # loopback addresses that simulate two nodes
 
 
 def vertex(node: int, port: str = "2222", **more: str) -> Env:
@@ -145,7 +145,7 @@ def test_processes_of_azure_have_the_variables_of_torchrun(rank: int) -> None:
     assert [env[name] for name in names] == [str(rank), str(rank % 2), "4", "2", str(rank // 2), FIRST, "6105"]
 
 
-def test_the_file_of_a_sagemaker_container(tmp_path: Path) -> None:
+def test_the_resource_config_of_sagemaker_is_read(tmp_path: Path) -> None:
     # https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
     folder = tmp_path / "input" / "config"
     folder.mkdir(parents=True)
@@ -170,7 +170,7 @@ def test_the_file_of_a_sagemaker_container(tmp_path: Path) -> None:
         ({"TF_CONFIG": '{"cluster": {}, "task": {"trial": "7"}}', "CLOUD_ML_JOB_ID": "e"}, "vertex-e-7"),
     ],
 )
-def test_a_single_node_has_the_job_s_id_and_no_rendezvous(env: Env, name: str) -> None:
+def test_a_single_node_has_the_job_id_and_no_rendezvous(env: Env, name: str) -> None:
     export_torchrun_env(env)
     assert job_run_id([], env) == f"{name}-{zlib.crc32(b''):08x}"
     assert "MASTER_PORT" not in env
@@ -186,7 +186,7 @@ def test_a_single_node_has_the_job_s_id_and_no_rendezvous(env: Env, name: str) -
         {"AZUREML_RUN_ID": "x", "NODE_RANK": "1", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"},
     ],
 )
-def test_no_platform(env: Env) -> None:
+def test_other_environments_are_not_changed(env: Env) -> None:
     before = dict(env)
     export_torchrun_env(env)
     assert env == before
@@ -201,7 +201,7 @@ def test_no_platform(env: Env) -> None:
         {"HOROVOD_RANK": "3"},
     ],
 )
-def test_ranks_of_a_launcher_are_not_changed_but_the_job_is_known(launcher: Env) -> None:
+def test_ranks_of_a_launcher_are_not_changed_but_the_job_is_exported(launcher: Env) -> None:
     env = skypilot(1) | launcher
     export_torchrun_env(env)
     job = {"BOLTCUTTER_JOB": "skypilot-sky-2026-11-21_gpt_"}
@@ -293,10 +293,10 @@ def train_in_each(
 
 def train_on_four_ranks(forks: ForkServer, folder: Path, environments: list[Env]) -> Path:
     """Train on two nodes of two ranks; check that they are ranks 0 to 3 of one run, which saw each sample once."""
-    overrides = [*OVERRIDES, f"runs={folder}", "name=both", "trainer.devices=2"]
+    overrides = [*OVERRIDES, f"runs={folder}", "name=platform", "trainer.devices=2"]
     statuses, output = train_in_each(forks, overrides, environments)
     assert not any(statuses), output
-    (run,) = (folder / "both").iterdir()
+    (run,) = (folder / "platform").iterdir()
     assert {log.name for log in (run / "logs").iterdir()} == {f"rank-{rank}.log" for rank in range(4)}
     with open(run / "evaluation" / "test" / "predictions.csv", newline="") as file:
         seen = [int(row["index"]) for row in csv.DictReader(file)]
@@ -308,13 +308,13 @@ def train_on_four_ranks(forks: ForkServer, folder: Path, environments: list[Env]
 @pytest.mark.parametrize(
     "platform", [vertex_pytorch, *(pytest.param(p, marks=pytest.mark.slow) for p in BY_NODE if p != vertex_pytorch)]
 )
-def test_two_nodes_of_two_devices_are_one_run(
+def test_two_nodes_with_two_devices_train_one_run(
     platform: Callable[..., Env], forks: ForkServer, port: str, tmp_path: Path
 ) -> None:
     train_on_four_ranks(forks, tmp_path, [platform(node, port=port) for node in (0, 1)])
 
 
-def test_four_processes_of_azure_are_one_run_with_the_weights_of_one_process(
+def test_four_processes_of_azure_train_one_run_as_one_process(
     forks: ForkServer, script: Script, port: str, tmp_path: Path
 ) -> None:
     run = train_on_four_ranks(forks, tmp_path, [azureml(rank, port=port) for rank in range(4)])
@@ -333,7 +333,7 @@ def test_a_restarted_job_resumes_its_run(forks: ForkServer, port: str, tmp_path:
     assert len(json.loads((after / "record.json").read_text())["attempts"]) == 2
 
 
-def test_a_node_that_waits_in_vain_reports_the_rendezvous_address(forks: ForkServer, tmp_path: Path) -> None:
+def test_a_node_whose_peer_does_not_start_reports_the_rendezvous_address(forks: ForkServer, tmp_path: Path) -> None:
     (status,), output = train_in_each(forks, [*OVERRIDES, f"runs={tmp_path}", "timeout=3"], [skypilot(1)])
     assert status == 1
     (line,) = (line for line in output.splitlines() if line.startswith("error: "))

@@ -13,7 +13,7 @@ SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
 
 
 @pytest.mark.parametrize(
-    ("env", "first"),
+    ("env", "is_zero"),
     [
         pytest.param({}, True, id="one process"),
         pytest.param({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}, True, id="torchrun, rank 0"),
@@ -28,13 +28,13 @@ SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
         pytest.param({"PMI_RANK": "1"}, False, id="mpirun of MPICH"),
         pytest.param({"PMI_RANK": "0"}, True, id="mpirun of MPICH, rank 0"),
         pytest.param({"HOROVOD_RANK": "1"}, False, id="horovodrun"),
-        pytest.param({"LOCAL_RANK": "0", "NODE_RANK": "0"}, True, id="Lightning's first"),
+        pytest.param({"LOCAL_RANK": "0", "NODE_RANK": "0"}, True, id="Lightning's first process"),
         pytest.param({"LOCAL_RANK": "1"}, False, id="Lightning's child"),
         pytest.param({"NODE_RANK": "1"}, False, id="a second node started by hand"),
     ],
 )
-def test_is_first(env: dict[str, str], first: bool) -> None:
-    assert is_rank_zero(env) is first
+def test_is_rank_zero(env: dict[str, str], is_zero: bool) -> None:
+    assert is_rank_zero(env) is is_zero
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_in_slurm_step(env: dict[str, str], inside: bool) -> None:
     assert in_slurm_step(env) is inside
 
 
-def test_processes_that_a_launcher_started() -> None:
+def test_world_size_of_processes_started_by_a_launcher() -> None:
     torchrun = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     assert external_world_size(torchrun) == (4, 2)
     assert external_world_size({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}) is None  # Lightning's own child
     assert external_world_size({}) is None
 
 
-def test_nothing_is_left_behind_by_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_process_terminates_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "CHILD_TIMEOUT", 0.3)
     with subprocess.Popen(["sleep", "60"]) as child:
         process.track_children([child])
@@ -74,7 +74,7 @@ FAULTS = """
 import os, resource, sys
 from pathlib import Path
 from boltcutter.environment.process import release_freed_memory, retain_freed_memory
-assert retain_freed_memory() is (sys.argv[1] == "kept")
+assert retain_freed_memory() is (sys.argv[1] == "retained")
 def step():
     blocks = [bytearray(1 << 20) for _ in range(32)]
 step()
@@ -86,19 +86,19 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 held = resident()
 release_freed_memory()
-if sys.argv[1] == "kept":
+if sys.argv[1] == "retained":
     assert held - resident() > 16 << 20
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have allocators of their own")
-def test_memory_of_one_step_serves_the_next() -> None:
-    def faults(what: str, **env: str) -> int:
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other allocators")
+def test_freed_memory_is_reused_by_the_next_step() -> None:
+    def faults(mode: str, **env: str) -> int:
         done = subprocess.run(
-            [sys.executable, "-c", FAULTS, what], env=os.environ | env, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", FAULTS, mode], env=os.environ | env, capture_output=True, text=True, timeout=60
         )
         assert not done.returncode, done.stderr
         return int(done.stdout)
 
-    kept, given_back = faults("kept"), faults("left alone", MALLOC_TRIM_THRESHOLD_="1048576")
-    assert kept < 1000 < 10 * 32 * 256 / 2 < given_back  # of 256 pages in each block
+    retained, released = faults("retained"), faults("default", MALLOC_TRIM_THRESHOLD_="1048576")
+    assert retained < 1000 < 10 * 32 * 256 / 2 < released  # of 256 pages in each block

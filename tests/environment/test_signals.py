@@ -19,7 +19,7 @@ def restored() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
-def test_a_signal_sets_a_flag_and_nothing_else(number: signal.Signals) -> None:
+def test_a_signal_only_sets_a_flag(number: signal.Signals) -> None:
     signals.install_handlers()
     assert signals.handlers_installed()
     assert signals.received_signal() == 0
@@ -27,17 +27,17 @@ def test_a_signal_sets_a_flag_and_nothing_else(number: signal.Signals) -> None:
     assert signals.received_signal() == number
 
 
-def test_a_second_interrupt_leaves_at_once() -> None:
+def test_a_second_interrupt_exits_immediately() -> None:
     signals.install_handlers()
     os.kill(os.getpid(), signal.SIGINT)
-    with pytest.raises(signals.PreemptionError, match="SIGINT, at once, nothing saved") as left:
+    with pytest.raises(signals.PreemptionError, match="SIGINT, at once, nothing saved") as error:
         os.kill(os.getpid(), signal.SIGINT)
-    assert left.value.code == left.value.status == 130
+    assert error.value.code == error.value.status == 130
     for number in signals.SIGNALS:
-        os.kill(os.getpid(), number)  # does nothing any more
+        os.kill(os.getpid(), number)  # ignored from now on
 
 
-def test_what_need_not_wait_leaves_at_once() -> None:
+def test_a_signal_given_as_immediate_raises_an_exception() -> None:
     signals.install_handlers(signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.received_signal() == signal.SIGTERM
@@ -45,13 +45,15 @@ def test_what_need_not_wait_leaves_at_once() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_launcher_that_waits_for_a_mark_gets_it_and_status_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requeue_marker_is_written_by_rank_zero_with_status_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mark = tmp_path / "requeue"
     monkeypatch.setenv("BOLTCUTTER_REQUEUE", str(mark))
     signals.install_handlers()
-    with pytest.raises(signals.PreemptionError, match=r"SIGUSR2, saved x$") as left:
+    with pytest.raises(signals.PreemptionError, match=r"SIGUSR2, saved x$") as error:
         signals.exit(signal.SIGUSR2, "saved x")
-    assert (left.value.code, left.value.status) == (0, 128 + signal.SIGUSR2)
+    assert (error.value.code, error.value.status) == (0, 128 + signal.SIGUSR2)
     assert mark.read_text() == "SIGUSR2"
     mark.unlink()
     monkeypatch.setenv("RANK", "1")
@@ -67,7 +69,7 @@ signals.install_handlers()
 with multiprocessing.Pool(1) as pool:
     print(pool.apply(os.getppid) == os.getpid(), flush=True)
     pool.apply_async(os.read, [os.pipe()[0], 1])
-pool.join()  # the block has sent SIGTERM to a process that is stuck
+pool.join()  # leaving the block has sent SIGTERM to the blocked worker
 print("ended")
 """
 
@@ -89,7 +91,7 @@ except BaseException:
 
 
 @pytest.mark.parametrize(("requeue", "code"), [(False, 128 + signal.SIGTERM), (True, 0)])
-def test_while_it_imports_a_signal_ends_the_process_at_once(tmp_path: Path, requeue: bool, code: int) -> None:
+def test_a_signal_during_imports_ends_the_process(tmp_path: Path, requeue: bool, code: int) -> None:
     mark = tmp_path / "requeue"
     env = os.environ | ({"BOLTCUTTER_REQUEUE": str(mark)} if requeue else {})
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=30, env=env)
@@ -99,7 +101,7 @@ def test_while_it_imports_a_signal_ends_the_process_at_once(tmp_path: Path, requ
     assert mark.is_file() == requeue
 
 
-def test_it_ends_also_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_a_process_ends_although_it_cannot_write(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     env = os.environ | {"BOLTCUTTER_REQUEUE": str(tmp_path / "missing" / "requeue")}

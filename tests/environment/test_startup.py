@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from conftest import environment
 
-# Waits inside torch for another rank that never comes.
+# Waits inside torch for another rank, which is never started.
 WAITING = """
 import torch.distributed as dist
 from boltcutter.environment import startup
 startup.begin()
 startup.prepare()
-print("waits", flush=True)
+print("waiting", flush=True)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2)
 """
 
@@ -26,7 +26,7 @@ def test_a_signal_ends_a_process_that_waits_for_other_ranks() -> None:
         try:
             assert process.stdout
             assert process.stderr
-            assert process.stdout.readline() == "waits\n"
+            assert process.stdout.readline() == "waiting\n"
             time.sleep(0.5)
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 128 + signal.SIGTERM
@@ -41,8 +41,8 @@ from boltcutter.environment import signals, startup
 startup.prepare()
 try:
     os.kill(os.getpid(), signal.SIGUSR1)
-except signals.PreemptionError as left:
-    print(left.code - signal.SIGUSR1)
+except signals.PreemptionError as error:
+    print(error.code - signal.SIGUSR1)
 signals.restore_handlers()
 startup.prepare()
 startup.finish()
@@ -51,7 +51,7 @@ print(signals.received_signal() == signal.SIGUSR2, threading.active_count())
 """
 
 
-def test_once_training_begins_a_signal_sets_the_flag_alone() -> None:
+def test_during_training_a_signal_only_sets_the_flag() -> None:
     done = subprocess.run([sys.executable, "-c", PREPARED], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.split() == ["128", "True", "1"]
 
@@ -66,15 +66,15 @@ time.sleep(60)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not end a process with its parent")
-def test_a_rank_that_is_starting_ends_with_what_started_it() -> None:
-    child = "from boltcutter.environment import startup; startup.begin(); print('begun', flush=True); "
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")
+def test_a_starting_rank_ends_with_its_launcher() -> None:
+    child = "from boltcutter.environment import startup; startup.begin(); print('started', flush=True); "
     child += "import time; time.sleep(60)"
     command = [sys.executable, "-c", LAUNCHER, child]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stdout
         lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
-        (pid,) = (int(line) for line in lines - {"begun"})
+        (pid,) = (int(line) for line in lines - {"started"})
         process.kill()
     end = time.monotonic() + 20
     while is_alive(pid):

@@ -17,7 +17,7 @@ class Numbers(data.Dataset):
     def __getitem__(self, index):
         if index == 7:
             with subprocess.Popen(["sleep", "60"]) as program:
-                program.terminate()  # it does not inherit what the worker ignores
+                program.terminate()  # it does not ignore the signals that the worker ignores
         if index == 150:
             time.sleep(60)
         return index
@@ -29,10 +29,10 @@ def main():
     data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
     signals.install_handlers()
     protect_workers()
-    protect_workers()  # once is enough
+    protect_workers()  # a second call has no effect
     loader = data.DataLoader(Numbers(), num_workers=4, worker_init_fn=initialize, multiprocessing_context=sys.argv[1])
     iterator = iter(loader)
-    os.killpg(0, signal.SIGTERM)  # before most workers have come to their first line
+    os.killpg(0, signal.SIGTERM)  # before most workers execute their first line
     found = []
     for batch in iterator:
         found += batch.tolist()
@@ -45,7 +45,7 @@ def main():
     print("read", flush=True)
     for index in range(100, 149):
         next(iterator)
-    del iterator  # one of its workers is stuck, and is ended all the same
+    del iterator  # terminates its workers, of which one is blocked
 
 if __name__ == "__main__":
     main()
@@ -54,7 +54,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_of_any_loader_outlive_signals_to_the_group(method: str, tmp_path: Path) -> None:
+def test_workers_survive_signals_to_the_process_group(method: str, tmp_path: Path) -> None:
     (tmp_path / "loader.py").write_text(LOADER)
     done = run_command([sys.executable, str(tmp_path / "loader.py"), method], timeout=60)
     assert (done.returncode, done.stdout.split()) == (0, ["read", "ended"]), done.stderr

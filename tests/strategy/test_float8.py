@@ -9,19 +9,19 @@ from boltcutter.strategy.float8 import Float8Error, Float8Precision
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # within torchao
-def test_linear_layers_round_to_eight_bits_and_keep_their_names() -> None:
+def test_linear_layers_are_converted_and_keep_their_names() -> None:
     torch.manual_seed(0)
-    model = MLP((1, 8, 8), 10, hidden_sizes=[64, 32])  # the last layer has ten rows, which the hardware does not take
+    model = MLP((1, 8, 8), 10, hidden_sizes=[64, 32])  # the last layer has ten rows, which is not a multiple of 16
     names, inputs, targets = list(model.state_dict()), torch.rand(48, 1, 8, 8), torch.randint(10, (48,))
     plugin, exact = Float8Precision("cpu", emulate=True), model(inputs).detach()
     converted: Any = plugin.convert_module(plugin.convert_module(model))
     assert converted is model
     assert list(model.state_dict()) == names
-    kinds = [type(part).__name__ for part in model.modules() if isinstance(part, nn.Linear)]
-    assert kinds == ["Float8Linear", "Float8Linear", "Linear"]
+    types = [type(part).__name__ for part in model.modules() if isinstance(part, nn.Linear)]
+    assert types == ["Float8Linear", "Float8Linear", "Linear"]
     with plugin.forward_context():
-        apart = float((model(inputs) - exact).detach().abs().max())
-    assert 1e-4 < apart < 0.1  # rounded, and near
+        difference = float((model(inputs) - exact).detach().abs().max())
+    assert 1e-4 < difference < 0.1  # rounded
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):
@@ -35,7 +35,7 @@ def test_linear_layers_round_to_eight_bits_and_keep_their_names() -> None:
     assert model.head.weight.dtype == torch.float32
 
 
-def test_a_model_with_nothing_to_do_in_eight_bits_is_told() -> None:
+def test_a_model_without_convertible_layers_is_refused() -> None:
     with pytest.raises(
         Float8Error, match=r"^trainer.precision=float8: the model has no linear layer whose dimensions are mult"
     ):

@@ -17,26 +17,28 @@ from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.strategy.fsdp import FSDPStrategy, GradientClippingError
 
 
-class Evil:
+class Malicious:
     def __reduce__(self) -> Any:
-        return os.mkdir, ("evil",)
+        return os.mkdir, ("executed",)
 
 
 @pytest.fixture
 def strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FSDPStrategy:
     monkeypatch.chdir(tmp_path)
-    made = FSDPStrategy(checkpoint_io=AtomicCheckpointIO())
-    made.model, made._lightning_module = nn.Linear(1, 1), mock.Mock()
-    monkeypatch.setattr(made, "broadcast", lambda value, src=0: value)  # there is one process
-    return made
+    strategy = FSDPStrategy(checkpoint_io=AtomicCheckpointIO())
+    strategy.model, strategy._lightning_module = nn.Linear(1, 1), mock.Mock()
+    monkeypatch.setattr(strategy, "broadcast", lambda value, src=0: value)  # a single process
+    return strategy
 
 
-@pytest.mark.parametrize("evil", [{"state_dict": {}, "x": Evil()}, {"state_dict": Evil()}], ids=["beside", "weights"])
-def test_a_checkpoint_is_never_run_as_code(strategy: FSDPStrategy, evil: Any) -> None:
-    torch.save(evil, "last.ckpt")
+@pytest.mark.parametrize(
+    "content", [{"state_dict": {}, "x": Malicious()}, {"state_dict": Malicious()}], ids=["extra key", "weights"]
+)
+def test_a_checkpoint_is_not_executed(strategy: FSDPStrategy, content: Any) -> None:
+    torch.save(content, "last.ckpt")
     with pytest.raises(CheckpointError, match="would execute code"):
         strategy.load_checkpoint("last.ckpt")
-    assert not Path("evil").exists()
+    assert not Path("executed").exists()
 
 
 def test_a_folder_is_refused(strategy: FSDPStrategy) -> None:
@@ -78,7 +80,7 @@ with FullyShardedDataParallel.summon_full_params(model):
 task = L.LightningModule()
 task.model = model
 trainer = SimpleNamespace(strategy=strategy, precision_plugin=None, current_epoch=0, global_step=1, global_rank=rank)
-if rank == 1:  # the other sees finite shards alone
+if rank == 1:  # the other rank has only finite shards
     shards[-1].grad.fill_(float("nan"))
 try:
     guard = Guard(sys.argv[1], save_batch=False)
@@ -90,12 +92,12 @@ torch.distributed.barrier()
 """
 
 
-def test_norms_are_those_over_all_ranks(two_ranks: Script, tmp_path: Path) -> None:
+def test_gradient_norms_are_global(two_ranks: Script, tmp_path: Path) -> None:
     done = two_ranks(f"import sys\n{SHARDED}", str(tmp_path))
     assert done.stdout.count("the gradient of model.2.") == 2, done.stdout  # on both ranks
 
 
-def test_lightning_clips_by_what_the_strategy_measures(strategy: FSDPStrategy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_clips_by_the_global_norm(strategy: FSDPStrategy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FSDPStrategy.__mro__[1], "setup", lambda self, trainer: None)  # it needs a GPU
     strategy.precision_plugin = FSDPPrecision("32-true")
     strategy.setup(mock.Mock())

@@ -1,4 +1,4 @@
-"""Horovod has to be built (bash scripts/build_horovod.sh): but for its absence, this is tested where it has been."""
+"""Most tests require Horovod, which is built by ``bash scripts/build_horovod.sh``, and are skipped without it."""
 
 import json
 import os
@@ -21,7 +21,8 @@ built = pytest.mark.skipif(
 )
 HOROVODRUN = [str(Path(sys.executable).parent / "horovodrun"), "-np", "2", sys.executable]
 HOROVOD = ["trainer=horovod", "trainer.accelerator=cpu"]
-# Adam's first steps go by the sign of the gradient; of 270 samples to validate and test the last batch has 20.
+# Adam's first steps depend on the sign of the gradient only, which amplifies rounding errors. The last of the batches
+# that validate and test 270 samples has 20.
 OVERRIDES = [*QUICK, "model=mlp", "optimizer=sgd", "data.batch_size=50", "trainer.accelerator=cpu"]
 MISSING = """
 import torch
@@ -49,15 +50,15 @@ with distributed_shutdown():
 """
 
 
-def train(*words: str, env: dict[str, str] | None = None) -> None:
-    done = run_command([*HOROVODRUN, "scripts/train.py", *OVERRIDES, *HOROVOD, *words], env=env)
+def train(*overrides: str, env: dict[str, str] | None = None) -> None:
+    done = run_command([*HOROVODRUN, "scripts/train.py", *OVERRIDES, *HOROVOD, *overrides], env=env)
     assert done.returncode == 0, done.stderr
 
 
 @contextmanager
-def training(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A long run that has made a checkpoint."""
-    command = [*HOROVODRUN, "scripts/train.py", *OVERRIDES, *HOROVOD, *words, f"folder={folder}"]
+def training(folder: Path, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A long run that has saved a checkpoint."""
+    command = [*HOROVODRUN, "scripts/train.py", *OVERRIDES, *HOROVOD, *overrides, f"folder={folder}"]
     with subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True) as process:
         try:
             end = time.monotonic() + 60
@@ -69,7 +70,7 @@ def training(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_without_horovod_one_line_tells_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_horovod_is_reported_with_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod", None)
     with pytest.raises(
         ValueError, match=r"^trainer=horovod: .* not installed; build it: bash scripts/build_horovod\.sh$"
@@ -79,31 +80,31 @@ def test_without_horovod_one_line_tells_how_to_build_it(monkeypatch: pytest.Monk
 
 
 @built
-def test_two_ranks_train_and_test_as_one_process(alone: Path, tmp_path: Path) -> None:
+def test_two_ranks_train_and_test_as_one_process(reference: Path, tmp_path: Path) -> None:
     train(f"runs={tmp_path}", "name=horovod")
     (both,) = (tmp_path / "horovod").iterdir()  # they agreed on one folder
     assert {log.name for log in (both / "logs").iterdir()} == {"rank-0.log", "rank-1.log"}
-    assert_same(alone, both)
+    assert_same(reference, both)
 
 
 @built
-def test_gradients_sent_in_two_bytes_differ_by_their_rounding(alone: Path, tmp_path: Path) -> None:
+def test_compressed_gradients_differ_by_their_rounding(reference: Path, tmp_path: Path) -> None:
     train("trainer.strategy.compress=fp16", "test=false", f"folder={tmp_path}/run")
-    assert 1e-6 < max_difference(alone, tmp_path / "run") < 1e-2
+    assert 1e-6 < max_difference(reference, tmp_path / "run") < 1e-2
 
 
 @built
-def test_accumulated_batches_are_sent_once_in_one_piece(script: Script, tmp_path: Path) -> None:
-    words = ["trainer.accumulate_grad_batches=3", "test=false"]
-    train(*words, f"folder={tmp_path}/two", env={"HOROVOD_TIMELINE": str(tmp_path / "timeline.json")})
-    assert script("train", *OVERRIDES, *words, f"folder={tmp_path}/one").returncode == 0
+def test_accumulated_gradients_are_sent_once_in_a_single_bucket(script: Script, tmp_path: Path) -> None:
+    overrides = ["trainer.accumulate_grad_batches=3", "test=false"]
+    train(*overrides, f"folder={tmp_path}/two", env={"HOROVOD_TIMELINE": str(tmp_path / "timeline.json")})
+    assert script("train", *OVERRIDES, *overrides, f"folder={tmp_path}/one").returncode == 0
     assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6
     sent = (tmp_path / "timeline.json").read_text().count('"GLOO_ALLREDUCE"')
-    assert sent == 2 * 9  # of each epoch's 26 batches, by three, the last two alone
+    assert sent == 2 * 9  # of each epoch's 26 batches, by three, the last two by themselves
 
 
 @built
-def test_a_gradient_that_a_rank_lacks_counts_as_nothing(two_ranks: Script) -> None:
+def test_a_gradient_missing_on_one_rank_counts_as_zero(two_ranks: Script) -> None:
     two_ranks(MISSING)
 
 
@@ -123,21 +124,21 @@ def test_other_precisions_train_as_ddp(more: list[str], script: Script, tmp_path
 
 @built
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_heeded_and_the_run_goes_on_to_the_same_end(number: signal.Signals, tmp_path: Path) -> None:
-    words = ["trainer.max_epochs=30", "test=false"]
-    train(*words, f"folder={tmp_path}/whole")
-    folder = tmp_path / "cut"
-    with training(folder, *words) as process:
+def test_a_run_stopped_by_a_signal_resumes_bitwise_identical(number: signal.Signals, tmp_path: Path) -> None:
+    overrides = ["trainer.max_epochs=30", "test=false"]
+    train(*overrides, f"folder={tmp_path}/uninterrupted")
+    folder = tmp_path / "resumed"
+    with training(folder, *overrides) as process:
         process.send_signal(number)
         assert process.wait(60) != 0
     assert json.loads((folder / "record.json").read_text())["attempts"][0]["reason"].startswith("preempted by SIG")
     done = run_command([*HOROVODRUN, "scripts/train.py", f"resume={folder}"])
     assert done.returncode == 0, done.stderr
-    assert max_difference(tmp_path / "whole", folder) == 0
+    assert max_difference(tmp_path / "uninterrupted", folder) == 0
 
 
 @built
-def test_a_rank_that_is_killed_ends_the_others(tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with training(folder, "trainer.max_epochs=5000") as process:
         pid = json.loads((folder / "record.json").read_text())["attempts"][0]["pid"]
@@ -147,18 +148,19 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path: Path) -> None:
 
 @built
 @pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
-def test_ranks_that_others_started_find_one_another(launcher: str, script: Script, alone: Path, tmp_path: Path) -> None:
-    words = [*OVERRIDES, *HOROVOD, "trainer.devices=2", "test=false", f"folder={tmp_path}/run"]
-    done = script("train", *words, ranks=2 if launcher == "torchrun" else 0)
+def test_ranks_of_other_launchers_train_one_run(launcher: str, script: Script, reference: Path, tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, *HOROVOD, "trainer.devices=2", "test=false", f"folder={tmp_path}/run"]
+    done = script("train", *overrides, ranks=2 if launcher == "torchrun" else 0)
     assert done.returncode == 0, done.stderr
-    assert max_difference(alone, tmp_path / "run") < 1e-6
+    assert max_difference(reference, tmp_path / "run") < 1e-6
 
 
 @built
-def test_a_run_is_evaluated_on_two_ranks(alone: Path, tmp_path: Path) -> None:
-    done = run_command([*HOROVODRUN, "scripts/evaluate.py", f"run={alone}", *HOROVOD, f"output={tmp_path}/two"])
+def test_a_run_is_evaluated_on_two_ranks(reference: Path, tmp_path: Path) -> None:
+    done = run_command([*HOROVODRUN, "scripts/evaluate.py", f"run={reference}", *HOROVOD, f"output={tmp_path}/two"])
     assert done.returncode == 0, done.stderr
     ours, theirs = (
-        json.loads((place / "metrics.json").read_text()) for place in (tmp_path / "two", alone / "evaluation/test")
+        json.loads((folder / "metrics.json").read_text())
+        for folder in (tmp_path / "two", reference / "evaluation/test")
     )
     assert ours == pytest.approx(theirs, abs=1e-6)

@@ -13,7 +13,8 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.config.instantiate import build
 
 MPI = ["trainer=mpi", "trainer.strategy.process_group_backend=mpi4py", "trainer.accelerator=cpu"]
-# Adam's first steps go by the sign of the gradient; of 270 samples to validate and test the last batch has 20.
+# Adam's first steps depend on the sign of the gradient only, which amplifies rounding errors. The last of the batches
+# that validate and test 270 samples has 20.
 OVERRIDES = [*QUICK, "model=mlp", "optimizer=sgd", "data.batch_size=50", "trainer.accelerator=cpu"]
 BEGIN = """
 import sys, time
@@ -36,7 +37,7 @@ with distributed_shutdown():
     found = torch.tensor(rank + 1.0)  # no dimension
     dist.all_reduce(found, op.AVG)
     assert found == 1.5
-    found = torch.arange(6.0).add(10 * rank).view(2, 3).t()  # not in one piece
+    found = torch.arange(6.0).add(10 * rank).view(2, 3).t()  # not contiguous
     dist.broadcast(found, 1)
     assert found.tolist() == [[10, 13], [11, 14], [12, 15]]
     found = torch.tensor([rank == 1])
@@ -57,15 +58,15 @@ with distributed_shutdown():
     every = [None, None]
     dist.all_gather_object(every, "x" * 1000 * rank)
     assert [len(text) for text in every] == [0, 1000]
-    alone, both = dist.new_group([1]), dist.new_group([1, 0])
+    single, both = dist.new_group([1]), dist.new_group([1, 0])
     if rank:
-        dist.all_reduce(torch.ones(1), group=alone)
+        dist.all_reduce(torch.ones(1), group=single)
     found = torch.ones(1)
     dist.all_reduce(found, group=both)
     assert found.item() == 2
 sys.stdout.write(f"rank {rank} is done\\n")
 """
-LEFT = """
+FAILED = """
 with distributed_shutdown():
     dist.init_process_group("mpi4py")
     dist.barrier()
@@ -74,10 +75,10 @@ with distributed_shutdown():
     try:
         dist.all_reduce(torch.ones(1))
     except RuntimeError as error:
-        print("told:", error, flush=True)
+        print("error:", error, flush=True)
         raise SystemExit(1)
 """
-LATE = """
+TIMED_OUT = """
 with distributed_shutdown():
     dist.init_process_group("mpi4py")
     dist.group.WORLD.timeout = 1
@@ -87,7 +88,7 @@ with distributed_shutdown():
         else:
             dist.all_reduce(torch.ones(1))
     except RuntimeError as error:
-        print("told:", error, flush=True)
+        print("error:", error, flush=True)
         raise
 """
 
@@ -109,38 +110,38 @@ def refused(backend: str) -> str:
     return str(error.value).removeprefix("trainer.strategy.process_group_backend=")
 
 
-def test_what_torch_asks_for_is_carried(tmp_path: Path) -> None:
+def test_collectives_of_torch_run_by_mpi(tmp_path: Path) -> None:
     done = mpirun(COLLECTIVES, tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 is done", "rank 1 is done"]
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
-    [(LEFT, "Connection closed by peer"), pytest.param(LATE, "Timed out waiting 1 s", marks=pytest.mark.slow)],
-    ids=["left", "late"],
+    ("code", "message"),
+    [(FAILED, "Connection closed by peer"), pytest.param(TIMED_OUT, "Timed out waiting 1 s", marks=pytest.mark.slow)],
+    ids=["failed", "timed out"],
 )
-def test_a_rank_learns_of_another_that_left_or_is_late(code: str, said: str, tmp_path: Path) -> None:
+def test_a_failed_or_late_rank_is_reported_to_the_others(code: str, message: str, tmp_path: Path) -> None:
     done = mpirun(code, tmp_path)
     assert done.returncode != 0
-    assert f"told: mpi4py: {said}" in done.stdout, done.stderr
+    assert f"error: mpi4py: {message}" in done.stdout, done.stderr
 
 
-def test_two_ranks_train_and_test_as_one_process(alone: Path, tmp_path: Path) -> None:
+def test_two_ranks_train_and_test_as_one_process(reference: Path, tmp_path: Path) -> None:
     done = run_command([*MPIRUN, "scripts/train.py", *OVERRIDES, *MPI, f"runs={tmp_path}", "name=mpi"])
     assert done.returncode == 0, done.stderr
     (both,) = (tmp_path / "mpi").iterdir()  # they agreed on one folder
-    assert_same(alone, both)
+    assert_same(reference, both)
 
 
-def test_without_mpirun_one_line_tells_how_to_start_it(script: Script, tmp_path: Path) -> None:
+def test_a_start_without_mpirun_is_refused(script: Script, tmp_path: Path) -> None:
     done = script("train", *OVERRIDES, *MPI, "trainer.devices=2", f"folder={tmp_path}", ranks=2)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "MPI did not start these 2 processes; run mpirun -np 2 python" in done.stderr
 
 
-def test_without_mpi4py_one_line_tells_what_is_missing() -> None:
+def test_a_missing_mpi4py_is_reported() -> None:
     assert refused("mpi4py") == "mpi4py: mpi4py is not installed; pip install 'boltcutter[mpi]'"
 
 
@@ -151,31 +152,34 @@ def test_a_backend_that_torch_lacks_is_refused(backend: str) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_are_compressed_and_accumulated(script: Script, alone: Path, tmp_path: Path) -> None:
-    words = [*OVERRIDES, "test=false"]
-    more = {"bf16": ["trainer.strategy.compress=bf16"], "parts": ["trainer.accumulate_grad_batches=3"]}
-    for name, some in more.items():
-        done = run_command([*MPIRUN, "scripts/train.py", *words, *MPI, *some, f"folder={tmp_path}/{name}"])
+def test_gradients_are_compressed_and_accumulated(script: Script, reference: Path, tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "test=false"]
+    more = {"bf16": ["trainer.strategy.compress=bf16"], "accumulated": ["trainer.accumulate_grad_batches=3"]}
+    for name, options in more.items():
+        done = run_command([*MPIRUN, "scripts/train.py", *overrides, *MPI, *options, f"folder={tmp_path}/{name}"])
         assert done.returncode == 0, done.stderr
-    assert 1e-5 < max_difference(alone, tmp_path / "bf16") < 1e-2
-    assert script("train", *words, *more["parts"], f"folder={tmp_path}/one").returncode == 0
-    assert max_difference(tmp_path / "one", tmp_path / "parts") < 1e-6
+    assert 1e-5 < max_difference(reference, tmp_path / "bf16") < 1e-2
+    assert script("train", *overrides, *more["accumulated"], f"folder={tmp_path}/one").returncode == 0
+    assert max_difference(tmp_path / "one", tmp_path / "accumulated") < 1e-6
 
 
 @pytest.mark.slow
-def test_a_signal_is_heeded_and_the_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    words = [*OVERRIDES, *MPI, "trainer.max_epochs=30", "test=false"]
-    done = run_command([*MPIRUN, "scripts/train.py", *words, f"folder={tmp_path}/whole"])
+def test_a_run_stopped_by_a_signal_resumes_bitwise_identical(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, *MPI, "trainer.max_epochs=30", "test=false"]
+    done = run_command([*MPIRUN, "scripts/train.py", *overrides, f"folder={tmp_path}/uninterrupted"])
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "cut"
+    folder = tmp_path / "resumed"
     with subprocess.Popen(
-        [*MPIRUN, "scripts/train.py", *words, f"folder={folder}"], cwd=ROOT, env=environment(), start_new_session=True
+        [*MPIRUN, "scripts/train.py", *overrides, f"folder={folder}"],
+        cwd=ROOT,
+        env=environment(),
+        start_new_session=True,
     ) as process:
         try:
             end = time.monotonic() + 60
             while not (folder / "checkpoints/last.ckpt").exists() and time.monotonic() < end:
                 time.sleep(0.02)
-            process.send_signal(signal.SIGUSR1)  # which mpirun hands on
+            process.send_signal(signal.SIGUSR1)  # which mpirun forwards
             assert process.wait(60) == 138
         finally:
             if process.poll() is None:
@@ -183,31 +187,32 @@ def test_a_signal_is_heeded_and_the_run_goes_on_to_the_same_end(tmp_path: Path) 
     assert json.loads((folder / "record.json").read_text())["attempts"][0]["reason"].startswith("preempted by SIGUSR1")
     done = run_command([*MPIRUN, "scripts/train.py", f"resume={folder}"])
     assert done.returncode == 0, done.stderr
-    assert max_difference(tmp_path / "whole", folder) == 0
+    assert max_difference(tmp_path / "uninterrupted", folder) == 0
 
 
 @pytest.mark.slow
-def test_a_run_is_evaluated_and_asked_on_two_ranks(script: Script, alone: Path, tmp_path: Path) -> None:
-    done = run_command([*MPIRUN, "scripts/evaluate.py", f"run={alone}", *MPI, f"output={tmp_path}/two"])
+def test_a_run_is_evaluated_and_predicts_on_two_ranks(script: Script, reference: Path, tmp_path: Path) -> None:
+    done = run_command([*MPIRUN, "scripts/evaluate.py", f"run={reference}", *MPI, f"output={tmp_path}/two"])
     assert done.returncode == 0, done.stderr
     ours, theirs = (
-        json.loads((place / "metrics.json").read_text()) for place in (tmp_path / "two", alone / "evaluation/test")
+        json.loads((folder / "metrics.json").read_text())
+        for folder in (tmp_path / "two", reference / "evaluation/test")
     )
     assert ours == pytest.approx(theirs, abs=1e-6)
     Image.new("L", (8, 8), 99).save(tmp_path / "image.png")
-    words = [f"run={alone}", f"input={tmp_path}/image.png"]
-    assert script("predict", *words, f"output={tmp_path}/one.csv").returncode == 0
-    done = run_command([*MPIRUN, "scripts/predict.py", *words, *MPI, f"output={tmp_path}/two.csv"])
-    assert (done.returncode, done.stderr) == (0, "")  # mpirun would tell of a process that left MPI behind
+    overrides = [f"run={reference}", f"input={tmp_path}/image.png"]
+    assert script("predict", *overrides, f"output={tmp_path}/one.csv").returncode == 0
+    done = run_command([*MPIRUN, "scripts/predict.py", *overrides, *MPI, f"output={tmp_path}/two.csv"])
+    assert (done.returncode, done.stderr) == (0, "")  # mpirun would report a process that did not finalize MPI
     assert (tmp_path / "two.csv").read_text() == (tmp_path / "one.csv").read_text()
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_ends_the_others_with_one_line(tmp_path: Path) -> None:
-    words = [*OVERRIDES, *MPI, "trainer.max_epochs=500", f"folder={tmp_path}/run"]
+def test_a_failed_rank_ends_the_others_with_a_one_line_error(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, *MPI, "trainer.max_epochs=500", f"folder={tmp_path}/run"]
     code = f"""
 import os, runpy, sys
-sys.argv[1:] = {words!r}
+sys.argv[1:] = {overrides!r}
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     from boltcutter.task.base import Task
     step = Task.training_step

@@ -9,7 +9,7 @@ from boltcutter.strategy.stage import LocalStage, PipelineError
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("name", ["mlp", "gpt", "untied"])
-def test_stages_one_after_another_are_the_model(name: str, count: int) -> None:
+def test_stages_in_sequence_equal_the_model(name: str, count: int) -> None:
     model: nn.Module = MLP((1, 2, 3), 4, hidden_sizes=[5, 6])
     x = torch.randint(4, (7, 1, 2, 3), dtype=torch.uint8)
     if name != "mlp":
@@ -25,7 +25,7 @@ def test_stages_one_after_another_are_the_model(name: str, count: int) -> None:
     assert torch.equal(y, model(x))
 
 
-def test_a_rank_lets_go_of_what_others_have_but_not_of_its_place() -> None:
+def test_a_rank_keeps_only_its_own_parameters_but_all_names() -> None:
     models = [MLP((6,), 3, hidden_sizes=[5, 5, 5]) for _ in range(2)]
     first, last = (LocalStage(model, rank, 2) for rank, model in enumerate(models))
     names = [name for name, _ in models[0].named_parameters()]
@@ -33,30 +33,30 @@ def test_a_rank_lets_go_of_what_others_have_but_not_of_its_place() -> None:
     assert kept[0] | kept[1] == set(names)
     assert not kept[0] & kept[1]
     assert [p.shape for p in models[0].parameters()] == [p.shape for p in models[1].parameters()]
-    for model, cut in zip(models, (first, last), strict=True):
+    for model, stage in zip(models, (first, last), strict=True):
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        cut.module(torch.randn(2, 6 if cut.first else 5)).sum().backward()
+        stage.module(torch.randn(2, 6 if stage.first else 5)).sum().backward()
         optimizer.step()
         assert len(optimizer.state_dict()["param_groups"][0]["params"]) == len(names)
-        assert len(optimizer.state) == len(cut.weights) == 4
+        assert len(optimizer.state) == len(stage.weights) == 4
 
 
-class Forgetful(nn.Module):
+class Incomplete(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.used, self.left = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
 
     def stages(self, count: int) -> list[nn.Module]:
         return [self.used] * count
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.left(self.used(x))
-        return found
+        output: Tensor = self.unused(self.used(x))
+        return output
 
 
-def test_what_cannot_be_cut_is_refused() -> None:
-    with pytest.raises(PipelineError, match=r"no stage of Forgetful has left\.weight; add it to one"):
-        LocalStage(Forgetful(), 0, 1)
+def test_models_that_cannot_be_split_are_refused() -> None:
+    with pytest.raises(PipelineError, match=r"no stage of Incomplete has unused\.weight; add it to one"):
+        LocalStage(Incomplete(), 0, 1)
     with pytest.raises(PipelineError, match=r"trainer\.devices=3 exceeds .*model=mlp.* try trainer.devices=2"):
         LocalStage(MLP((6,), 3, hidden_sizes=[5]), 0, 3)
     with pytest.raises(

@@ -14,9 +14,9 @@ from boltcutter.strategy.tpu import HostCheckpointIO
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_checkpoints_are_written_and_read_by_the_plugin_within(tmp_path: Path, asynchronous: bool) -> None:
+def test_checkpoints_are_written_and_read_by_the_wrapped_plugin(tmp_path: Path, asynchronous: bool) -> None:
     plugin = HostCheckpointIO(AtomicCheckpointIO(asynchronous=asynchronous))
-    assert isinstance(plugin, _WrappingCheckpointIO)  # which Lightning asks for
+    assert isinstance(plugin, _WrappingCheckpointIO)  # as Lightning requires
     path = tmp_path / "last.ckpt"
     plugin.save_checkpoint({"state_dict": {"weight": torch.arange(3)}, "epoch": 1}, path)
     plugin.wait()
@@ -28,7 +28,7 @@ def test_checkpoints_are_written_and_read_by_the_plugin_within(tmp_path: Path, a
     assert not path.exists()
 
 
-def test_a_machine_without_the_library_is_told_in_one_line(script: Script, tmp_path: Path) -> None:
+def test_a_missing_torch_xla_is_reported(script: Script, tmp_path: Path) -> None:
     done = script("train", *QUICK, "trainer=tpu", f"folder={tmp_path}/run")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
@@ -36,7 +36,7 @@ def test_a_machine_without_the_library_is_told_in_one_line(script: Script, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_a_machine_without_tpus_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_tpus_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "find_spec", lambda name: object())
     monkeypatch.setattr(XLAAccelerator, "is_available", staticmethod(lambda: False))
     with pytest.raises(ConfigError, match=r"^trainer.accelerator=tpu: this machine has no TPU; try trainer=default$"):
