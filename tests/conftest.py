@@ -93,7 +93,8 @@ def assert_same_history(one: Path, other: Path) -> None:
 
 def environment(**changed: str) -> dict[str, str]:
     """Return environment variables for a run: those of this process without ones that change runs, and W&B offline."""
-    removed = ("WANDB_", "SLURM_", "BOLTCUTTER_", "PL_", "KMP_")  # KMP_ variables are set by scikit-learn's import
+    removed = ("WANDB_", "SLURM_", "BOLTCUTTER_", "PL_")
+    removed += ("KMP_", "PYTORCH_NVML_", "TORCHINDUCTOR_")  # set by scikit-learn, Lightning and torch in this process
     clean = {k: v for k, v in os.environ.items() if not k.startswith(removed)}
     return clean | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "PYTHONWARNINGS": "default"} | changed
 
