@@ -89,6 +89,7 @@ def test_a_step_a_test_and_a_report_need_no_extra(core_only: dict[str, str], tmp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_default_run_in_a_new_environment(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = str(tmp_path / "venv" / "bin" / "python")
@@ -98,7 +99,7 @@ def test_the_default_run_in_a_new_environment(tmp_path: Path) -> None:
     done = subprocess.run(
         [python, "scripts/train.py", f"folder={tmp_path / 'run'}"],
         cwd=ROOT,
-        env=os.environ | {"WANDB_MODE": "offline"},
+        env=os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"},
         text=True,
         capture_output=True,
         timeout=600,

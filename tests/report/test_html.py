@@ -1,4 +1,4 @@
-"""report.html, looked at by a real browser."""
+"""Reports, rendered by a real browser."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ FILES = ["record.json", "config.yaml", "metrics.csv"] + [
 
 
 def write_run(folder: Path, name: str = "digits") -> Path:
-    """A run's folder with what all tasks write."""
+    """A run folder with the files that all tasks write."""
     test = folder / "evaluation" / "test"
     test.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps(RECORD | {"name": name}))
@@ -133,8 +133,8 @@ def write_regression(folder: Path, *, samples: int = 50) -> Path:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a browser made of a page."""
+class Page:
+    """DOM and console messages of a page rendered by a browser."""
 
     dom: str
     console: list[str]
@@ -143,7 +143,7 @@ class Seen:
         return len(re.findall(pattern, self.dom))
 
 
-Browse = Callable[..., Seen]
+Browse = Callable[..., Page]
 
 
 @pytest.fixture(scope="session")
@@ -158,21 +158,21 @@ def chromium() -> str:
 def browse(chromium: str, tmp_path: Path) -> Iterator[Browse]:
     """Open a page; ``script`` runs in it once it is drawn."""
 
-    def open_page(page: Path, *flags: str, script: str = "", dump: bool = True) -> Seen:
+    def open_page(page: Path, *flags: str, script: str = "", dump: bool = True) -> Page:
         if script:
             text = page.read_text().replace("</body>", f"<script>{script}</script></body>")
             page = tmp_path / "scripted.html"
             page.write_text(text)
         command = [chromium, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, *(["--dump-dom"] * dump)]
         done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=90, check=True)
-        return Seen(done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line])
+        return Page(done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line])
 
     yield open_page
     shutil.rmtree(tmp_path / "profile", ignore_errors=True)
 
 
 class References(HTMLParser):
-    """All that the page would load or lead to."""
+    """URLs that a page loads or links to."""
 
     def __init__(self) -> None:
         super().__init__()
