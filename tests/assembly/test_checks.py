@@ -22,7 +22,9 @@ PROJECT = Project.find(__file__)
         (["trainer.accelerator=cuda", "trainer.devices=auto"], 1, None),
     ],
 )
-def test_devices(monkeypatch: pytest.MonkeyPatch, overrides: list[str], gpus: int, message: str | None) -> None:
+def test_devices_are_checked_against_the_machine(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str], gpus: int, message: str | None
+) -> None:
     cfg = read_config(PROJECT, overrides)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("os.cpu_count", lambda: 2)

@@ -1,4 +1,4 @@
-"""A real SLURM cluster of three nodes for tests."""
+"""A SLURM cluster of three nodes for tests."""
 
 import getpass
 import json
@@ -53,7 +53,7 @@ class Cluster:
         return self.call(*start, "scripts/launch.py", *overrides, timeout=timeout, **env)
 
     def submit(self, name: str, *overrides: str, torch: bool = False, **env: str) -> tuple[Path, str]:
-        """The folder and the job's id of a new run."""
+        """Submit a new run; returns its folder and the job id."""
         folder = self.runs / name
         done = self.launch(
             "launch=slurm", f"folder={folder}", "trainer.accelerator=cpu", *overrides, torch=torch, **env
@@ -69,7 +69,7 @@ class Cluster:
 
 
 def wait_until(found: Callable[[], Any], folder: Path, seconds: float = 90) -> Any:
-    """What ``found`` gives, as soon as it gives something; ``folder`` has the log to show if it never does."""
+    """Return the first true value of ``found``, or fail with the job's log in ``folder``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if value := found():

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# A real SLURM of several nodes on one Linux machine, for tests: apt-get install slurm-wlm munge iproute2.
+# A SLURM cluster of several nodes on one Linux machine, for tests: apt-get install slurm-wlm munge iproute2.
 #   slurm_cluster.sh start DIR [NODES] [CPUS_PER_NODE]
-#   slurm_cluster.sh exec DIR [-n NODE] [-u USER] COMMAND...    on the login node, or on NODE
-#   slurm_cluster.sh crash DIR NODE                             as if the power went
-#   slurm_cluster.sh boot DIR NODE                              and came back
-#   slurm_cluster.sh orphan DIR NODE                            kill its slurmd; its processes continue
-#   slurm_cluster.sh silence DIR                                its controller stops responding
-#   slurm_cluster.sh answer DIR                                 and answers again
+#   slurm_cluster.sh exec DIR [-n NODE] [-u USER] COMMAND...    run a command on the login node, or on NODE
+#   slurm_cluster.sh crash DIR NODE                             kill a node and all its processes
+#   slurm_cluster.sh boot DIR NODE                              boot it again
+#   slurm_cluster.sh kill-slurmd DIR NODE                       kill the slurmd of a node; its jobs' processes continue
+#   slurm_cluster.sh pause-controller DIR                       stop slurmctld, so that it does not respond
+#   slurm_cluster.sh resume-controller DIR                      continue slurmctld
 #   slurm_cluster.sh stop DIR
-# Each node is a network, host name, process and mount namespace; its cable is a veth pair to a bridge that lives in the
-# login node's namespace. The machine's own network, /etc and cgroups stay as they are, and the end of one process ends
-# a node with all that runs on it. Makes itself root by sudo; commands run as who called, or as -u says. Folders in
-# SLURM_CLUSTER_VISIBLE, with colons between them, can be reached on the nodes by all users, as on a shared disk.
+# Each node has its own network, UTS, PID and mount namespace, and a veth pair to a bridge in the network namespace of
+# the login node. The network, /etc and cgroups of the host are not changed, and killing the first process of a PID
+# namespace kills the whole node. The script calls itself with sudo; commands run as the calling user, or as USER.
+# Folders in SLURM_CLUSTER_VISIBLE, separated by colons, are readable for all users on the nodes, like a shared disk.
 set -euo pipefail
 self=$(readlink -f "$0")
 [ "$(id -u)" = 0 ] || exec sudo -n --preserve-env=PATH,SLURM_CLUSTER_SUBNET,SLURM_CLUSTER_VISIBLE "$self" "$@"
-command=${1:?start, exec, crash, boot, orphan, silence, answer or stop} dir=$(readlink -m "${2:?folder of the cluster}")
+command=${1:?start, exec, crash, boot, kill-slurmd, pause-controller, resume-controller or stop} dir=$(readlink -m "${2:?folder of the cluster}")
 shift 2
 subnet=${SLURM_CLUSTER_SUBNET:-10.213.7}
 conf=$dir/etc/slurm.conf
@@ -27,19 +27,19 @@ wait_for() { # SECONDS COMMAND...
     for ((; tries; tries--)); do "$@" >/dev/null 2>&1 && return 0; sleep 0.05; done
     return 1
 }
-# A file holds "PID START": a number that another process has been given since is never killed.
-started() { # PID -> when it started, in clock ticks; fails if it has ended
+# A file contains "PID START"; the start time tells whether the PID was reused by another process.
+started() { # PID -> start time in clock ticks; fails if the process has ended
     local stat
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
     set -- ${stat##*) }
     [ "$1" != Z ] && echo "${20}"
 }
 ended() { ! started "$1" >/dev/null; }
-outer() { # NODE -> the process that holds its namespaces
+outer() { # NODE -> PID of unshare, which created its namespaces
     local pid start
     read -r pid start 2>/dev/null <"$dir/run/$1.pid" && [ "$(started "$pid")" = "$start" ] && echo "$pid"
 }
-first() { # NODE -> its process 1, as numbered out here
+first() { # NODE -> PID of its first process, on the host
     local pid child
     pid=$(outer "$1") && child=$(cat "/proc/$pid/task/$pid/children") && [ -n "$child" ] && echo "${child%% *}"
 }
@@ -49,9 +49,9 @@ inside() { # NODE COMMAND...
     shift
     nsenter -t "$pid" --net --uts --pid --mount -- "$@"
 }
-boot() { # NODE ADDRESS: its namespaces, then its cable
+boot() { # NODE ADDRESS: create its namespaces, then its network interface
     local node=$1 pid hub
-    rm -f "$dir/run/$node.wired"
+    rm -f "$dir/run/$node.connected"
     setsid unshare --net --uts --mount --pid --fork --mount-proc --kill-child=KILL \
         bash "$self" node "$dir" "$node" </dev/null >>"$dir/log/$node.log" 2>&1 &
     echo "$! $(started $!)" >"$dir/run/$node.pid"
@@ -60,45 +60,45 @@ boot() { # NODE ADDRESS: its namespaces, then its cable
     readlink "/proc/$(first "$node")/ns/net" >>"$dir/run/networks"
     [ "$node" != login ] || return 0
     pid=$(first "$node") hub=$(first login)
-    nsenter -t "$hub" --net ip link del "to-$node" 2>/dev/null || true # of the node that crashed
+    nsenter -t "$hub" --net ip link del "to-$node" 2>/dev/null || true # left by a crash
     nsenter -t "$hub" --net ip link add "to-$node" type veth peer name eth0 netns "$pid"
-    nsenter -t "$hub" --net ip link set "to-$node" master cable up
+    nsenter -t "$hub" --net ip link set "to-$node" master slurm-bridge up
     nsenter -t "$pid" --net sh -c "ip addr add $2/24 dev eth0 && ip link set lo up && ip link set eth0 up"
-    : >"$dir/run/$node.wired"
+    : >"$dir/run/$node.connected"
 }
-crash() { # NODE: the kernel ends everything in a process namespace with its process 1
+crash() { # NODE: the kernel kills all processes of a PID namespace together with the first
     local pid holder
     holder=$(outer "$1") || return 0
     pid=$(first "$1") && kill -9 "$pid" && { wait_for 10 ended "$pid" || die "$1 does not end"; }
     wait_for 10 ended "$holder" || die "$1 does not end"
     rm -f "$dir/run/$1.pid"
 }
-reveal() { # FOLDERS: lay an open folder over what others may not enter, and the wanted ones into it
-    local folder top held=() at
+mount_visible() { # FOLDERS: mount an empty folder over a parent that others cannot enter, and the folders into it
+    local folder top mounts=() at
     IFS=: read -ra folders <<<"$1"
     for folder in "${folders[@]}"; do
-        at=$dir/run/held.$HOSTNAME.${#held[@]}
+        at=$dir/run/mount.$HOSTNAME.${#mounts[@]}
         mkdir "$at"
         mount --bind "$folder" "$at"
-        held+=("$at")
+        mounts+=("$at")
     done
     for folder in "${folders[@]}"; do
         top=/$(cut -d/ -f2 <<<"$folder")
         mountpoint -q "$top" || [ $(($(stat -c 0%a "$top") & 1)) = 1 ] || mount -t tmpfs -o mode=755 visible "$top"
     done
-    for at in "${!held[@]}"; do
+    for at in "${!mounts[@]}"; do
         mkdir -p "${folders[at]}"
-        mount --move "${held[at]}" "${folders[at]}"
-        rmdir "${held[at]}"
+        mount --move "${mounts[at]}" "${folders[at]}"
+        rmdir "${mounts[at]}"
     done
 }
 node_address() { echo "$subnet.$((10 + ${1#node}))"; }
-survivors() { # processes in a network of the cluster, and its mounts and cables out here
+leftovers() { # processes in a network namespace of the cluster, and its mounts and interfaces on the host
     readlink /proc/[0-9]*/ns/net 2>/dev/null | grep -Fxf "$dir/run/networks" || true
     grep -F "$dir" /proc/self/mountinfo || true
-    ip -o link | grep -E "to-node|cable" || true
+    ip -o link | grep -E "to-node|slurm-bridge" || true
 }
-all_gone() { [ -z "$(survivors)" ]; }
+all_gone() { [ -z "$(leftovers)" ]; }
 idle() { [ "$(inside login env SLURM_CONF="$conf" sinfo -h -N -t idle -o %N | sort -u | wc -l)" = "$1" ]; }
 configure() { # NODES CPUS
     local i
@@ -115,7 +115,7 @@ SlurmctldHost=login($subnet.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-# A requeued job waits until its credential has expired, two minutes otherwise; less than 5 is not taken.
+# A requeued job waits until its credential has expired, by default for two minutes; the minimum is 5.
 AuthInfo=socket=$dir/run/munge.sock,cred_expire=5
 StateSaveLocation=$dir/state
 SlurmdSpoolDir=$dir/spool/%n
@@ -130,7 +130,7 @@ SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=100000,bf_interval=1
-# Clocks for tests: a dead node is noticed within seconds; a node that comes back is used again.
+# Timeouts for tests: a dead node is detected within seconds, and used again after it has booted.
 ReturnToService=2
 SlurmdTimeout=6
 MessageTimeout=5
@@ -155,33 +155,33 @@ start)
     mkdir -p "$dir"/{etc,log,run,state,spool}
     chmod 755 "$dir" "$dir"/*
     configure "${1:-3}" "${2:-4}"
-    trap 'bash "$self" stop "$dir"' EXIT # unless all goes well
+    trap 'bash "$self" stop "$dir"' EXIT # if it fails
     boot login
     wait_for 20 test -S "$dir/run/munge.sock" || die "munged does not start: $(tail -n 1 "$dir/log/munged.log")"
     for ((i = 1; i <= ${1:-3}; i++)); do boot "node$i" "$(node_address "node$i")"; done
     wait_for 60 idle "${1:-3}" || { tail -n 5 "$dir"/log/*.log >&2; die "its nodes do not become idle"; }
     trap - EXIT
     ;;
-node) # process 1 of a node
+node) # the first process of a node
     hostname "$1"
     HOSTNAME=$1
     mount --bind "$dir/etc/hosts" /etc/hosts
-    [ -z "${SLURM_CLUSTER_VISIBLE:-}" ] || reveal "$SLURM_CLUSTER_VISIBLE"
+    [ -z "${SLURM_CLUSTER_VISIBLE:-}" ] || mount_visible "$SLURM_CLUSTER_VISIBLE"
     export SLURM_CONF=$conf
     if [ "$1" = login ]; then
         ip link set lo up
-        ip link add cable type bridge
-        ip addr add "$subnet.1/24" dev cable
-        ip link set cable up
+        ip link add slurm-bridge type bridge
+        ip addr add "$subnet.1/24" dev slurm-bridge
+        ip link set slurm-bridge up
         munged --foreground --force --socket="$dir/run/munge.sock" --key-file="$dir/etc/munge.key" --num-threads=4 \
             --log-file="$dir/log/munged.log" --pid-file="$dir/run/munged.lock" --seed-file="$dir/run/munge.seed" &
         wait_for 10 test -S "$dir/run/munge.sock"
         slurmctld -D -i &
     else
-        wait_for 20 test -e "$dir/run/$1.wired"
+        wait_for 20 test -e "$dir/run/$1.connected"
         slurmd -D -N "$1" &
     fi
-    while :; do sleep 1000000 & wait || true; done # and bury orphans
+    while :; do sleep 1000000 & wait || true; done # and reap orphaned processes
     ;;
 exec)
     node=login user=${SUDO_USER:-root}
@@ -189,7 +189,7 @@ exec)
         case $option in n) node=$OPTARG ;; u) user=$OPTARG ;; *) exit 2 ;; esac
     done
     shift $((OPTIND - 1))
-    # sudo has cleaned the environment: what a command needs is given to it with env.
+    # sudo has cleared the environment; commands receive variables by env.
     inside "$node" env SLURM_CONF="$conf" \
         setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups env --chdir="$PWD" "$@"
     ;;
@@ -201,15 +201,15 @@ boot)
     ! outer "$1" >/dev/null || die "$1 is running"
     boot "$1" "$(node_address "$1")"
     ;;
-orphan) inside "$1" kill -KILL "$(cat "$dir/run/$1.slurmd")" ;;
-silence) inside login kill -STOP "$(cat "$dir/run/slurmctld")" ;;
-answer) inside login kill -CONT "$(cat "$dir/run/slurmctld")" ;;
+kill-slurmd) inside "$1" kill -KILL "$(cat "$dir/run/$1.slurmd")" ;;
+pause-controller) inside login kill -STOP "$(cat "$dir/run/slurmctld")" ;;
+resume-controller) inside login kill -CONT "$(cat "$dir/run/slurmctld")" ;;
 stop)
     for file in "$dir"/run/node*.pid "$dir/run/login.pid"; do
         name=${file##*/}
         crash "${name%.pid}"
     done
-    wait_for 30 all_gone || die "left behind: $(survivors)"
+    wait_for 30 all_gone || die "left over: $(leftovers)"
     ;;
 *) die "no such command: $command" ;;
 esac

@@ -90,7 +90,7 @@ def test_site_setup_comes_before_the_run(tmp_path: Path) -> None:
     assert "--export=ALL python /p/" in command(text)
 
 
-def test_containers() -> None:
+def test_commands_of_container_engines() -> None:
     mounts = ["/data", "/a:/b"]
     assert "apptainer exec --nv --bind /p --bind '/runs/a b/x' --bind /data --bind /a:/b 'my image.sif' python /p/" in (
         command(render(container="my image.sif", container_mounts=mounts, python=None))

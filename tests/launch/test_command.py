@@ -223,7 +223,7 @@ def test_a_script_that_git_ignores_is_replaced_by_the_module(tmp_path: Path, ign
     assert job.environment == ({"BOLTCUTTER_PROJECT": str(code)} if ignored else {})
 
 
-def test_describe(launch: Launch) -> None:
+def test_launch_settings_are_described(launch: Launch) -> None:
     assert "launch.max_parallel" in launch("launch=slurm", "--describe")
     assert "Seconds before the time limit" in launch("launch=slurm", "--describe", "launch.grace")
 

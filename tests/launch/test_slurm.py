@@ -41,7 +41,7 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
         SlurmLauncher(**settings)
 
 
-def test_times() -> None:
+def test_time_limits_are_parsed() -> None:
     times = {"1:30:00": 5400, "90:00": 5400, "2-12": 216000, "1-00:30": 88200, "0-1:00:05": 3605}
     assert {time: seconds(time) for time in times} == times
 

@@ -1,4 +1,4 @@
-"""Runs on a real SLURM: three nodes, a user who is not root."""
+"""Runs on a SLURM cluster of three nodes, by a user who is not root."""
 
 import json
 import os
@@ -78,10 +78,10 @@ def test_a_run_survives_signals_and_node_failures(cluster: Cluster, script: Scri
     cluster.call("scontrol", "requeue", job)
     wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", folder, 300)
     assert cluster.manage("boot", dead).returncode == 0
-    # SLURM still ends the step that lost its node when the next of the same number runs, before or after it has begun.
-    ways = "preempted by SIGUSR2 (RankLostError|killed) (RankLostError|killed) (preempted by SIGTERM )*completed"
-    message = [re.sub(r"[,:].*", "", reason) for reason in attempts(folder)]
-    assert re.fullmatch(ways, " ".join(message)), log(folder)
+    # SLURM also terminates the step that lost its node, even if a new step already has the same id.
+    expected = "preempted by SIGUSR2 (RankLostError|killed) (RankLostError|killed) (preempted by SIGTERM )*completed"
+    reasons = [re.sub(r"[,:].*", "", reason) for reason in attempts(folder)]
+    assert re.fullmatch(expected, " ".join(reasons)), log(folder)
     assert "launch: preempted by SIGUSR2; requeue" in log(folder)
     assert "task 1: Killed; requeue" in log(folder)
     uninterrupted = script(
@@ -129,7 +129,7 @@ def test_a_cancelled_run_saves_and_can_be_resumed(cluster: Cluster) -> None:
 
 
 def submit_script(cluster: Cluster, name: str, options: str, *overrides: str) -> tuple[Path, str]:
-    """The folder and the job's id of a run that a person's own script starts."""
+    """Submit a user's own job script; returns the folder of the run and the job id."""
     folder, file = cluster.runs / name, cluster.runs / f"{name}.sh"
     command = [
         "srun",
@@ -150,7 +150,7 @@ def submit_script(cluster: Cluster, name: str, options: str, *overrides: str) ->
 @pytest.mark.slow
 def test_a_users_own_script_is_checked_and_resumes(cluster: Cluster) -> None:
     two = ["trainer=ddp", "trainer.devices=2"]
-    folder, job = submit_script(cluster, "hand", "--ntasks-per-node=2 --requeue", *two, "trainer.max_epochs=60")
+    folder, job = submit_script(cluster, "own", "--ntasks-per-node=2 --requeue", *two, "trainer.max_epochs=60")
     fewer, lone = submit_script(cluster, "fewer", "--ntasks=1", *two)
     more, alone = submit_script(cluster, "more", "--nodes=1 --ntasks=2")
     for message, number, place in (("1 task on 1 node", lone, fewer), ("2 tasks on 1 node", alone, more)):
@@ -206,7 +206,7 @@ def test_an_orphaned_start_ends_when_another_has_begun(cluster: Cluster) -> None
     wait_until(lambda: is_training(folder, 1), folder)
     (node, pid) = next((node, pid) for (node, _), pid in processes(folder).items())
     old = psutil.Process(pid)
-    assert cluster.manage("orphan", node).returncode == 0
+    assert cluster.manage("kill-slurmd", node).returncode == 0
     wait_until(lambda: is_training(folder, 2), folder, 120)
     wait_until(lambda: not old.is_running() or old.status() == psutil.STATUS_ZOMBIE, folder, 60)
     assert [at for at, _ in processes(folder)] != [node]
@@ -220,17 +220,17 @@ def test_an_orphaned_start_ends_when_another_has_begun(cluster: Cluster) -> None
 @pytest.mark.slow
 def test_an_unreachable_controller_loses_no_job(cluster: Cluster) -> None:
     folder, _ = cluster.submit("before", interpreter(cluster, "short.sh", "sleep 5"))
-    cluster.manage("silence")
+    cluster.manage("pause-controller")
     try:
-        asked = cluster.launch("status", f"run={folder}")
-        assert asked.returncode == 2
-        assert re.match(r"error: job \d+: SLURM does not respond \(.*\); try again later\n", asked.stderr)
-        answering = threading.Timer(8, cluster.manage, ["answer"])  # sbatch gives up after 5 s
-        answering.start()
+        status = cluster.launch("status", f"run={folder}")
+        assert status.returncode == 2
+        assert re.match(r"error: job \d+: SLURM does not respond \(.*\); try again later\n", status.stderr)
+        resuming = threading.Timer(8, cluster.manage, ["resume-controller"])  # sbatch gives up after 5 s
+        resuming.start()
         late, job = cluster.submit("late", interpreter(cluster, "later.sh", "exit 0"))
-        answering.join()
+        resuming.join()
     finally:
-        cluster.manage("answer")
+        cluster.manage("resume-controller")
     wait_until(lambda: cluster.job(job)["JobState"] == "COMPLETED", late)
     assert cluster.launch("logs", f"run={folder}", "--wait").returncode == 0
     assert cluster.call("squeue", "-h").stdout == ""

@@ -1,7 +1,4 @@
-"""Signals at random moments on a real SLURM: pytest -m slow tests/launch/test_slurm_hammer.py -s
-
-SIGNALS=500 sends more than the hundred that it sends by itself.
-"""
+"""Signals at random moments on a SLURM cluster: SIGNALS=500 pytest -m slow tests/launch/test_slurm_hammer.py -s."""
 
 import json
 import os
@@ -16,14 +13,14 @@ from conftest import Script
 from .conftest import Cluster
 
 SIGNALS = int(os.environ.get("SIGNALS", "100"))
-PARALLEL = 2  # runs at a time, so that one trains while the other waits in the queue
-SECONDS = 300.0  # in which a run must have ended or started again
+PARALLEL = 2  # concurrent runs, so that one trains while the other is in the queue
+SECONDS = 300.0  # until a run must have ended or started again
 OVERRIDES = ["model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "logger=null", "report=false", "trainer=ddp"]
 OVERRIDES += ["trainer.accelerator=cpu", "trainer.max_epochs=150"]
 
 
 class Run:
-    """A run on two nodes, signalled again and again until it has completed."""
+    """A run on two nodes that receives signals repeatedly until it has completed."""
 
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster = cluster
@@ -32,7 +29,7 @@ class Run:
         self.restarts, self.since, self.due = -1, time.monotonic(), 0.0
 
     def poll(self, *, enough: bool) -> tuple[str, bool]:
-        """State of the job, and whether a signal was sent; none is when there have been ``enough``."""
+        """Return the state of the job, and whether a signal was sent; with ``enough`` none is sent."""
         facts = self.cluster.job(self.job)
         state, restarts = facts["JobState"], int(facts["Restarts"])
         log = self.folder / "logs" / "slurm.log"
@@ -40,7 +37,7 @@ class Run:
         assert time.monotonic() - self.since < SECONDS, f"hangs:\n{text}"
         if enough or state != "RUNNING" or restarts == self.restarts or text.count(" starts on ") <= restarts:
             return state, False
-        if not self.due:  # its processes have been started: anything from their first line to their last
+        if not self.due:  # its processes were started, so signals are sent at any point of the run
             self.due = time.monotonic() + random.uniform(0, 20)
         if time.monotonic() < self.due:
             return state, False

@@ -40,7 +40,7 @@ def test_missing_extras_are_reported_with_the_command(monkeypatch: pytest.Monkey
     assert shown["extra here"] == "yes"
 
 
-def test_the_machine() -> None:
+def test_hardware_and_backends_are_reported() -> None:
     found = dict(machine())
     assert re.search(r"\d+ cores, [\d.]+ GiB, [\d.]+ .iB free", found["CPU"])
     assert "gloo yes" in found["backends"]
@@ -48,7 +48,7 @@ def test_the_machine() -> None:
     assert re.search(r"torch \d+", found["threads"])
 
 
-def test_the_script(script: Script) -> None:
+def test_the_command_recommends_a_strategy(script: Script) -> None:
     done = script("check", "doctor", "model=mlp", "devices=8", "memory=80GiB")
     assert done.returncode == 0, done.stderr
     assert "\nwhat works on this machine\n" in done.stdout

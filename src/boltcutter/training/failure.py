@@ -26,7 +26,7 @@ NO_PEER = re.compile(
 )
 NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
-ANSWER_SECONDS = 3.0  # within which ranks that are alive report so in the store
+RESPONSE_SECONDS = 3.0  # in which living ranks must set their key in the store
 
 
 class OutOfMemoryError(RuntimeError):
@@ -126,7 +126,7 @@ def missing_ranks_message(world_size: int) -> str:
         store.set_timeout(timedelta(seconds=5))
         with suppress_native_stderr():
             store.set(f"alive/{dist.get_rank()}", "1")
-        time.sleep(ANSWER_SECONDS)
+        time.sleep(RESPONSE_SECONDS)
         with suppress_native_stderr():
             missing = [rank for rank in range(world_size) if not store.check([f"alive/{rank}"])]
     except RuntimeError:
