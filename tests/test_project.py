@@ -75,6 +75,19 @@ def test_options_of_the_project_come_before_built_in_ones(root: Path) -> None:
         compose(project, ["model=tin"])
 
 
+def test_paths_in_files_begin_in_the_root_of_the_project(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    cfg = compose(Project.find(), ["data=mnist"])
+    assert (cfg.runs, cfg.data.folder) == ("runs", "data/mnist")
+    monkeypatch.chdir(root / "src")
+    cfg = compose(Project.find(), ["data=mnist"])
+    assert (cfg.runs, cfg.data.folder) == (str(root / "runs"), str(root / "data" / "mnist"))
+    cfg = compose(Project.find(), ["data=mnist", "runs=a", "data.folder=../b"])
+    assert (cfg.runs, cfg.data.folder) == ("a", "../b")
+    monkeypatch.chdir("/")  # a script that is started from anywhere else
+    assert compose(Project.find(root)).runs == "runs"
+
+
 def test_an_option_cannot_inherit_from_itself(root: Path) -> None:
     (root / "configs" / "model" / "tiny.yaml").write_text("# Tiny.\ndefaults: tiny\n")
     with pytest.raises(ConfigError, match="tiny"):

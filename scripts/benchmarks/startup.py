@@ -33,14 +33,14 @@ def main(project: Project, overrides: list[str]) -> None:
     chosen = harness.parse_options(overrides, {"rounds": "5", "folder": "runs/bench"})
     rounds = int(chosen["rounds"])
     with tempfile.TemporaryDirectory() as scratch:
-        script = str(project.root / "scripts" / "train.py")
+        train = project.train_command
         first_step = f"+callback.first_step={{_target_: {__name__}.FirstStep}}"
         commands = {
             "import lightning.pytorch": ["-c", "import lightning.pytorch"],
-            "--help": [script, "--help"],
-            "--check": [script, "--check"],
-            "first training step": [script, first_step, f"runs={scratch}", "logger=null"],
-            "first training step, with W&B": [script, first_step, f"runs={scratch}"],
+            "--help": [*train, "--help"],
+            "--check": [*train, "--check"],
+            "first training step": [*train, first_step, f"runs={scratch}", "logger=null"],
+            "first training step, with W&B": [*train, first_step, f"runs={scratch}"],
         }
         seconds: dict[str, list[float]] = {name: [] for name in commands}
         for turn in range(rounds + 1):

@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ class Project:
             sys.path.insert(1, source)  # before another installation of the same package
         if root not in sys.path:
             sys.path.append(root)
+        _own_folders.update((self.root, self.root / "src"))
         if self.package:
             _own_packages.add(self.package)
 
@@ -179,11 +181,19 @@ def install_command(module: str) -> str:
 
 
 _own_packages = {LIBRARY}
+_own_folders = set[Path]()
 
 
 def is_own_package(name: str) -> bool:
     """Whether a top-level package is the library's or the active project's, rather than somebody else's."""
-    return name in _own_packages
+    if name in _own_packages:
+        return True
+    try:
+        found = find_spec(name)
+    except (ImportError, ValueError):  # ValueError: __main__
+        return False
+    places = [*(found.submodule_search_locations or ()), found.origin or ""] if found else []
+    return any(Path(place).parent in _own_folders for place in places)
 
 
 def _python_path() -> list[str]:

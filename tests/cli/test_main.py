@@ -269,7 +269,9 @@ def shell(name: str, folder: Path) -> Iterator[Callable[[str], str]]:
         return wait_for(folder / "lines", before + 1)[-1]
 
     try:
-        setup = f'eval "$({sys.executable} {ROOT}/scripts/train.py --completion)"; {KEYS[name]}; echo >>lines\n'
+        scripts = f"{ROOT}/scripts/train.py", f"{folder}/a\\ second\\ project/scripts/train.py"
+        setup = "".join(f'eval "$({sys.executable} {script} --completion)"; ' for script in scripts)
+        setup += f"{KEYS[name]}; echo >>lines\n"
         os.write(ours, setup.encode())
         wait_for(folder / "lines", 1)
         yield call
@@ -285,6 +287,14 @@ def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("raise SystemExit('never run')\n")
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "train.py").write_text("from pathlib import Path; Path('was run').touch()\n")
+    second = tmp_path / "a second project"
+    for file, text in {
+        "pyproject.toml": "[tool.boltcutter]\n",
+        "scripts/train.py": (ROOT / "scripts" / "train.py").read_text(),
+        "configs/model/tiny.yaml": "# A tiny model.\ndefaults: mlp\n",
+    }.items():
+        (second / file).parent.mkdir(parents=True, exist_ok=True)
+        (second / file).write_text(text)
     train, evaluate = f"{ROOT}/scripts/train.py", f"{ROOT}/scripts/evaluate.py"
     with shell(name, tmp_path) as after_tab:
         for line, expected in {
@@ -303,6 +313,9 @@ def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
             f"python {train} --pri": f"python {train} --print ",
             # A list with descriptions, which are not inserted; zsh also inserts the first candidate.
             f"python {train} model=\t": f"python {train} model={'convnet' if name == 'zsh' else ''}",
+            "python a\\ second\\ project/scripts/train.py model=ti": (
+                "python a\\ second\\ project/scripts/train.py model=tiny "
+            ),
             "boltcutter eva": "boltcutter evaluate ",
             "boltcutter train seed=1 model=ml": "boltcutter train seed=1 model=mlp ",
             # All else is completed as before, and nothing else is run to do so.
@@ -320,5 +333,4 @@ def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
 def test_several_scripts_know_completion(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / "train.py")])
     text = "\n".join(said("--completion"))
-    assert re.search(r"check\.py \| compare\.py \| evaluate\.py \| .*train\.py\)", text)
-    assert f'"{ROOT}/scripts/' in text
+    assert all(f"{sys.executable}\t{ROOT}/scripts/{name}.py" in text for name in ("check", "evaluate", "train"))

@@ -75,7 +75,7 @@ def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningD
 
 
 def prediction_argument(data: Any, task: L.LightningModule) -> str | None:
-    """Return the argument that ``predict.py`` needs besides the run; None if prediction is not supported."""
+    """Return the argument that ``boltcutter predict`` needs besides the run; None if prediction is not supported."""
     if isinstance(data, NativeData):
         return f"input=<{'text or file' if isinstance(task, GeneratesTokens) else 'files'}>"
     return "" if loader_owner(data, task, "predict") else None

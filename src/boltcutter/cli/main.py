@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,19 +32,25 @@ FLAGS = {
 # and completion continues after a dot, after = and after a comma in [a,b]. shtab's static lists cannot do so, and
 # argcomplete completes `python scripts/train.py` only with a hook for all programs and a marker in each script.
 COMPLETION = r"""
-_boltcutter_owns() {  # whether this is one of our scripts; no other program is ever started
-    case "${1##*/}" in %(scripts)s) [[ "$1" -ef "%(folder)s/${1##*/}" ]] ;; *) return 1 ;; esac
+_boltcutter_scripts+=(%(scripts)s)  # of all projects for which this was evaluated: interpreter, tab, path
+_boltcutter_find() {  # sets python, if this is one of these scripts; no other program is ever started
+    local entry
+    for entry in "${_boltcutter_scripts[@]}"; do
+        python="${entry%%$'\t'*}"
+        [[ "$1" -ef "${entry#*$'\t'}" ]] && return
+    done
+    return 1
 }
 _boltcutter_parse() {  # sets program, which completes, and given, its arguments so far
-    local word
+    local word python
     program=() given=()
     if [[ "${1##*/}" == boltcutter ]]; then
-        program=("%(python)s" -m boltcutter ${2:+"$2"})
+        program=(%(python)s -m boltcutter ${2:+"$2"})
         shift $(($# < 2 ? $# : 2))
     else
         while (($#)) && [[ "$1" != *.py ]]; do shift; done
-        _boltcutter_owns "${1:-}" || return 1
-        program=("%(python)s" "$1")
+        _boltcutter_find "${1:-}" || return 1
+        program=("$python" "$1")
         shift
     fi
     for word in "$@"; do given+=("${word//[\"\']/}"); done
@@ -53,7 +60,7 @@ _boltcutter_bash() {
     local current="${line##*[[:space:]]}"
     local kept="${current%%"${current##*=}"}"
     local -a words program given described=()
-    read -ra words <<<"${line%%"$current"}"
+    read -a words <<<"${line%%"$current"}"  # without -r, a backslash quotes a space
     COMPREPLY=()
     _boltcutter_parse "${words[@]}" || return 0
     # Readline replaces what follows the last =, but all of a word in quotes.
@@ -70,7 +77,7 @@ _boltcutter_bash() {
 _boltcutter_zsh() {
     local word text
     local -a open closed open_texts closed_texts program given
-    if ! _boltcutter_parse "${words[@]:0:$((CURRENT - 1))}"; then
+    if ! _boltcutter_parse "${(Q@)words[1,CURRENT - 1]}"; then
         "${_boltcutter_before[$service]:-_default}" "$@"
         return
     fi
@@ -233,8 +240,9 @@ def _help(project: Project, usage: str, flags: Mapping[str, str]) -> str:
 
 def _completion(scripts: Path) -> str:
     """Shell code that completes arguments of ``boltcutter`` and of the scripts in this folder."""
-    names = [file.name for file in sorted(scripts.glob("*.py")) if "from boltcutter." in file.read_text()]
-    return COMPLETION.strip() % {"python": sys.executable, "folder": scripts, "scripts": " | ".join(names)}
+    files = [file for file in sorted(scripts.glob("*.py")) if "from boltcutter." in file.read_text()]
+    entries = " ".join(shlex.quote(f"{sys.executable}\t{file}") for file in files)
+    return COMPLETION.strip() % {"python": shlex.quote(sys.executable), "scripts": entries}
 
 
 def complete(

@@ -56,7 +56,7 @@ class Job:
 
     @property
     def trust(self) -> list[str]:
-        """Further arguments of ``train.py``."""
+        """Further arguments of the training."""
         return ["trust=true"] if self.trusted else []
 
     @property

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -12,6 +14,8 @@ from lightning.pytorch import strategies
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+BUILD_SCRIPT = Path(__file__).with_name("build_horovod.sh")
 
 
 class HorovodStrategy(strategies.DDPStrategy):
@@ -31,7 +35,8 @@ class HorovodStrategy(strategies.DDPStrategy):
 
     def __init__(self, compress: Literal["fp16"] | None = None) -> None:
         if find_spec("horovod") is None:
-            raise ValueError("trainer=horovod: Horovod is not installed; build it: bash scripts/build_horovod.sh")
+            build = f"bash {shlex.quote(str(BUILD_SCRIPT))}"
+            raise ValueError(f"trainer=horovod: Horovod is not installed; build it: {build}")
         super().__init__()
         self.compress = compress
         self._server: Any = None  # Horovod's rendezvous server, on rank 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build Horovod's last release, of 2023, against the torch that is installed, and install it:
-#   bash scripts/build_horovod.sh [python]
+#   bash build_horovod.sh [python]
 # It takes about ten minutes on two cores, once: the wheel stays in ~/.cache/boltcutter/wheels. It needs g++ and CMake.
 # Processes talk through gloo; HOROVOD_GPU_OPERATIONS=NCCL and HOROVOD_WITH_MPI=1 go on to Horovod's own build.
 set -euo pipefail
