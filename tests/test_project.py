@@ -51,7 +51,7 @@ def test_any_folder_can_be_used_with_built_in_options(tmp_path: Path) -> None:
 
 
 def test_the_library_repository_is_a_project() -> None:
-    assert Project.find(__file__) == Project(ROOT, None, (ROOT / "configs",))
+    assert Project.find(__file__) == Project(ROOT, "boltcutter", (ROOT / "configs",))
 
 
 @pytest.mark.parametrize("text", ["[tool.boltcutter", "[tool]\nboltcutter = 3", '[tool.boltcutter]\npackage = "a-b"\n'])
