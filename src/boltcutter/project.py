@@ -12,7 +12,6 @@ import shlex
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -171,6 +170,8 @@ def command(name: str) -> str:
 
 def install_command(module: str) -> str:
     """How to install a missing module: as an extra of the library where one has it, or else by its name."""
+    from importlib import metadata  # slow import
+
     package = {"PIL": "pillow"}.get(module, module)
     with suppress(metadata.PackageNotFoundError):
         for requirement in metadata.requires(LIBRARY) or ():

@@ -1,4 +1,4 @@
-"""Most tests require Horovod and are skipped without it: ``bash src/boltcutter/strategy/build_horovod.sh`` builds it."""
+"""Most tests require Horovod, built by ``src/boltcutter/strategy/build_horovod.sh``, and are skipped without it."""
 
 import json
 import os
