@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from boltcutter.data.augment import Augment
-from boltcutter.data.files import PAGE_BYTES
+from boltcutter.data.files import PAGE_BYTES, strided_windows
 from boltcutter.data.image_io import read_image, read_image_shape
 from boltcutter.data.loader import Pair
 from boltcutter.data.sampler import Batch
@@ -56,11 +56,12 @@ class ArrowDataset:
     ) -> None:
         self.dataset, self.columns, self.shape, self.dtype = dataset, columns, shape, dtype
         self.indices, self.augment = indices, augment
-        self.targets = targets if indices is None else targets[torch.from_numpy(indices)]
+        self.targets: Array = targets.numpy() if indices is None else targets.numpy()[indices]
         self.is_image = is_image(dataset, columns)
         self._chunks: list[Any] | None = None  # arrays of numbers (N, …), or Arrow arrays of images
-        self._bytes: list[memoryview] = []  # of the arrays of numbers
-        self._ends: Indices = np.zeros(0, np.int64)
+        self._windows: npt.NDArray[np.void] | None = None  # see _map_windows
+        self._starts: Indices = np.zeros(0, np.int64)  # of each chunk
+        self._ends = self._addresses = self._starts
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -73,7 +74,8 @@ class ArrowDataset:
         """
         rows = batch.indices if self.indices is None else self.indices.take(batch.indices)
         inputs = self._read(rows)
-        return self.augment(inputs, batch) if self.augment else inputs, self.targets[torch.from_numpy(batch.indices)]
+        targets = torch.from_numpy(self.targets.take(batch.indices, axis=0))
+        return self.augment(inputs, batch) if self.augment else inputs, targets
 
     def read_all(self) -> Tensor:
         """Inputs of all samples, shape (N, …)."""
@@ -82,30 +84,30 @@ class ArrowDataset:
     def fingerprint(self) -> bytes:
         """Hash of all targets and of some inputs, independent of where files and cache are."""
         digest = hashlib.sha256(repr((self.columns, self.shape, self.targets.shape)).encode())
-        digest.update(self.targets.numpy().tobytes())
+        digest.update(self.targets.tobytes())
         chosen = np.unique(np.linspace(0, len(self) - 1, FINGERPRINT_SAMPLES).astype(np.int64))
         digest.update(self._read(chosen if self.indices is None else self.indices[chosen]).numpy().tobytes())
         return digest.digest()
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_chunks": None, "_bytes": []}  # worker processes map the files themselves
+        return vars(self) | {"_chunks": None, "_windows": None}  # worker processes map the files themselves
 
     def _read(self, rows: Indices) -> Tensor:
         """Read the inputs of some rows of the table, shape (N, …)."""
         if self._chunks is None:
             self._chunks = self._open()
-            self._ends = np.cumsum([len(chunk) for chunk in self._chunks])
+            sizes = np.array([len(chunk) for chunk in self._chunks])
+            self._ends = np.cumsum(sizes)
+            self._starts = self._ends - sizes
         if len(self._chunks) == 1 and not self.is_image:
             return self._reshape(self._chunks[0].take(rows, axis=0))
         owners = np.searchsorted(self._ends, rows, side="right")
-        local = rows - np.concatenate([[0], self._ends])[owners]
-        places = zip(owners.tolist(), local.tolist(), strict=True)
-        if self.is_image:
+        local = rows - self._starts[owners]
+        if self._windows is None:
+            places = zip(owners.tolist(), local.tolist(), strict=True)
             return torch.stack([self._decode(self._chunks[owner][row].as_py(), row) for owner, row in places])
-        # Joining bytes needs half the time of stacking arrays.
-        size = self._chunks[0][:1].nbytes
-        joined = bytearray().join([self._bytes[owner][row * size : (row + 1) * size] for owner, row in places])
-        return self._reshape(np.frombuffer(joined, self._chunks[0].dtype).reshape(len(rows), -1))
+        found = self._windows[self._addresses[owners] + local * self._windows.itemsize]
+        return self._reshape(found.view(self._chunks[0].dtype).reshape(len(rows), -1))
 
     def _open(self) -> list[Any]:
         """Open the chunks of the table; several columns become one chunk."""
@@ -114,8 +116,22 @@ class ArrowDataset:
         columns = [number_chunks(self.dataset, name, self.dtype) for name in self.columns]
         if len(columns) > 1:
             return [np.concatenate([np.concatenate(chunks).astype(np.float32) for chunks in columns], axis=1)]
-        self._bytes = [chunk.view(np.uint8).reshape(-1).data for chunk in columns[0]]
+        self._map_windows(columns[0])
         return columns[0]
+
+    def _map_windows(self, chunks: list[Array]) -> None:
+        """View the memory from the first to the last chunk as windows of one sample at each address.
+
+        One NumPy indexing then copies samples of any chunks, in half the time of a copy for each sample. Memory between
+        chunks may not be mapped, but only windows that begin at samples are read.
+        """
+        import pyarrow as pa
+
+        addresses = np.array([chunk.ctypes.data for chunk in chunks])
+        low, high = int(addresses.min()), max(chunk.ctypes.data + chunk.nbytes for chunk in chunks)
+        memory = np.frombuffer(pa.foreign_buffer(low, high - low, base=chunks), np.uint8)
+        size = chunks[0][:1].nbytes
+        self._windows, self._addresses = strided_windows(memory, 0, len(memory) - size + 1, size), addresses - low
 
     def _decode(self, value: Any, row: int) -> Tensor:
         contents, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
