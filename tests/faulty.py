@@ -79,13 +79,13 @@ def write_half(trigger: Callable[[], None]) -> None:
 
     def half(checkpoint: Any, file: Any, *args: Any, **options: Any) -> None:
         torch.save = save
-        whole = io.BytesIO()
-        save(checkpoint, whole, *args, **options)
-        middle = whole.tell() // 2
-        file.write(whole.getvalue()[:middle])
+        buffer = io.BytesIO()
+        save(checkpoint, buffer, *args, **options)
+        middle = buffer.tell() // 2
+        file.write(buffer.getvalue()[:middle])
         file.flush()
         trigger()
-        file.write(whole.getvalue()[middle:])
+        file.write(buffer.getvalue()[middle:])
 
     torch.save = half
 

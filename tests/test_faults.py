@@ -1,4 +1,4 @@
-"""Wherever a run is hit, by whatever, it ends soon; resumed, it ends with the bits of a run that was let alone."""
+"""A run ends soon after any fault; resumed, it is bitwise identical to an uninterrupted run."""
 
 import csv
 import json
@@ -24,35 +24,32 @@ from boltcutter.data.huggingface import HuggingFace
 from boltcutter.data.shards import Shards
 from boltcutter.data.tokens import Tokens
 
-# Dropout, a moving average, accumulated gradients, a schedule over the whole training, every step in metrics.csv.
-WORDS = ["logger=null", "report=false", "test=false", "model=mlp", "model.hidden_sizes=[32]", "model.dropout=0.2"]
-WORDS += ["model.norm=batchnorm", "callback=[default,ema]", "scheduler=onecycle", "trainer.max_epochs=2"]
-WORDS += ["trainer.accumulate_grad_batches=2", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu"]
-WORDS += ["trainer.val_check_interval=0.5"]
+# Dropout, weight averaging, accumulated gradients, a schedule over all steps, and each step in metrics.csv.
+OVERRIDES = ["logger=null", "report=false", "test=false", "model=mlp", "model.hidden_sizes=[32]", "model.dropout=0.2"]
+OVERRIDES += ["model.norm=batchnorm", "callback=[default,ema]", "scheduler=onecycle", "trainer.max_epochs=2"]
+OVERRIDES += ["trainer.accumulate_grad_batches=2", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu"]
+OVERRIDES += ["trainer.val_check_interval=0.5"]
 LIMIT = 40.0  # for a run that takes two seconds on a quiet machine
-TOLD_APART = ("throughput/", "test/")
+NOT_COMPARED = ("throughput/", "test/")
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 
-# For each place and number of processes: faults, and whom they hit. Each place has a kill and a signal, alone or as two
-# ranks; the rest of the product is run by `pytest -m slow`.
+# Quick tests: for each place, the faults with one process, and those with two with the ranks that they hit. Each place
+# has at least one; `pytest -m slow` runs all other combinations.
 QUICK = {
-    "start": ("SIGTERM", "SIGKILL:last"),
-    "begin": ("SIGKILL", "SIGINT:last"),
-    "training": (
-        "SIGKILL SIGTERM exception",
-        "SIGKILL:last SIGTERM:first SIGINT:all SIGUSR1:last exception:last",
-    ),
-    "validation": ("SIGKILL SIGINT", "SIGTERM:last exception:first"),
-    "checkpoint": ("SIGKILL exception", "SIGKILL:first SIGTERM:all"),
+    "start": ("", "SIGKILL:last"),
+    "begin": ("", "SIGINT:last"),
+    "training": ("SIGKILL exception", "SIGKILL:last SIGTERM:first exception:last"),
+    "validation": ("SIGINT", "SIGTERM:last"),
+    "checkpoint": ("SIGKILL exception", "SIGKILL:first"),
     "saved": ("SIGUSR2", "SIGKILL:first"),
-    "test": ("SIGUSR1 exception", "SIGKILL:last SIGTERM:first"),
-    "report": ("SIGTERM", "SIGKILL:first"),
-    "exit": ("SIGKILL", "SIGTERM:all"),
+    "test": ("SIGUSR1", "SIGKILL:last"),
+    "report": ("SIGTERM", ""),
+    "exit": ("", "SIGTERM:all"),
 }
 
 
 class Row(NamedTuple):
-    """One line of the table."""
+    """A fault, and where it occurs."""
 
     place: str
     processes: int
@@ -61,72 +58,73 @@ class Row(NamedTuple):
 
 
 def table() -> Iterator[Any]:
-    """Every place, fault and choice of ranks; those that are not in ``QUICK`` marked as slow."""
+    """Yield every place, fault and selection of ranks; those that are not in ``QUICK`` are slow."""
     for place in PLACES:
         for processes, quick in zip((1, 2), QUICK[place], strict=True):
             for fault in ("SIGKILL", *SIGNALS, "exception"):
-                for whom, hit in {"first": [0], "last": [processes - 1], "all": list(range(processes))}.items():
-                    name = fault if processes == 1 else f"{fault}:{whom}"
-                    if (processes == 1 and whom != "all") or (place == "report" and processes == 2 and whom != "first"):
-                        continue  # the same again; the first rank alone reports
+                for ranks, hit in {"first": [0], "last": [processes - 1], "all": list(range(processes))}.items():
+                    name = fault if processes == 1 else f"{fault}:{ranks}"
+                    distinct = "all" if processes == 1 else "first" if place == "report" else ranks
+                    if ranks != distinct:
+                        continue  # the same selection; only the first rank writes the report
                     marks = () if name in quick.split() else pytest.mark.slow
                     yield pytest.param(Row(place, processes, fault, hit), id=f"{place}-{processes}-{name}", marks=marks)
 
 
 class Runs:
-    """Attempts at runs.
+    """Start the processes of runs.
 
     Args:
-        forks: That starts them.
-        errors: File that keeps what they say on standard error.
+        forks: The server that starts them.
+        errors: File for their standard error.
     """
 
     def __init__(self, forks: ForkServer, errors: Path) -> None:
         self.forks, self.errors = forks, errors
 
-    def attempt(self, words: list[str], processes: int, row: Row | None = None) -> list[int]:
-        """Run to the end, perhaps with a fault; the status of each rank."""
+    def attempt(self, overrides: list[str], processes: int, row: Row | None = None) -> list[int]:
+        """Run to the end, with or without a fault; return the exit status of each rank."""
         with ExitStack() as stack:
-            nothing = stack.enter_context(open(os.devnull, "wb")).fileno()
-            told = stack.enter_context(open(self.errors, "ab")).fileno()
+            devnull = stack.enter_context(open(os.devnull, "wb")).fileno()
+            stderr = stack.enter_context(open(self.errors, "ab")).fileno()
             started: list[Forked] = []
             for rank, variables in enumerate(rank_variables(processes) if processes > 1 else [{}]):
                 hit = row is not None and rank in row.hit
                 prefix = ["tests/faulty.py", row.fault, row.place] if row and hit else []
-                argv = [*prefix, "scripts/train.py", *words]
-                started.append(stack.enter_context(self.forks.start(argv, environment(**variables), nothing, told)))
+                argv = [*prefix, "scripts/train.py", *overrides]
+                started.append(stack.enter_context(self.forks.start(argv, environment(**variables), devnull, stderr)))
             if row and row.place == "start" and len(row.hit) < processes:
                 started[row.hit[0]].wait(LIMIT)
-                for process in started:  # what waits for a rank that never came is ended by what started it
+                for process in started:  # a rank that waits for the missing one is ended by the launcher
                     process.kill_group()
             end = time.monotonic() + LIMIT
             try:
                 return [process.wait(max(end - time.monotonic(), 0.0)) for process in started]
             except subprocess.TimeoutExpired:
                 running = [rank for rank, process in enumerate(started) if process.poll() is None]
-        raise AssertionError(f"ranks {running} hang after {row}\n{self.said()}")
+        raise AssertionError(f"ranks {running} hang after {row}\n{self.read_errors()}")
 
-    def finish(self, folder: Path, words: list[str], processes: int) -> None:
-        """Go on with a run that has begun, or begin it again, until it is done."""
-        began = (folder / "record.json").is_file()
-        statuses = self.attempt([f"resume={folder}"] if began else words, processes)
-        assert statuses == [0] * processes, self.said()
+    def finish(self, folder: Path, overrides: list[str], processes: int) -> None:
+        """Resume a run, or start it again if it has no record, and wait until it is complete."""
+        has_begun = (folder / "record.json").is_file()
+        statuses = self.attempt([f"resume={folder}"] if has_begun else overrides, processes)
+        assert statuses == [0] * processes, self.read_errors()
 
-    def said(self) -> str:
-        """What the attempts said on standard error."""
+    def read_errors(self) -> str:
+        """Return the standard error of all attempts."""
         return self.errors.read_text(errors="replace")
 
 
 @pytest.fixture(scope="module")
-def untouched(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The same run on one process and on two, let alone."""
+def uninterrupted(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders of the uninterrupted run, by number of processes."""
     found = {}
     for processes in (1, 2):
-        place = tmp_path_factory.mktemp("untouched")
+        place = tmp_path_factory.mktemp("uninterrupted")
         found[processes] = place / "run"
         runs = Runs(forks, place / "errors")
-        words = [*WORDS, "test=true", f"trainer.devices={processes}", f"folder={found[processes]}"]
-        assert runs.attempt(words, processes) == [0] * processes, runs.said()
+        overrides = [*OVERRIDES, "test=true", f"trainer.devices={processes}", f"folder={found[processes]}"]
+        assert runs.attempt(overrides, processes) == [0] * processes, runs.read_errors()
     return found
 
 
@@ -141,48 +139,51 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def lines(folder: Path) -> list[dict[str, str]]:
-    """Of metrics.csv, but for what tells of time or of the test."""
+    """Return the rows of metrics.csv without throughput and test metrics."""
     with open(folder / "metrics.csv", newline="") as file:
-        rows = [{k: v for k, v in row.items() if v and not k.startswith(TOLD_APART)} for row in csv.DictReader(file)]
+        rows = [{k: v for k, v in row.items() if v and not k.startswith(NOT_COMPARED)} for row in csv.DictReader(file)]
     return [row for row in rows if row.keys() - {"step", "epoch"}]
 
 
-def allowed(row: Row) -> list[set[int]]:
-    """What the status of each rank may be; of those that were not hit, 1 and such that tell of a fault."""
-    told = {1, -signal.SIGABRT, -signal.SIGKILL}
+def allowed_statuses(row: Row) -> list[set[int]]:
+    """Return the allowed exit statuses of each rank; ranks that were not hit exit with 1, or are aborted or killed."""
+    affected = {1, -signal.SIGABRT, -signal.SIGKILL}
     if row.fault == "SIGKILL":
-        return [{-signal.SIGKILL} if rank in row.hit else told | {0} for rank in range(row.processes)]
+        return [{-signal.SIGKILL} if rank in row.hit else affected | {0} for rank in range(row.processes)]
     if row.fault == "exception":
-        return [{1} if rank in row.hit else told | {0} for rank in range(row.processes)]
-    left = {128 + getattr(signal, row.fault)}
-    if row.place == "start":  # nothing is saved, and a rank leaves alone
-        return [left if rank in row.hit else told for rank in range(row.processes)]
-    return [left | {0} if row.place in ("report", "exit") else left] * row.processes  # all may be done by then
+        return [{1} if rank in row.hit else affected | {0} for rank in range(row.processes)]
+    exited = {128 + getattr(signal, row.fault)}
+    if row.place == "start":  # nothing is saved, and a rank exits without the others
+        return [exited if rank in row.hit else affected for rank in range(row.processes)]
+    if row.place in ("report", "exit"):
+        exited.add(0)  # the run may be complete by then
+    return [exited] * row.processes
 
 
 @pytest.mark.parametrize("row", list(table()))
-def test_a_run_survives_each_fault(forks: ForkServer, untouched: dict[int, Path], tmp_path: Path, row: Row) -> None:
+def test_a_run_survives_each_fault(forks: ForkServer, uninterrupted: dict[int, Path], tmp_path: Path, row: Row) -> None:
     folder, runs = tmp_path / "run", Runs(forks, tmp_path / "errors")
-    words = [*WORDS, f"trainer.devices={row.processes}", f"folder={folder}"]
-    words += {"test": ["test=true"], "report": ["report=true"], "exit": ["report=true"]}.get(row.place, [])
-    statuses = runs.attempt(words, row.processes, row)
-    assert all(status in may for status, may in zip(statuses, allowed(row), strict=True)), (statuses, runs.said())
+    overrides = [*OVERRIDES, f"trainer.devices={row.processes}", f"folder={folder}"]
+    overrides += {"test": ["test=true"], "report": ["report=true"], "exit": ["report=true"]}.get(row.place, [])
+    statuses = runs.attempt(overrides, row.processes, row)
+    unexpected = [rank for rank, allowed in enumerate(allowed_statuses(row)) if statuses[rank] not in allowed]
+    assert not unexpected, (statuses, runs.read_errors())
     late = row.place in ("report", "exit")
     assert any(statuses) or late, statuses
     if any(statuses):
-        runs.finish(folder, words, row.processes)
-    whole = untouched[row.processes]
-    ours, theirs = weights(folder), weights(whole)
+        runs.finish(folder, overrides, row.processes)
+    expected = uninterrupted[row.processes]
+    ours, theirs = weights(folder), weights(expected)
     assert ours.keys() == theirs.keys()
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
-    assert lines(folder) == lines(whole)
+    assert lines(folder) == lines(expected)
     known = record(folder)
     assert known["attempts"][-1]["reason"] == "completed"
-    assert known["metrics"] == record(whole)["metrics"]
+    assert known["metrics"] == record(expected)["metrics"]
     if row.place == "test":
-        assert known["test"] == record(whole)["test"]
+        assert known["test"] == record(expected)["test"]
     assert (folder / "report.html").is_file() == late
-    assert not list((folder / "checkpoints").glob(".*")), "half a checkpoint is left"
+    assert not list((folder / "checkpoints").glob(".*")), "a partial checkpoint remains"
 
 
 SPY = """
@@ -234,7 +235,7 @@ def write_samples(kind: str, folder: Path) -> None:
 
 
 def batches_of(place: Path) -> list[dict[tuple[int, int], list[Any]]]:
-    """What each rank has trained on in each batch of each epoch, the last time where there were several."""
+    """Return the samples of each batch of each epoch, per rank; the last ones of a batch that was repeated."""
     found = []
     for rank in range(2):
         lines = [json.loads(line) for line in (place / f"seen-{rank}").read_text().splitlines()]
@@ -260,43 +261,43 @@ def test_two_ranks_keep_their_order_after_a_fault(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     write_samples(kind, tmp_path / "data")
     seen, kept = [], []
-    for place, row in (("whole", None), ("hit", Row("training", 2, fault, [1]))):
+    for place, row in (("uninterrupted", None), ("hit", Row("training", 2, fault, [1]))):
         (tmp_path / place).mkdir()
         folder, runs = tmp_path / place / "run", Runs(forks, tmp_path / place / "errors")
-        words = [
-            *WORDS[:3],
+        overrides = [
+            *OVERRIDES[:3],
             *ON_DISK[kind],
             f"data.path={data_path(kind, tmp_path)}",
             f"data.batch_size={PER_BATCH}",
             "seed=3",
         ]
-        words += [f"data.cache_dir={tmp_path}/cache"] if kind == "parquet" else []
-        words += ["trainer.max_epochs=2", "trainer.accelerator=cpu", "trainer.devices=2", f"folder={folder}"]
-        words += [f"+callback.spy={{_target_: spy.Spy, file: {tmp_path / place}/seen}}"]
-        statuses = runs.attempt(words, 2, row)
-        assert any(statuses) == (row is not None), (statuses, runs.said())
+        overrides += [f"data.cache_dir={tmp_path}/cache"] if kind == "parquet" else []
+        overrides += ["trainer.max_epochs=2", "trainer.accelerator=cpu", "trainer.devices=2", f"folder={folder}"]
+        overrides += [f"+callback.spy={{_target_: spy.Spy, file: {tmp_path / place}/seen}}"]
+        statuses = runs.attempt(overrides, 2, row)
+        assert any(statuses) == (row is not None), (statuses, runs.read_errors())
         if row:
-            runs.finish(folder, words, 2)
+            runs.finish(folder, overrides, 2)
         seen.append(batches_of(tmp_path / place))
         kept.append(weights(folder))
-    whole, hit = seen
-    assert hit == whole
+    expected, resumed = seen
+    assert resumed == expected
     assert [name for name in kept[0] if not torch.equal(kept[0][name], kept[1][name])] == []
     epochs = [
-        [tuple(inputs) for rank in whole for (at, _), batch in rank.items() if at == epoch for inputs in batch]
+        [tuple(inputs) for rank in expected for (at, _), batch in rank.items() if at == epoch for inputs in batch]
         for epoch in (0, 1)
     ]
-    assert len(whole[0]) == len(whole[1]) == 2 * (len(epochs[0]) // PER_BATCH)
+    assert len(expected[0]) == len(expected[1]) == 2 * (len(epochs[0]) // PER_BATCH)
     for epoch in epochs:
         assert len(set(epoch)) == len(epoch) > 0.7 * COUNT  # each sample once
     assert epochs[0] != epochs[1]
-    data = alone(kind, tmp_path)
+    data = single_process_data(kind, tmp_path)
     for epoch in (0, 1):
         loader = data.train_dataloader()
         loader.sampler.set_epoch(epoch)
-        for number, (inputs, _) in enumerate(loader):  # both ranks' parts make the batch of one process
-            expected = inputs.flatten(1)[:, :2].tolist()
-            assert [*whole[0][epoch, number], *whole[1][epoch, number]] == expected
+        for number, (inputs, _) in enumerate(loader):  # the batches of both ranks are the batch of one process
+            both = [*expected[0][epoch, number], *expected[1][epoch, number]]
+            assert both == inputs.flatten(1)[:, :2].tolist()
 
 
 def data_path(kind: str, folder: Path) -> str:
@@ -304,8 +305,8 @@ def data_path(kind: str, folder: Path) -> str:
     return f"{folder}/data/*.parquet" if kind == "parquet" else f"{folder}/data"
 
 
-def alone(kind: str, folder: Path) -> Any:
-    """The data module of one process."""
+def single_process_data(kind: str, folder: Path) -> Any:
+    """Return the data module as in a single process."""
     settings: dict[str, Any] = {"path": data_path(kind, folder), "batch_size": PER_BATCH, "seed": 3}
     settings |= {"split": (0.8, 0.1, 0.1), "shape": (16,) if kind == "tokens" else (1, 2, 3)}
     data: Any
