@@ -1,0 +1,131 @@
+"""Commands, extras, files and links in Markdown files exist and are valid."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from boltcutter.assembly.assemble import read_config
+from boltcutter.cli.commands import COMMANDS, run
+from boltcutter.launch.command import FLAGS, VERBS
+from boltcutter.project import Project, tomllib
+from boltcutter.scaffold import new
+
+ROOT = Path(__file__).parents[1]
+TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "data" / "README.md"]
+COMMAND = re.compile(r"(?:scripts/(\w+)\.py|boltcutter (?=[a-z]))(.*)")
+PROGRAM = r"(?:eval \"\$\()?(?:GLIBC_\S+ )?(?:python |boltcutter |torchrun |mpirun |horovodrun |srun python )"
+OWN = {  # keys of commands besides overrides of training
+    "train": {"resume", "reproduce"},
+    "check": {"run"},
+    "doctor": {"run", "devices", "memory"},
+    "evaluate": {"run", "ckpt", "split"},
+    "predict": {"run", "ckpt", "input", "output", "tokens", "temperature", "top_k"},
+    "compare": {"run", "with", "ckpt"},
+    "sync": {"run"},
+    "find-batch-size": set(),
+}
+Found = tuple[str, tuple[str, ...]]
+
+
+def code(text: str) -> list[str]:
+    """Lines of code blocks, and code spans in the text."""
+    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", text, re.M | re.S)
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    spans = [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose)]
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()] + spans
+
+
+def commands(page: Path) -> set[Found]:
+    """Each command of ours on a page, with its arguments."""
+    found = set()
+    for part in (part for line in code(page.read_text()) for part in re.split(r" && | & |; ", line)):
+        match = COMMAND.search(part)
+        if match and re.match(PROGRAM, part.removeprefix(".venv/bin/")):
+            script, rest = match.groups()
+            arguments = shlex.split(rest.rstrip(')"') if part.startswith("eval") else rest, comments=True)
+            found.add((script or arguments[0], tuple(arguments if script else arguments[1:])))
+    return found
+
+
+def check(project: Project, name: str, arguments: list[str]) -> None:
+    """Parse a command as far as that is possible without running it."""
+    if name == "check" and arguments[:1] == ["doctor"]:
+        name, arguments = "doctor", arguments[1:]
+    arguments = [argument for argument in arguments if argument != "…"]
+    if name == "bench":
+        benchmark = ROOT / "scripts" / "benchmarks" / f"{arguments[0]}.py"
+        keys = {argument.strip("[]").partition("=")[0] for argument in arguments[1:]}
+        assert all(re.search(rf"\b{key}\b", benchmark.read_text()) for key in keys), arguments
+    elif name == "launch" and arguments[0] in (*VERBS, "list"):
+        assert {argument.partition("=")[0] for argument in arguments[1:]} <= {"run", *FLAGS}
+    elif any(argument in ("--describe", "--print", "--check", "--help", "--completion") for argument in arguments):
+        run(name, arguments, str(project.root))
+    elif name == "launch":
+        fresh = [argument for argument in arguments if not argument.startswith(("resume=", "--"))]
+        run(name, [*fresh, "--check"], str(project.root))
+    else:
+        overrides = [argument for argument in arguments if argument.partition("=")[0] not in OWN[name]]
+        assert not [override for override in overrides if override.startswith("-")]
+        if name not in ("compare", "sync") and overrides:
+            read_config(project, overrides)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.find(new.main(Project.at(ROOT), ["my-project", f"folder={tmp_path_factory.mktemp('new')}"]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_on_a_page_are_valid(page: Path) -> None:
+    for name, arguments in sorted(commands(page)):
+        if arguments and name not in ("new", "add", "vendor"):  # those write files, see below
+            check(Project.find(ROOT), name, list(arguments))
+
+
+def test_commands_that_write_files_work_as_documented(project: Project) -> None:
+    documented = {found for page in [*PAGES, TEMPLATE / "README.md"] for found in commands(page)}
+    assert {("new", ("my-project",)), ("add", ("experiment", "wide")), ("vendor", ())} <= documented
+    for name, arguments in sorted(documented):
+        if name == "vendor" or (name == "add" and arguments):
+            run(name, list(arguments), str(project.root))
+
+
+def test_commands_of_a_new_project_are_valid(project: Project) -> None:
+    found = commands(project.root / "README.md")
+    assert ("train", ("experiment=baseline",)) in found
+    project.activate()
+    for name, arguments in sorted(found):
+        if name not in ("add", "vendor"):
+            check(project, name, list(arguments))
+
+
+@pytest.mark.parametrize("page", [*PAGES, TEMPLATE / "README.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_extras_and_tests_on_a_page_exist(page: Path) -> None:
+    text = page.read_text()
+    folder = TEMPLATE if TEMPLATE in page.parents else ROOT
+    extras = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {extra for given in re.findall(r"\.\[([\w,]+)\]", text) for extra in given.split(",")} <= extras.keys()
+    for path in re.findall(r"(?<![\w/-])(?:tests|configs|docs|scripts|src)/[\w./-]*\w", text):
+        if not re.search("tiny|mine|my_", path) and folder == ROOT:
+            assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_on_a_page_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            path, _, anchor = target.partition("#")
+            file = page.parent / path if path else page
+            assert file.exists(), target
+            headings = re.findall(r"^#+ (.+)", file.read_text(), re.M) if anchor else []
+            assert not anchor or anchor in {
+                re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in headings
+            }
+
+
+def test_every_command_is_documented() -> None:
+    documented = {name for page in PAGES for name, _ in commands(page)}
+    assert documented >= COMMANDS.keys()
