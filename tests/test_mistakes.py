@@ -14,8 +14,8 @@ from boltcutter.project import Project
 
 PROJECT = Project.find(__file__)
 DDP = "trainer=ddp trainer.accelerator=cpu trainer.devices=2"
-FOREIGN = Path(__file__).parent / "foreign" / "configs"
-GAN = f"task={FOREIGN}/task/gan.yaml data={FOREIGN}/data/digits.yaml"
+THIRD_PARTY = Path(__file__).parent / "third_party" / "configs"
+GAN = f"task={THIRD_PARTY}/task/gan.yaml data={THIRD_PARTY}/data/digits.yaml"
 MINE = "configs/experiment/mine.yaml: "
 STOPPING = "callback=[default,early_stopping]"
 Refusal = Callable[..., list[str]]
@@ -167,11 +167,11 @@ MISTAKES = [
     # A LightningModule that defines its own model and optimizer.
     (f"{GAN} model=mlp", "model=mlp: ", "refer to it as ${model} in task=gan"),
     (f"{GAN} optimizer.lr=0.1", "optimizer.lr=0.1: ", "refer to it as ${optimizer} in task=gan"),
-    (f"task={FOREIGN}/task/gan.yaml data=null", "data=null: ", "choose data=…"),
+    (f"task={THIRD_PARTY}/task/gan.yaml data=null", "data=null: ", "choose data=…"),
     ("task._target_=pathlib.Path", "task=pathlib.Path: ", "LightningModule"),
     (
-        f"{GAN} task._target_=foreign.libraries.tinynet",
-        "task._target_=foreign.libraries.tinynet: ",
+        f"{GAN} task._target_=third_party.libraries.tinynet",
+        "task._target_=third_party.libraries.tinynet: ",
         "lightning.pytorch.LightningModule",
     ),
     # Secrets.

@@ -5,8 +5,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from foreign.gallery import DATA, HERE, overrides
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from third_party.gallery import DATA, HERE, overrides
 
 from boltcutter.assembly.assemble import Components, assemble, read_config
 from boltcutter.assembly.checks import check_optimizer
@@ -34,7 +34,7 @@ def test_components_follow_the_overrides(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", DATA)
 def test_other_lightning_modules_need_only_a_target(tmp_path: Path, name: str) -> None:
     components = assembled(tmp_path, *overrides(name))
-    assert type(components.task).__module__.startswith("foreign.")
+    assert type(components.task).__module__.startswith("third_party.")
 
 
 def test_a_task_may_define_its_dataloaders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

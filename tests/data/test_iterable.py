@@ -78,7 +78,7 @@ def test_copies_are_independent() -> None:
 
 @pytest.mark.slow
 def test_two_ranks_stop_together_and_equal_one_rank(script: Script, tmp_path: Path) -> None:
-    env = {"PYTHONPATH": str(ROOT / "tests" / "foreign")}
+    env = {"PYTHONPATH": str(ROOT / "tests" / "third_party")}
     words = ["data=synthetic", "data._target_=streams.Streams", "data.shape=[4]", "data.num_classes=3", "model=linear"]
     words += ["scheduler=constant", "logger=null", "report=false", "trainer.accelerator=cpu", "trainer.max_epochs=2"]
     words += ["data.batch_size=8"]

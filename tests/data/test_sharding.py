@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from boltcutter.data.sharding import RankSampler, SeededBatch, shard_loader, shard_loaders
 
 QUIET = ["logger=null", "report=false", "model=linear", "data=digits", "scheduler=constant", "trainer.accelerator=cpu"]
-QUIET += ["data._target_=loaders.Foreign", "data.shape=[4]", "data.num_classes=3"]
+QUIET += ["data._target_=loaders.NumbersDataModule", "data.shape=[4]", "data.num_classes=3"]
 
 
 def parts(loader: Any, world_size: int, *, training: bool = True, **settings: Any) -> list[list[list[int]]]:
@@ -150,7 +150,7 @@ def train(script: Script, folder: Path, *words: str, ranks: int = 0, ends: int =
     (folder / "notes").mkdir(parents=True, exist_ok=True)
     settings = [f"folder={folder}", "trainer.max_epochs=2", f"+data.log_dir={folder}/notes", *QUIET, *words]
     devices = [f"trainer.devices={ranks}", "trainer=ddp"] if ranks else []
-    env = {"PYTHONPATH": str(ROOT / "tests" / "foreign")}
+    env = {"PYTHONPATH": str(ROOT / "tests" / "third_party")}
     if ends:
         env["STOP_AT"] = "15"  # the second epoch's fourth batch, or its tenth
     done = script("train", *devices, *settings, ranks=ranks, env=env)
@@ -185,7 +185,7 @@ def test_two_ranks_train_different_samples(script: Script, tmp_path: Path, kind:
         pytest.param("unbatched", 2, 0, marks=pytest.mark.slow),
     ],
 )
-def test_a_foreign_loader_is_resumed_in_mid_epoch(
+def test_a_third_party_loader_is_resumed_in_mid_epoch(
     script: Script, tmp_path: Path, kind: str, ranks: int, workers: int
 ) -> None:
     settings = [f"+data.kind={kind}", f"data.num_workers={workers}", "trainer.max_epochs=3", "test=false"]
@@ -193,7 +193,7 @@ def test_a_foreign_loader_is_resumed_in_mid_epoch(
         settings += ["scheduler=onecycle"]  # asks for the loader before the checkpoint's position is restored
     train(script, tmp_path / "whole", *settings, ranks=ranks)
     train(script, tmp_path / "cut", *settings, ranks=ranks, ends=143)
-    env = {"PYTHONPATH": str(ROOT / "tests" / "foreign")}
+    env = {"PYTHONPATH": str(ROOT / "tests" / "third_party")}
     done = script("train", f"resume={tmp_path / 'cut'}", ranks=ranks, env=env)
     assert done.returncode == 0, done.stderr
     assert max_difference(tmp_path / "whole", tmp_path / "cut") == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import environment
-from foreign.gallery import overrides
+from third_party.gallery import overrides
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError

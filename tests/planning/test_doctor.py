@@ -4,7 +4,7 @@ from collections.abc import Callable
 from email.message import Message
 
 import pytest
-from foreign.gallery import overrides
+from third_party.gallery import overrides
 
 from boltcutter.planning import doctor
 from boltcutter.planning.doctor import backends, extras, machine, works

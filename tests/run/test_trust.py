@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from conftest import QUICK, Script
-from foreign.gallery import overrides
+from third_party.gallery import overrides
 
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError

@@ -131,7 +131,7 @@ class Guard(Callback):
         if not deferred and self._pending:
             self._check_pending(trainer, pl_module)
             optimizer.zero_grad()  # an optimizer skips parameters without a gradient
-        elif not sharded and "gradient_norm" in vars(pl_module):  # a foreign module may have a method of that name
+        elif not sharded and "gradient_norm" in vars(pl_module):  # a third-party module may have a method of that name
             pl_module.gradient_norm = norm  # reused by gradient clipping
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -108,7 +108,7 @@ class ThroughputMonitor(Callback):
         self._initialized = True
         inputs = first_tensor(batch)
         if not isinstance(pl_module, HasKind) or inputs is None:
-            return  # a foreign module may need more than the first tensor
+            return  # a third-party module may need more than the first tensor
         if pl_module.kind == "language_modeling":
             self.tokens = inputs.numel() // len(inputs)
         peak = (

@@ -240,7 +240,7 @@ def _write_worst(folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any
 
 
 def _classes(data: Any) -> list[str]:
-    """Class names, if the data module lists them; in a foreign one ``classes`` may be their number."""
+    """Class names, if the data module lists them; in a third-party one ``classes`` may be their number."""
     names = data.classes if isinstance(data, HasClasses) else ()
     return [str(name) for name in names] if isinstance(names, list | tuple) else []
 

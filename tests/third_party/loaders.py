@@ -1,4 +1,4 @@
-"""Dataloaders of a foreign data module; each sample is its own index, and each rank writes its batches to a file."""
+"""Dataloaders of a third-party data module: samples are their own indices, and ranks write their batches to files."""
 
 import os
 import random
@@ -63,7 +63,7 @@ class Buckets(Sampler[list[int]]):
             yield list(range(begin * 4, begin * 4 + 4))
 
 
-class Foreign(L.LightningDataModule):
+class NumbersDataModule(L.LightningDataModule):
     """A plain LightningDataModule with one dataloader of each kind."""
 
     def __init__(self, kind: str, log_dir: str, num_workers: int = 0, shape: Any = (4,), num_classes: int = 3) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from conftest import Script, run_forked
-from foreign.gallery import DATA, PREDICT, TESTED, overrides
 from forkserver import ForkServer
+from third_party.gallery import DATA, PREDICT, TESTED, overrides
 
 ENV = {"PYTHONPATH": "tests"}
 QUICK = ["logger=null", "trainer.log_every_n_steps=2"]
