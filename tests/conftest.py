@@ -28,6 +28,9 @@ sys.modules["mpi4py"] = None  # Lightning's trainers would start MPI in this pro
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
+# All warnings but that of a temporary folder which torch creates when it is imported, and does not remove.
+WARNINGS = "default,ignore:Implicitly cleaning up:ResourceWarning"
+
 Script = Callable[..., subprocess.CompletedProcess[str]]
 Train = Callable[..., None]
 
@@ -96,7 +99,7 @@ def environment(**changed: str) -> dict[str, str]:
     removed = ("WANDB_", "SLURM_", "BOLTCUTTER_", "PL_")
     removed += ("KMP_", "PYTORCH_NVML_", "TORCHINDUCTOR_")  # set by scikit-learn, Lightning and torch in this process
     clean = {k: v for k, v in os.environ.items() if not k.startswith(removed)}
-    return clean | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "PYTHONWARNINGS": "default"} | changed
+    return clean | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "PYTHONWARNINGS": WARNINGS} | changed
 
 
 def run_command(
