@@ -63,6 +63,14 @@ def test_options_of_the_project_are_used_and_marked(tmp_path: Path) -> None:
     assert "did you mean tiny? (project: tiny; built-in: convnet" in wrong.stderr
 
 
+def test_a_folder_without_configs_uses_built_in_options(tmp_path: Path) -> None:
+    folder = tmp_path / "Jürgen's project" / "notes"
+    folder.mkdir(parents=True)
+    (folder.parent / "pyproject.toml").write_text("[tool.boltcutter]\n")
+    done = call("check", "model=mlp", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
+
+
 def test_a_mistake_in_pyproject_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.boltcutter\n")
     done = call("check", cwd=tmp_path)

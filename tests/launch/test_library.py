@@ -131,8 +131,8 @@ def check_workflow(project: Path, python: str, cluster: Cluster) -> dict[str, ob
 
 def test_a_project_outside_trains_and_is_recorded(project: Path) -> None:
     call = caller(project / "src", sys.executable)
-    folder = project / "runs" / "one"
-    call("train", "trainer.max_epochs=1", "report=false", f"folder={folder}")
+    call("train", "trainer.max_epochs=1", "report=false")
+    (folder,) = project.glob("runs/digits-tiny/*")
     record = read_record(folder)
     assert record["config"]["model"]["_target_"] == "small.tiny.Tiny"  # type: ignore[index]
     assert record["git"]["commit"] == git(project, "rev-parse", "HEAD")  # type: ignore[index]

@@ -75,6 +75,19 @@ print(json.dumps(lineage.library_state(lineage.Path({str(code)!r})), default=str
     assert {**json.loads(state), "patch": None} == {**library, "patch": None}
 
 
+def test_a_project_in_a_monorepo_is_copied_alone(project: Path) -> None:
+    inner = project / "projects" / "one"
+    (inner / "src").mkdir(parents=True)
+    (inner / "src" / "own.py").touch()
+    (inner / "runs").mkdir()  # ignored by the repository
+    (inner / "runs" / "result").touch()
+    git(project, "add", "-A")
+    (inner / "new.py").touch()
+    (project / "new.py").touch()
+    assert snapshot.can_copy(inner)
+    assert snapshot.list_files(inner, project / "runs" / "x") == ["src/own.py", "new.py"]
+
+
 def test_no_copy_without_git(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert snapshot.can_copy(project)
     assert not snapshot.can_copy(tmp_path)
