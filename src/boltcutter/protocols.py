@@ -4,7 +4,7 @@ A class satisfies a protocol by having its attributes and methods; it need not i
 optional: a class without them trains, and the docstrings say what it gains with them.
 
 ``isinstance`` with a protocol takes tens of microseconds and evaluates properties, so it is called once per training or
-epoch, not at each step. Submodules of an ``nn.Module`` are not visible to it since Python 3.12; see ``find_model``.
+epoch, not at each step. Since Python 3.12 it ignores what ``__getattr__`` returns, such as submodules (``find_model``).
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ class Task(L.LightningModule, ABC):
                 "set task.interval=epoch"
             )
         self.model = model
+        self._has_groups = isinstance(model, GroupsParameters)  # checked before FSDP wraps the model
         self.compile_model, self.channels_last = compile, channels_last and not compile
         self._compiler: Compiler | None = None
         if self.channels_last:
@@ -311,10 +312,9 @@ class Task(L.LightningModule, ABC):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Create the optimizer over trainable parameters, and the scheduler."""
-        if isinstance(self.model, GroupsParameters):
-            optimizer = self.optimizer(self.model.parameter_groups())
-        else:
-            optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        model: Any = self.model
+        groups = model.parameter_groups() if self._has_groups else [p for p in self.parameters() if p.requires_grad]
+        optimizer = self.optimizer(groups)
         # Else a fused optimizer would unscale gradients itself, after they are clipped.
         if hasattr(optimizer, "_step_supports_amp_scaling"):
             optimizer._step_supports_amp_scaling = False
