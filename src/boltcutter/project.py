@@ -38,7 +38,7 @@ class Project:
     Args:
         root: Folder with ``pyproject.toml``.
         package: Python package of the project's own code, in ``src`` or in the root; None if it has none.
-        config_dirs: Where options are searched, in this order.
+        config_dirs: Folders in which options are searched, in this order.
     """
 
     root: Path

@@ -108,7 +108,7 @@ def script(name: str, file: str) -> None:
     """Run a command from a script of a project.
 
     Args:
-        name: Of the command.
+        name: Name of the command.
         file: Path of the script, in the project's folder.
     """
     run(name, sys.argv[1:], file, program=f"python {shlex.quote(sys.argv[0])}")
@@ -137,8 +137,8 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
     """Run a command.
 
     Args:
-        name: Of the command.
-        arguments: After its name.
+        name: Name of the command.
+        arguments: Arguments after the name of the command.
         start: A file or folder of the project; by default the working directory.
         program: How the command was called, for ``--help``; by default ``boltcutter <name>``.
     """

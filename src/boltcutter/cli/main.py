@@ -25,7 +25,7 @@ FLAGS = {
     "--help": "show this help",
     "--print": "print the resolved configuration",
     "--check": "validate the configuration",
-    "--describe": "list the keys below the next argument, with type, value and documentation",
+    "--describe": "list keys below the next argument, with type, value and documentation, and the options of a group",
     "--completion": 'enable completion in bash and zsh: eval "$(boltcutter train --completion)"',
 }
 # argcomplete and shtab complete what an argparse parser declares. Here the keys depend on the options given so far,
@@ -117,11 +117,11 @@ def main(
     """Handle the shared flags, or else call ``module.main``; exit with 2 for a user's mistake, with 1 for a failure.
 
     Args:
-        project: Whose configuration is used.
+        project: Project whose configuration is used.
         module: Imported only if needed, as it may import torch; its ``main`` takes the project and the arguments.
         usage: First part of ``--help``.
-        arguments: By default those of the process.
-        begin: Called before ``module`` is imported.
+        arguments: Command-line arguments; by default those of the process.
+        begin: Function that is called before ``module`` is imported.
         own: Flags that ``module`` handles itself, with their help texts; they override those of ``FLAGS``.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)

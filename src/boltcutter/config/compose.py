@@ -35,7 +35,7 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     """Merge ``train.yaml``, its groups, the experiment and the overrides of the command line.
 
     Args:
-        project: Where options are searched; its ``train.yaml`` is merged over the built-in one.
+        project: Project in which options are searched; its ``train.yaml`` is merged over the built-in one.
         overrides: ``group=option``, ``key=value``, ``+key=value`` or ``~key``.
         base: An earlier result to change by the overrides, instead of ``train.yaml``.
 
@@ -163,8 +163,8 @@ def _pick(project: Project, group: str, options: Any, above: tuple[Path, ...] = 
     """One option of a group, or several merged in order; and what their ``defaults`` select of other groups.
 
     Args:
-        project: Where options are searched.
-        group: Whose option.
+        project: Project in which options are searched.
+        group: Group of the option.
         options: A name, a path of a YAML file, a list of these, or None.
         above: Files that inherit from this one, the nearest last.
     """
@@ -209,7 +209,7 @@ def _read(path: Path) -> tuple[DictConfig, Any]:
 
 
 def _set(cfg: DictConfig, key: str, text: str) -> None:
-    """Set ``key``, add ``+key`` or delete ``~key``; ``build.check`` validates the arguments of a ``_target_``."""
+    """Set ``key``, add ``+key`` or delete ``~key``; ``instantiate.check`` validates the arguments of a ``_target_``."""
     parent, _, leaf = key.lstrip("+~").rpartition(".")
     parent = resolve_reference(cfg, parent)
     path = f"{parent}.{leaf}".lstrip(".")

@@ -35,7 +35,7 @@ def main(project: Project, overrides: list[str]) -> None:
     """Double ``data.batch_size`` until three steps fail, then bisect; each trial runs in new processes.
 
     Args:
-        project: Whose configuration is used.
+        project: Project whose configuration is used.
         overrides: Overrides of training, and ``limit_gib=…``: memory limit of each process on a CPU, by default
             90 % of the free memory.
 

@@ -55,7 +55,7 @@ def main(project: Project, overrides: list[str]) -> None:
     """Print the differences between two runs; the exit status is 1 if metrics or weights differ.
 
     Args:
-        project: Whose configuration is used.
+        project: Project whose configuration is used.
         overrides: See ``compare``.
     """
     found = compare(project, overrides)
@@ -68,7 +68,7 @@ def compare(project: Project, overrides: list[str]) -> Comparison:
     """Compare two runs.
 
     Args:
-        project: Whose configuration is used.
+        project: Project whose configuration is used.
         overrides: ``run=<folder> with=<folder>``, and ``ckpt=last|best|<name>``.
 
     Raises:

@@ -104,7 +104,7 @@ def load_run_config(
     """Load the configuration of an earlier run and apply ``overrides``.
 
     Args:
-        project: Whose configuration is used.
+        project: Project whose configuration is used.
         folder: Folder of the run.
         overrides: Overrides of the command line.
         setting: Key of the override that names the folder, for error messages.
