@@ -344,7 +344,7 @@ def test_throughput_mfu_waiting_and_memory_are_shown() -> None:
         "123,450 tokens/s",
         "MFU 42%",
         "waiting for data 30%",
-        "1.2 GiB",
+        "memory 1.2 GiB",
     ]
     meter.rates["data_wait"] = 0.01
     assert not any("waiting" in field.text for field in speed_fields(1.0, meter))

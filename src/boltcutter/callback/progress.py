@@ -220,7 +220,7 @@ def speed_fields(samples: float, meter: ThroughputMonitor | None, unit: str = "s
     if rates.get("data_wait", 0.0) >= 0.05:
         found.append(Field("waiting for data", f"{rates['data_wait']:.0%}", 1))
     if "memory_gib" in rates:
-        found.append(Field("", f"{rates['memory_gib']:.1f} GiB", 0))
+        found.append(Field("memory", f"{rates['memory_gib']:.1f} GiB", 0))
     return found
 
 
