@@ -60,8 +60,9 @@ class ArrowDataset:
         self.is_image = is_image(dataset, columns)
         self._chunks: list[Any] | None = None  # arrays of numbers (N, …), or Arrow arrays of images
         self._windows: npt.NDArray[np.void] | None = None  # see _map_windows
-        self._starts: Indices = np.zeros(0, np.int64)  # of each chunk
-        self._ends = self._addresses = self._starts
+        self._starts: Indices  # of each chunk: its first row, the row after its last, its address
+        self._ends: Indices
+        self._addresses: Indices
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -127,7 +128,7 @@ class ArrowDataset:
         """
         import pyarrow as pa
 
-        addresses = np.array([chunk.ctypes.data for chunk in chunks])
+        addresses: Indices = np.array([chunk.ctypes.data for chunk in chunks], np.int64)
         low, high = int(addresses.min()), max(chunk.ctypes.data + chunk.nbytes for chunk in chunks)
         memory = np.frombuffer(pa.foreign_buffer(low, high - low, base=chunks), np.uint8)
         size = chunks[0][:1].nbytes
