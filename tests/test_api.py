@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,13 @@ def test_the_process_is_as_before(overrides: list[str], tmp_path: Path) -> None:
         signal.signal(signal.SIGUSR1, previous)
         os.close(reading)
         os.close(writing)
+
+
+def test_training_in_a_thread(tmp_path: Path) -> None:
+    """Python lets only the main thread install signal handlers."""
+    with ThreadPoolExecutor(1) as pool:
+        folder = pool.submit(boltcutter.train, *SHORT, "test=false", f"runs={tmp_path}", project=ROOT).result()
+    assert json.loads((folder / "record.json").read_text())["attempts"][0]["reason"] == "completed"
 
 
 def send_signal(number: signal.Signals, folder: Path) -> None:
