@@ -64,7 +64,7 @@ def test_ranks_of_two_nodes_train_as_one_process(cluster: Cluster, script: Scrip
 
 @pytest.mark.slow
 def test_a_run_survives_signals_and_node_failures(cluster: Cluster, script: Script, tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, "trainer=ddp", "trainer.max_epochs=300"]
+    overrides = [*OVERRIDES, "trainer=ddp", "trainer.max_epochs=100"]
     folder, job = cluster.submit("events", *overrides, "trainer.num_nodes=2", "trainer.devices=1")
     wait_until(lambda: is_training(folder, 1), folder)
     cluster.call("scancel", "--signal=USR2", job)
