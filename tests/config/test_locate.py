@@ -32,7 +32,7 @@ def test_what_a_path_names(path: str, name: str) -> None:
     assert found.__name__ == name
 
 
-def test_keywords_that_are_handed_on() -> None:
+def test_keyword_arguments_that_are_passed_on() -> None:
     from lightning.pytorch.strategies import DDPStrategy
 
     known = parameters(DDPStrategy)

@@ -10,10 +10,10 @@ from boltcutter.run import lineage
 PROJECT = Project.find(__file__)
 
 
-def git(where: Path, *words: str) -> str:
+def git(where: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     return subprocess.run(
-        ["git", "-C", str(where), *identity, *words], check=True, capture_output=True, text=True, timeout=20
+        ["git", "-C", str(where), *identity, *arguments], check=True, capture_output=True, text=True, timeout=20
     ).stdout
 
 
@@ -221,6 +221,6 @@ def test_differences_are_listed(tmp_path: Path) -> None:
     record["git"]["commit"] = "abc"
     record["hardware"]["gpus"] = ["H200"]
     record["python"] = "2.7"
-    told = " | ".join(lineage.differences(record, PROJECT.root))
+    text = " | ".join(lineage.differences(record, PROJECT.root))
     for part in ("git checkout abc", "package torch is", "was 0.1", "gpus is [], was ['H200']", "was 2.7"):
-        assert part in told
+        assert part in text

@@ -208,10 +208,10 @@ def test_a_signed_run_is_trusted_until_its_record_changes(script: Script, tmp_pa
     record = json.loads(path.read_text())
     record["config"]["callback"]["counter"] = {"_target_": "collections.Counter"}
     path.write_text(json.dumps(record))
-    words = ["--print", f"resume={tmp_path}/run"]
-    refused = script("train", *words)
+    arguments = ["--print", f"resume={tmp_path}/run"]
+    refused = script("train", *arguments)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "set trust=true" in refused.stderr
-    assert "collections.Counter" in script("train", *words, "trust=true").stdout
-    wrong = script("train", *words, "trust=yes")
+    assert "collections.Counter" in script("train", *arguments, "trust=true").stdout
+    wrong = script("train", *arguments, "trust=yes")
     assert (wrong.returncode, wrong.stderr) == (2, "error: trust=yes: expected trust=true or trust=false\n")
