@@ -29,6 +29,7 @@ OWN = {  # keys of commands besides overrides of training
     "find-batch-size": set(),
 }
 Found = tuple[str, tuple[str, ...]]
+pytestmark = pytest.mark.timeout(600)  # text and digits are read, which is slow on a busy machine
 
 
 def code(text: str) -> list[str]:
