@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ OVERRIDES += ["model.norm=batchnorm", "callback=[default,ema]", "scheduler=onecy
 OVERRIDES += ["trainer.accumulate_grad_batches=2", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu"]
 OVERRIDES += ["trainer.val_check_interval=0.5"]
 LIMIT = 40.0  # for a run that takes two seconds on a quiet machine
+GRACE = 10.0  # seconds in which all ranks reach a fault at the start, or are ended by the launcher
 NOT_COMPARED = ("throughput/", "test/")
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 
@@ -93,9 +94,11 @@ class Runs:
                 prefix = ["tests/faulty.py", row.fault, row.place] if row and hit else []
                 argv = [*prefix, "scripts/train.py", *overrides]
                 started.append(stack.enter_context(self.forks.start(argv, environment(**variables), devnull, stderr)))
-            if row and row.place == "start" and len(row.hit) < processes:
+            if row and row.place == "start" and processes > 1:
                 started[row.hit[0]].wait(LIMIT)
                 for process in started:  # a rank that waits for the missing one is ended by the launcher
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(GRACE if len(row.hit) == processes else 0.0)
                     process.kill_group()
             end = time.monotonic() + LIMIT
             try:
@@ -150,11 +153,14 @@ def allowed_statuses(row: Row) -> list[set[int]]:
     affected = {1, -signal.SIGABRT, -signal.SIGKILL}
     if row.fault == "SIGKILL":
         return [{-signal.SIGKILL} if rank in row.hit else affected | {0} for rank in range(row.processes)]
+    exited = {1} if row.fault == "exception" else {128 + getattr(signal, row.fault)}
+    if row.place == "start":  # nothing is saved, and a rank exits without the others, or is ended by the launcher
+        return [
+            affected if rank not in row.hit else exited | {-signal.SIGKILL} if rank else exited
+            for rank in range(row.processes)
+        ]
     if row.fault == "exception":
-        return [{1} if rank in row.hit else affected | {0} for rank in range(row.processes)]
-    exited = {128 + getattr(signal, row.fault)}
-    if row.place == "start":  # nothing is saved, and a rank exits without the others
-        return [exited if rank in row.hit else affected for rank in range(row.processes)]
+        return [exited if rank in row.hit else affected | {0} for rank in range(row.processes)]
     if row.place in ("report", "exit"):
         exited.add(0)  # the run may be complete by then
     return [exited] * row.processes
