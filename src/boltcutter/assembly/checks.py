@@ -101,7 +101,9 @@ def check_devices(trainer: DictConfig) -> None:
         raise ConfigError(
             f"trainer.devices={devices}: this machine has {gpus} CUDA devices; try trainer.devices={gpus}"
         )
-    if accelerator == "auto" and not gpus and wanted > max(1, cores, torch.accelerator.device_count()):
+    # Without a driver, a CUDA build of torch such as 2.7 raises an error if it counts accelerators.
+    others = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if accelerator == "auto" and not gpus and wanted > max(1, cores, others):
         raise ConfigError(
             f"trainer.devices={devices}: this machine has no GPU and {cores} CPU cores; "
             f"try trainer.devices=1, or trainer.accelerator=cpu to start {wanted} processes anyway"
