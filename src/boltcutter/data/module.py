@@ -314,7 +314,8 @@ def split_indices(
     val_fraction, test_fraction = val_fraction * ("val" not in existing), test_fraction * ("test" not in existing)
     total = train_fraction + val_fraction + test_fraction
     rest, test = split_off(np.arange(num_samples), test_fraction / total, seed, labels)
-    train, val = split_off(rest, val_fraction / (train_fraction + val_fraction), seed, labels)
+    # Relative to all samples, so that rounding in the first split does not change the size of the second.
+    train, val = split_off(rest, val_fraction / total * num_samples / len(rest), seed, labels)
     return train, val, test
 
 
