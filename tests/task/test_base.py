@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
+from boltcutter.callback.guard import Guard
+from boltcutter.callback.throughput import ThroughputMonitor
 from boltcutter.task.classification import Classification
 from boltcutter.task.errors import CompilerError
 from boltcutter.task.schedule import warmup_cosine
@@ -121,6 +123,24 @@ def test_the_loss_of_a_step_is_logged_at_every_nth_step_only(tmp_path: Path) -> 
     log = RecordingLogger()
     trainer(tmp_path, max_epochs=2, logger=log, log_every_n_steps=3, accumulate_grad_batches=2).fit(task(), loader(48))
     assert list(log.values("train/loss")) == [2, 5]
+
+
+def test_what_the_default_callbacks_log_in_a_step_bypasses_the_result_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks, lightning = [], L.LightningModule.log
+
+    def counted(self: L.LightningModule, *args: Any, **options: Any) -> None:
+        hooks.append(self._current_fx_name)
+        lightning(self, *args, **options)
+
+    monkeypatch.setattr(L.LightningModule, "log", counted)
+    log = RecordingLogger()
+    callbacks: list[L.Callback] = [ThroughputMonitor(), Guard(tmp_path)]
+    trainer(tmp_path, logger=log, callbacks=callbacks, log_every_n_steps=1).fit(task(), loader(40))
+    assert log.values("train/loss").keys() == log.values("throughput/samples_per_second").keys() | {0}
+    assert hooks
+    assert not {"training_step", "on_train_batch_end"} & set(hooks)
 
 
 def test_log_every_n_steps_of_0(tmp_path: Path) -> None:
@@ -366,6 +386,8 @@ import lightning as L, torch
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
+from boltcutter.callback.guard import Guard
+from boltcutter.callback.throughput import ThroughputMonitor
 from boltcutter.task.classification import Classification
 torch.set_num_threads(1)
 torch.manual_seed(0)

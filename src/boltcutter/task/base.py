@@ -113,7 +113,7 @@ class Task(L.LightningModule, ABC):
 
         The collection takes as long as a step of a small model. The values are logged at the end of the step.
         """
-        scalar = isinstance(value, int | float | Tensor) and not args and options.keys() <= {"sync_dist"}
+        scalar = isinstance(value, int | float | Tensor) and not args and options.keys() <= {"sync_dist", "batch_size"}
         if not scalar or self._current_fx_name not in ("training_step", "on_train_batch_end"):
             super().log(name, value, *args, **options)
             return
