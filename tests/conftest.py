@@ -54,6 +54,18 @@ def saved_weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
     return dict(torch.load(folder / "checkpoints" / f"{which}.ckpt", weights_only=True)["state_dict"])
 
 
+@pytest.fixture(autouse=True)
+def unchanged_signal_handlers() -> Iterator[None]:
+    """Assert that a test leaves no signal handlers behind, which would change how later tests end."""
+    from boltcutter.environment import signals
+
+    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    yield
+    left = {number.name for number in signals.SIGNALS if signal.getsignal(number) != before[number]}
+    signals.restore_handlers()
+    assert not left, f"signal handlers that the test did not restore: {left}"
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """Path of a checkpoint that contains ``STATE``."""
