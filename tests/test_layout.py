@@ -16,7 +16,7 @@ FILES = sorted(SRC.rglob("*.py"))
 LAYERS = {
     **dict.fromkeys(("api",), 7),
     **dict.fromkeys(("training",), 6),
-    **dict.fromkeys(("cli", "scaffold", "evaluation", "launch", "planning"), 5),
+    **dict.fromkeys(("cli", "scaffold", "evaluation", "launch", "planning", "search"), 5),
     **dict.fromkeys(("assembly", "report"), 4),
     **dict.fromkeys(("run",), 3),
     **dict.fromkeys(("checkpoint", "callback"), 2),
@@ -29,7 +29,7 @@ COMPONENTS = {"model", "task", "strategy", "logger"}
 ONLY_IN = {
     "omegaconf": {"config"},
     "wandb": {"logger"},
-    "subprocess": {"run", "launch", "planning", "scaffold"},
+    "subprocess": {"run", "launch", "planning", "scaffold", "search"},
 }
 
 

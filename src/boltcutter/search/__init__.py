@@ -1,0 +1,1 @@
+"""Hyper-parameter search, repeated seeds and cross-validation."""
