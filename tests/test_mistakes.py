@@ -10,6 +10,7 @@ import pytest
 
 from boltcutter.cli.main import main
 from boltcutter.config.errors import ConfigError
+from boltcutter.environment.startup import restored_signals
 from boltcutter.project import Project
 
 PROJECT = Project.find(__file__)
@@ -287,7 +288,9 @@ def test_each_of_several_mistakes_has_its_line(refusal: Refusal) -> None:
 
 def test_fractions_of_a_split_must_add_up_to_one(refusal: Refusal, tmp_path: Path) -> None:
     overrides = ["data.split=[0.5,0.5,0.5]", f"folder={tmp_path / 'run'}", "logger=null"]
-    assert_one_line(refusal(*overrides, module="boltcutter.training.train"), "data.split=[0.5, 0.5, 0.5] ", "; try ")
+    with restored_signals():
+        refused = refusal(*overrides, module="boltcutter.training.train")
+    assert_one_line(refused, "data.split=[0.5, 0.5, 0.5] ", "; try ")
     assert not list(tmp_path.iterdir())
 
 
