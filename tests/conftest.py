@@ -14,6 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from browser import browse as browse
+from browser import chromium as chromium
 from forkserver import ForkServer, communicate, rank_variables
 
 ROOT = Path(__file__).parents[1]

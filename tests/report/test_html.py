@@ -8,34 +8,18 @@ import io
 import json
 import re
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from html.parser import HTMLParser
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import require
+from browser import Browse, References
 from PIL import Image
 
 from boltcutter.report import html as report
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=3000",
-]
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 CONFIG = """\
 name: digits
@@ -130,63 +114,6 @@ def write_regression(folder: Path, *, samples: int = 50) -> Path:
     worst = {name: values[:4].astype(np.float32) for name, values in columns.items()}
     np.savez_compressed(test / "worst.npz", inputs=np.ones((4, 10), np.float32), index=np.arange(4), **worst)
     return folder
-
-
-@dataclass(frozen=True)
-class Page:
-    """DOM and console messages of a page rendered by a browser."""
-
-    dom: str
-    console: list[str]
-
-    def count(self, pattern: str) -> int:
-        return len(re.findall(pattern, self.dom))
-
-
-Browse = Callable[..., Page]
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        require("chromium", install="apt-get install chromium")
-    return str(found)
-
-
-@pytest.fixture
-def browse(chromium: str, tmp_path: Path) -> Iterator[Browse]:
-    """Open a page; ``script`` runs in it once it is drawn."""
-
-    def open_page(page: Path, *flags: str, script: str = "", dump: bool = True) -> Page:
-        if script:
-            text = page.read_text().replace("</body>", f"<script>{script}</script></body>")
-            page = tmp_path / "scripted.html"
-            page.write_text(text)
-        command = [chromium, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, *(["--dump-dom"] * dump)]
-        done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=90, check=True)
-        return Page(done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line])
-
-    yield open_page
-    shutil.rmtree(tmp_path / "profile", ignore_errors=True)
-
-
-class References(HTMLParser):
-    """URLs that a page loads or links to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        loading = ("src", "href", "srcset", "action", "data", "poster", "xlink:href")
-        self.found += [value or "" for name, value in attrs if name in loading]
-
-
-def test_the_browser_reports_errors(browse: Browse, tmp_path: Path) -> None:
-    page = tmp_path / "broken.html"
-    page.write_text("<body><script>missing()</script></body>")
-    assert any("missing is not defined" in line for line in browse(page).console)
 
 
 def test_all_parts_of_a_classification_are_drawn(browse: Browse, tmp_path: Path) -> None:
@@ -391,33 +318,6 @@ def test_small_images_are_lossless(tmp_path: Path) -> None:
 def test_large_images_are_downscaled(tmp_path: Path) -> None:
     picture = first_picture(report.write(write_classification(tmp_path / "run", side=300)))
     assert picture.size == (100, 100)  # a third of 300
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.98889, "0.9889"),
-        (1.0, "1.000"),
-        (47.38, "47.38"),
-        (12345.6, "12,346"),
-        (2.5e-7, "2.5e-07"),
-        (12345, "12,345"),
-        (0.0, "0.000"),
-        (float("nan"), "nan"),
-        (None, "–"),
-        ("text", "text"),
-    ],
-)
-def test_numbers_are_formatted(value: Any, text: str) -> None:
-    assert report.format_number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "–"), (5, "5 s"), (119.7, "2 min 0 s"), (3_600, "1 h 00 min"), (200_000, "55 h 33 min")],
-)
-def test_durations_are_formatted(seconds: float | None, text: str) -> None:
-    assert report.format_duration(seconds) == text
 
 
 def page_data(page: Path) -> dict[str, Any]:

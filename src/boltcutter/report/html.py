@@ -6,21 +6,19 @@ import csv
 import json
 import math
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import numpy.typing as npt
 import yaml
 
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.config.redaction import hide_passwords, looks_secret
 from boltcutter.report.image import encode_image
+from boltcutter.report.template import format_number, load_template, redact_command
 from boltcutter.run.metrics import Mode, infer_mode, parse_name
 
 MAX_POINTS = 1000  # per curve
@@ -52,10 +50,10 @@ def render(folder: Path) -> str:
     classes = [] if not classified else reader.get("Classes", [], _read_classes, test / "classes.csv")
     confusion = {} if not classified else reader.get("Confusion matrix", {}, _read_confusion, test / "confusion.csv")
     modes = _modes(config, groups)
-    page = _template().render(
+    page = load_template(Path(__file__).with_name("report.html")).render(
         folder=folder,
         record=record,
-        command=reader.get("Command", "", _redact_command, record.get("command") or ""),
+        command=reader.get("Command", "", redact_command, record.get("command") or ""),
         choices=config.get("choices") or {},
         sections=sections,
         finals=_final_metrics(groups, modes, scores, record.get("metrics") or {}),
@@ -349,50 +347,9 @@ def _tone(reason: str) -> str:
     return tones.get(reason, "bad" if re.match(r"\w+(Error|Exception|Exit)?:", reason) else "warn")
 
 
-def _redact_command(command: str) -> str:
-    """Redact secrets in the command."""
-    arguments = [argument.partition("=") for argument in shlex.split(command)]
-    hidden = [
-        "***" if looks_secret(key.rpartition(".")[2]) and value else hide_passwords(value)
-        for key, _, value in arguments
-    ]
-    return shlex.join(f"{key}{sign}{value}" for (key, sign, _), value in zip(arguments, hidden, strict=True))
-
-
-def format_number(value: Any) -> str:
-    """Format a number for reading."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        return "–" if value is None or isinstance(value, jinja2.Undefined) else str(value)
-    if isinstance(value, int | np.integer) or not math.isfinite(value):
-        return f"{value:,}"
-    size = abs(float(value))
-    return f"{value:,.0f}" if 1e4 <= size < 1e9 else f"{value:#.4g}" if size >= 1e-3 or not size else f"{value:.3g}"
-
-
-def format_duration(seconds: float | None) -> str:
-    """Format seconds as hours and minutes, minutes and seconds, or seconds."""
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
 def _title(group: str) -> str:
     return group.replace("_", " ").replace("/", ", ").replace(" gib", " in GiB")
 
 
 def _short(value: float) -> float:
     return float(f"{value:.5g}")
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.ChainableUndefined,  # records of earlier versions may lack fields
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": format_number, "duration": format_duration}
-    return environment.get_template("report.html")

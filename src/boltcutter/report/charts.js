@@ -1,0 +1,102 @@
+'use strict';
+const data = JSON.parse(document.getElementById('data').textContent);
+const tip = document.getElementById('tip');
+const space = document.querySelector('svg').namespaceURI;  // so that the page contains no URL
+
+function put(parent, tag, attributes = {}, text) {
+  const node = document.createElementNS(space, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text !== undefined) node.textContent = text;
+  parent.append(node);
+  return node;
+}
+
+function show(value) {
+  const size = Math.abs(value);
+  if (size && (size < 1e-4 || size >= 1e9)) return value.toExponential(2);
+  return value.toLocaleString('en', size >= 1e4 ? { maximumFractionDigits: 0 } : { minimumSignificantDigits: Number.isInteger(value) ? 1 : 4, maximumSignificantDigits: 4 });
+}
+
+// Round numbers between low and high, with the fewest digits that distinguish them.
+function ticks(low, high, count) {
+  const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map(m => m * power).find(s => s >= raw * 0.999);
+  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9) + (Math.abs(step / power - 2.5) < 0.01 ? 1 : 0));
+  const found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
+  const tiny = digits > 5, text = value => tiny ? (+value.toPrecision(6)).toExponential() :
+    value.toLocaleString('en', { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return found.map(value => ({ value, text: Math.abs(value) < step / 1e6 ? '0' : text(value) }));
+}
+
+function logTicks(low, high) {
+  const found = [], every = Math.max(1, Math.round((Math.log10(high) - Math.log10(low)) / 5));
+  const parts = Math.log10(high / low) < 2 ? [1, 2, 5] : [1];
+  for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++)
+    for (const m of parts)
+      if ((p % every === 0 || m > 1) && m * 10 ** p >= low * 0.999 && m * 10 ** p <= high * 1.001) found.push({ value: m * 10 ** p, text: show(m * 10 ** p) });
+  return found.length > 1 ? found : [low, high].map(value => ({ value, text: show(value) }));
+}
+
+function extent(values) {
+  let low = Infinity, high = -Infinity;
+  for (const v of values) { if (v < low) low = v; if (v > high) high = v; }
+  if (high - low <= Math.abs(high) * 1e-9) { const pad = Math.abs(high) * 0.1 || 1; low -= pad; high += pad; }
+  return [low, high];
+}
+
+// Draws empty axes; returns the svg and functions from values to pixels.
+function frame(holder, xs, ys, labels, { log = false, ratio = 0.52 } = {}) {
+  const width = Math.max(260, holder.clientWidth), height = Math.round(Math.min(Math.max(width * ratio, 210), 460));
+  holder.replaceChildren();
+  const svg = put(holder, 'svg', { viewBox: `0 0 ${width} ${height}`, width, height, role: 'img', tabindex: 0, 'aria-label': labels.title });
+  const [x0, x1] = xs, pad = log ? 0 : (ys[1] - ys[0]) * 0.06;
+  const y0 = log ? ys[0] * 0.9 : ys[0] - (ys[0] >= 0 && ys[0] < pad ? ys[0] : pad), y1 = log ? ys[1] * 1.1 : ys[1] + pad;
+  const yTicks = log ? logTicks(y0, y1) : ticks(y0, y1, Math.max(3, height / 44));
+  const left = Math.max(...yTicks.map(t => t.text.length)) * 6.4 + 12 + (labels.y ? 18 : 0), right = 14, top = 10, bottom = 40;
+  const scale = log ? Math.log10 : v => v;
+  const x = v => left + (v - x0) / (x1 - x0) * (width - left - right);
+  const y = v => height - bottom - (scale(v) - scale(y0)) / (scale(y1) - scale(y0)) * (height - top - bottom);
+  for (const t of yTicks) {
+    put(svg, 'line', { class: 'grid-line', x1: left, x2: width - right, y1: y(t.value), y2: y(t.value) });
+    put(svg, 'text', { x: left - 8, y: y(t.value) + 4, 'text-anchor': 'end' }, t.text);
+  }
+  for (const t of ticks(x0, x1, Math.max(3, width / 90))) {
+    put(svg, 'line', { class: 'axis', x1: x(t.value), x2: x(t.value), y1: height - bottom, y2: height - bottom + 4 });
+    put(svg, 'text', { x: x(t.value), y: height - bottom + 17, 'text-anchor': 'middle' }, t.text);
+  }
+  put(svg, 'line', { class: 'axis', x1: left, x2: width - right, y1: height - bottom, y2: height - bottom });
+  put(svg, 'text', { x: (left + width - right) / 2, y: height - 5, 'text-anchor': 'middle' }, labels.x);
+  if (labels.y) put(svg, 'text', { transform: `translate(11 ${(top + height - bottom) / 2}) rotate(-90)`, 'text-anchor': 'middle' }, labels.y);
+  return { svg, x, y, width, height, left, right, top, bottom };
+}
+
+function showTooltip(event, rows) {
+  tip.replaceChildren(...rows.map(([name, value]) => {
+    const row = document.createElement('div'), left = document.createElement('span'), right = document.createElement('b');
+    left.textContent = name; right.textContent = value ?? '';
+    row.append(left, right);
+    return row;
+  }));
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect(), over = event.clientX + 16 + box.width > innerWidth - 8;
+  tip.style.left = Math.max(8, over ? event.clientX - 16 - box.width : event.clientX + 16) + 'px';
+  tip.style.top = Math.max(8, Math.min(event.clientY - box.height - 10, innerHeight - box.height - 8)) + 'px';
+}
+
+function nearest(sorted, value) {
+  let low = 0, high = sorted.length - 1;
+  while (high - low > 1) { const middle = (low + high) >> 1; if (sorted[middle] < value) low = middle; else high = middle; }
+  return value - sorted[low] <= sorted[high] - value ? low : high;
+}
+
+function truncate(text, length) { return text.length > length ? text.slice(0, length - 1) + '…' : text; }
+
+function sortBy(table, column, header) {
+  const up = header.ariaSort !== 'ascending', body = table.tBodies[0];
+  const key = row => { const cell = row.cells[column]; return cell.dataset.value === undefined ? cell.textContent : +cell.dataset.value; };
+  const compare = (a, b) => typeof a === 'number' ? a - b : a.localeCompare(b, 'en', { numeric: true });
+  for (const other of header.parentElement.cells) other.ariaSort = null;
+  header.ariaSort = up ? 'ascending' : 'descending';
+  body.append(...[...body.rows].sort((a, b) => (up ? 1 : -1) * compare(key(a), key(b))));
+}
