@@ -45,8 +45,8 @@ function extent(values) {
   return [low, high];
 }
 
-// Draws empty axes; returns the svg and functions from values to pixels.
-function frame(holder, xs, ys, labels, { log = false, ratio = 0.52 } = {}) {
+// Draws empty axes; returns the svg and functions from values to pixels. `marks` replaces the ticks of x.
+function frame(holder, xs, ys, labels, { log = false, logX = false, marks, ratio = 0.52 } = {}) {
   const width = Math.max(260, holder.clientWidth), height = Math.round(Math.min(Math.max(width * ratio, 210), 460));
   holder.replaceChildren();
   const svg = put(holder, 'svg', { viewBox: `0 0 ${width} ${height}`, width, height, role: 'img', tabindex: 0, 'aria-label': labels.title });
@@ -54,14 +54,14 @@ function frame(holder, xs, ys, labels, { log = false, ratio = 0.52 } = {}) {
   const y0 = log ? ys[0] * 0.9 : ys[0] - (ys[0] >= 0 && ys[0] < pad ? ys[0] : pad), y1 = log ? ys[1] * 1.1 : ys[1] + pad;
   const yTicks = log ? logTicks(y0, y1) : ticks(y0, y1, Math.max(3, height / 44));
   const left = Math.max(...yTicks.map(t => t.text.length)) * 6.4 + 12 + (labels.y ? 18 : 0), right = 14, top = 10, bottom = 40;
-  const scale = log ? Math.log10 : v => v;
-  const x = v => left + (v - x0) / (x1 - x0) * (width - left - right);
+  const scale = log ? Math.log10 : v => v, across = logX ? Math.log10 : v => v;
+  const x = v => left + (across(v) - across(x0)) / (across(x1) - across(x0)) * (width - left - right);
   const y = v => height - bottom - (scale(v) - scale(y0)) / (scale(y1) - scale(y0)) * (height - top - bottom);
   for (const t of yTicks) {
     put(svg, 'line', { class: 'grid-line', x1: left, x2: width - right, y1: y(t.value), y2: y(t.value) });
     put(svg, 'text', { x: left - 8, y: y(t.value) + 4, 'text-anchor': 'end' }, t.text);
   }
-  for (const t of ticks(x0, x1, Math.max(3, width / 90))) {
+  for (const t of marks ?? (logX ? logTicks(x0, x1) : ticks(x0, x1, Math.max(3, width / 90)))) {
     put(svg, 'line', { class: 'axis', x1: x(t.value), x2: x(t.value), y1: height - bottom, y2: height - bottom + 4 });
     put(svg, 'text', { x: x(t.value), y: height - bottom + 17, 'text-anchor': 'middle' }, t.text);
   }
