@@ -76,7 +76,7 @@ class Holder:
             host=socket.gethostname(),
             pid=os.getpid(),
             pid_namespace=_pid_namespace(),
-            start_time=_start_time(os.getpid()) or "",
+            start_time=start_time(os.getpid()) or "",
             token=secrets.token_hex(8),
             job=identity.job_id(),
             restarts=[int(os.environ.get(name, 0)) for name in RESTART_COUNTS],
@@ -90,8 +90,8 @@ class Holder:
         """Whether the process is running; None if only its heartbeat can tell, as for a process on another host."""
         if not self.pid_namespace or (self.host, self.pid_namespace) != (socket.gethostname(), _pid_namespace()):
             return None
-        start_time = _start_time(self.pid)
-        return None if start_time is None else start_time == self.start_time
+        found = start_time(self.pid)
+        return None if found is None else found == self.start_time
 
     def is_restarted_as(self, other: Holder) -> bool:
         """Whether ``other`` is a later attempt of the same job."""
@@ -378,7 +378,7 @@ def _pid_namespace() -> str:
         return ""
 
 
-def _start_time(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """Start time of a process; empty if it has exited, None if it is running and its start time is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
