@@ -145,8 +145,12 @@ class Preemption(Callback):
         dist.all_reduce(flag, how, group=self._group)
         return int(flag)
 
-    def _save_and_exit(self, trainer: L.Trainer, pl_module: L.LightningModule, number: int) -> None:
-        _exit_if_lease_lost(trainer, number)
+    def save(self, trainer: L.Trainer, pl_module: L.LightningModule) -> str:
+        """Save a checkpoint from which the current batch, or validation, is repeated; called on all ranks.
+
+        Returns:
+            The path of the checkpoint.
+        """
         if trainer.validating:
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, WeightAveraging):
@@ -159,7 +163,11 @@ class Preemption(Callback):
         self._saving = False
         if isinstance(trainer.strategy.checkpoint_io, WaitsForWrites):
             trainer.strategy.checkpoint_io.wait()
-        signals.exit(number, f"saved {path}")
+        return path
+
+    def _save_and_exit(self, trainer: L.Trainer, pl_module: L.LightningModule, number: int) -> None:
+        _exit_if_lease_lost(trainer, number)
+        signals.exit(number, f"saved {self.save(trainer, pl_module)}")
 
 
 def _exit_if_lease_lost(trainer: L.Trainer, number: int) -> None:

@@ -20,6 +20,7 @@ RESERVED = {"true": True, "false": False, "null": None}
 NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
 WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}
 QUOTING = ("[", "{", "'", '"')
+OPENING, CLOSING = "[{(", "]})"
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -123,3 +124,19 @@ def resolve_reference(cfg: DictConfig, path: str) -> str:
         if refers:
             return resolve_reference(cfg, ".".join([refers[1], *parts[end:]]))
     return path
+
+
+def split_values(text: str) -> list[str]:
+    """Split at commas that are not inside brackets or quotes."""
+    values, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        depth += 0 if quote else (letter in OPENING) - (letter in CLOSING)
+        if letter == "," and not depth and not quote:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values]

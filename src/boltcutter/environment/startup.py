@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from boltcutter.environment import signals
 from boltcutter.environment.process import call_glibc
 
+TRIAL_FD = "BOLTCUTTER_TRIAL_FD"  # descriptor of a socket that is connected to the search that started this trial
 LAUNCHER_PID = "BOLTCUTTER_LAUNCHER_PID"  # of the process that starts the other ranks
 PR_SET_PDEATHSIG = 1  # prctl(2)
 HANDLER_TIMEOUT = 2.0  # seconds within which Python should have called the handler of a signal
@@ -130,6 +131,9 @@ def _die_with_launcher() -> None:
     global _ends_with_launcher
     launcher = os.environ.get(LAUNCHER_PID)
     by_lightning = launcher is not None and "LOCAL_RANK" in os.environ
+    if sys.platform == "linux" and TRIAL_FD in os.environ and "LOCAL_RANK" not in os.environ:
+        call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGTERM)  # on which it saves
+        return
     if sys.platform != "linux" or not (by_lightning or "TORCHELASTIC_RUN_ID" in os.environ):
         return
     _ends_with_launcher = os.getpid()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
-OPENING, CLOSING = "[{(", "]})"
+from boltcutter.config.values import split_values
 
 
 def combinations(spec: str | list[str]) -> list[list[str]]:
@@ -31,19 +31,3 @@ def combinations(spec: str | list[str]) -> list[list[str]]:
     if len(set(keys)) < len(keys):
         raise ValueError(f"launch.array={';'.join(axes)} has a duplicate key; merge its values")
     return [list(combination) for combination in itertools.product(*overrides)]
-
-
-def split_values(text: str) -> list[str]:
-    """Split at commas that are not inside brackets or quotes."""
-    values, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        depth += 0 if quote else (letter in OPENING) - (letter in CLOSING)
-        if letter == "," and not depth and not quote:
-            values.append("")
-        else:
-            values[-1] += letter
-    return [value.strip() for value in values]

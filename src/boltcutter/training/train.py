@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from boltcutter.assembly.adapt import prediction_argument, skip_reason
 from boltcutter.assembly.assemble import Components, TaskLoaders, as_config_error, assemble, read_config
 from boltcutter.assembly.monitors import MonitorCheck
+from boltcutter.callback.trial import trial_reporter
 from boltcutter.checkpoint.load import load, read_metadata
 from boltcutter.checkpoint.select import find_best, list_names
 from boltcutter.checkpoint.storage import CheckpointError, check_writable
@@ -111,7 +112,7 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     folder = Path(cfg.folder)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
-    components = assemble(cfg, [Recorder(cfg), ending, changes])
+    components = assemble(cfg, [Recorder(cfg), ending, changes, *trial_reporter()])
     if not handles_signals(components.trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
         signals.restore_handlers()  # no callback checks the flag

@@ -1,0 +1,77 @@
+"""Report the validations of a trial to the search that started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from boltcutter.callback.preemption import Preemption
+from boltcutter.environment.process import is_rank_zero
+from boltcutter.environment.startup import TRIAL_FD
+
+
+def trial_reporter() -> list[Callback]:
+    """The callback that reports to a search; empty if no search started this process."""
+    descriptor = os.environ.get(TRIAL_FD)
+    if descriptor is None:
+        return []
+    return [TrialReporter(socket.socket(fileno=int(descriptor)) if is_rank_zero() else None)]
+
+
+class TrialReporter(Callback):
+    """Sends all metrics after each validation as a line of JSON, and does what the search answers.
+
+    The answers are ``continue``, ``stop``, which ends training like early stopping, and ``save``, which writes a
+    checkpoint before the next batch, reports its path and waits for another answer. If the search has ended, the trial
+    saves a checkpoint and exits, as on SIGTERM.
+
+    Args:
+        connection: Socket that is connected to the search; None on all ranks but the first.
+    """
+
+    def __init__(self, connection: socket.socket | None) -> None:
+        self._connection = connection
+        self._lines = connection.makefile("r") if connection else None
+        self._saves = False  # before the next batch
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Report the metrics."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self._follow(trainer, {"step": trainer.global_step, "metrics": metrics})
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Save a checkpoint if the search asked for one."""
+        if not self._saves or batch_idx % trainer.accumulate_grad_batches:
+            return
+        self._saves = False
+        preemption = next(c for c in trainer.callbacks if isinstance(c, Preemption))  # type: ignore[attr-defined]
+        self._follow(trainer, {"saved": preemption.save(trainer, pl_module)})
+
+    def _follow(self, trainer: L.Trainer, message: dict[str, Any]) -> None:
+        """Send a message and follow the answer, on all ranks."""
+        answer = trainer.strategy.broadcast(self._ask(message) if trainer.is_global_zero else "")
+        self._saves = answer == "save"
+        trainer.should_stop = trainer.should_stop or answer == "stop"
+
+    def _ask(self, message: dict[str, Any]) -> str:
+        if self._connection is None or self._lines is None:
+            return "continue"
+        try:
+            self._connection.sendall(f"{json.dumps(message)}\n".encode())
+            answer = self._lines.readline().strip()
+        except OSError:
+            answer = ""
+        if not answer:  # the search has ended
+            self._connection = None
+            os.kill(os.getpid(), signal.SIGTERM)
+        return answer or "continue"
