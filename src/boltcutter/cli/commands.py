@@ -82,6 +82,16 @@ boltcutter launch status|logs|cancel run=runs/…
 boltcutter launch list""",
         flags="boltcutter.launch.command:FLAGS",
     ),
+    "search": Command(
+        "boltcutter.search.command:main",
+        """Search hyper-parameters, or repeat over seeds and folds: boltcutter search search=<option> [overrides of train]
+
+boltcutter search search=optuna search.space.optimizer.lr='loguniform(1e-4, 1e-1)'
+boltcutter search search=asha experiment=mnist search.num_trials=50
+boltcutter search search=kfold search.folds=10
+boltcutter search resume=runs/…""",
+        flags="boltcutter.search.command:FLAGS",
+    ),
     "compare": Command(
         "boltcutter.run.compare:main",
         "Compare two runs, bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]",

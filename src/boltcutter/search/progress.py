@@ -36,6 +36,13 @@ class Progress:
             if result.state != "running":
                 self._count(result)
 
+    @property
+    def best(self) -> float | None:
+        """The best value so far."""
+        if not self._best:
+            return None
+        return -self._best[0][0] if self.metrics[0][1] == "max" else self._best[0][0]
+
     def began(self, number: int, values: Mapping[str, Any]) -> None:
         """Note the values of a trial."""
         self._values[number] = values
