@@ -62,6 +62,12 @@ def write(folder: Path, results: list[Result], **changed: Any) -> Path:
     return write_report(folder, results, **arguments)
 
 
+def read_data(page: Path) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)
+    assert found
+    return json.loads(found[1], parse_constant=pytest.fail)
+
+
 def test_all_parts_are_drawn(browse: Browse, tmp_path: Path) -> None:
     results = make_results(tmp_path, 60)
     best = max((r for r in results if r.state == "complete"), key=lambda r: r.objectives["val/accuracy"])
@@ -226,8 +232,13 @@ def test_the_report_fits_a_phone(browse: Browse, tmp_path: Path) -> None:
 def test_non_finite_numbers_do_not_damage_the_data(tmp_path: Path) -> None:
     curve = [(1, math.inf), (2, 0.5)]
     result = Result(0, "complete", {"a": 1.0}, {"val/accuracy": math.nan}, curve, {}, 1.0, tmp_path)
-    text = write(tmp_path, [result]).read_text()
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
-    assert found
-    data = json.loads(found[1], parse_constant=pytest.fail)
+    data = read_data(write(tmp_path, [result]))
     assert (data["objectives"], data["curves"]) == ([[None]], [[[2], [0.5]]])
+
+
+def test_options_are_in_numeric_order(tmp_path: Path) -> None:
+    options = ["128", "auto", "16", "1e-3"]
+    results = [Result(n, "complete", {"size": option}, {}, [], {}, 1.0, tmp_path) for n, option in enumerate(options)]
+    data = read_data(write(tmp_path, results))
+    assert data["keys"][0]["options"] == ["1e-3", "16", "128", "auto"]
+    assert data["values"] == [[2, 3, 1, 0]]

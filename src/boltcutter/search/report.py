@@ -101,7 +101,15 @@ def _axis(key: str, results: Sequence[Result], log_keys: Collection[str]) -> dic
     values = [result.values[key] for result in results if key in result.values]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return {"name": key, "log": key in log_keys and all(value > 0 for value in values), "options": None}
-    return {"name": key, "log": False, "options": sorted(set(map(format_value, values)))}
+    return {"name": key, "log": False, "options": sorted(set(map(format_value, values)), key=_order)}
+
+
+def _order(option: str) -> tuple[bool, float, str]:
+    """Numbers by size before other options."""
+    try:
+        return False, float(option), option
+    except ValueError:
+        return True, 0.0, option
 
 
 def _column(axis: dict[str, Any], results: Sequence[Result]) -> list[Any]:

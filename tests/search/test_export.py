@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Script
+
+from boltcutter.config.compose import compose
+from boltcutter.config.values import resolved
+from boltcutter.project import Project
+from boltcutter.search.export import write_best
+from boltcutter.search.results import Result
+
+PROJECT = Project.find(Path(__file__))
+
+
+def write(folder: Path, overrides: list[str], values: dict[str, Any], command: str = "scripts/search.py") -> Path:
+    result = Result(7, "complete", values, {"val/accuracy": 0.98318444}, [], {}, 1.0, folder / "trials" / "0007")
+    metrics = [("val/accuracy", "max")]
+    path = folder / "best.yaml"
+    return write_best(path, result, project=PROJECT, overrides=overrides, metrics=metrics, search_command=command)
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    """The configuration without the name of the experiment."""
+    found = resolved(compose(PROJECT, overrides))
+    found["choices"].pop("experiment")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "values"),
+    [
+        (["trainer.max_epochs=2"], {"optimizer.lr": 0.00123, "optimizer": "sgd", "optimizer.momentum": 0.5}),
+        (["model=mlp", "model.hidden_sizes.0=32"], {"task.model.dropout": 0.25, "seed": 3}),
+        (["experiment=diabetes", "data.batch_size=16"], {"model": "linear", "optimizer.lr": 1e-5}),
+        (["callback=[default,profile]", "logger=csv", "test=false"], {"trainer.precision": "bf16-mixed"}),
+        (["scheduler=null", "+data.new=1"], {"model.dropout": "0.1", "data.split": "[0.8,0.2]"}),
+        (["optimizer._target_=torch.optim.SGD", "optimizer.lr=0.1"], {"optimizer.nesterov": True}),
+        (["~callback.recompiles", "folder=/tmp/x"], {"optimizer.lr": 0.1}),
+        ([], {}),
+    ],
+)
+def test_the_experiment_equals_the_overrides(overrides: list[str], values: dict[str, Any], tmp_path: Path) -> None:
+    path = write(tmp_path, overrides, values)
+    removed = [override for override in overrides if override.startswith("~")]
+    kept = [override for override in overrides if not override.startswith("folder=")]
+    sampled = [f"{key}={str(value).lower() if value is True else value}" for key, value in values.items()]
+    assert composed(f"experiment={path}", *removed) == composed(*kept, *sampled)
+    assert f"# train it: boltcutter train {shlex.join([f'experiment={path}', *removed])}" in path.read_text()
+
+
+def test_comments_say_where_it_is_from(tmp_path: Path) -> None:
+    command = "scripts/search.py search=random\n'logger.wandb.api_key=hush'"
+    text = write(tmp_path, [], {"optimizer.lr": 0.00123, "optimizer": "sgd"}, command).read_text()
+    lines = text.splitlines()
+    assert lines[0] == "# Best trial of a search: val/accuracy 0.98318."
+    assert lines[1].startswith("# search: scripts/search.py search=random ")
+    assert "hush" not in text
+    assert f"# trial: 7, in {tmp_path / 'trials' / '0007'}" in lines
+    assert "# sampled: optimizer.lr, optimizer" in lines
+    assert yaml.safe_load(text) == {"defaults": {"optimizer": "sgd"}, "optimizer": {"lr": 0.00123}}
+
+
+def test_files_are_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("trainer:\n  max_epochs: 3\n")
+    path = write(tmp_path, ["experiment=own.yaml", "data=images", "data.folder=pictures"], {})
+    content = yaml.safe_load(path.read_text())
+    assert content["defaults"] == {"experiment": str(tmp_path / "own.yaml"), "data": "images"}
+    assert content["data"] == {"folder": str(tmp_path / "pictures")}
+
+
+def test_the_experiment_trains(script: Script, tmp_path: Path) -> None:
+    path = write(tmp_path, ["trainer.max_epochs=1", "logger=csv", "report=false"], {"optimizer": "sgd", "seed": 3})
+    done = script("train", f"experiment={path}", f"folder={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert re.search("SGD", config["optimizer"]["_target_"])
+    assert config["seed"] == 3
