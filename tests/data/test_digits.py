@@ -37,3 +37,20 @@ def test_new_images_are_resized(tmp_path: Path) -> None:
     assert inputs.shape == (1, 1, 8, 8)
     assert inputs.min() == 255
     assert names == [str(tmp_path / "a.png")]
+
+
+def test_folds_are_stratified_and_keep_the_test_split() -> None:
+    whole = Digits()
+    whole.setup("fit")
+    assert whole.splits is not None
+    found = [Digits(num_folds=5, fold=fold) for fold in range(5)]
+    for data in found:
+        data.setup("fit")
+        assert data.splits is not None
+        train, val, test = data.splits
+        assert torch.equal(test.inputs, whole.splits.test.inputs)  # type: ignore[union-attr]
+        assert (len(train) + len(val), len(test)) == (1527, 270)  # type: ignore[arg-type]
+        assert torch.bincount(val.targets).min() >= 29  # type: ignore[union-attr]
+    assert sum(len(data.splits.val) for data in found if data.splits) == 1527  # type: ignore[arg-type]
+    assert len({data.fingerprint() for data in (whole, *found)}) == 6
+    assert Digits(num_folds=5, fold=2).fingerprint() == found[2].fingerprint()

@@ -294,3 +294,38 @@ def test_a_run_trains_and_predicts(script: Script, write: Any, tmp_path: Path) -
     file = tmp_path / "files" / "part-0.parquet"
     done = script("predict", f"run={tmp_path}/run", f"input={file}", f"output={tmp_path}/out.csv")
     assert done.returncode == 0, done.stderr
+
+
+def split_rows(data: HuggingFace) -> list[list[int]]:
+    assert data.splits is not None
+    return [sorted(i for batch in indices(data.loader(split)) for i in batch) for split in ("train", "val", "test")]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_folds_divide_train_and_val_samples(write: Any, tmp_path: Path, own: bool) -> None:
+    settings = write(write_parquet)
+    if own:
+        files = [f"{tmp_path}/files/part-{number}.parquet" for number in range(2)]
+        settings["data_files"] = {"train": files[1], "validation": files[0]}
+    test = split_rows(open_data(settings))[2]
+    found = [split_rows(open_data(settings, num_folds=3, fold=fold)) for fold in range(3)]
+    assert all(rows[2] == test for rows in found)
+    for train, val, _ in found:
+        assert not set(train) & set(val)
+        assert np.ptp(np.bincount(np.array(val) % 4)) <= 1
+    assert sorted([row for _, val, _ in found for row in val] + test) == list(range(COUNT))
+
+
+def test_samples_of_a_group_stay_together(write: Any, tmp_path: Path) -> None:
+    settings = write(write_csv)
+    file = tmp_path / "files" / "a.csv"
+    pd.read_csv(file).assign(patient=[f"p{row // 4}" for row in range(COUNT)]).to_csv(file, index=False)
+    for folds in ({}, {"num_folds": 3, "fold": 1}):
+        found = split_rows(open_data(settings, group="patient", **folds))
+        groups = [{row // 4 for row in rows} for rows in found]
+        assert sum(map(len, groups)) == len(set.union(*groups)) == 30
+    with pytest.raises(ValueError, match=r"^data.group=hospital: no such column; the data set has a, b"):
+        open_data(settings, group="hospital")
+    pd.read_csv(file).assign(patient=[None, *range(COUNT - 1)]).to_csv(file, index=False)
+    with pytest.raises(ValueError, match=r"^data.group=patient: 1 rows have no group; remove them$"):
+        open_data(settings, group="patient")

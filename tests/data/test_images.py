@@ -156,3 +156,48 @@ def test_the_option_builds(flat: Path) -> None:
     assert data.infer_settings() == {"num_classes": 2}
     assert next(iter(data.val_dataloader()))[0].shape == (9, 3, 64, 64)
     assert data.read([flat / "cat"])[0].shape == (20, 3, 64, 64)
+
+
+@pytest.mark.parametrize("own", [[], ["val"], ["val", "test"], ["test"]])
+def test_folds_divide_train_and_val_images(flat: Path, own: list[str]) -> None:
+    (flat.parent / "all").mkdir()
+    folder = flat.rename(flat.parent / "all" / "train").parent
+    for number, name in enumerate(own, 1):
+        fill(folder / name / "cat", 2, 100)
+        fill(folder / name / "dog", 2, 200)
+        for file in (folder / name).glob("*/*.png"):
+            with Image.open(file) as image:
+                pixels = np.asarray(image).copy()
+            pixels[..., 1] += 60 + 10 * number
+            Image.fromarray(pixels).save(file)
+    test = contents(Images(folder=folder, shape=SHAPE, batch_size=4))[2]
+    found = [contents(Images(folder=folder, shape=SHAPE, batch_size=1, num_folds=3, fold=fold)) for fold in range(3)]
+    assert all(parts[2] == test for parts in found)
+    count = 60 + 4 * len(own)
+    for train, val, _ in found:
+        assert not train & val
+        assert len(train | val) == count - len(test)
+        assert sum(grey == 100 for grey, _ in val) == pytest.approx(len(val) / 3, abs=1)
+    assert len(set.union(*(val for _, val, _ in found))) == sum(len(val) for _, val, _ in found) == count - len(test)
+
+
+def test_images_of_a_group_stay_together(flat: Path) -> None:
+    for file in flat.glob("*/*.png"):
+        file.rename(file.with_name(f"cage{int(file.stem) % 10}_{file.name}"))
+    for folds in ({}, {"num_folds": 3, "fold": 2}):
+        data = Images(folder=flat, shape=SHAPE, batch_size=1, group="^(cage[0-9]+)_", **folds)
+        cages = [{number % 10 for _, number in part} for part in contents(data)]
+        assert sum(map(len, cages)) == len(set.union(*cages)) == 10
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ("(", r"^data.group=\( is not a regular expression \(.+\); try"),
+        ("cat", r"^data.group=cat has no parentheses around the group; try '\(cat\)'$"),
+        ("(cage)", r"^data.group=\(cage\) finds no group in 0.png \(.*\); correct it$"),
+    ],
+)
+def test_invalid_groups_are_an_error(flat: Path, group: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Images(folder=flat, shape=SHAPE, group=group).setup("fit")

@@ -207,3 +207,16 @@ def test_options_build_and_have_all_checksums(option: str, folder: Path) -> None
     data = build(cfg.data, "data")
     assert (data.seed, data.folder, data.shape) == (3, Path(f"data/{option}"), (1, 28, 28))
     assert len(data.classes) == 10
+
+
+@pytest.mark.parametrize(("test", "size"), [("t10k", 400), ("train", 360)])
+def test_folds_divide_the_training_files(folder: Path, test: Any, size: int) -> None:
+    tested = numbers(splits(MNIST(folder=folder, test=test))[2][0])
+    vals: list[int] = []
+    for fold in range(4):
+        (train, _), (val, labels), (rest, _) = splits(MNIST(folder=folder, test=test, num_folds=4, fold=fold))
+        assert torch.bincount(labels).tolist() == [size // 40] * 10
+        assert not numbers(train) & numbers(val)
+        assert (len(train), numbers(rest)) == (size * 3 // 4, tested)
+        vals += sorted(numbers(val))
+    assert len(set(vals)) == len(vals) == size

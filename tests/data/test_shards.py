@@ -39,7 +39,7 @@ def indices(loader: Any, count: int | None = None) -> list[list[int]]:
     for x, y in itertools.islice(loader, count):
         chosen = (x[:, 0, 0].long() * 256 + x[:, 0, 1].long()).tolist()
         assert np.array_equal(x, inputs[chosen])
-        assert np.array_equal(y, targets[chosen])
+        assert np.array_equal(y.flatten(), targets[chosen])
         found.append(chosen)
     return found
 
@@ -136,3 +136,57 @@ def test_a_run_trains_on_shards(script: Script, tmp_path: Path) -> None:
     done = script("train", *QUICK, *words, "data.num_workers=2", f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "evaluation" / "test" / "confusion.svg").is_file()
+
+
+def split_rows(data: Shards) -> list[list[int]]:
+    assert data.splits is not None
+    loaders = [data.loader(split) for split, found in data.splits._asdict().items() if found]  # type: ignore[arg-type]
+    return [sorted(i for batch in indices(loader) for i in batch) for loader in loaders]
+
+
+@pytest.mark.parametrize("changes", [{}, {"split": (0.9, 0.1, 0)}, {"val": "2"}, {"test": "2"}, {"kind": "regression"}])
+def test_folds_divide_train_and_val_samples(folder: Path, changes: dict[str, Any]) -> None:
+    own = {name: f"{folder}/inputs-2.npy" for name in changes if name in ("val", "test")}
+    changes = {"path": f"{folder}/inputs-[01].npy"} | changes | own
+    if "kind" in changes:
+        changes |= {"num_classes": 1}
+        for file in folder.glob("targets*"):
+            np.save(file, np.load(file)[:, None])
+    test = split_rows(shards(folder, **changes))[2:]
+    found = [split_rows(shards(folder, **changes, num_folds=4, fold=fold)) for fold in range(4)]
+    assert all(rows[2:] == test for rows in found)
+    for train, val, *_ in found:
+        assert not set(train) & set(val)
+    if "kind" not in changes:
+        assert np.ptp([np.bincount(np.array(val) % 4) for _, val, *_ in found], axis=0).max() <= 1
+    count = 350 + 250 * ("val" in changes)
+    vals = sorted(row for _, val, *_ in found for row in val)
+    assert vals == sorted(set(range(count)) - set(test[0] if test else []))
+
+
+def test_shards_of_many_samples_are_divided_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boltcutter.data.shards.MAX_PERMUTATION", 100)
+    test = split_rows(shards(folder))[2]
+    found = [split_rows(shards(folder, num_folds=3, fold=fold)) for fold in range(3)]
+    assert all(rows[2] == test for rows in found)
+    assert sorted([row for _, val, _ in found for row in val] + test) == list(range(COUNT))
+
+
+def test_samples_of_a_group_stay_together(folder: Path) -> None:
+    for number, rows in enumerate(np.split(np.arange(COUNT), [100, 350])):
+        np.save(folder / f"groups-{number}.npy", rows // 12)
+    for folds in ({}, {"num_folds": 3, "fold": 1}):
+        groups = [{row // 12 for row in rows} for rows in split_rows(shards(folder, group="groups", **folds))]
+        assert sum(map(len, groups)) == len(set.union(*groups)) == 50
+    np.save(folder / "groups-1.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"groups-1.npy: shape \[3\], but \[250\] is needed; write it again$"):
+        shards(folder, group="groups")
+    with pytest.raises(ValueError, match=r"^data.group=people: there is no .*people-0.npy; each inputs"):
+        shards(folder, group="people")
+
+
+def test_folds_have_different_fingerprints(folder: Path) -> None:
+    prints = [shards(folder, num_folds=3, fold=fold).fingerprint() for fold in (0, 1, 2, 1)]
+    assert len(set(prints)) == 3
+    assert prints[1] == prints[3]
+    assert shards(folder, num_folds=3, seed=1).fingerprint() != prints[0]

@@ -313,3 +313,38 @@ def test_classes_of_text_are_trained_on_without_a_test_split(script: Script, pat
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert "split=test" in refused.stderr
+
+
+def test_folds_are_stratified_and_their_statistics_exclude_the_val_fold(path: Path) -> None:
+    test = parts(Tabular(path=path, target="kind"))[2][1]
+    for fold in range(4):
+        data = Tabular(path=path, target="kind", num_folds=4, fold=fold)
+        (train, _), (_, val), (_, tested) = parts(data)
+        assert torch.equal(test, tested)
+        assert val.float().mean().item() == pytest.approx(0.75, abs=0.06)
+        assert train[:, 0].mean().item() == pytest.approx(0, abs=1e-5)
+    plain = [indices(Tabular(path=path, target="price", num_folds=4, fold=fold)) for fold in range(4)]
+    assert sorted(row for _, val, _ in plain for row in val) == sorted(set(range(200)) - set(plain[0][2]))
+
+
+@pytest.mark.parametrize("target", ["price", "kind"])
+def test_no_group_is_in_two_splits_or_folds(path: Path, target: str) -> None:
+    table().assign(patient=[f"p{row // 4}" for row in range(200)]).to_csv(path, index=False)
+    ages = table()["age"].to_numpy()
+    for folds in ({}, {"num_folds": 3, "fold": 1}):
+        data = Tabular(path=path, target=target, group="patient", **folds)
+        groups = []
+        for inputs, _ in parts(data):
+            _, mean, std = data.statistics["numbers"]["age"]
+            rows = [int(np.abs(ages - age).argmin()) for age in (inputs[:, 0].double() * std + mean).tolist()]
+            groups.append({row // 4 for row in rows})
+        assert sum(map(len, groups)) == len(set.union(*groups)) == 50
+        assert "patient" not in data.statistics["columns"]
+
+
+def test_invalid_groups_are_an_error(path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^data.group: data.path=.* has no column patient; it has age"):
+        Tabular(path=path, target="price", group="patient").setup("fit")
+    table().assign(patient=[None, *range(199)]).to_csv(path, index=False)
+    with pytest.raises(ValueError, match=r"^data.group=patient: 1 rows of data.path=.* have no group; remove them$"):
+        Tabular(path=path, target="price", group="patient").setup("fit")

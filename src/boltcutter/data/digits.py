@@ -21,6 +21,8 @@ class Digits(DataModule):
         shape: Shape of one sample: channels, height, width.
         num_classes: Number of classes.
         split: Fractions of train, val and test, stratified by class.
+        num_folds: Number of folds for cross-validation, stratified by class; None: no folds.
+        fold: The fold for validation, from 0; the others are the train split.
         batch_size: Global batch size: samples in one step over all devices.
         seed: Seed of split and order.
         num_workers: DataLoader workers per device.
@@ -34,11 +36,13 @@ class Digits(DataModule):
         shape: tuple[int, int, int] = (1, 8, 8),
         num_classes: int = 10,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
+        num_folds: int | None = None,
+        fold: int = 0,
         batch_size: int = 64,
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
         if shape != (1, 8, 8) or num_classes != 10:
             raise ValueError(
                 f"data.shape={shape}, data.num_classes={num_classes}: digits have (1, 8, 8) and 10; keep the defaults"
@@ -52,7 +56,7 @@ class Digits(DataModule):
         inputs = torch.from_numpy(np.rint(pixels * (255 / 16)).astype(np.uint8)).view(-1, *self.shape)  # (N, 1, 8, 8)
         targets = torch.from_numpy(labels.astype(np.int64))  # (N,)
         self.classes = [str(digit) for digit in range(10)]
-        splits = split_indices(len(labels), self.split, self.seed, labels)
+        splits = split_indices(len(labels), self.split, self.seed, labels, num_folds=self.num_folds, fold=self.fold)
         return Splits(*(BatchedTensorDataset(inputs[indices], targets[indices]) for indices in splits))
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:

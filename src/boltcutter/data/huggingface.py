@@ -12,10 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boltcutter.data.arrow import ArrowDataset, class_indices, class_names, infer_shape, is_image, number_chunks
+from boltcutter.data.arrow import (
+    ArrowDataset,
+    arrow_column,
+    class_indices,
+    class_names,
+    infer_shape,
+    is_image,
+    number_chunks,
+)
 from boltcutter.data.augment import Augment
 from boltcutter.data.image_io import SUFFIXES, check_image_shape, read_images
-from boltcutter.data.module import DataModule, Kind, Splits, check_split, split_indices
+from boltcutter.data.module import DataModule, Indices, Kind, Splits, check_split, split_indices
 
 INSTALL = "pip install 'boltcutter[datasets]'"
 FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".tar": "webdataset"}
@@ -45,6 +53,11 @@ class HuggingFace(DataModule):
         test: Name of the test split; None: ``test`` if there is one, else a fraction of ``train``.
         split: Fractions of train, val and test, stratified by class, for splits that the data set does not have. A
             test fraction of 0 leaves out the test split.
+        num_folds: Number of folds for cross-validation, stratified by class, of all train and val samples; None: no
+            folds.
+        fold: The fold for validation, from 0; the others are the train split.
+        group: Column of groups, such as patients, none of which is in two folds, or in two splits that are split off
+            ``train``.
         dtype: Dtype of numbers that are stored as bytes.
         shape: Shape of one input; images are resized and cropped to it. None: the shape of the first input.
         num_classes: Number of classes; of target columns for regression. None: taken from the data.
@@ -72,6 +85,9 @@ class HuggingFace(DataModule):
         val: str | None = None,
         test: str | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
+        num_folds: int | None = None,
+        fold: int = 0,
+        group: str | None = None,
         dtype: str = "uint8",
         shape: tuple[int, ...] | None = None,
         num_classes: int | None = None,
@@ -80,7 +96,7 @@ class HuggingFace(DataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
         check_split(split)
         try:
             np.dtype(dtype)
@@ -96,7 +112,7 @@ class HuggingFace(DataModule):
             )
         self.kind: Kind = kind
         self.names = {"train": train, "val": val, "test": test}
-        self.split, self.dtype, self.augment = split, dtype, augment
+        self.split, self.dtype, self.augment, self.group = split, dtype, augment, group
         self.shape, self.num_classes = shape, num_classes
 
     def infer_settings(self) -> dict[str, Any]:
@@ -107,6 +123,11 @@ class HuggingFace(DataModule):
     def load(self) -> Splits:
         """Open the data set, and split off what it has no splits for."""
         found = self._select(self._open(self.path, self.data_files))
+        count, existing = len(found["train"]), set(found)
+        if self.num_folds and "val" in found:  # folds divide all these samples; nothing is copied
+            from datasets import concatenate_datasets
+
+            found["train"] = concatenate_datasets([found["train"], found.pop("val")])
         train, labels = found["train"], None
         if self.kind == "classification":
             self.classes = class_names(train, self.targets[0], self.num_classes)
@@ -121,7 +142,17 @@ class HuggingFace(DataModule):
         self.num_classes = self.num_classes or targets["train"].size(1)
         self.statistics = {"classes": self.classes}
         self.shape = self._input_shape(train)
-        indices = split_indices(len(train), self.split, self.seed, labels, existing=found)
+        indices = split_indices(
+            count,
+            self.split,
+            self.seed,
+            labels,
+            existing,
+            num_folds=self.num_folds,
+            fold=self.fold,
+            groups=self._group_indices(train),
+            num_val=len(train) - count,
+        )
         splits = {}
         for split, chosen in zip(("train", "val", "test"), indices, strict=True):
             source, rows = (split, None) if split in found and split != "train" else ("train", chosen)
@@ -207,9 +238,23 @@ class HuggingFace(DataModule):
                 found[split] = splits[chosen]
                 self._check_columns(splits[chosen], self.inputs, "input")
                 self._check_columns(splits[chosen], self.targets, "target")
+                if split == "train" and self.group:
+                    self._check_columns(splits[chosen], [self.group], "group")
                 if not len(splits[chosen]):
                     raise ValueError(f"data.{split}: the split {chosen} of {self.path} has no samples; choose another")
         return found
+
+    def _group_indices(self, dataset: Any) -> Indices | None:
+        """Index of the group of each row."""
+        if self.group is None:
+            return None
+        import pyarrow.compute as pc
+
+        column = arrow_column(dataset, self.group)
+        if column.null_count:
+            raise ValueError(f"data.group={self.group}: {column.null_count} rows have no group; remove them")
+        numbers: Indices = pc.index_in(column, pc.unique(column)).to_numpy().astype(np.int64)
+        return numbers
 
     def _check_columns(self, dataset: Any, columns: list[str], setting: str) -> None:
         if missing := [column for column in columns if column not in dataset.column_names]:

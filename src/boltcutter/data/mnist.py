@@ -15,6 +15,7 @@ from torch import Tensor
 
 from boltcutter.data.augment import Augment
 from boltcutter.data.download import download_file
+from boltcutter.data.folds import fold_indices
 from boltcutter.data.image_io import read_images
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits, split_indices, split_off
 
@@ -34,6 +35,8 @@ class MNIST(DataModule):
         test: Prefix of the files to test on; if it equals ``train``, the test split is split off the same images.
         val_fraction: Fraction of the training files for the val split, stratified by class; also of the test split
             if ``test`` equals ``train``.
+        num_folds: Number of folds of the training files for cross-validation, stratified by class; None: no folds.
+        fold: The fold for validation, from 0; the others are the train split.
         shape: Shape of one sample: channels, height, width.
         num_classes: Number of classes.
         augment: Random transform of training images.
@@ -55,6 +58,8 @@ class MNIST(DataModule):
         train: Prefix = "train",
         test: Prefix = "t10k",
         val_fraction: float = 0.1,
+        num_folds: int | None = None,
+        fold: int = 0,
         shape: tuple[int, int, int] = (1, 28, 28),
         num_classes: int = 10,
         augment: Augment | None = None,
@@ -62,7 +67,7 @@ class MNIST(DataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
         if not 0 < val_fraction < 0.5:
             raise ValueError(f"data.val_fraction={val_fraction} is not in (0, 0.5); try 0.1")
         if class_names is not None and len(class_names) != num_classes:
@@ -91,10 +96,16 @@ class MNIST(DataModule):
         fraction, classes = self.val_fraction, labels.numpy()
         if self.train == self.test:
             fractions = (1 - 2 * fraction, fraction, fraction)
-            train, val, rest = split_indices(len(labels), fractions, self.seed, classes)
+            train, val, rest = split_indices(
+                len(labels), fractions, self.seed, classes, num_folds=self.num_folds, fold=self.fold
+            )
             test = BatchedTensorDataset(images[rest], labels[rest])
         else:
-            train, val = split_off(np.arange(len(labels)), fraction, self.seed, classes)
+            indices = np.arange(len(labels))
+            if self.num_folds:
+                train, val = fold_indices(indices, self.num_folds, self.fold, self.seed, classes)
+            else:
+                train, val = split_off(indices, fraction, self.seed, classes)
             test = BatchedTensorDataset(*self._read_pair(self.test))
         return Splits(
             BatchedTensorDataset(images[train], labels[train], self.augment),

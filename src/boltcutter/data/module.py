@@ -18,6 +18,7 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from boltcutter.data.folds import check_folds, fold_indices, split_off_groups
 from boltcutter.data.iterable import IterableLoader
 from boltcutter.data.loader import BatchedDataset, Loader, Pair
 from boltcutter.data.mapped import BatchedMapDataset, fingerprint
@@ -89,6 +90,8 @@ class DataModule(L.LightningDataModule, ABC):
         batch_size: Global batch size: samples in one step over all devices.
         seed: Seed of split and order.
         num_workers: DataLoader workers per device; 0 loads in the training process.
+        num_folds: Number of folds for cross-validation, if ``load`` divides the samples into folds; None: no folds.
+        fold: The fold for validation, from 0.
 
     Attributes:
         shape: Shape of one input.
@@ -104,12 +107,16 @@ class DataModule(L.LightningDataModule, ABC):
     collate_fn: Callable[[list[Any]], Any] | None = None
     kind: Kind | Literal["language_modeling"] = "classification"
 
-    def __init__(self, *, batch_size: int, seed: int, num_workers: int) -> None:
+    def __init__(
+        self, *, batch_size: int, seed: int, num_workers: int, num_folds: int | None = None, fold: int = 0
+    ) -> None:
         super().__init__()
         check_batch_size(batch_size, 1)
+        check_folds(num_folds, fold)
         if num_workers < 0:
             raise ValueError(f"data.num_workers={num_workers} must be 0 or more; try 0")
         self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
+        self.num_folds, self.fold = num_folds, fold
         self.classes: list[str] = []
         self.statistics: dict[str, Any] = {}
         self.splits: Splits | None = None
@@ -154,7 +161,8 @@ class DataModule(L.LightningDataModule, ABC):
         """Hash that changes when the contents of a split change."""
         self.setup("fit")
         splits = [split for split in self.splits or () if not _is_empty(split)]
-        return hashlib.sha256(b"".join(map(fingerprint, splits))).hexdigest()[:16]
+        fold = f"{self.fold} of {self.num_folds}".encode() if self.num_folds else b""
+        return hashlib.sha256(b"".join([*map(fingerprint, splits), fold])).hexdigest()[:16]
 
     def train_dataloader(self) -> Loader | IterableLoader:
         """Loader of the train split: shuffled in each epoch, without the last incomplete batch."""
@@ -293,8 +301,16 @@ def split_indices(
     seed: int,
     labels: Indices | None = None,
     existing: Collection[str] = (),
+    *,
+    num_folds: int | None = None,
+    fold: int = 0,
+    groups: npt.NDArray[Any] | None = None,
+    num_val: int = 0,
 ) -> tuple[Indices, Indices, Indices]:
     """Split sample indices at random into train, val and test; stratified by class if ``labels`` are given.
+
+    With ``num_folds``, the samples that are not in the test split are divided into folds: one is the val split, the
+    others are the train split. The test split is the same as without folds.
 
     Args:
         num_samples: Number of samples.
@@ -302,6 +318,12 @@ def split_indices(
         seed: Seed of the split.
         labels: Class index of each sample, shape (num_samples,).
         existing: Those of ``val`` and ``test`` that have samples of their own; they get none of these samples.
+        num_folds: Number of folds for cross-validation; None: no folds.
+        fold: The fold for validation, from 0.
+        groups: Group of each sample, such as the patient, shape (num_samples,). No group is in two splits or folds, so
+            the sizes of splits are approximate.
+        num_val: Number of val samples that exist already, after the others in ``labels`` and ``groups``. Only folds use
+            them.
 
     Returns:
         Sorted indices of each split.
@@ -313,13 +335,23 @@ def split_indices(
     train_fraction, val_fraction, test_fraction = fractions
     val_fraction, test_fraction = val_fraction * ("val" not in existing), test_fraction * ("test" not in existing)
     total = train_fraction + val_fraction + test_fraction
-    rest, test = split_off(np.arange(num_samples), test_fraction / total, seed, labels)
-    # Relative to all samples, so that rounding in the first split does not change the size of the second.
-    train, val = split_off(rest, val_fraction / total * num_samples / len(rest), seed, labels)
+    rest, test = split_off(np.arange(num_samples), test_fraction / total, seed, labels, groups)
+    if num_folds:
+        rest = np.concatenate([rest, np.arange(num_samples, num_samples + num_val)])
+        train, val = fold_indices(rest, num_folds, fold, seed, labels, groups)
+    else:
+        # Relative to all samples, so that rounding in the first split does not change the size of the second.
+        train, val = split_off(rest, val_fraction / total * num_samples / len(rest), seed, labels, groups)
     return train, val, test
 
 
-def split_off(indices: Indices, fraction: float, seed: int, labels: Indices | None = None) -> tuple[Indices, Indices]:
+def split_off(
+    indices: Indices,
+    fraction: float,
+    seed: int,
+    labels: Indices | None = None,
+    groups: npt.NDArray[Any] | None = None,
+) -> tuple[Indices, Indices]:
     """Split a random fraction off some samples; stratified by class if ``labels`` are given.
 
     Args:
@@ -327,12 +359,13 @@ def split_off(indices: Indices, fraction: float, seed: int, labels: Indices | No
         fraction: Fraction to split off, in [0, 1).
         seed: Seed of the split.
         labels: Class index of every sample that ``indices`` can refer to.
+        groups: Group of every sample that ``indices`` can refer to; all samples of a group stay together.
 
     Returns:
         Sorted indices of the remaining samples, and of those that were split off.
 
     Raises:
-        ValueError: There are too few samples.
+        ValueError: There are too few samples or groups.
     """
     if fraction == 0:
         return np.sort(indices), indices[:0]
@@ -342,6 +375,8 @@ def split_off(indices: Indices, fraction: float, seed: int, labels: Indices | No
     stratify = None if labels is None else labels[indices]
     count = max(1, round(fraction * len(indices)))
     try:
+        if groups is not None:
+            return split_off_groups(indices, fraction, seed, groups, labels)
         remaining, taken = train_test_split(indices, test_size=count, random_state=seed, stratify=stratify)
     except ValueError as error:
         reason = " ".join(str(error).split())

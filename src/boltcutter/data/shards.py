@@ -16,9 +16,10 @@ from torch import Tensor
 
 from boltcutter.data.augment import Augment
 from boltcutter.data.files import PAGE_BYTES, find_files, sampled_hash
+from boltcutter.data.folds import fold_indices
 from boltcutter.data.image_io import read_images
 from boltcutter.data.loader import Pair
-from boltcutter.data.module import DataModule, Kind, Splits, check_split
+from boltcutter.data.module import DataModule, Indices, Kind, Splits, check_split, split_indices
 from boltcutter.data.sampler import Batch
 
 Array = npt.NDArray[Any]
@@ -48,7 +49,7 @@ class NpyShard:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def rows(self, chosen: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+    def rows(self, chosen: Indices) -> tuple[Array, Array]:
         """Return inputs (N, …) and targets (N, …) of some samples."""
         return take_rows(self.inputs, chosen), take_rows(self.targets, chosen)
 
@@ -63,6 +64,7 @@ class ShardedDataset:
         num_classes: Number of classes; of target columns for regression.
         part: Range of this split in a random permutation of all samples; None: all samples in their order. Of more
             than a million samples, neighbours are permuted together, so that the permutation takes little memory.
+        indices: Indices of this split into all samples, instead of ``part``.
         seed: Seed of that permutation.
         augment: Random transform of a batch of inputs.
 
@@ -78,6 +80,7 @@ class ShardedDataset:
         num_classes: int,
         *,
         part: tuple[int, int] | None = None,
+        indices: Indices | None = None,
         seed: int = 0,
         augment: Callable[[Tensor, Batch], Tensor] | None = None,
     ) -> None:
@@ -88,6 +91,9 @@ class ShardedDataset:
         count = self.ends[-1] // self.neighbours
         self.order = np.random.default_rng(seed).permutation(count) if part else None
         self.indices = self.order[slice(*part)] if part and self.neighbours == 1 and self.order is not None else None
+        self.is_chosen = indices is not None
+        if indices is not None:
+            self.part, self.indices = (0, len(indices)), indices
         self.read_bytes = 2 * PAGE_BYTES  # of inputs and targets
 
     def __len__(self) -> int:
@@ -107,11 +113,11 @@ class ShardedDataset:
     def fingerprint(self) -> bytes:
         """Hash of size, modification time and some blocks of each file, which may be too large to be read whole."""
         files = dict.fromkeys(file for shard in self.shards for file in shard.files)
-        return hashlib.sha256(
-            b"".join(map(sampled_hash, files)) + repr((self.part, self.order is None)).encode()
-        ).digest()
+        part = repr((self.part, self.order is None)).encode()
+        chosen = self.indices.tobytes() if self.is_chosen and self.indices is not None else b""
+        return hashlib.sha256(b"".join(map(sampled_hash, files)) + part + chosen).digest()
 
-    def _read(self, owner: int, rows: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+    def _read(self, owner: int, rows: Indices) -> tuple[Array, Array]:
         """Read inputs and targets from one shard."""
         shard = self.shards[owner]
         inputs, targets = shard.rows(rows - self.ends[owner - 1] if owner else rows)
@@ -120,7 +126,7 @@ class ShardedDataset:
             raise ValueError(f"{shard.path}: inputs of shape {shape}, but data.shape={list(self.shape)}")
         return inputs, targets
 
-    def _gather(self, rows: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+    def _gather(self, rows: Indices) -> tuple[Array, Array]:
         """Read inputs and targets from several shards, in the order of ``rows``."""
         owners = np.searchsorted(self.ends, rows, side="right")
         gathered: list[Array] = []
@@ -132,18 +138,18 @@ class ShardedDataset:
                 whole[positions] = values.reshape(len(positions), *whole.shape[1:])
         return gathered[0], gathered[1]
 
-    def _global_indices(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _global_indices(self, indices: Indices) -> Indices:
         """Map indices of this split to indices into the concatenated shards."""
-        if self.order is None:
-            return indices
         if self.indices is not None:
             return self.indices.take(indices)
+        if self.order is None:
+            return indices
         positions = indices + self.part[0]
         groups, rest = positions // self.neighbours, positions % self.neighbours
         whole = groups < len(self.order)  # an incomplete last group keeps its position
         return np.where(whole, self.order[np.where(whole, groups, 0)] * self.neighbours + rest, positions)
 
-    def _targets(self, targets: Array, rows: npt.NDArray[np.int64]) -> Tensor:
+    def _targets(self, targets: Array, rows: Indices) -> Tensor:
         if self.kind == "classification":
             classes = targets.astype(np.int64, copy=False).reshape(-1)
             # Unsigned, a negative class is a large one.
@@ -167,6 +173,11 @@ class Shards(DataModule):
         val: Files of the val split, like ``path``; None: a random fraction of ``path``.
         test: Files of the test split, like ``path``; None: a random fraction of ``path``.
         split: Fractions of train, val and test, for splits without files.
+        num_folds: Number of folds for cross-validation, stratified by class, of all train and val samples; their
+            indices are then kept in memory. None: no folds.
+        fold: The fold for validation, from 0; the others are the train split.
+        group: Beginning of the names of files of groups, such as patients, which replaces ``inputs``: ``groups`` for
+            ``groups-0.npy``, of shape (N,). No group is in two folds, or in two splits of the same files.
         kind: ``classification`` (class indices) or ``regression`` (float targets).
         augment: Random transform of training images.
         shape: Shape of one input.
@@ -183,6 +194,9 @@ class Shards(DataModule):
         val: str | None = None,
         test: str | None = None,
         split: tuple[float, float, float] = (0.9, 0.05, 0.05),
+        num_folds: int | None = None,
+        fold: int = 0,
+        group: str | None = None,
         kind: Kind = "classification",
         augment: Augment | None = None,
         shape: tuple[int, ...],
@@ -191,10 +205,10 @@ class Shards(DataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
         check_split(split)
         self.paths = {"train": path, "val": val, "test": test}
-        self.split = split
+        self.split, self.group = split, group
         self.kind: Kind = kind
         self.augment, self.shape, self.num_classes = augment, shape, num_classes
         if kind == "classification":
@@ -203,6 +217,8 @@ class Shards(DataModule):
     def load(self) -> Splits:
         """Open all shards."""
         shards = {name: self._open(name, pattern) for name, pattern in self.paths.items() if pattern}
+        if self.num_folds or self.group:
+            return self._load_chosen(shards)
         # Of the splits that are taken from data.path.
         fractions = {n: f for n, f in zip(self.paths, self.split, strict=True) if n == "train" or n not in shards}
         parts: dict[str, tuple[int, int]] = {}
@@ -231,19 +247,67 @@ class Shards(DataModule):
             raise ValueError(f"input={paths[0]}: data.shape={list(self.shape)} is not an image shape; give .npy files")
         return read_images(paths, (self.shape[0], self.shape[1], self.shape[2]))
 
+    def _load_chosen(self, shards: dict[str, list[NpyShard]]) -> Splits:
+        """Divide the samples into folds, or into splits by group."""
+        train, existing = shards["train"], set(shards)
+        count = sum(map(len, train))
+        pool = [*train, *shards.pop("val", [])] if self.num_folds else train
+        labels = np.concatenate([_labels(shard) for shard in pool]) if self.kind == "classification" else None
+        if self.group:
+            settings: Any = {"num_folds": self.num_folds, "fold": self.fold, "num_val": sum(map(len, pool)) - count}
+            groups = np.concatenate([_groups(shard, self.group) for shard in pool])
+            chosen = split_indices(count, self.split, self.seed, labels, existing, groups=groups, **settings)
+        else:
+            fractions = {n: f for n, f in zip(self.paths, self.split, strict=True) if n not in existing - {"train"}}
+            end = _ranges(fractions, count)["test"][0] if "test" in fractions else count
+            both, test = (
+                ShardedDataset(train, self.shape, self.kind, self.num_classes, part=part, seed=self.seed)
+                for part in ((0, end), (end, count))
+            )
+            rest = [both._global_indices(np.arange(end)), np.arange(count, sum(map(len, pool)))]
+            settings = (self.num_folds, self.fold, self.seed, labels)
+            chosen = *fold_indices(np.concatenate(rest), *settings), test._global_indices(np.arange(count - end))
+        splits = {}
+        for name, indices in zip(self.paths, chosen, strict=True):
+            if name in shards and name != "train":
+                splits[name] = ShardedDataset(shards[name], self.shape, self.kind, self.num_classes)
+            elif len(indices):
+                augment = self.augment if name == "train" else None
+                splits[name] = ShardedDataset(
+                    pool, self.shape, self.kind, self.num_classes, indices=indices, augment=augment
+                )
+        return Splits(**splits)
+
     def _open(self, name: str, pattern: str) -> list[NpyShard]:
         setting = "data.path" if name == "train" else f"data.{name}"
         files = find_files(pattern, setting, (".npy",))
         if others := [file for file in files if file.suffix != ".npy"]:
             raise ValueError(f"{setting}={others[0]} is not a .npy file; data=huggingface reads other formats")
-        shards = [NpyShard(file) for file in files if not file.name.startswith("targets")]
+        beside = ("targets", self.group) if self.group else ("targets",)
+        shards = [NpyShard(file) for file in files if not file.name.startswith(beside)]
         return [shard for shard in shards if len(shard)]
 
 
-def take_rows(rows: Array, chosen: npt.NDArray[np.int64]) -> Array:
+def take_rows(rows: Array, chosen: Indices) -> Array:
     """Copy some rows; ``take`` needs half the time of indexing, but would copy an array that is not C-contiguous."""
     found: Array = rows.take(chosen, axis=0) if rows.flags.c_contiguous else rows[chosen]
     return found
+
+
+def _labels(shard: NpyShard) -> Indices:
+    """Class index of each sample."""
+    return shard.targets.reshape(len(shard), -1)[:, 0].astype(np.int64)
+
+
+def _groups(shard: NpyShard, name: str) -> Array:
+    """Group of each sample."""
+    file = shard.path.with_name(shard.path.name.replace("inputs", name))
+    if not file.is_file():
+        raise ValueError(f"data.group={name}: there is no {file}; each inputs*.npy needs a {name}*.npy")
+    groups = _map(file)
+    if groups.shape != (len(shard),):
+        raise ValueError(f"{file}: shape {list(groups.shape)}, but [{len(shard)}] is needed; write it again")
+    return groups
 
 
 def _ranges(fractions: dict[str, float], length: int) -> dict[str, tuple[int, int]]:

@@ -36,6 +36,9 @@ class Tabular(DataModule):
         shape: Shape of one sample; None: taken from the columns.
         num_classes: Number of classes; of target columns for regression. None: taken from the data.
         split: Fractions of train, val and test, stratified by class.
+        num_folds: Number of folds for cross-validation, stratified by class; None: no folds.
+        fold: The fold for validation, from 0; the others are the train split.
+        group: Column of groups, such as patients, none of which is in two splits or folds; not a feature.
         batch_size: Global batch size: samples in one step over all devices.
         seed: Seed of split and order.
         num_workers: DataLoader workers per device.
@@ -54,16 +57,19 @@ class Tabular(DataModule):
         shape: tuple[int] | None = None,
         num_classes: int | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
+        num_folds: int | None = None,
+        fold: int = 0,
+        group: str | None = None,
         batch_size: int = 64,
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
         if path is not None and not target:
             raise ValueError(f"data.target is not set; set it to a column of {path}, such as data.target=price")
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
         self.given_kind, self.kind, self.ignore = kind, kind or "regression", list(ignore)
-        self.fill_missing = fill_missing
+        self.fill_missing, self.groups = fill_missing, [group] if group else []
         check_split(split)
         self.shape, self.num_classes, self.split = shape, num_classes, split
 
@@ -83,8 +89,9 @@ class Tabular(DataModule):
             "regression" if all(map(_is_number, map(targets.get, targets))) else "classification"
         )
         labels = self._labels(targets) if self.kind == "classification" else None
-        splits = split_indices(len(table), self.split, self.seed, labels)
-        features = table.drop(columns=[*self.targets, *self.ignore])
+        settings: Any = {"num_folds": self.num_folds, "fold": self.fold, "groups": self._group_indices(table)}
+        splits = split_indices(len(table), self.split, self.seed, labels, **settings)
+        features = table.drop(columns=[*self.targets, *self.ignore, *self.groups])
         self._check_finite(features, self._name)
         if not self.statistics:
             train = table.iloc[splits[0]]
@@ -128,7 +135,7 @@ class Tabular(DataModule):
     def _table(self) -> pd.DataFrame:
         # Unscaled, because scikit-learn scales by statistics that include the test rows.
         table = read_table(self.path) if self.path else load_diabetes(as_frame=True, scaled=False).frame
-        for setting, columns in (("target", self.targets), ("ignore", self.ignore)):
+        for setting, columns in (("target", self.targets), ("ignore", self.ignore), ("group", self.groups)):
             missing = [column for column in columns if column not in table]
             if missing:
                 raise ValueError(
@@ -152,6 +159,15 @@ class Tabular(DataModule):
             )
         if len(self.classes) < 2:
             raise ValueError(f"{self._name}: {self.targets[0]} has only one class; at least two are needed")
+        return numbers.astype(np.int64)
+
+    def _group_indices(self, table: pd.DataFrame) -> Indices | None:
+        """Index of the group of each row."""
+        if not self.groups:
+            return None
+        numbers, _ = pd.factorize(table[self.groups[0]])
+        if missing := int((numbers < 0).sum()):
+            raise ValueError(f"data.group={self.groups[0]}: {missing} rows of {self._name} have no group; remove them")
         return numbers.astype(np.int64)
 
     def _numbers(self, targets: pd.DataFrame) -> Floats:

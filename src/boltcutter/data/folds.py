@@ -1,0 +1,153 @@
+"""Folds for cross-validation, and splits that keep groups of samples together."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+MAX_PARTS = 20  # parts of the groups that are taken together at most
+TOLERANCE = 0.1  # relative error of a fraction of groups
+
+
+def check_folds(num_folds: int | None, fold: int) -> None:
+    """Check the settings of a fold.
+
+    Raises:
+        ValueError: There are fewer than two folds, no fold of this number, or a fold without a number of folds.
+    """
+    if num_folds is None:
+        if fold:
+            raise ValueError(f"data.fold={fold} needs data.num_folds; set it, such as data.num_folds=5")
+    elif num_folds < 2:
+        raise ValueError(f"data.num_folds={num_folds} must be 2 or more, or null; try 5")
+    elif not 0 <= fold < num_folds:
+        raise ValueError(f"data.fold={fold} is not in 0 … {num_folds - 1} (data.num_folds={num_folds}); try 0")
+
+
+def check_accepts_folds(data_module: type) -> None:
+    """Check that a data module has the arguments of cross-validation.
+
+    Raises:
+        ValueError: ``num_folds`` or ``fold`` is missing.
+    """
+    parameters = inspect.signature(data_module).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    if missing := [name for name in ("num_folds", "fold") if name not in parameters]:
+        raise ValueError(
+            f"data: {data_module.__module__}.{data_module.__qualname__} has no argument {' and no '.join(missing)}, "
+            "which cross-validation needs; add num_folds: int | None = None and fold: int = 0, and pass them to "
+            "boltcutter.split_indices"
+        )
+
+
+def fold_indices(
+    indices: Indices,
+    num_folds: int,
+    fold: int,
+    seed: int,
+    labels: npt.NDArray[Any] | None = None,
+    groups: npt.NDArray[Any] | None = None,
+) -> tuple[Indices, Indices]:
+    """Divide samples at random into folds: one for validation, the others for training.
+
+    The folds of a seed are disjoint and contain each sample once. They are stratified by class if ``labels`` are given,
+    and no group is in two folds if ``groups`` are given.
+
+    Args:
+        indices: Indices of the training and validation samples.
+        num_folds: Number of folds.
+        fold: The fold for validation, from 0.
+        seed: Seed of the folds.
+        labels: Class index of every sample that ``indices`` can refer to.
+        groups: Group of every sample that ``indices`` can refer to.
+
+    Returns:
+        Sorted indices for training and for validation.
+
+    Raises:
+        ValueError: There is no such fold, or there are more folds than samples, groups, or samples of a class.
+    """
+    check_folds(num_folds, fold)
+    indices = np.sort(indices)
+    labels = None if labels is None else labels[indices]
+    groups = None if groups is None else _shuffled_groups(groups[indices], seed)
+    limits = {"samples": len(indices)}
+    if groups is not None:
+        limits["groups"] = int(groups.max(initial=-1)) + 1
+    if labels is not None:
+        limits["samples of the smallest class"] = int(np.unique(labels, return_counts=True)[1].min(initial=len(labels)))
+    name = min(limits, key=limits.__getitem__)
+    if limits[name] < num_folds:
+        remedy = f"try data.num_folds={limits[name]}" if limits[name] > 1 else "add samples"
+        raise ValueError(f"data.num_folds={num_folds}, but the number of {name} is {limits[name]}; {remedy}")
+    chosen = _parts(len(indices), num_folds, seed, labels, groups)[fold]
+    return np.delete(indices, chosen), indices[chosen]
+
+
+def split_off_groups(
+    indices: Indices, fraction: float, seed: int, groups: npt.NDArray[Any], labels: npt.NDArray[Any] | None = None
+) -> tuple[Indices, Indices]:
+    """Split about a fraction of the samples off, with all samples of a group on the same side.
+
+    Args:
+        indices: Indices of the samples.
+        fraction: Fraction to split off, in (0, 1).
+        seed: Seed of the split.
+        groups: Group of every sample that ``indices`` can refer to.
+        labels: Class index of every sample that ``indices`` can refer to, for a stratified split.
+
+    Returns:
+        Sorted indices of the remaining samples, and of those that were split off.
+
+    Raises:
+        ValueError: There are too few groups.
+    """
+    groups = _shuffled_groups(groups[indices], seed)
+    num_groups = int(groups.max(initial=-1)) + 1
+    if num_groups < 2:
+        raise ValueError(f"{num_groups} group cannot be divided; at least two are needed")
+    # The fewest of the fewest parts, because each one is stratified: 1 of 7 for a fraction of 0.15, 2 of 5 for 0.4.
+    for count in range(1, MAX_PARTS):
+        num_parts = max(count + 1, round(count / fraction))
+        if abs(count / num_parts - fraction) <= TOLERANCE * fraction:
+            break
+    num_parts = min(num_parts, num_groups)
+    count = min(max(1, round(fraction * num_parts)), num_parts - 1)
+    parts = _parts(len(indices), num_parts, seed, None if labels is None else labels[indices], groups)
+    taken = np.concatenate(parts[:count])
+    return np.sort(np.delete(indices, taken)), np.sort(indices[taken])
+
+
+def _shuffled_groups(groups: npt.NDArray[Any], seed: int) -> Indices:
+    """Number the groups in random order."""
+    names, numbers = np.unique(groups, return_inverse=True)
+    return np.random.default_rng(seed).permutation(len(names))[numbers]
+
+
+def _parts(
+    num_samples: int, num_parts: int, seed: int, labels: npt.NDArray[Any] | None, groups: Indices | None
+) -> list[Indices]:
+    """Positions of the samples in each part."""
+    # Imported here: see split_off.
+    from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
+
+    splitter: Any
+    if groups is not None and labels is not None:
+        # Groups are in random order already: with shuffle=True, scikit-learn before 1.8 does not stratify.
+        splitter = StratifiedGroupKFold(num_parts)
+    elif groups is not None:
+        # Without shuffle=True, the order of groups of the same size depends on the CPU's vector instructions.
+        splitter = GroupKFold(num_parts, shuffle=True, random_state=seed)
+    else:
+        splitter = (KFold if labels is None else StratifiedKFold)(num_parts, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        found = splitter.split(np.empty(num_samples), labels, groups)
+        return [part.astype(np.int64) for _, part in islice(found, num_parts)]
