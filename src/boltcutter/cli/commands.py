@@ -84,7 +84,7 @@ boltcutter launch list""",
     ),
     "search": Command(
         "boltcutter.search.command:main",
-        """Search hyper-parameters, or repeat over seeds and folds: boltcutter search search=<option> [overrides of train]
+        """Search hyper-parameters, or repeat over seeds and folds: boltcutter search search=… [overrides of train]
 
 boltcutter search search=optuna search.space.optimizer.lr='loguniform(1e-4, 1e-1)'
 boltcutter search search=asha experiment=mnist search.num_trials=50

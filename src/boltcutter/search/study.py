@@ -118,6 +118,11 @@ class Study:
             and "values" in trial.user_attrs
         ]
 
+    def ended(self) -> list[Sampled]:
+        """Trials that are complete or were stopped early."""
+        states = (TrialState.COMPLETE, TrialState.PRUNED)
+        return [Sampled(t.number, t.user_attrs["values"]) for t in self._trials() if t.state in states]
+
     def report(self, number: int, count: int, metrics: Mapping[str, float]) -> bool:
         """Store a validation; returns whether the pruner stops the trial.
 

@@ -1,0 +1,396 @@
+"""Run trials by Ray Tune, on a cluster or on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.schedulers import PopulationBasedTraining, TrialScheduler
+from ray.tune.search import Searcher
+from ray.tune.stopper import Stopper
+
+from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.environment.ray_cluster import ray_cluster
+from boltcutter.search.progress import Progress
+from boltcutter.search.settings import Search
+from boltcutter.search.space import Choice, Integer, Parameter, Space
+from boltcutter.search.study import Sampled, Study
+from boltcutter.search.trial import Report, Trial, trial_overrides
+
+FILES = "ray"  # folder of Ray Tune's own files in that of the search, removed at the end
+INTERRUPTED = "interrupted"  # file there that tells trials to save, as the search continues later
+ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # trials log by themselves
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the end of a trial has no metrics of its own
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # the study is the journal; Tune's would grow with the number of trials
+    "TUNE_MAX_PENDING_TRIALS_PG": "4",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+CHECKPOINT = "trial.ckpt"
+
+
+def run_trials(
+    study: Study,
+    make_trial: Callable[[Sampled, Mapping[str, str]], Trial],
+    search: Search,
+    *,
+    folder: Path,
+    total: int,
+    cpus: float,
+    gpus: float,
+    should_stop: Callable[[], bool],
+    progress: Progress,
+) -> None:
+    """Run all trials that are interrupted or missing.
+
+    Args:
+        study: The study, which decides on values.
+        make_trial: Makes the trial of sampled values, given environment variables.
+        search: Settings of the search.
+        folder: Folder of the search, on a file system that all nodes share.
+        total: Number of trials.
+        cpus: CPUs of each trial.
+        gpus: GPUs of each trial.
+        should_stop: Whether the search ends now; running trials then save and are resumed later.
+        progress: Shows the state of the search.
+
+    Raises:
+        ConfigError: Ray cannot be reached, or the cluster has too few resources for one trial.
+    """
+    files = folder / FILES
+    shutil.rmtree(files, ignore_errors=True)
+    files.mkdir(parents=True)
+    name, mode = study.metrics[0]
+    scheduler = make_scheduler(search.scheduler, study.space)
+    population = isinstance(scheduler, PopulationBasedTraining)
+    replayed = [] if scheduler is None or population else study.ended()
+    searcher = StudySearcher(study, total, files, replayed, progress)
+    os.environ.update(ENVIRONMENT)
+    try:
+        cluster = ray_cluster(
+            folder,
+            address=search.address,
+            num_cpus=None if search.address else needed_cpus(search, cpus),
+            dashboard=search.dashboard,
+            ports=search.ports,
+            setting="search",
+        )
+        with cluster:
+            check_resources(cpus, gpus)
+            trainable = tune.with_parameters(
+                TrialProcess, make_trial=make_trial, files=str(files), population=population, keys=keys(study.space)
+            )
+            tuner = tune.Tuner(
+                tune.with_resources(trainable, {"cpu": cpus, "gpu": gpus}),
+                tune_config=tune.TuneConfig(
+                    metric=name,
+                    mode=mode,
+                    search_alg=searcher,
+                    scheduler=scheduler,
+                    num_samples=-1,
+                    max_concurrent_trials=search.max_parallel,
+                    reuse_actors=True,
+                ),
+                run_config=tune.RunConfig(
+                    name="tune",
+                    storage_path=str(files),
+                    verbose=0,
+                    stop=StopWhen(should_stop, files),
+                    callbacks=[ShowProgress(searcher, progress)],
+                ),
+            )
+            tuner.fit()
+    except ValueError as error:
+        raise ConfigError(one_line(error)) from error
+    finally:
+        shutil.rmtree(files, ignore_errors=True)
+
+
+def needed_cpus(search: Search, cpus: float) -> int:
+    """CPUs that a cluster on this machine has: its own, or more if ``max_parallel`` asks for more trials at a time."""
+    return max(os.cpu_count() or 1, int(cpus * (search.max_parallel or 1)))
+
+
+def check_resources(cpus: float, gpus: float) -> None:
+    """Check that some node can run a trial, which would otherwise wait forever.
+
+    Raises:
+        ConfigError: None can.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
+        largest = max(nodes, key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)))
+        raise ConfigError(
+            f"search.cpus={cpus:g} search.gpus={gpus:g}: no node of the cluster has that many for one trial; the "
+            f"largest has {largest.get('CPU', 0):g} CPUs and {largest.get('GPU', 0):g} GPUs; ask for fewer"
+        )
+
+
+def keys(space: Space) -> list[str]:
+    """Keys of the space."""
+    return [parameter.key for parameter in space.parameters]
+
+
+def make_scheduler(scheduler: Any, space: Space) -> TrialScheduler | None:
+    """Complete a scheduler that perturbs values, which has to know the space."""
+    if not isinstance(scheduler, partial):
+        return scheduler
+    mutable = [p for p in space.parameters if p.condition is None]
+    made: TrialScheduler = scheduler(
+        hyperparam_mutations={p.key: _domain(p) for p in mutable}, custom_explore_fn=partial(_clip, mutable)
+    )
+    return made
+
+
+def _domain(parameter: Parameter) -> Any:
+    d = parameter.distribution
+    if isinstance(d, Choice):
+        return list(d.options)
+    if isinstance(d, Integer):
+        return tune.lograndint(d.low, d.high + 1) if d.log else tune.randint(d.low, d.high + 1)
+    return tune.loguniform(d.low, d.high) if d.log else tune.uniform(d.low, d.high)
+
+
+def _clip(parameters: list[Parameter], config: dict[str, Any]) -> dict[str, Any]:
+    """Keep perturbed values within their bounds."""
+    for p in parameters:
+        if not isinstance(p.distribution, Choice) and p.key in config:
+            value = min(max(config[p.key], p.distribution.low), p.distribution.high)
+            config[p.key] = round(value) if isinstance(p.distribution, Integer) else value
+    return config
+
+
+class StopWhen(Stopper):
+    """Stops the whole search.
+
+    Args:
+        should_stop: Whether the search ends now.
+        files: Folder of Ray Tune's files.
+    """
+
+    def __init__(self, should_stop: Callable[[], bool], files: Path) -> None:
+        self.should_stop, self.files = should_stop, files
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Whether one trial stops; left to the scheduler."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Whether the search ends now; tells the trials to save."""
+        if self.should_stop():
+            (self.files / INTERRUPTED).touch()
+            return True
+        return False
+
+
+class ShowProgress(tune.Callback):
+    """Redraws the table of trials.
+
+    Args:
+        searcher: Knows the running trials.
+        progress: Shows them.
+    """
+
+    def __init__(self, searcher: StudySearcher, progress: Progress) -> None:
+        self.searcher, self.progress = searcher, progress
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Redraw."""
+        self.progress.refresh(self.searcher.running.values())
+
+
+class StudySearcher(Searcher):
+    """Suggests the values that a study samples, and stores what trials report in it.
+
+    Args:
+        study: The study.
+        total: Number of trials.
+        files: Folder in which trials find their numbers.
+        replayed: Trials that ended earlier, whose reports the scheduler sees again.
+        progress: Shows trials that ended.
+    """
+
+    def __init__(self, study: Study, total: int, files: Path, replayed: list[Sampled], progress: Progress) -> None:
+        super().__init__(metric=study.metrics[0][0], mode=study.metrics[0][1])
+        self.study, self.total, self.files, self.progress = study, total, files, progress
+        self._queue = [
+            *((sampled, True) for sampled in replayed),
+            *((sampled, False) for sampled in study.interrupted()),
+        ]
+        self.running: dict[str, Running] = {}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """Suggest the values of a trial, or that there are no more."""
+        sampled, replays = self._queue.pop(0) if self._queue else (self.study.ask(self.total), False)
+        if sampled is None:
+            finished: str = Searcher.FINISHED
+            return finished
+        if not replays:
+            self.running[trial_id] = Running(sampled.number)
+            self.progress.began(sampled.number, sampled.values)
+        space = {key: value for key, value in sampled.values.items() if key in keys(self.study.space)}
+        fixed = {key: value for key, value in sampled.values.items() if key not in space}
+        facts = {"number": sampled.number, "fixed": fixed, "replays": replays}
+        (self.files / trial_id).write_text(json.dumps(facts))
+        return space or {"number": sampled.number}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Store a report."""
+        running = self.running.get(trial_id)
+        if running is None or "report" not in result:
+            return
+        facts = json.loads(result["report"])
+        report = Report(facts["step"], facts["metrics"])
+        if running.values and running.values != facts["values"]:
+            self.study.set_values(running.number, facts["values"])
+        running.values = facts["values"]
+        running.reports = [*(earlier for earlier in running.reports if earlier.step < report.step), report]
+        self.study.report(running.number, len(running.reports), report.metrics)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Store the end of a trial, unless it was interrupted."""
+        running = self.running.get(trial_id)
+        if running is None or (self.files / INTERRUPTED).exists():
+            return
+        if result:
+            self.on_trial_result(trial_id, result)
+        del self.running[trial_id]
+        state = (result or {}).get("state") or ("failed" if error else "pruned")
+        message = (result or {}).get("error") or ("its Ray worker was lost" if error else "")
+        self.progress.ended(self.study.tell(running.number, state, running.reports, message))
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing to save: the study is on disk."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing to restore."""
+
+
+class Running:
+    """What is known in this process of a trial that runs in another.
+
+    Args:
+        number: Number of the trial.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.reports: list[Report] = []
+        self.values: dict[str, Any] = {}
+
+
+class TrialProcess(tune.Trainable):
+    """Runs the process of a trial in a worker of Ray."""
+
+    def setup(
+        self,
+        config: dict[str, Any],
+        make_trial: Callable[[Sampled, Mapping[str, str]], Trial],
+        files: str,
+        population: bool,
+        keys: list[str],
+    ) -> None:
+        """Prepare a trial.
+
+        Args:
+            config: Values of the space.
+            make_trial: Makes the trial.
+            files: Folder with the numbers of the trials.
+            population: Whether values change while the trial runs.
+            keys: Keys of the space.
+        """
+        self._make, self._files, self._population, self._keys = make_trial, Path(files), population, keys
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Prepare another trial in the same worker, or the same one with other values."""
+        facts = json.loads((self._files / self.trial_id).read_text())
+        values = {key: new_config[key] for key in self._keys if key in new_config}
+        variables = {name: value for name in ("CUDA_VISIBLE_DEVICES",) if (value := os.environ.get(name)) is not None}
+        self._values = {**values, **facts["fixed"]}
+        self._trial = self._make(Sampled(facts["number"], self._values), variables)
+        if self._population:
+            self._trial.changes = [*trial_overrides(values), "resume_exact=false"]
+        self._replays: bool = facts["replays"]
+        # A scheduler sees earlier reports again, but that of a population only the last.
+        self._earlier = list(enumerate(self._trial.reports, 1))[-1 if self._population else 0 :]
+        self._started = False
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Train until the next validation or the end."""
+        if self._earlier:
+            count, report = self._earlier.pop(0)
+            return self._result(count, report)
+        if self._replays:
+            return self._end("complete")
+        if not self._started:
+            self._started = True
+            if not self._trial.start():
+                return self._end("complete")
+        self._trial.answer("continue")
+        while (report := self._trial.receive()) is None:
+            state, error = self._trial.finish()
+            if state == "running" and self._trial.restart():
+                continue
+            return self._end("failed" if state == "running" else state, error)
+        return self._result(len(self._trial.reports), report)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Copy a checkpoint, so that another trial can continue from it."""
+        source = self._trial.save() if self._started else None
+        source = source or _newest(self._trial.folder)
+        if source is not None:
+            target = Path(checkpoint_dir) / CHECKPOINT
+            shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
+
+    def load_checkpoint(self, checkpoint_dir: Any) -> None:
+        """Continue from a copied checkpoint, of this trial or another."""
+        source = Path(str(checkpoint_dir)) / CHECKPOINT
+        if not source.exists():
+            return
+        checkpoints = self._trial.folder / "checkpoints"
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        for earlier in checkpoints.glob("last*"):
+            shutil.rmtree(earlier) if earlier.is_dir() else earlier.unlink()
+        target = checkpoints / "last.ckpt"
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
+
+    def cleanup(self) -> None:
+        """Stop training for good, or let it save if the search was interrupted."""
+        if not self._started:
+            return
+        if (self._files / INTERRUPTED).exists() or self._population:
+            self._trial.end()
+        else:
+            self._trial.answer("stop")
+            with suppress(OSError):
+                while self._trial.receive():
+                    self._trial.answer("stop")
+            self._trial.finish()
+
+    def _result(self, count: int, report: Report) -> dict[str, Any]:
+        # Tune flattens mappings, and joins their keys by slashes, which names of metrics contain.
+        facts = json.dumps({"step": report.step, "metrics": report.metrics, "values": self._values})
+        return {**report.metrics, "report": facts, "training_iteration": count}
+
+    def _end(self, state: str, error: str = "") -> dict[str, Any]:
+        reports = self._trial.reports
+        self._started = False
+        last = self._result(len(reports), reports[-1]) if reports else {}
+        return {**last, "done": True, "state": state, "error": error}
+
+
+def _newest(folder: Path) -> Path | None:
+    """The newest checkpoint of a run that ended."""
+    found = sorted((folder / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    return found[-1] if found else None
