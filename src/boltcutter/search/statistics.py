@@ -1,0 +1,215 @@
+"""Statistics over repeated runs: the folds of a cross-validation, or several seeds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from boltcutter.checkpoint.atomic import write_text
+
+Runs = Mapping[str, Mapping[str, float | None]]  # values of metrics, by run and metric
+STUDENT, CORRECTED = "95 % interval (Student's t)", "95 % interval (corrected for folds)"
+SINGLE = "one run has no standard deviation and no interval; repeat it"
+OVERLAP = (
+    "Student's t assumes independent runs, but folds share training samples, so its interval is too narrow; the "
+    "corrected one is by Nadeau and Bengio (2003)"
+)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of one metric over runs.
+
+    Args:
+        count: Number of runs with a finite value.
+        mean: Mean of the values; None without values.
+        std: Sample standard deviation (divided by ``count`` - 1); None for fewer than two values.
+        interval: 95 % confidence interval of the mean by Student's t, which assumes independent runs; None for fewer
+            than two values.
+        corrected: The same for folds, corrected for the overlap of their training samples; None without folds.
+        minimum: Smallest value.
+        maximum: Largest value.
+        excluded: Runs without a finite value, and what they have instead: ``missing``, ``nan``, ``inf`` or ``-inf``.
+    """
+
+    count: int
+    mean: float | None = None
+    std: float | None = None
+    interval: tuple[float, float] | None = None
+    corrected: tuple[float, float] | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    excluded: dict[str, str] = field(default_factory=dict)
+
+
+def summarize(values: Mapping[str, float | None], num_folds: int | None = None) -> Statistics:
+    """Compute the statistics of a metric.
+
+    Args:
+        values: Final value of each run, by its name; None if it has none.
+        num_folds: Number of folds if the runs are folds of a cross-validation, also of a repeated one.
+    """
+    excluded = {
+        name: "missing" if value is None else str(float(value))
+        for name, value in values.items()
+        if value is None or not math.isfinite(value)
+    }
+    found = [float(value) for name, value in values.items() if name not in excluded and value is not None]
+    if not found:
+        return Statistics(0, excluded=excluded)
+    count, mean = len(found), math.fsum(found) / len(found)
+    if count == 1:
+        return Statistics(1, mean, minimum=mean, maximum=mean, excluded=excluded)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in found) / (count - 1))
+    return Statistics(
+        count,
+        mean,
+        std,
+        _interval(mean, student_half_width(std, count)),
+        None if num_folds is None else _interval(mean, corrected_half_width(std, count, num_folds)),
+        min(found),
+        max(found),
+        excluded,
+    )
+
+
+def summarize_runs(
+    runs: Runs, num_folds: int | None = None, metrics: Sequence[str] | None = None
+) -> dict[str, Statistics]:
+    """Compute the statistics of each metric.
+
+    Args:
+        runs: Final metrics of each run, by its name; without metrics if it failed.
+        num_folds: Number of folds if the runs are folds of a cross-validation, also of a repeated one.
+        metrics: Metrics and their order; None: all that a run has, sorted by name.
+    """
+    names = sorted({name for values in runs.values() for name in values}) if metrics is None else metrics
+    return {name: summarize({run: values.get(name) for run, values in runs.items()}, num_folds) for name in names}
+
+
+def student_half_width(std: float, count: int) -> float:
+    """Half the width of the 95 % confidence interval of the mean of independent values.
+
+    Args:
+        std: Sample standard deviation.
+        count: Number of values, at least 2.
+
+    Source: Student, The Probable Error of a Mean, Biometrika 6, 1908.
+    """
+    return _quantile(count) * std / math.sqrt(count)
+
+
+def corrected_half_width(std: float, count: int, num_folds: int) -> float:
+    """Half the width of the 95 % confidence interval of the mean over folds.
+
+    The training samples of any two folds overlap, so that their values are correlated, and the variance of the mean is
+    larger than std² / count. It is estimated as (1 / count + n_val / n_train) std², where n_val / n_train is
+    1 / (num_folds - 1). With repeated cross-validation, ``count`` is the number of all values.
+
+    Args:
+        std: Sample standard deviation.
+        count: Number of values, at least 2.
+        num_folds: Number of folds.
+
+    Source: Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52, 2003; for repeated
+    cross-validation: Bouckaert and Frank, Evaluating the Replicability of Significance Tests for Comparing Learning
+    Algorithms, PAKDD 2004.
+    """
+    return _quantile(count) * std * math.sqrt(1 / count + 1 / (num_folds - 1))
+
+
+def format_statistics(statistics: Mapping[str, Statistics]) -> str:
+    """Format a table of all metrics, and list what is excluded from it."""
+    has_folds = any(found.corrected for found in statistics.values())
+    rows = [["metric", "n", "mean ± std", "min", "max", STUDENT, *[CORRECTED] * has_folds]]
+    for name, found in statistics.items():
+        digits = _decimals(found)
+        mean = "–" if found.mean is None else f"{found.mean:.{digits}f}"
+        spread = "" if found.std is None else f" ± {found.std:.{digits}f}"
+        ends = ["–" if end is None else f"{end:.{digits}f}" for end in (found.minimum, found.maximum)]
+        intervals = [
+            "–" if ends is None else f"{ends[0]:.{digits}f} … {ends[1]:.{digits}f}"
+            for ends in (found.interval, *[found.corrected] * has_folds)
+        ]
+        rows.append([name, str(found.count), mean + spread, *ends, *intervals])
+    lines = [_aligned(rows)]
+    for name, found in statistics.items():
+        if found.excluded:
+            listed = ", ".join(f"{run} ({reason})" for run, reason in found.excluded.items())
+            lines.append(f"{name} excludes {listed}")
+    lines += [SINGLE] * any(found.count == 1 for found in statistics.values())
+    lines += [OVERLAP] * has_folds
+    return "\n".join(lines)
+
+
+def format_runs(runs: Runs, metrics: Sequence[str] | None = None) -> str:
+    """Format a table with one row for each run.
+
+    Args:
+        runs: Final metrics of each run, by its name.
+        metrics: Metrics and their order; None: all that a run has, sorted by name.
+    """
+    names = sorted({name for values in runs.values() for name in values}) if metrics is None else metrics
+    texts = [
+        ["–" if (value := values.get(name)) is None else f"{value:.5g}" for name in names] for values in runs.values()
+    ]
+    return _aligned([["run", *names], *([run, *row] for run, row in zip(runs, texts, strict=True))])
+
+
+def write_statistics(path: Path, statistics: Mapping[str, Statistics]) -> None:
+    """Write a CSV file with one row for each metric; undefined values are empty."""
+    header = "metric n mean std min max t95_low t95_high corrected95_low corrected95_high excluded"
+    rows: list[Sequence[object]] = [header.split()]
+    for name, found in statistics.items():
+        intervals = (*(found.interval or (None, None)), *(found.corrected or (None, None)))
+        excluded = "; ".join(f"{run}: {reason}" for run, reason in found.excluded.items())
+        rows.append([name, found.count, found.mean, found.std, found.minimum, found.maximum, *intervals, excluded])
+    _write(path, rows)
+
+
+def write_runs(path: Path, runs: Runs, metrics: Sequence[str] | None = None) -> None:
+    """Write a CSV file with one row for each run; missing values are empty.
+
+    Args:
+        path: The file.
+        runs: Final metrics of each run, by its name.
+        metrics: Metrics and their order; None: all that a run has, sorted by name.
+    """
+    names = sorted({name for values in runs.values() for name in values}) if metrics is None else metrics
+    _write(path, [["run", *names], *([run, *map(values.get, names)] for run, values in runs.items())])
+
+
+def _quantile(count: int) -> float:
+    """The 97.5 % quantile of Student's t distribution with ``count`` - 1 degrees of freedom."""
+    from scipy.special import stdtrit  # imported here: scipy.stats, which has it too, takes longer to import
+
+    return float(stdtrit(count - 1, 0.975))
+
+
+def _interval(mean: float, half_width: float) -> tuple[float, float]:
+    return mean - half_width, mean + half_width
+
+
+def _decimals(found: Statistics) -> int:
+    """Decimals that show two significant digits of the standard deviation, or else five of the mean."""
+    scale, digits = (found.std, 2) if found.std else (abs(found.mean or 0.0), 5)
+    if not scale:
+        return 4
+    return min(max(digits - 1 - math.floor(math.log10(scale)), 0), 12)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _write(path: Path, rows: Sequence[Sequence[object]]) -> None:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, file.getvalue())
