@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,8 +242,9 @@ def check_scheduler(search: Search) -> None:
         from optuna.pruners import BasePruner as Expected
     else:
         from ray.tune.schedulers import TrialScheduler as Expected
-    name = type(search.scheduler).__name__
-    if not isinstance(search.scheduler, Expected):
+    given = search.scheduler.func if isinstance(search.scheduler, partial) else type(search.scheduler)
+    name = given.__name__
+    if not issubclass(given, Expected):
         kind = "a pruner of Optuna" if search.engine == "local" else "a scheduler of Ray Tune"
         raise ConfigError(f"search.scheduler={name}: search.engine={search.engine} takes {kind}; choose one, or null")
 

@@ -71,7 +71,7 @@ def run_trials(
                         state = "failed"
                     if state != "running":
                         progress.ended(study.tell(trial.number, state, trial.reports, error))
-                progress.refresh(running.values())
+                progress.refresh({trial.number: trial.reports for trial in running.values()})
         finally:
             for trial in running.values():
                 trial.interrupt()

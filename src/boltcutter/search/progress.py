@@ -10,7 +10,7 @@ from typing import Any
 
 from boltcutter.search.results import Result
 from boltcutter.search.settings import Mode
-from boltcutter.search.trial import Trial
+from boltcutter.search.trial import Report
 
 INTERVAL = 1.0  # seconds between two drawings of the table
 BEST_SHOWN = 3  # of the trials that ended
@@ -54,8 +54,12 @@ class Progress:
         self._clear()
         print(f"[{sum(self._counts.values())}/{self.total}] {line}", flush=True)
 
-    def refresh(self, running: Iterable[Trial]) -> None:
-        """Draw the table of running trials, if this is a terminal and the last drawing is old enough."""
+    def refresh(self, running: Mapping[int, Sequence[Report]]) -> None:
+        """Draw the table of running trials, if this is a terminal and the last drawing is old enough.
+
+        Args:
+            running: Validations of each trial, by number.
+        """
         if not sys.stdout.isatty() or time.monotonic() < self._drawn + INTERVAL:
             return
         self._drawn = time.monotonic()
@@ -63,11 +67,11 @@ class Progress:
         elapsed = time.strftime("%H:%M:%S", time.gmtime(self._drawn - self._start))
         lines = [f"{sum(self._counts.values())} of {self.total} trials ended{counts and f' ({counts})'}, {elapsed}"]
         lines += [f"  best  {text}" for _, text in self._best]
-        for trial in running:
+        for number, reports in running.items():
             name = self.metrics[0][0]
-            scores = [report.metrics[name] for report in trial.reports if name in report.metrics]
+            scores = [report.metrics[name] for report in reports if name in report.metrics]
             shown = f"{name}={scores[-1]:.4g} after {len(scores)} validations" if scores else "starting"
-            lines.append(f"  {trial.number:4}  {shown}  {format_values(self._values.get(trial.number, {}))}")
+            lines.append(f"  {number:4}  {shown}  {format_values(self._values.get(number, {}))}")
         self._clear()
         print("\n".join(line[:200] for line in lines), flush=True)
         self._lines = len(lines)

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining, TrialScheduler
-from ray.tune.search import Searcher
+from ray.tune.search import BasicVariantGenerator, Searcher
 from ray.tune.stopper import Stopper
 
 from boltcutter.config.errors import ConfigError, one_line
@@ -23,7 +23,7 @@ from boltcutter.search.progress import Progress
 from boltcutter.search.settings import Search
 from boltcutter.search.space import Choice, Integer, Parameter, Space
 from boltcutter.search.study import Sampled, Study
-from boltcutter.search.trial import Report, Trial, trial_overrides
+from boltcutter.search.trial import MAX_RESTARTS, Report, Trial, trial_overrides
 
 FILES = "ray"  # folder of Ray Tune's own files in that of the search, removed at the end
 INTERRUPTED = "interrupted"  # file there that tells trials to save, as the search continues later
@@ -72,8 +72,8 @@ def run_trials(
     name, mode = study.metrics[0]
     scheduler = make_scheduler(search.scheduler, study.space)
     population = isinstance(scheduler, PopulationBasedTraining)
-    replayed = [] if scheduler is None or population else study.ended()
-    searcher = StudySearcher(study, total, files, replayed, progress)
+    queue = [(sampled, True) for sampled in ([] if scheduler is None or population else study.ended())]
+    queue += [(sampled, False) for sampled in study.interrupted()]
     os.environ.update(ENVIRONMENT)
     try:
         cluster = ray_cluster(
@@ -87,25 +87,30 @@ def run_trials(
         with cluster:
             check_resources(cpus, gpus)
             trainable = tune.with_parameters(
-                TrialProcess, make_trial=make_trial, files=str(files), population=population, keys=keys(study.space)
+                TrialProcess, make_trial=make_trial, files=str(files), population=population
             )
+            if population:  # which Ray Tune combines with no searcher: all trials are sampled beforehand
+                options = population_options(study, queue, total, progress)
+            else:
+                options = {"search_alg": StudySearcher(study, queue, total, files, progress), "num_samples": -1}
             tuner = tune.Tuner(
                 tune.with_resources(trainable, {"cpu": cpus, "gpu": gpus}),
+                param_space=options.pop("param_space", None),
                 tune_config=tune.TuneConfig(
                     metric=name,
                     mode=mode,
-                    search_alg=searcher,
                     scheduler=scheduler,
-                    num_samples=-1,
                     max_concurrent_trials=search.max_parallel,
                     reuse_actors=True,
+                    **options,
                 ),
                 run_config=tune.RunConfig(
                     name="tune",
                     storage_path=str(files),
                     verbose=0,
                     stop=StopWhen(should_stop, files),
-                    callbacks=[ShowProgress(searcher, progress)],
+                    failure_config=tune.FailureConfig(max_failures=MAX_RESTARTS),
+                    callbacks=[TrialEvents(study, files, progress)],
                 ),
             )
             tuner.fit()
@@ -135,9 +140,21 @@ def check_resources(cpus: float, gpus: float) -> None:
         )
 
 
-def keys(space: Space) -> list[str]:
-    """Keys of the space."""
-    return [parameter.key for parameter in space.parameters]
+def population_options(
+    study: Study, queue: list[tuple[Sampled, bool]], total: int, progress: Progress
+) -> dict[str, Any]:
+    """Options of Ray Tune for trials that are sampled beforehand."""
+    sampled = [trial for trial, _ in queue]
+    while trial := study.ask(total):
+        sampled.append(trial)
+    for trial in sampled:
+        progress.began(trial.number, trial.values)
+    points = [as_config(trial) for trial in sampled]
+    return {
+        "search_alg": BasicVariantGenerator(points_to_evaluate=points),
+        "num_samples": len(points),
+        "param_space": {key: tune.choice([value]) for key, value in points[0].items()} if points else {},
+    }
 
 
 def make_scheduler(scheduler: Any, space: Space) -> TrialScheduler | None:
@@ -192,81 +209,87 @@ class StopWhen(Stopper):
         return False
 
 
-class ShowProgress(tune.Callback):
-    """Redraws the table of trials.
-
-    Args:
-        searcher: Knows the running trials.
-        progress: Shows them.
-    """
-
-    def __init__(self, searcher: StudySearcher, progress: Progress) -> None:
-        self.searcher, self.progress = searcher, progress
-
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Redraw."""
-        self.progress.refresh(self.searcher.running.values())
-
-
-class StudySearcher(Searcher):
-    """Suggests the values that a study samples, and stores what trials report in it.
+class TrialEvents(tune.Callback):
+    """Stores what trials report in the study.
 
     Args:
         study: The study.
-        total: Number of trials.
         files: Folder in which trials find their numbers.
-        replayed: Trials that ended earlier, whose reports the scheduler sees again.
-        progress: Shows trials that ended.
+        progress: Shows the state of the search.
     """
 
-    def __init__(self, study: Study, total: int, files: Path, replayed: list[Sampled], progress: Progress) -> None:
+    def __init__(self, study: Study, files: Path, progress: Progress) -> None:
+        self.study, self.files, self.progress = study, files, progress
+        self.reports: dict[int, list[Report]] = {}  # of running trials
+        self.values: dict[int, dict[str, Any]] = {}
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Store a report."""
+        if "report" not in result:
+            return
+        facts = json.loads(result["report"])
+        number, report = facts["number"], Report(facts["step"], facts["metrics"])
+        if facts["replays"]:
+            return
+        if self.values.setdefault(number, facts["values"]) != facts["values"]:
+            self.study.set_values(number, facts["values"])
+            self.values[number] = facts["values"]
+        self.reports[number] = [*(r for r in self.reports.get(number, ()) if r.step < report.step), report]
+        self.study.report(number, len(self.reports[number]), report.metrics)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Store the end of a trial, unless it was interrupted."""
+        result = trial.last_result or {}
+        self._end(trial, result.get("state") or "pruned", result.get("error", ""))
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Store the end of a trial whose worker was lost too often, or raised an error."""
+        self._end(trial, "failed", one_line(trial.get_ray_actor_error() or "its Ray worker was lost"))
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Redraw the table of trials."""
+        self.progress.refresh(self.reports)
+
+    def _end(self, trial: Any, state: str, error: str) -> None:
+        facts = read_facts(self.files, trial.trial_id)
+        if facts is None or facts["replays"] or (self.files / INTERRUPTED).exists():
+            return
+        number = facts["number"]
+        self.progress.ended(self.study.tell(number, state, self.reports.pop(number, []), error))
+
+
+class StudySearcher(Searcher):
+    """Suggests the values that a study samples.
+
+    Args:
+        study: The study.
+        queue: Trials of an earlier process, and whether the scheduler only sees their reports again.
+        total: Number of trials.
+        files: Folder in which trials find their numbers.
+        progress: Shows the state of the search.
+    """
+
+    def __init__(
+        self, study: Study, queue: list[tuple[Sampled, bool]], total: int, files: Path, progress: Progress
+    ) -> None:
         super().__init__(metric=study.metrics[0][0], mode=study.metrics[0][1])
-        self.study, self.total, self.files, self.progress = study, total, files, progress
-        self._queue = [
-            *((sampled, True) for sampled in replayed),
-            *((sampled, False) for sampled in study.interrupted()),
-        ]
-        self.running: dict[str, Running] = {}
+        self.study, self.queue, self.total, self.files, self.progress = study, queue, total, files, progress
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """Suggest the values of a trial, or that there are no more."""
-        sampled, replays = self._queue.pop(0) if self._queue else (self.study.ask(self.total), False)
+        sampled, replays = self.queue.pop(0) if self.queue else (self.study.ask(self.total), False)
         if sampled is None:
             finished: str = Searcher.FINISHED
             return finished
-        if not replays:
-            self.running[trial_id] = Running(sampled.number)
-            self.progress.began(sampled.number, sampled.values)
-        space = {key: value for key, value in sampled.values.items() if key in keys(self.study.space)}
-        fixed = {key: value for key, value in sampled.values.items() if key not in space}
-        facts = {"number": sampled.number, "fixed": fixed, "replays": replays}
-        (self.files / trial_id).write_text(json.dumps(facts))
-        return space or {"number": sampled.number}
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Store a report."""
-        running = self.running.get(trial_id)
-        if running is None or "report" not in result:
-            return
-        facts = json.loads(result["report"])
-        report = Report(facts["step"], facts["metrics"])
-        if running.values and running.values != facts["values"]:
-            self.study.set_values(running.number, facts["values"])
-        running.values = facts["values"]
-        running.reports = [*(earlier for earlier in running.reports if earlier.step < report.step), report]
-        self.study.report(running.number, len(running.reports), report.metrics)
+        self.progress.began(sampled.number, sampled.values)
+        config = as_config(sampled, replays)
+        write_facts(self.files, trial_id, config)
+        return config
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Store the end of a trial, unless it was interrupted."""
-        running = self.running.get(trial_id)
-        if running is None or (self.files / INTERRUPTED).exists():
-            return
-        if result:
-            self.on_trial_result(trial_id, result)
-        del self.running[trial_id]
-        state = (result or {}).get("state") or ("failed" if error else "pruned")
-        message = (result or {}).get("error") or ("its Ray worker was lost" if error else "")
-        self.progress.ended(self.study.tell(running.number, state, running.reports, message))
+        """Nothing to do: ``TrialEvents`` stores the end."""
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing to save: the study is on disk."""
@@ -275,17 +298,22 @@ class StudySearcher(Searcher):
         """Nothing to restore."""
 
 
-class Running:
-    """What is known in this process of a trial that runs in another.
+def as_config(sampled: Sampled, replays: bool = False) -> dict[str, Any]:
+    """The configuration of a trial in Ray Tune: its number, and its values by key."""
+    return {"number": sampled.number, "replays": replays, **sampled.values}
 
-    Args:
-        number: Number of the trial.
-    """
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.reports: list[Report] = []
-        self.values: dict[str, Any] = {}
+def write_facts(files: Path, trial_id: str, config: Mapping[str, Any]) -> None:
+    """Note what a trial is, as population-based training copies the configuration of one trial to another."""
+    (files / trial_id).write_text(json.dumps({name: config[name] for name in ("number", "replays")}))
+
+
+def read_facts(files: Path, trial_id: str) -> dict[str, Any] | None:
+    """What was noted of a trial."""
+    with suppress(FileNotFoundError):
+        found: dict[str, Any] = json.loads((files / trial_id).read_text())
+        return found
+    return None
 
 
 class TrialProcess(tune.Trainable):
@@ -297,7 +325,6 @@ class TrialProcess(tune.Trainable):
         make_trial: Callable[[Sampled, Mapping[str, str]], Trial],
         files: str,
         population: bool,
-        keys: list[str],
     ) -> None:
         """Prepare a trial.
 
@@ -306,21 +333,20 @@ class TrialProcess(tune.Trainable):
             make_trial: Makes the trial.
             files: Folder with the numbers of the trials.
             population: Whether values change while the trial runs.
-            keys: Keys of the space.
         """
-        self._make, self._files, self._population, self._keys = make_trial, Path(files), population, keys
+        self._make, self._files, self._population = make_trial, Path(files), population
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Prepare another trial in the same worker, or the same one with other values."""
-        facts = json.loads((self._files / self.trial_id).read_text())
-        values = {key: new_config[key] for key in self._keys if key in new_config}
+        if read_facts(self._files, self.trial_id) is None:
+            write_facts(self._files, self.trial_id, new_config)
+        self._facts = read_facts(self._files, self.trial_id) or {}
+        self._values = {key: value for key, value in new_config.items() if key not in ("number", "replays")}
         variables = {name: value for name in ("CUDA_VISIBLE_DEVICES",) if (value := os.environ.get(name)) is not None}
-        self._values = {**values, **facts["fixed"]}
-        self._trial = self._make(Sampled(facts["number"], self._values), variables)
+        self._trial = self._make(Sampled(self._facts["number"], self._values), variables)
         if self._population:
-            self._trial.changes = [*trial_overrides(values), "resume_exact=false"]
-        self._replays: bool = facts["replays"]
+            self._trial.changes = [*trial_overrides(self._values), "resume_exact=false"]
         # A scheduler sees earlier reports again, but that of a population only the last.
         self._earlier = list(enumerate(self._trial.reports, 1))[-1 if self._population else 0 :]
         self._started = False
@@ -331,7 +357,7 @@ class TrialProcess(tune.Trainable):
         if self._earlier:
             count, report = self._earlier.pop(0)
             return self._result(count, report)
-        if self._replays:
+        if self._facts["replays"]:
             return self._end("complete")
         if not self._started:
             self._started = True
@@ -380,8 +406,8 @@ class TrialProcess(tune.Trainable):
 
     def _result(self, count: int, report: Report) -> dict[str, Any]:
         # Tune flattens mappings, and joins their keys by slashes, which names of metrics contain.
-        facts = json.dumps({"step": report.step, "metrics": report.metrics, "values": self._values})
-        return {**report.metrics, "report": facts, "training_iteration": count}
+        facts = {**self._facts, "step": report.step, "metrics": report.metrics, "values": self._values}
+        return {**report.metrics, "report": json.dumps(facts), "training_iteration": count}
 
     def _end(self, state: str, error: str = "") -> dict[str, Any]:
         reports = self._trial.reports
