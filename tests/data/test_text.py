@@ -120,3 +120,44 @@ def test_invalid_settings_are_one_line_errors(folder: Path, settings: dict[str, 
     with pytest.raises(ValueError, match=message) as error:
         text(folder, **settings)
     assert "\n" not in str(error.value)
+
+
+def test_folds_are_documents(folder: Path) -> None:
+    test = said(text(folder, split=(0.7, 0.1, 0.2)), "test")
+    vals = []
+    for fold in range(4):
+        data = text(folder, split=(0.7, 0.1, 0.2), num_folds=4, fold=fold, tokenizer="bpe", vocab_size=280)
+        assert said(data, "test") == test
+        train, val = (said(data, split).split("|")[:-1] for split in ("train", "val"))
+        assert not set(train) & set(val)
+        assert len(train) > 2 * len(val)
+        vals += val
+    assert sorted(vals + test.split("|")[:-1]) == sorted(path.read_text() for path in folder.rglob("*.txt"))
+    with pytest.raises(ValueError, match=r"^data.num_folds=50, but the number of samples is \d+; try data.num_folds="):
+        text(folder, num_folds=50)
+
+
+def test_the_vocabulary_does_not_depend_on_the_val_fold(folder: Path) -> None:
+    def vocabulary() -> str:
+        return text(folder, num_folds=3, fold=1, tokenizer="bpe", vocab_size=280).tokenizer.serialized
+
+    data = text(folder, num_folds=3, fold=1)
+    before, val = vocabulary(), said(data, "val").split("|")[:-1]
+    for path in folder.rglob("*.txt"):
+        if path.read_text() in val:
+            path.write_text(path.read_text().replace("document", "Dokument"))
+    assert vocabulary() == before
+
+
+def test_folds_of_few_documents_are_ranges_of_lines(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("".join(f"line {number}\n" for number in range(1000)))
+    test = said(text(tmp_path / "one.txt"), "test")
+    vals = []
+    for fold in range(3):
+        data = text(tmp_path / "one.txt", num_folds=3, fold=fold)
+        assert said(data, "test") == test
+        train, val = (said(data, split).replace("|", "") for split in ("train", "val"))
+        assert sorted((train + val + test.replace("|", "")).splitlines()) == sorted(f"line {n}" for n in range(1000))
+        assert len(val.splitlines()) == pytest.approx(300, abs=10)
+        vals.append(val)
+    assert "".join([*vals, test.replace("|", "")]) == (tmp_path / "one.txt").read_text()

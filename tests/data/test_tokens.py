@@ -181,3 +181,24 @@ def test_short_windows_are_fetched_by_pages(tmp_path: Path) -> None:
         pass
     assert max(asked) * 4096 <= FETCH_BYTES
     assert max(asked) > 16
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_folds_are_ranges_of_each_file(tmp_path: Path, own: bool) -> None:
+    write(tmp_path / "a.bin", range(200))
+    other = str(write(tmp_path / "b.bin", range(500, 700)))
+    settings: dict[str, Any] = {"split": (0.7, 0.1, 0.2)} | ({"val": other} if own else {})
+    path = tmp_path / "a.bin" if own else tmp_path
+    test = windows(tokens(path, **settings), "test")
+    vals = []
+    for fold in range(4):
+        data = tokens(path, num_folds=4, fold=fold, **settings)
+        assert windows(data, "test") == test
+        train, val = ({token for row in windows(data, split) for token in row} for split in ("train", "val"))
+        assert not train & val
+        assert not (train | val) & {token for row in test for token in row}
+        vals += windows(data, "val")
+    begins = sorted(row[0] // 40 for row in vals)  # of the training files 160 tokens, of the val files 200
+    assert len(vals) == len({tuple(row) for row in vals}) >= 32
+    assert {0, 1, 2, 3, 13, 14, 15} <= set(begins)
+    assert len({tokens(path, num_folds=4, fold=fold, **settings).fingerprint() for fold in range(4)}) == 4

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from boltcutter.data.folds import fold_indices
 from boltcutter.data.module import Splits, check_split
 from boltcutter.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from boltcutter.data.tokens import TokenDataModule, TokenWindows
@@ -45,6 +46,8 @@ class Text(TokenDataModule):
             library. In a folder, hidden files and those with a zero byte near their beginning are ignored.
         tokenizer: ``bytes``; ``bpe``, trained on the text; or the path of a ``tokenizer.json``.
         split: Fractions of train, val and test, in bytes.
+        num_folds: Number of folds of the documents for cross-validation; each is tokenized separately. None: no folds.
+        fold: The fold for validation, from 0; the others are the train split.
         cache_dir: Folder for the tokenized text.
         shape: Shape of one sample: (T,), the context length in tokens.
         vocab_size: Number of tokens in the vocabulary; BPE is trained to this size.
@@ -59,6 +62,8 @@ class Text(TokenDataModule):
         path: str | None = None,
         tokenizer: str = "bytes",
         split: tuple[float, float, float] = (0.9, 0.05, 0.05),
+        num_folds: int | None = None,
+        fold: int = 0,
         cache_dir: Path = Path("data/text"),
         shape: tuple[int] = (256,),
         vocab_size: int = 256,
@@ -66,7 +71,8 @@ class Text(TokenDataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(shape=shape, vocab_size=vocab_size, batch_size=batch_size, seed=seed, num_workers=num_workers)
+        settings: Any = {"batch_size": batch_size, "seed": seed, "num_workers": num_workers}
+        super().__init__(shape=shape, vocab_size=vocab_size, num_folds=num_folds, fold=fold, **settings)
         check_split(split)
         self.path, self.tokenizer_name, self.split, self.cache_dir = path, tokenizer, split, Path(cache_dir)
 
@@ -99,12 +105,14 @@ class Text(TokenDataModule):
         # A checkpoint's tokenizer comes first: its model was trained with it.
         tokenizer = self.statistics.get("tokenizer") or self.tokenizer_name
         settings = [tokenizer, self.vocab_size if tokenizer == "bpe" else None, self.split, self.seed]
+        settings += [self.num_folds, self.fold] if self.num_folds else []
         folder = self.cache_dir / hashlib.sha256(json.dumps([stats, settings]).encode()).hexdigest()[:16]
         if not (folder / "metadata.json").is_file():
             draft = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.part")
             draft.mkdir(parents=True, exist_ok=True)
             try:
-                self._tokenize(draft, split_documents(files, self.split, self.seed), tokenizer)
+                spans = split_documents(files, self.split, self.seed, self.num_folds, self.fold)
+                self._tokenize(draft, spans, tokenizer)
                 if not folder.exists():  # another process may have finished first
                     draft.rename(folder)
             finally:
@@ -155,19 +163,34 @@ def _is_text(file: Path) -> bool:
         return b"\0" not in opened.read(8192)
 
 
-def split_documents(files: Sequence[Path], split: tuple[float, float, float], seed: int) -> dict[str, list[Span]]:
+def split_documents(
+    files: Sequence[Path],
+    split: tuple[float, float, float],
+    seed: int,
+    num_folds: int | None = None,
+    fold: int = 0,
+) -> dict[str, list[Span]]:
     """Assign documents, or parts of documents if there are few, to splits.
 
     Args:
         files: The documents.
         split: Fractions of train, val and test, in bytes.
         seed: Seed of the split.
+        num_folds: Number of folds that documents without a test split are divided into; None: no folds.
+        fold: The fold for validation, from 0.
     """
     sizes = np.array([file.stat().st_size for file in files])
     if len(files) < MIN_DOCUMENTS:
         spans: dict[str, list[Span]] = {name: [] for name in NAMES}
         for file, size in zip(files, sizes.tolist(), strict=True):
             ends = [0, *(_line_end(file, round(size * fraction)) for fraction in np.cumsum(split)[:2]), size]
+            if num_folds:
+                begin, end = (_line_end(file, ends[2] * at // num_folds) for at in (fold, fold + 1))
+                begin, end = begin if fold else 0, min(end, ends[2])
+                spans["train"] += [Span(file, 0, begin), Span(file, end, ends[2])]
+                spans["val"].append(Span(file, begin, end))
+                spans["test"].append(Span(file, *ends[2:]))
+                continue
             for name, begin, end in zip(NAMES, ends[:-1], ends[1:], strict=True):
                 spans[name].append(Span(file, begin, end))
         return spans
@@ -175,6 +198,9 @@ def split_documents(files: Sequence[Path], split: tuple[float, float, float], se
     # The middle of a document, in a random concatenation of all, determines its split.
     middles = (np.cumsum(sizes[order]) - sizes[order] / 2) / sizes.sum()
     owners = np.searchsorted(np.cumsum(split)[:2], middles, side="right")
+    if num_folds:
+        train, _ = fold_indices(order[owners < 2], num_folds, fold, seed)
+        owners = np.where(owners == 2, 2, ~np.isin(order, train))
     return {
         name: [Span(files[i], 0, int(sizes[i])) for i in np.sort(order[owners == number]).tolist()]
         for number, name in enumerate(NAMES)

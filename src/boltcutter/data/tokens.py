@@ -134,12 +134,24 @@ class TokenDataModule(DataModule):
         batch_size: Global batch size: windows in one step over all devices.
         seed: Seed of split and order.
         num_workers: DataLoader workers per device.
+        num_folds: Number of folds for cross-validation, if ``load`` divides the samples into folds; None: no folds.
+        fold: The fold for validation, from 0.
     """
 
     kind: Literal["classification", "regression", "language_modeling"] = "language_modeling"
 
-    def __init__(self, *, shape: tuple[int], vocab_size: int, batch_size: int, seed: int, num_workers: int) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
+    def __init__(
+        self,
+        *,
+        shape: tuple[int],
+        vocab_size: int,
+        batch_size: int,
+        seed: int,
+        num_workers: int,
+        num_folds: int | None = None,
+        fold: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
         if shape[0] < 1:
             raise ValueError(f"data.shape={list(shape)} must be 1 or more tokens; try [256]")
         if vocab_size < 2:
@@ -190,6 +202,9 @@ class Tokens(TokenDataModule):
         dtype: Dtype of a ``.bin`` file; a ``.npy`` file has its own.
         header: Bytes at the beginning of a ``.bin`` file to skip.
         split: Fractions of train, val and test, in this order in each file of ``path``, for splits without files.
+        num_folds: Number of folds for cross-validation: each file, without its test fraction, is divided into as many
+            consecutive ranges. None: no folds.
+        fold: The range for validation, from 0; the others are the train split.
         tokenizer: ``bytes``, or the ``tokenizer.json`` that the tokens were made with; for bits per byte and text
             generation.
         shape: Shape of one sample: (T,), the context length in tokens.
@@ -208,6 +223,8 @@ class Tokens(TokenDataModule):
         dtype: Dtype = "uint16",
         header: int = 0,
         split: tuple[float, float, float] = (0.98, 0.01, 0.01),
+        num_folds: int | None = None,
+        fold: int = 0,
         tokenizer: str | None = None,
         shape: tuple[int] = (1024,),
         vocab_size: int = 50304,
@@ -215,7 +232,8 @@ class Tokens(TokenDataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(shape=shape, vocab_size=vocab_size, batch_size=batch_size, seed=seed, num_workers=num_workers)
+        settings: Any = {"batch_size": batch_size, "seed": seed, "num_workers": num_workers}
+        super().__init__(shape=shape, vocab_size=vocab_size, num_folds=num_folds, fold=fold, **settings)
         check_split(split)
         if header < 0:
             raise ValueError(f"data.header={header} must be 0 or more bytes; try 0")
@@ -237,8 +255,27 @@ class Tokens(TokenDataModule):
             found = files.get(name, [])
             if name in fractions:
                 found = [(_split_part(tokens, fractions, name), path) for tokens, path in files["train"]]
+            if self.num_folds and name != "test":
+                found = self._fold(name, files, fractions)
             splits[name] = TokenWindows(found, self.shape[0], self.vocab_size, random_offset=name == "train")
         return Splits(**splits)
+
+    def _fold(
+        self, name: str, files: dict[str, list[tuple[Array, Path]]], fractions: dict[str, float]
+    ) -> list[tuple[Array, Path]]:
+        """Ranges of all files of the train and val splits that are in split ``name``."""
+        pools: list[tuple[Array, Path]] = []
+        for tokens, path in files["train"]:
+            tested = len(_split_part(tokens, fractions, "test")) if "test" in fractions else 0
+            pools.append((tokens[: len(tokens) - tested], path))
+        pools += files.get("val", [])
+        found: list[tuple[Array, Path]] = []
+        for tokens, path in pools:
+            ends = np.linspace(0, len(tokens), (self.num_folds or 1) + 1).astype(np.int64)
+            begin, end = ends[self.fold], ends[self.fold + 1]
+            chosen = [tokens[begin:end]] if name == "val" else [tokens[:begin], tokens[end:]]
+            found += [(part, path) for part in chosen]
+        return found
 
     def _open(self, name: str, pattern: str) -> list[tuple[Array, Path]]:
         setting = "data.path" if name == "train" else f"data.{name}"

@@ -20,6 +20,8 @@ class BreastCancer(DataModule):
         shape: Shape of one sample.
         num_classes: Number of classes.
         split: Fractions of the train, val and test splits, stratified by class.
+        num_folds: Number of folds for cross-validation; None: no folds.
+        fold: The fold that is the val split, from 0; the others are the train split.
         batch_size: Samples per step, over all devices.
         seed: Determines the split and the order of samples.
         num_workers: Processes per device that load batches.
@@ -33,18 +35,22 @@ class BreastCancer(DataModule):
         shape: tuple[int] = (30,),
         num_classes: int = 2,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
+        num_folds: int | None = None,
+        fold: int = 0,
         batch_size: int = 32,
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers)
+        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
         self.shape, self.num_classes, self.split = shape, num_classes, split
         self.classes = ["malignant", "benign"]
 
     def load(self) -> Splits:
         """Return the train, val and test splits, standardized by the mean and deviation of the train split."""
         table = load_breast_cancer()
-        indices = split_indices(len(table.target), self.split, self.seed, table.target)
+        indices = split_indices(
+            len(table.target), self.split, self.seed, table.target, num_folds=self.num_folds, fold=self.fold
+        )
         if not self.statistics:  # otherwise they come from the checkpoint
             train = table.data[indices[0]]
             self.statistics = {"mean": train.mean(axis=0).tolist(), "std": train.std(axis=0).tolist()}
