@@ -152,12 +152,7 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
     Raises:
         ConfigError: The folder holds no search, or an override cannot be changed.
     """
-    try:
-        record = json.loads((folder / RECORD).read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"resume={folder}: no search there ({RECORD} is missing); give the folder of one") from None
-    except ValueError as error:
-        raise ConfigError(f"resume={folder}: {RECORD} is damaged ({error}); restore it from a copy") from None
+    record = read_search(folder)
     trust.check(record["settings"], f"resume={folder}", folder, project, signature=record.get("signature"))
     for override in arguments:
         key = override.lstrip("+~").partition("=")[0]
@@ -292,6 +287,7 @@ def check(project: Project, search: Search, settings: dict[str, Any], overrides:
 def search(plan: Plan, *, is_new: bool) -> None:
     """Run the trials, and write the results."""
     from boltcutter.search.local import deadline, run_trials
+    from boltcutter.search.outcome import write_outcome
     from boltcutter.search.progress import Progress
     from boltcutter.search.study import Study
 
@@ -323,7 +319,17 @@ def search(plan: Plan, *, is_new: bool) -> None:
         run_on_ray(study, plan.make_trial, settings, cpus=settings.cpus or plan.devices, folder=plan.folder, **options)
     else:
         run_trials(study, plan.make_trial, parallel=settings.max_parallel or 1, **options)
-    finish(plan, study)
+    write_outcome(
+        plan.folder,
+        study.results(),
+        project=plan.project,
+        overrides=[*settings.overrides, *plan.overrides],
+        metrics=plan.metrics,
+        space=plan.space,
+        search_command=read_search(plan.folder)["command"],
+        averages=settings.summary == "mean",
+        num_folds=settings.folds,
+    )
 
 
 def reached(plan: Plan, best: float | None) -> bool:
@@ -349,10 +355,22 @@ def save(plan: Plan) -> None:
     write_text(plan.folder / RECORD, json.dumps(record, indent=2) + "\n")
 
 
-def finish(plan: Plan, study: Any) -> None:
-    """Print the best trials, and write the tables and the report."""
-    results = study.results()
-    print(f"{sum(result.state == 'complete' for result in results)} of {plan.total} trials are complete")
+def read_search(folder: Path) -> dict[str, Any]:
+    """Read the record of a search.
+
+    Raises:
+        ConfigError: The folder holds no search, or its record is damaged.
+    """
+    path = folder / RECORD
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"resume={folder}: no search there ({path.name} is missing); give the folder of one"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"resume={folder}: {path.name} is damaged ({error}); restore it from a copy") from None
+    return found
 
 
 def describe(project: Project, arguments: Sequence[str]) -> None:
