@@ -210,10 +210,10 @@ def make_search(settings: Mapping[str, Any]) -> Search:
     Raises:
         ConfigError: A setting is wrong, or a package is missing.
     """
-    for package in ("optuna", "ray"):
-        if (package == "optuna" or settings.get("engine") == "ray") and find_spec(package) is None:
-            what = "search" if package == "optuna" else f"search.engine={settings.get('engine')}"
-            raise ConfigError(f"{what}: {package} is not installed; {install_command(package)}")
+    engine = settings.get("engine")
+    packages = {"ray": ["ray", "optuna"], "wandb": []}.get(str(engine), ["optuna"])
+    if missing := next((package for package in packages if find_spec(package) is None), None):
+        raise ConfigError(f"search.engine={engine}: {missing} is not installed; {install_command(missing)}")
     cfg = DictConfig({"search": dict(settings)})
     if mistakes := build.check(cfg, Settings):
         raise ConfigError("\n".join(mistakes))
@@ -234,14 +234,20 @@ def check_scheduler(search: Search) -> None:
     if search.scheduler is None:
         return
     if search.engine == "local":
-        from optuna.pruners import BasePruner as Expected
+        from optuna.pruners import BasePruner
+
+        expected: tuple[type, str] = (BasePruner, "a pruner of Optuna")
     else:
-        from ray.tune.schedulers import TrialScheduler as Expected
-    given = search.scheduler.func if isinstance(search.scheduler, partial) else type(search.scheduler)
-    name = given.__name__
-    if not issubclass(given, Expected):
-        kind = "a pruner of Optuna" if search.engine == "local" else "a scheduler of Ray Tune"
-        raise ConfigError(f"search.scheduler={name}: search.engine={search.engine} takes {kind}; choose one, or null")
+        from ray.tune.schedulers import TrialScheduler
+
+        expected = (TrialScheduler, "a scheduler of Ray Tune")
+    scheduler = search.scheduler
+    given = scheduler.func if isinstance(scheduler, partial) else type(scheduler)
+    if not (isinstance(given, type) and issubclass(given, expected[0])):
+        raise ConfigError(
+            f"search.scheduler={getattr(given, '__name__', given)}: search.engine={search.engine} takes {expected[1]}; "
+            "choose one, or null"
+        )
 
 
 def check(project: Project, search: Search, settings: dict[str, Any], overrides: list[str]) -> Plan:
@@ -294,6 +300,21 @@ def search(plan: Plan, *, is_new: bool) -> None:
     settings = plan.search
     if is_new:
         save(plan)
+    if settings.engine == "wandb":
+        from boltcutter.search.sweep import write_sweep
+
+        path = write_sweep(
+            plan.folder / "sweep.yaml",
+            plan.space,
+            project=plan.project,
+            overrides=[*settings.overrides, *plan.overrides],
+            metrics=plan.metrics,
+            num_trials=settings.num_trials,
+            name=plan.folder.name,
+            search_command=own_command(),
+        )
+        print(f"wandb sweep {path}    # creates the sweep, and prints the command of its agents")
+        return
     study = Study(
         plan.folder,
         plan.space,
@@ -323,13 +344,19 @@ def search(plan: Plan, *, is_new: bool) -> None:
         plan.folder,
         study.results(),
         project=plan.project,
-        overrides=[*settings.overrides, *plan.overrides],
+        overrides=[*(o for o in settings.overrides if not o.startswith(("test=", "report="))), *plan.overrides],
         metrics=plan.metrics,
         space=plan.space,
         search_command=read_search(plan.folder)["command"],
         averages=settings.summary == "mean",
         num_folds=settings.folds,
     )
+
+
+def own_command() -> str:
+    """The command that started this process."""
+    is_script = command("search").startswith("python ")
+    return shlex.join([*command("search").split(), *sys.argv[1 if is_script else 2 :]])
 
 
 def reached(plan: Plan, best: float | None) -> bool:
@@ -342,7 +369,7 @@ def reached(plan: Plan, best: float | None) -> bool:
 def save(plan: Plan) -> None:
     """Write what is needed to continue the search."""
     record = {
-        "command": shlex.join([*command("search").split(), *sys.argv[1:]]),
+        "command": own_command(),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "overrides": plan.overrides,
         "settings": plan.settings,

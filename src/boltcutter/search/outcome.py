@@ -22,6 +22,7 @@ from boltcutter.search.statistics import format_runs, format_statistics, summari
 from boltcutter.search.table import format_trials
 
 REPEATED = {"seed": "seed", "data.fold": "fold"}  # keys in which repeated runs differ
+NOT_AVERAGED = ("train/", "throughput/", "lr-")  # prefixes of metrics
 
 
 def write_outcome(
@@ -102,9 +103,11 @@ def summarize_groups(folder: Path, results: Sequence[Result], num_folds: int | N
         compared = {k: v for k, v in result.values.items() if k not in (*REPEATED, "data.num_folds")}
         title = " ".join(f"{key}={value}" for key, value in compared.items())
         name = " ".join(f"{REPEATED[k]} {v}" for k, v in result.values.items() if k in REPEATED)
-        groups.setdefault(title, {})[f"{name} ({result.state})" if result.state != "complete" else name] = (
-            {**result.metrics, **result.objectives, **test_metrics(result.folder)} if result.state == "complete" else {}
-        )
+        scores = {**result.metrics, **result.objectives, **test_metrics(result.folder)}
+        complete = result.state == "complete"
+        groups.setdefault(title, {})[name if complete else f"{name} ({result.state})"] = {
+            metric: value for metric, value in scores.items() if complete and not metric.startswith(NOT_AVERAGED)
+        }
     lines = []
     for index, (title, runs) in enumerate(groups.items()):
         statistics = summarize_runs(runs, num_folds)

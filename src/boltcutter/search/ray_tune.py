@@ -131,7 +131,7 @@ def check_resources(cpus: float, gpus: float) -> None:
     Raises:
         ConfigError: None can.
     """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
         largest = max(nodes, key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)))
         raise ConfigError(
@@ -160,9 +160,10 @@ def population_options(
 def make_scheduler(scheduler: Any, space: Space) -> TrialScheduler | None:
     """Complete a scheduler that perturbs values, which has to know the space."""
     if not isinstance(scheduler, partial):
-        return scheduler
+        made: TrialScheduler | None = scheduler
+        return made
     mutable = [p for p in space.parameters if p.condition is None]
-    made: TrialScheduler = scheduler(
+    made = scheduler(
         hyperparam_mutations={p.key: _domain(p) for p in mutable}, custom_explore_fn=partial(_clip, mutable)
     )
     return made
@@ -277,12 +278,11 @@ class StudySearcher(Searcher):
         super().__init__(metric=study.metrics[0][0], mode=study.metrics[0][1])
         self.study, self.queue, self.total, self.files, self.progress = study, queue, total, files, progress
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Any:
         """Suggest the values of a trial, or that there are no more."""
         sampled, replays = self.queue.pop(0) if self.queue else (self.study.ask(self.total), False)
         if sampled is None:
-            finished: str = Searcher.FINISHED
-            return finished
+            return Searcher.FINISHED
         self.progress.began(sampled.number, sampled.values)
         config = as_config(sampled, replays)
         write_facts(self.files, trial_id, config)
@@ -319,7 +319,7 @@ def read_facts(files: Path, trial_id: str) -> dict[str, Any] | None:
 class TrialProcess(tune.Trainable):
     """Runs the process of a trial in a worker of Ray."""
 
-    def setup(
+    def setup(  # type: ignore[override]
         self,
         config: dict[str, Any],
         make_trial: Callable[[Sampled, Mapping[str, str]], Trial],
@@ -364,12 +364,12 @@ class TrialProcess(tune.Trainable):
             if not self._trial.start():
                 return self._end("complete")
         self._trial.answer("continue")
-        while (report := self._trial.receive()) is None:
+        while (received := self._trial.receive()) is None:
             state, error = self._trial.finish()
             if state == "running" and self._trial.restart():
                 continue
             return self._end("failed" if state == "running" else state, error)
-        return self._result(len(self._trial.reports), report)
+        return self._result(len(self._trial.reports), received)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Copy a checkpoint, so that another trial can continue from it."""

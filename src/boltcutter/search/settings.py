@@ -19,7 +19,8 @@ class Search:
 
     Args:
         space: A distribution for each key, such as ``optimizer.lr: loguniform(1e-5, 1e-1)``.
-        engine: ``local`` runs trials on this machine; ``ray`` on a Ray cluster, or on this machine without one.
+        engine: ``local`` runs trials on this machine; ``ray`` on a Ray cluster, or on this machine without one;
+            ``wandb`` only writes the file of a W&B sweep, whose agents run the trials.
         metric: Logged metric to optimize, or several; null: what selects the best checkpoint.
         mode: Whether it is minimized or maximized; a list for several metrics; null: as for the best checkpoint.
         sampler: Called with a seed; returns an Optuna sampler. null: random values.
@@ -42,7 +43,7 @@ class Search:
     """
 
     space: dict[str, Any] = field(default_factory=dict)
-    engine: Literal["local", "ray"] = "local"
+    engine: Literal["local", "ray", "wandb"] = "local"
     metric: str | list[str] | None = None
     mode: Mode | list[Mode] | None = None
     sampler: Callable[..., Any] | None = None
@@ -117,11 +118,12 @@ def objectives(search: Search, cfg: Mapping[str, Any]) -> list[tuple[str, Mode]]
         ConfigError: No metric is known, or modes do not match metrics.
     """
     monitors = [c for c in (cfg.get("callback") or {}).values() if isinstance(c, Mapping) and c.get("monitor")]
-    default = next(((str(c["monitor"]), c.get("mode") or "min") for c in monitors), None)
+    modes_of = [(str(c["monitor"]), as_mode(c.get("mode"))) for c in monitors]
+    default = modes_of[0] if modes_of else None
     if search.metric is None:
         if default is None:
             raise ConfigError("search.metric=null: no callback monitors a metric; set search.metric=<a logged metric>")
-        return [(default[0], search.mode if isinstance(search.mode, str) else default[1])]
+        return [(default[0], as_mode(search.mode) if isinstance(search.mode, str) else default[1])]
     metrics = [search.metric] if isinstance(search.metric, str) else search.metric
     modes = search.mode if isinstance(search.mode, list) else [search.mode] * len(metrics)
     if len(modes) != len(metrics):
@@ -129,4 +131,9 @@ def objectives(search: Search, cfg: Mapping[str, Any]) -> list[tuple[str, Mode]]
     known = dict([default] if default else [])
     if unknown := [metric for metric, mode in zip(metrics, modes, strict=True) if not mode and metric not in known]:
         raise ConfigError(f"search.mode: not set for {unknown[0]}; set search.mode=min or max")
-    return [(metric, mode or known[metric]) for metric, mode in zip(metrics, modes, strict=True)]
+    return [(metric, as_mode(mode or known[metric])) for metric, mode in zip(metrics, modes, strict=True)]
+
+
+def as_mode(mode: Any) -> Mode:
+    """``max``, or ``min`` for anything else."""
+    return "max" if mode == "max" else "min"

@@ -202,7 +202,7 @@ def is_completed(folder: Path) -> bool:
     """Whether the last attempt of a run ended by itself."""
     with suppress(ConfigError):
         attempts = run.read_record(folder).get("attempts") or [{}]
-        return attempts[-1].get("reason") == "completed"
+        return str(attempts[-1].get("reason")) == "completed"
     return False
 
 
