@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from boltcutter.search.progress import Progress
-from boltcutter.search.study import Sampled, Study
-from boltcutter.search.trial import Trial
+from boltcutter.search.study import Study
+from boltcutter.search.trial import Sampled, Trial
 
 POLL = 0.5  # seconds between two looks at signals and the time limit
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from ray.tune.stopper import Stopper
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.environment.ray_cluster import ray_cluster
 from boltcutter.search.progress import Progress
+from boltcutter.search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts
 from boltcutter.search.settings import Search
 from boltcutter.search.space import Choice, Integer, Parameter, Space
-from boltcutter.search.study import Sampled, Study
-from boltcutter.search.trial import MAX_RESTARTS, Report, Trial, trial_overrides
+from boltcutter.search.study import Study
+from boltcutter.search.trial import MAX_RESTARTS, Report, Sampled, Trial
 
 FILES = "ray"  # folder of Ray Tune's own files in that of the search, removed at the end
-INTERRUPTED = "interrupted"  # file there that tells trials to save, as the search continues later
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # trials log by themselves
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the end of a trial has no metrics of its own
@@ -35,7 +34,6 @@ ENVIRONMENT = {
     "TUNE_MAX_PENDING_TRIALS_PG": "4",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-CHECKPOINT = "trial.ckpt"
 
 
 def run_trials(
@@ -163,10 +161,9 @@ def make_scheduler(scheduler: Any, space: Space) -> TrialScheduler | None:
         made: TrialScheduler | None = scheduler
         return made
     mutable = [p for p in space.parameters if p.condition is None]
-    made = scheduler(
+    return scheduler(  # type: ignore[no-any-return]
         hyperparam_mutations={p.key: _domain(p) for p in mutable}, custom_explore_fn=partial(_clip, mutable)
     )
-    return made
 
 
 def _domain(parameter: Parameter) -> Any:
@@ -301,122 +298,3 @@ class StudySearcher(Searcher):
 def as_config(sampled: Sampled, replays: bool = False) -> dict[str, Any]:
     """The configuration of a trial in Ray Tune: its number, and its values by key."""
     return {"number": sampled.number, "replays": replays, **sampled.values}
-
-
-def write_facts(files: Path, trial_id: str, config: Mapping[str, Any]) -> None:
-    """Note what a trial is, as population-based training copies the configuration of one trial to another."""
-    (files / trial_id).write_text(json.dumps({name: config[name] for name in ("number", "replays")}))
-
-
-def read_facts(files: Path, trial_id: str) -> dict[str, Any] | None:
-    """What was noted of a trial."""
-    with suppress(FileNotFoundError):
-        found: dict[str, Any] = json.loads((files / trial_id).read_text())
-        return found
-    return None
-
-
-class TrialProcess(tune.Trainable):
-    """Runs the process of a trial in a worker of Ray."""
-
-    def setup(  # type: ignore[override]
-        self,
-        config: dict[str, Any],
-        make_trial: Callable[[Sampled, Mapping[str, str]], Trial],
-        files: str,
-        population: bool,
-    ) -> None:
-        """Prepare a trial.
-
-        Args:
-            config: Values of the space.
-            make_trial: Makes the trial.
-            files: Folder with the numbers of the trials.
-            population: Whether values change while the trial runs.
-        """
-        self._make, self._files, self._population = make_trial, Path(files), population
-        self.reset_config(config)
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Prepare another trial in the same worker, or the same one with other values."""
-        if read_facts(self._files, self.trial_id) is None:
-            write_facts(self._files, self.trial_id, new_config)
-        self._facts = read_facts(self._files, self.trial_id) or {}
-        self._values = {key: value for key, value in new_config.items() if key not in ("number", "replays")}
-        variables = {name: value for name in ("CUDA_VISIBLE_DEVICES",) if (value := os.environ.get(name)) is not None}
-        self._trial = self._make(Sampled(self._facts["number"], self._values), variables)
-        if self._population:
-            self._trial.changes = [*trial_overrides(self._values), "resume_exact=false"]
-        # A scheduler sees earlier reports again, but that of a population only the last.
-        self._earlier = list(enumerate(self._trial.reports, 1))[-1 if self._population else 0 :]
-        self._started = False
-        return True
-
-    def step(self) -> dict[str, Any]:
-        """Train until the next validation or the end."""
-        if self._earlier:
-            count, report = self._earlier.pop(0)
-            return self._result(count, report)
-        if self._facts["replays"]:
-            return self._end("complete")
-        if not self._started:
-            self._started = True
-            if not self._trial.start():
-                return self._end("complete")
-        self._trial.answer("continue")
-        while (received := self._trial.receive()) is None:
-            state, error = self._trial.finish()
-            if state == "running" and self._trial.restart():
-                continue
-            return self._end("failed" if state == "running" else state, error)
-        return self._result(len(self._trial.reports), received)
-
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Copy a checkpoint, so that another trial can continue from it."""
-        source = self._trial.save() if self._started else None
-        source = source or _newest(self._trial.folder)
-        if source is not None:
-            target = Path(checkpoint_dir) / CHECKPOINT
-            shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
-
-    def load_checkpoint(self, checkpoint_dir: Any) -> None:
-        """Continue from a copied checkpoint, of this trial or another."""
-        source = Path(str(checkpoint_dir)) / CHECKPOINT
-        if not source.exists():
-            return
-        checkpoints = self._trial.folder / "checkpoints"
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        for earlier in checkpoints.glob("last*"):
-            shutil.rmtree(earlier) if earlier.is_dir() else earlier.unlink()
-        target = checkpoints / "last.ckpt"
-        shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
-
-    def cleanup(self) -> None:
-        """Stop training for good, or let it save if the search was interrupted."""
-        if not self._started:
-            return
-        if (self._files / INTERRUPTED).exists() or self._population:
-            self._trial.end()
-        else:
-            self._trial.answer("stop")
-            with suppress(OSError):
-                while self._trial.receive():
-                    self._trial.answer("stop")
-            self._trial.finish()
-
-    def _result(self, count: int, report: Report) -> dict[str, Any]:
-        # Tune flattens mappings, and joins their keys by slashes, which names of metrics contain.
-        facts = {**self._facts, "step": report.step, "metrics": report.metrics, "values": self._values}
-        return {**report.metrics, "report": json.dumps(facts), "training_iteration": count}
-
-    def _end(self, state: str, error: str = "") -> dict[str, Any]:
-        reports = self._trial.reports
-        self._started = False
-        last = self._result(len(reports), reports[-1]) if reports else {}
-        return {**last, "done": True, "state": state, "error": error}
-
-
-def _newest(folder: Path) -> Path | None:
-    """The newest checkpoint of a run that ended."""
-    found = sorted((folder / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
-    return found[-1] if found else None

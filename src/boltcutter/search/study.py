@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from boltcutter.search import trial as trials
 from boltcutter.search.results import Result
 from boltcutter.search.settings import Mode
 from boltcutter.search.space import Space
+from boltcutter.search.trial import Sampled
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 logging.getLogger("optuna").setLevel(logging.ERROR)
@@ -29,19 +29,6 @@ STATES = {
     TrialState.RUNNING: "running",
 }
 SURPLUS = "surplus"  # of a trial that two workers asked for when there was one left
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A trial with its values.
-
-    Args:
-        number: Number of the trial.
-        values: Values by key of the configuration.
-    """
-
-    number: int
-    values: dict[str, Any]
 
 
 class Study:

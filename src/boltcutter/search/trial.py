@@ -28,6 +28,19 @@ MAX_RESTARTS = 3  # of a trial whose process was killed
 POLL = 0.05  # seconds between two looks at a process or a lease
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """A trial with its values.
+
+    Args:
+        number: Number of the trial.
+        values: Values by key of the configuration.
+    """
+
+    number: int
+    values: dict[str, Any]
+
+
 @dataclass
 class Report:
     """What a trial reports after a validation.

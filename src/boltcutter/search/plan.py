@@ -1,0 +1,286 @@
+"""Compose and check a search, before any of its trials starts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.config import instantiate as build
+from boltcutter.config.compose import DictConfig, compose
+from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.values import plain, redacted
+from boltcutter.environment.identity import new_run_id
+from boltcutter.project import Project, command, install_command
+from boltcutter.run import folder as run
+from boltcutter.run import trust
+from boltcutter.search.settings import Mode, Search, objectives
+from boltcutter.search.space import Space
+from boltcutter.search.trial import Sampled, Trial, trial_overrides
+
+RECORD = "search.json"
+CHANGEABLE = ("num_trials", "max_parallel", "max_time", "target", "cpus", "gpus", "address", "dashboard", "ports")
+
+
+@dataclass
+class Settings:
+    """Configuration of the search command besides that of training.
+
+    Args:
+        search: The search.
+    """
+
+    search: Search
+
+
+@dataclass
+class Plan:
+    """A search that was checked.
+
+    Args:
+        project: The project.
+        folder: Folder of the search.
+        settings: Settings of the search, as plain values.
+        overrides: Overrides of training for all trials.
+        search: The same settings as an object.
+        metrics: Metrics and modes.
+        fixed: Values of trials that are given, such as seeds and folds.
+        devices: Devices of each trial.
+        gpus: GPUs of each trial, or a fraction of one.
+    """
+
+    project: Project
+    folder: Path
+    settings: dict[str, Any]
+    overrides: list[str]
+    search: Search
+    metrics: list[tuple[str, Mode]]
+    fixed: list[dict[str, Any]]
+    devices: int
+    gpus: float
+
+    @property
+    def space(self) -> Space:
+        """The parsed space."""
+        return Space(self.search.space)
+
+    @property
+    def total(self) -> int:
+        """Number of trials."""
+        return len(self.fixed) * (self.search.num_trials or 1)
+
+    def make_trial(self, sampled: Sampled, environment: Mapping[str, str]) -> Trial:
+        """Make the trial of sampled values."""
+        folder = self.folder / "trials" / f"{sampled.number:04d}"
+        overrides = [*self.search.overrides, *self.overrides, *trial_overrides(sampled.values)]
+        variables = {"WANDB_RUN_GROUP": self.folder.name, **environment}
+        return Trial(sampled.number, folder, overrides, self.metrics[0][0], self.project, variables)
+
+
+def planned(project: Project, arguments: Sequence[str]) -> Plan:
+    """Compose and check a new search.
+
+    Raises:
+        ConfigError: There are mistakes.
+    """
+    settings = read_settings(project, arguments)
+    special, overrides = run.split_overrides([o for o in arguments if not is_search_override(o)], "folder")
+    search = make_search(settings)
+    plan = check(project, search, settings, overrides)
+    name = plan.folder
+    plan.folder = Path(special.get("folder") or name / new_run_id()).absolute()
+    if (plan.folder / RECORD).exists():
+        raise ConfigError(f"folder={plan.folder} holds a search; use resume={plan.folder}, or another folder")
+    return plan
+
+
+def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
+    """Read a search that is continued, with changed limits or resources.
+
+    Raises:
+        ConfigError: The folder holds no search, or an override cannot be changed.
+    """
+    record = read_search(folder)
+    trust.check(record["settings"], f"resume={folder}", folder, project, signature=record.get("signature"))
+    for override in arguments:
+        key = override.lstrip("+~").partition("=")[0]
+        if key.removeprefix("search.").partition(".")[0] not in CHANGEABLE or not key.startswith("search."):
+            raise ConfigError(
+                f"{override}: a search that is continued keeps its settings, apart from "
+                f"{', '.join(f'search.{name}' for name in CHANGEABLE)}; remove it, or start a new search"
+            )
+    settings = plain(compose(project, arguments, base=DictConfig({"search": record["settings"]})).search)
+    search = make_search(settings)
+    return Plan(
+        project=project,
+        folder=folder.absolute(),
+        settings=settings,
+        overrides=record["overrides"],
+        search=search,
+        metrics=[(name, mode) for name, mode in record["metrics"]],
+        fixed=record["fixed"],
+        devices=record["devices"],
+        gpus=search.gpus if search.gpus is not None else record["gpus"],
+    )
+
+
+def is_search_override(override: str) -> bool:
+    """Whether an override is for the search, not for training."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0] == "search"
+
+
+def read_settings(project: Project, arguments: Sequence[str]) -> dict[str, Any]:
+    """Compose the settings of the search from its option and overrides.
+
+    Raises:
+        ConfigError: No option was chosen, or an override is wrong.
+    """
+    own = [override for override in arguments if is_search_override(override)]
+    if not any(override.startswith("search=") for override in own):
+        raise ConfigError(f"search: not set; give search=…{project.list_options('search')}")
+    in_space = [o for o in own if o.lstrip("+~").startswith("search.space.")]
+    settings = plain(compose(project, [o for o in own if o not in in_space], base=DictConfig({})).search)
+    space = dict(settings.get("space") or {})
+    for override in in_space:  # whose keys have dots, as those of training
+        key, _, text = override.lstrip("+~").removeprefix("search.space.").partition("=")
+        if override.startswith("~"):
+            if key not in space:
+                raise ConfigError(f"{override}: not in the space{hint(key, space)}; remove it")
+            del space[key]
+        else:
+            space[key] = text
+    return {**settings, "space": space}
+
+
+def make_search(settings: Mapping[str, Any]) -> Search:
+    """Check the settings and build the object.
+
+    Raises:
+        ConfigError: A setting is wrong, or a package is missing.
+    """
+    engine = settings.get("engine")
+    packages = {"ray": ["ray", "optuna"], "wandb": []}.get(str(engine), ["optuna"])
+    if missing := next((package for package in packages if find_spec(package) is None), None):
+        raise ConfigError(f"search.engine={engine}: {missing} is not installed; {install_command(missing)}")
+    cfg = DictConfig({"search": dict(settings)})
+    if mistakes := build.check(cfg, Settings):
+        raise ConfigError("\n".join(mistakes))
+    try:
+        search: Search = build.build(cfg.search, "search")
+    except ValueError as error:
+        raise ConfigError(one_line(error)) from error
+    check_scheduler(search)
+    return search
+
+
+def check_scheduler(search: Search) -> None:
+    """Check that the scheduler belongs to the engine.
+
+    Raises:
+        ConfigError: It belongs to the other engine.
+    """
+    if search.scheduler is None:
+        return
+    if search.engine == "local":
+        from optuna.pruners import BasePruner
+
+        expected: tuple[type, str] = (BasePruner, "a pruner of Optuna")
+    else:
+        from ray.tune.schedulers import TrialScheduler
+
+        expected = (TrialScheduler, "a scheduler of Ray Tune")
+    scheduler = search.scheduler
+    given = scheduler.func if isinstance(scheduler, partial) else type(scheduler)
+    if not (isinstance(given, type) and issubclass(given, expected[0])):
+        raise ConfigError(
+            f"search.scheduler={getattr(given, '__name__', given)}: search.engine={search.engine} takes {expected[1]}; "
+            "choose one, or null"
+        )
+
+
+def check(project: Project, search: Search, settings: dict[str, Any], overrides: list[str]) -> Plan:
+    """Check the space against the configuration of training, and that the metrics are logged.
+
+    Raises:
+        ConfigError: There are mistakes.
+    """
+    from boltcutter.assembly.assemble import assemble, read_config  # imports torch
+    from boltcutter.environment.warnings import filter_warnings
+    from boltcutter.protocols import NativeTask
+
+    filter_warnings()
+    space = Space(search.space)
+    base = [*search.overrides, *overrides]
+    given = {override.lstrip("+~").partition("=")[0]: override for override in overrides}
+    if clash := next((p for p in space.parameters if p.key in given), None):
+        raise ConfigError(f"{given[clash.key]}: {clash.key} is in the search space as well; remove one of the two")
+    cfg = read_config(project, base)
+    metrics = objectives(search, redacted(cfg))
+    fixed = search.fixed(int(cfg.seed))
+    if not space.parameters and len(fixed) == 1:
+        raise ConfigError("search.space={}: nothing to search; add search.space.optimizer.lr='loguniform(1e-5, 1e-1)'")
+    for parameter, values in space.probes():
+        with run.prefix_errors(parameter.setting):
+            read_config(project, [*base, *trial_overrides(values)])
+    for values in fixed:
+        read_config(project, [*base, *trial_overrides(values)])
+    name = Path(cfg.runs) / cfg.name
+    cfg.folder = str(name / "search")
+    components = assemble(cfg)
+    if isinstance(components.task, NativeTask):
+        logged = components.task.logged_metrics
+        if unknown := next((metric for metric, _ in metrics if metric not in logged), None):
+            listed = ", ".join(sorted(logged))
+            raise ConfigError(f"search.metric={unknown} is never logged{hint(unknown, logged)} (there are: {listed})")
+    devices = components.trainer.num_devices
+    uses_gpus = components.trainer.strategy.root_device.type == "cuda"
+    gpus = search.gpus if search.gpus is not None else float(devices if uses_gpus else 0)
+    return Plan(project, name, settings, overrides, search, metrics, fixed, devices, gpus)
+
+
+def own_command() -> str:
+    """The command that started this process."""
+    is_script = command("search").startswith("python ")
+    return shlex.join([*command("search").split(), *sys.argv[1 if is_script else 2 :]])
+
+
+def save(plan: Plan) -> None:
+    """Write what is needed to continue the search."""
+    record = {
+        "command": own_command(),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "overrides": plan.overrides,
+        "settings": plan.settings,
+        "signature": trust.sign(plan.settings),
+        "metrics": plan.metrics,
+        "fixed": plan.fixed,
+        "devices": plan.devices,
+        "gpus": plan.gpus,
+    }
+    write_text(plan.folder / RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def read_search(folder: Path) -> dict[str, Any]:
+    """Read the record of a search.
+
+    Raises:
+        ConfigError: The folder holds no search, or its record is damaged.
+    """
+    path = folder / RECORD
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"resume={folder}: no search there ({path.name} is missing); give the folder of one"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"resume={folder}: {path.name} is damaged ({error}); restore it from a copy") from None
+    return found
