@@ -83,7 +83,7 @@ def ray_cluster(
             "namespace": f"boltcutter-{secrets.token_hex(4)}",
         }
         if address:
-            _check_reachable(address, f"{setting}.address")
+            check_reachable(address, f"{setting}.address")
             stack.callback(ray.shutdown)
             try:
                 with _kept_sigterm_handler():
@@ -152,7 +152,7 @@ def _check_free(port: int, setting: str) -> None:
             raise ValueError(f"{setting}: {port} cannot be used ({error}); choose another, or remove it") from None
 
 
-def _check_reachable(address: str, setting: str) -> None:
+def check_reachable(address: str, setting: str) -> None:
     """Raise ValueError if nothing accepts connections at an address that has a port."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not port.isdigit():

@@ -21,6 +21,7 @@ from boltcutter.environment.process import call_glibc
 
 TRIAL_FD = "BOLTCUTTER_TRIAL_FD"  # descriptor of a socket that is connected to the search that started this trial
 LAUNCHER_PID = "BOLTCUTTER_LAUNCHER_PID"  # of the process that starts the other ranks
+PARENT_PID = "BOLTCUTTER_PARENT_PID"  # of a process that this one must not outlive, such as a worker of Ray
 PR_SET_PDEATHSIG = 1  # prctl(2)
 HANDLER_TIMEOUT = 2.0  # seconds within which Python should have called the handler of a signal
 
@@ -129,6 +130,11 @@ class SignalWatchdog:
 def _die_with_launcher() -> None:
     """Have the kernel kill this rank when its launcher exits; otherwise it would wait for the other ranks for long."""
     global _ends_with_launcher
+    if (parent := os.environ.pop(PARENT_PID, None)) and sys.platform == "linux":
+        call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # also after training has started
+        if os.getppid() != int(parent):  # it exited before that call
+            os._exit(1)
+        return
     launcher = os.environ.get(LAUNCHER_PID)
     by_lightning = launcher is not None and "LOCAL_RANK" in os.environ
     if sys.platform == "linux" and TRIAL_FD in os.environ and "LOCAL_RANK" not in os.environ:

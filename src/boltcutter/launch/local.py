@@ -34,6 +34,7 @@ class LocalLauncher:
     """
 
     array: str | list[str] | None = None
+    log_name = "local.log"
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class LocalLauncher:
 
     def submit(self, job: Job, file: Path) -> list[str]:
         """Start the run; its id has the pid, host and start time of its first process."""
-        with open(_log(job.folder), "ab") as log:
+        with open(job.folder / "logs" / self.log_name, "ab") as log:
             process = subprocess.Popen(
                 ["bash", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -94,11 +95,7 @@ class LocalLauncher:
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of the run."""
-        return follow_log(_log(folder), lambda: not follow or self.status(job_id).state != "running")
-
-
-def _log(folder: Path) -> Path:
-    return folder / "logs" / "local.log"
+        return follow_log(folder / "logs" / self.log_name, lambda: not follow or self.status(job_id).state != "running")
 
 
 def _start_time(pid: int) -> str:

@@ -1,0 +1,46 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import environment
+
+from boltcutter.launch.ray_driver import Plan, missing
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "gpus", "cluster", "remedy"),
+    [
+        (1, 2, False, [{"CPU": 2}], None),
+        (1, 2, False, [{"CPU": 1}, {"CPU": 1}], "fewer devices, a smaller launch.cpus_per_task"),
+        (2, 1, False, [{"CPU": 4}], "trainer.num_nodes=1"),
+        (2, 1, False, [{"CPU": 4}, {"CPU": 1}], None),
+        (1, 1, True, [{"CPU": 4}], "fewer devices, a smaller launch.cpus_per_task, or trainer.accelerator=cpu"),
+        (1, 1, True, [], "fewer devices, a smaller launch.cpus_per_task, or trainer.accelerator=cpu"),
+        (2, 4, True, [{"CPU": 8, "GPU": 4}] * 2, None),
+    ],
+)
+def test_missing_resources_are_reported_with_the_remedy(
+    nodes: int, devices: int, gpus: bool, cluster: list[dict[str, float]], remedy: str | None
+) -> None:
+    fault = missing(Plan("run", [], nodes=nodes, devices=devices, gpus=gpus), cluster)
+    assert (fault and fault.rpartition("; try ")[2]) == remedy
+    assert not fault or fault.startswith(f"trainer.num_nodes={nodes} trainer.devices={devices}: needs ")
+
+
+def test_the_message_names_what_is_needed_and_what_is_there() -> None:
+    plan = Plan("run", [], devices=2, cpus=3, gpus=True)
+    assert missing(plan, [{"CPU": 4, "GPU": 1}, {"CPU": 8}]) == (
+        "trainer.num_nodes=1 trainer.devices=2: needs 1 node with CPU: 6, GPU: 2; the cluster has CPU: 4, GPU: 1; "
+        "CPU: 8, GPU: 0; try fewer devices, a smaller launch.cpus_per_task, or trainer.accelerator=cpu"
+    )
+
+
+def test_a_cluster_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+    plan = json.dumps({"folder": str(tmp_path), "command": [], "address": "127.0.0.1:9"})
+    command = [sys.executable, "-W", "error", "-m", "boltcutter.launch.ray_driver"]
+    done = subprocess.run(command, input=plan, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: launch.address=127.0.0.1:9 cannot be reached (")
+    assert len(done.stderr.splitlines()) == 1
