@@ -170,7 +170,7 @@ def assert_bitwise_equal(one: Path, other: Path) -> None:
 def test_two_workers_train_as_two_processes_of_ddp(run: Run, script: Script, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    run.launch("--wait", "test=false", f"launch.environment.HOME={home}", timeout=200)
+    run.launch("--wait", "test=false", f"launch.environment={{HOME: {home}}}", timeout=200)
     assert run.reasons == ["completed"]
     assert "launch: ends with status 0" in run.log
     assert {path.name for path in home.iterdir()} <= {".cache", ".config"}  # of Matplotlib, and our key
