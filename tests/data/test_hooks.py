@@ -8,6 +8,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, random_split
 
 from boltcutter.data.hooks import has_no_batch, run_hooks_early, seed_hooks
+from boltcutter.data.tabular import Tabular
 
 
 class Split(L.LightningDataModule):
@@ -46,6 +47,17 @@ def test_a_random_split_is_the_same_in_each_process_and_drawn_once(  # of which 
     assert early.calls == ["LightningModule 1 fit"]
     early.setup("test")
     assert len(early.calls) == 2
+
+
+def test_data_is_loaded_again_for_the_statistics_of_a_checkpoint() -> None:
+    before, after = (Tabular(num_folds=2, fold=fold) for fold in range(2))
+    before.setup("fit")
+    seed_hooks(after, 0)
+    run_hooks_early(trainer(), L.LightningModule(), after)
+    after.load_state_dict(before.state_dict())
+    assert len(list(after.train_dataloader())) == 2
+    assert after.statistics == before.statistics
+    assert after.fingerprint() != before.fingerprint()
 
 
 def test_a_split_without_a_batch_is_an_error() -> None:

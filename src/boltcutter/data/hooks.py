@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils._pytree import tree_leaves
 
 from boltcutter.data.seeding import seeded_generators
+from boltcutter.protocols import NativeData
 
 HOOKS = ("prepare_data", "setup")
 
@@ -67,7 +68,8 @@ def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.Lightni
             raise ValueError(f"data: the {split} split has no batch; give more samples or lower data.batch_size")
     for name in HOOKS:
         hook = getattr(data, name)
-        if isinstance(hook, SeededHook):
+        # A native data module loads its splits once, and again for the statistics of a checkpoint.
+        if isinstance(hook, SeededHook) and not (name == "setup" and isinstance(data, NativeData)):
             hook.ran_early = True
 
 
