@@ -1,10 +1,13 @@
 import numpy as np
 import pytest
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.data.folds import check_accepts_folds, check_folds, fold_indices, split_off_groups
 from boltcutter.data.module import DataModule, split_indices
 from boltcutter.data.synthetic import Synthetic
 from boltcutter.data.tabular import Tabular
+from boltcutter.project import Project
+from boltcutter.search.plan import planned
 
 SPLIT = (0.7, 0.15, 0.15)
 
@@ -150,3 +153,8 @@ def test_a_data_module_without_the_arguments_is_an_error() -> None:
         ValueError, match=r"Half has no argument num_folds, which cross-validation needs; add num_folds"
     ):
         check_accepts_folds(Half)
+
+
+def test_a_search_over_folds_needs_a_data_module_with_folds() -> None:
+    with pytest.raises(ConfigError, match=r"^data: boltcutter.data.synthetic.Synthetic has no argument num_folds and"):
+        planned(Project.find(__file__), ["search=kfold", "data=synthetic"])

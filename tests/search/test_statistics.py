@@ -16,7 +16,6 @@ from boltcutter.search.statistics import (
     student_half_width,
     summarize,
     summarize_runs,
-    write_runs,
     write_statistics,
 )
 
@@ -139,8 +138,6 @@ def test_the_csv_files(tmp_path: Path) -> None:
     )
     write_statistics(tmp_path / "single.csv", {"x": summarize({"a": 1.0})})
     assert (tmp_path / "single.csv").read_text().splitlines()[1] == "x,1,1.0,,1.0,1.0,,,,,"
-    write_runs(tmp_path / "runs.csv", runs())
-    assert (tmp_path / "runs.csv").read_text().splitlines()[::4] == ["run,val/accuracy,val/loss", "fold 3,0.94,nan"]
 
 
 def test_scipy_is_imported_only_where_it_is_needed() -> None:

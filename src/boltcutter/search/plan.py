@@ -17,7 +17,9 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.locate import locate
 from boltcutter.config.values import plain, redacted
+from boltcutter.data.folds import check_accepts_folds
 from boltcutter.environment.identity import new_run_id
 from boltcutter.project import Project, command, install_command
 from boltcutter.run import folder as run
@@ -212,7 +214,7 @@ def check(project: Project, search: Search, settings: dict[str, Any], overrides:
     Raises:
         ConfigError: There are mistakes.
     """
-    from boltcutter.assembly.assemble import assemble, read_config  # imports torch
+    from boltcutter.assembly.assemble import as_config_error, assemble, read_config  # imports torch
     from boltcutter.environment.warnings import filter_warnings
     from boltcutter.protocols import NativeTask
 
@@ -223,6 +225,9 @@ def check(project: Project, search: Search, settings: dict[str, Any], overrides:
     if clash := next((p for p in space.parameters if p.key in given), None):
         raise ConfigError(f"{given[clash.key]}: {clash.key} is in the search space as well; remove one of the two")
     cfg = read_config(project, base)
+    if search.folds and cfg.data is not None:
+        with as_config_error():
+            check_accepts_folds(locate(cfg.data._target_))
     metrics = objectives(search, redacted(cfg))
     fixed = search.fixed(int(cfg.seed))
     if not space.parameters and len(fixed) == 1:

@@ -168,19 +168,10 @@ def write_statistics(path: Path, statistics: Mapping[str, Statistics]) -> None:
         intervals = (*(found.interval or (None, None)), *(found.corrected or (None, None)))
         excluded = "; ".join(f"{run}: {reason}" for run, reason in found.excluded.items())
         rows.append([name, found.count, found.mean, found.std, found.minimum, found.maximum, *intervals, excluded])
-    _write(path, rows)
-
-
-def write_runs(path: Path, runs: Runs, metrics: Sequence[str] | None = None) -> None:
-    """Write a CSV file with one row for each run; missing values are empty.
-
-    Args:
-        path: The file.
-        runs: Final metrics of each run, by its name.
-        metrics: Metrics and their order; None: all that a run has, sorted by name.
-    """
-    names = sorted({name for values in runs.values() for name in values}) if metrics is None else metrics
-    _write(path, [["run", *names], *([run, *map(values.get, names)] for run, values in runs.items())])
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, file.getvalue())
 
 
 def _quantile(count: int) -> float:
@@ -196,7 +187,8 @@ def _interval(mean: float, half_width: float) -> tuple[float, float]:
 
 def _decimals(found: Statistics) -> int:
     """Decimals that show two significant digits of the standard deviation, or else five of the mean."""
-    scale, digits = (found.std, 2) if found.std else (abs(found.mean or 0.0), 5)
+    mean = abs(found.mean or 0.0)
+    scale, digits = (found.std, 2) if found.std and found.std > 1e-9 * mean else (mean, 5)
     if not scale:
         return 4
     return min(max(digits - 1 - math.floor(math.log10(scale)), 0), 12)
@@ -206,10 +198,3 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _write(path: Path, rows: Sequence[Sequence[object]]) -> None:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, file.getvalue())
