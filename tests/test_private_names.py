@@ -163,6 +163,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "torch.distributed.tensor._utils": {
         "": {"compute_local_shape_and_global_offset": "global_shape mesh placements"},
     },
+    "torch.multiprocessing": {
+        "": {"_prctl_pr_set_pdeathsig": None},
+    },
     "torch.nn.modules.batchnorm": {
         "": {"_BatchNorm": None, "_NormBase": None},
     },

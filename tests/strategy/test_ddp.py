@@ -105,6 +105,33 @@ def test_a_signal_to_the_parent_is_forwarded_to_the_ranks(forks: ForkServer, tmp
     assert saved_weights(tmp_path / "run", "last-preempted")
 
 
+PARENT_DEATH = """
+import ctypes
+from pathlib import Path
+from lightning.pytorch.callbacks import Callback
+
+class Spy(Callback):
+    def __init__(self, file):
+        self.file = file
+
+    def on_train_start(self, trainer, pl_module):
+        number = ctypes.c_int()
+        ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG
+        Path(f"{self.file}-{trainer.global_rank}").write_text(str(number.value))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")
+def test_ranks_of_a_killed_parent_get_a_signal_that_may_repeat(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "spy.py").write_text(PARENT_DEATH)
+    overrides = [*OVERRIDES, *TWO, "trainer.strategy.start_method=fork", "trainer.max_steps=1"]
+    spy = f"+callback.spy={{_target_: spy.Spy, file: {tmp_path}/signal}}"
+    done = script("train", *overrides, spy, f"folder={tmp_path}/run", env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    # Linux may send it once for each thread of the parent, and a second SIGINT ends a rank before it has saved.
+    assert [int((tmp_path / f"signal-{rank}").read_text()) for rank in range(2)] == [signal.SIGTERM] * 2
+
+
 @pytest.mark.slow  # needs a new process: the fork server kills all children of a killed one
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -161,6 +161,14 @@ def test_a_loss_other_than_the_mean_of_losses_is_refused() -> None:
         strategy._check_loss(torch.tensor(2.0))
 
 
+def test_losses_that_differ_by_their_rounding_are_accepted() -> None:
+    strategy = PipelineStrategy()
+    strategy._expected = torch.tensor(2.2969, dtype=torch.bfloat16)
+    strategy._check_loss(torch.tensor(2.3125, dtype=torch.bfloat16))  # the next larger number
+    with pytest.raises(PipelineError, match="another loss"):
+        strategy._check_loss(torch.tensor(2.5, dtype=torch.bfloat16))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),

@@ -51,7 +51,7 @@ def finish() -> None:
         _watchdog.stop()
         _watchdog = None
     # From here on, connected ranks notice when one has exited. A process that torch forked or spawned keeps the
-    # parent-death signal that torch set: its parent is not a rank, so nothing else would report its death.
+    # parent-death signal of its launcher: its parent is not a rank, so nothing else would report its death.
     if _ends_with_launcher == os.getpid():
         call_glibc("prctl", PR_SET_PDEATHSIG, 0)
 

@@ -25,6 +25,7 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _Su
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
@@ -311,6 +312,9 @@ class MultiProcessingLauncher(_MultiProcessingLauncher):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def _wrapping_function(self, process_idx: int, trainer: Any, *rest: Any) -> None:
+        # In place of torch's SIGINT: Linux may send it once for each thread of a killed parent, and a second SIGINT
+        # ends a rank before it has saved.
+        _prctl_pr_set_pdeathsig(signal.SIGTERM)
         self._unblock_signals()
         queue = rest[3]
         rank_zero_only.rank = process_idx  # type: ignore[attr-defined]  # a fork inherits rank 0

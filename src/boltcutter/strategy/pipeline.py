@@ -252,7 +252,10 @@ class PipelineStrategy(strategies.DDPStrategy):
     def _check_loss(self, loss: Any) -> None:
         """Check that the task's loss is the one whose gradients were computed."""
         assert self._expected is not None
-        if not isinstance(loss, Tensor) or not torch.allclose(loss.detach(), self._expected, rtol=1e-3, equal_nan=True):
+        tolerance = max(1e-3, 4 * torch.finfo(self._expected.dtype).eps)  # bfloat16 has 8 significant bits
+        if not isinstance(loss, Tensor) or not torch.allclose(
+            loss.detach(), self._expected, rtol=tolerance, equal_nan=True
+        ):
             raise PipelineError(
                 "trainer=pipeline: training_step returns another loss than the mean of task.losses; use trainer=ddp"
             )
