@@ -25,7 +25,7 @@ fi
 """
 STARTS = r"""
 # Count consecutive starts that ended without a signal of SLURM and without a checkpoint; give up after three.
-kinds=(-name '*.ckpt' -o -name metrics.csv) # not temporary files or folders
+kinds=(-name '*.ckpt' -o -name metrics.csv -o -name study.log) # not temporary files or folders
 saved=$(find "$folder/%(progress)s" -type f -newer "$starts" \( "${kinds[@]}" \) -print -quit 2>/dev/null)
 if [ -e "$mark" ] || [ -n "$saved" ]; then
     : >"$starts"
@@ -103,7 +103,8 @@ def render(slurm: SlurmLauncher, job: Job) -> str:
 
 def _directives(slurm: SlurmLauncher, job: Job) -> Iterator[str]:
     cpus = slurm.cpus(job)
-    tasks, cpus = (1, job.devices * cpus) if slurm.torchrun else (job.devices, cpus)
+    is_single = slurm.torchrun or job.search
+    tasks, cpus = (1, job.devices * cpus) if is_single else (job.devices, cpus)
     gpus = f"{slurm.gpu_type}:{job.devices}" if slurm.gpu_type else job.devices
     gpu_option = slurm.gpu_option if job.gpus and slurm.gpu_option != "none" else None
     log_folder = str(job.folder).replace("%", "%%")
@@ -152,7 +153,7 @@ def _setup(slurm: SlurmLauncher, job: Job) -> list[str]:
     cpus = slurm.cpus(job)
     variables = {"OMP_NUM_THREADS": str(cpus)}
     # Since SLURM 22.05, srun does not inherit --cpus-per-task from sbatch.
-    variables["SRUN_CPUS_PER_TASK"] = str(cpus * job.devices if slurm.torchrun else cpus)
+    variables["SRUN_CPUS_PER_TASK"] = str(cpus * job.devices if slurm.torchrun or job.search else cpus)
     if slurm.interface:
         variables |= {"GLOO_SOCKET_IFNAME": slurm.interface, "NCCL_SOCKET_IFNAME": slurm.interface}
     return [*lines, "", *assignments({**variables, **job.environment, **slurm.environment}), *code_path(job)]
@@ -173,16 +174,17 @@ def _srun(slurm: SlurmLauncher, job: Job) -> list[str]:
         )
     if slurm.container and slurm.container_engine == "edf":
         lines.append(f"--environment={image}")
-    if slurm.torchrun:
+    if slurm.torchrun and not job.search:
         # SLURM also signals torchrun, which would kill its workers before they have saved.
         lines.append("""bash -c 'trap "" USR1 USR2; exec "$@"' bash""")
     if slurm.container and slurm.container_engine == "apptainer":
         binds = " ".join(f"--bind {quote(mount)}" for mount in mounts)
         lines.append(f"apptainer exec{' --nv' if job.gpus else ''} {binds} {image}")
     lines.append(quote(slurm.python))
-    if slurm.torchrun:
+    if slurm.torchrun and not job.search:
         lines[-1] += f" -m torch.distributed.run --nnodes={job.nodes} --nproc-per-node={job.devices}"
         lines.append('--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID"')
         lines.append('--rdzv-endpoint="$MASTER_ADDR:$((20000 + SLURM_JOB_ID % 10000))"')
-    lines.append(" ".join([shlex.join(job.program), '"resume=$folder"', *job.trust]))
+    run = [f"resume={quote(str(job.folder))}", 'worker="$SLURM_ARRAY_TASK_ID"'] if job.search else ['"resume=$folder"']
+    lines.append(" ".join([shlex.join(job.program), *run, *job.trust]))
     return lines

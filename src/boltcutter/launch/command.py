@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib.util import find_spec
@@ -96,13 +96,14 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
     resumed, _ = run.split_overrides(overrides, "resume")
     settings, launcher = read_launcher(project, overrides, recorded_settings(resumed))
     rest = [override for override in overrides if not is_launch_override(override)]
+    if is_search(rest):
+        launch_search(project, settings, launcher, rest, flags)
+        return
     tasks = combinations(launcher.array) if launcher.array else [[]]
     if resumed and launcher.array:
         raise ConfigError("launch.array: cannot be combined with resume; remove one of them")
     root = project.root
-    copies = launcher.snapshot and snapshot.can_copy(root)
-    if launcher.snapshot and not copies:
-        print(f"note: {root} is not tracked by git: the job runs the code as it is when it starts, not a copy")
+    copies = can_copy(launcher, root)
     cfgs = [read_training_config(project, [*rest, *task]) for task in tasks]
     with job_variables(cfgs, launcher.environment) as unset:
         cfgs = [check(cfg, values=not unset) for cfg in cfgs]
@@ -117,11 +118,52 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
     elif "--check" in flags:
         print("ok")
     else:
-        submit(launcher, settings, job, cfgs, bool(resumed))
-        print(f"{command('launch')} status|logs|cancel run={display_path(job.folder)}")
+        with job_variables(cfgs, launcher.environment):
+            submit(launcher, settings, job, lambda: save_configs(cfgs), bool(resumed))
         if "--wait" in flags:
             run_verb("logs", job.folder, follow=True)
             sys.exit(any(last_reason(folder) != "completed" for folder in job.run_folders))
+
+
+def launch_search(
+    project: Project, settings: DictConfig, launcher: Launcher, overrides: list[str], flags: Sequence[str]
+) -> None:
+    """Check and submit a search, or stop earlier as the flags say."""
+    from boltcutter.launch import search  # imports what only a search needs
+
+    plan = search.plan_search(project, launcher, overrides)
+    job = search.create_job(plan, project.root, copies=can_copy(launcher, project.root))
+    launcher.check(job)
+    if "--dry-run" in flags:
+        print(launcher.render(job), end="")
+    elif "--check" in flags:
+        print("ok")
+    else:
+        submit(launcher, settings, job, lambda: search.prepare(plan), resumed=True)
+        if "--wait" in flags:
+            run_verb("logs", job.folder, follow=True)
+            sys.exit(not (job.folder / search.REPORT).is_file())
+
+
+def is_search(overrides: Sequence[str]) -> bool:
+    """Whether overrides launch a search: a new one, or one that is continued."""
+    special, _ = run.split_overrides(overrides, "resume")
+    is_new = any(override.lstrip("+~").startswith(("search=", "search.")) for override in overrides)
+    return is_new or (Path(special.get("resume") or ".") / "search.json").is_file()
+
+
+def can_copy(launcher: Launcher, root: Path) -> bool:
+    """Whether the job runs a copy of the code; says so if it should but cannot."""
+    copies = launcher.snapshot and snapshot.can_copy(root)
+    if launcher.snapshot and not copies:
+        print(f"note: {root} is not tracked by git: the job runs the code as it is when it starts, not a copy")
+    return copies
+
+
+def save_configs(cfgs: Sequence[DictConfig]) -> None:
+    """Save the configuration of each run in its folder."""
+    for cfg in cfgs:
+        run.save_config(cfg)
 
 
 @contextmanager
@@ -299,8 +341,15 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: b
     return jobs[0]
 
 
-def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[DictConfig], resumed: bool) -> None:
-    """Save the configuration of each run in its folder, submit the job and record its id.
+def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable[[], None], resumed: bool) -> None:
+    """Save what the job reads, submit it and record its id in the folder of each run.
+
+    Args:
+        launcher: The launcher.
+        settings: Its settings.
+        job: The job.
+        prepare: Writes the folders of the runs.
+        resumed: Whether the folders may hold runs.
 
     Raises:
         ConfigError: A folder is in use.
@@ -309,9 +358,7 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
     for folder in job.run_folders:
         check_unused(folder, resumed)
     try:
-        with job_variables(cfgs, launcher.environment):
-            for cfg in cfgs:
-                run.save_config(cfg)
+        prepare()
         if job.root and job.code:
             state, library = lineage.git_state(job.root), lineage.library_state(job.root)
             snapshot.copy_code(job.root, job.code, state, library)
@@ -336,6 +383,7 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, cfgs: Sequence[Di
         except ValueError:
             text = f"job {job_id}, submitted"
         print(f"{text}: {display_path(folder)}")
+    print(f"{command('launch')} status|logs|cancel run={display_path(job.folder)}")
 
 
 def check_unused(folder: Path, resumed: bool) -> None:

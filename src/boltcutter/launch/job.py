@@ -38,6 +38,7 @@ class Job:
         root: Root of the project; None: derived from ``script``.
         trusted: Whether the user composed the configuration, now or earlier, or trusts the record it is from.
         code: Snapshot of the project's code, imported in preference to installed packages.
+        search: Whether the runs of the array are workers of the search in ``folder``, each of one process.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Job:
     root: Path | None = None
     code: Path | None = None
     trusted: bool = False
+    search: bool = False
 
     @property
     def trust(self) -> list[str]:
@@ -62,7 +64,7 @@ class Job:
     @property
     def program(self) -> list[str]:
         """Arguments of the Python interpreter before those of the training."""
-        return [str(self.script)] if self.script else ["-m", "boltcutter", "train"]
+        return [str(self.script)] if self.script else ["-m", "boltcutter", "search" if self.search else "train"]
 
     @property
     def mounts(self) -> list[str]:

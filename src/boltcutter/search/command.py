@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.describe import describe as describe_keys
@@ -16,6 +16,9 @@ from boltcutter.environment import lease, signals, startup
 from boltcutter.project import Project, command
 from boltcutter.run import folder as run
 from boltcutter.search.plan import Plan, Settings, continued, own_command, planned, read_search, read_settings, save
+
+if TYPE_CHECKING:
+    from boltcutter.search.study import Study
 
 FLAGS = {
     "--check": "check the search and exit",
@@ -39,7 +42,10 @@ def main(project: Project, arguments: list[str]) -> None:
     if "--describe" in flags:
         describe(project, rest)
         return
-    special, rest = run.split_overrides(rest, "resume")
+    special, rest = run.split_overrides(rest, "resume", "worker")
+    if "worker" in special:
+        work(continued(project, Path(special["resume"]), rest), int(special["worker"]))
+        return
     plan = continued(project, Path(special["resume"]), rest) if special else planned(project, rest)
     if "--check" in flags:
         print(f"ok: {plan.total} trials")
@@ -60,9 +66,7 @@ def main(project: Project, arguments: list[str]) -> None:
 def search(plan: Plan, *, is_new: bool) -> None:
     """Run the trials, and write the results."""
     from boltcutter.search.local import deadline, run_trials
-    from boltcutter.search.outcome import write_outcome
     from boltcutter.search.progress import Progress
-    from boltcutter.search.study import Study
 
     settings = plan.search
     if is_new:
@@ -82,16 +86,7 @@ def search(plan: Plan, *, is_new: bool) -> None:
         )
         print(f"wandb sweep {path}    # creates the sweep, and prints the command of its agents")
         return
-    study = Study(
-        plan.folder,
-        plan.space,
-        plan.metrics,
-        sampler=settings.sampler,
-        pruner=settings.scheduler if settings.engine == "local" else None,
-        seed=settings.seed,
-    )
-    if is_new and plan.fixed != [{}]:
-        study.enqueue([values for _ in range(settings.num_trials or 1) for values in plan.fixed])
+    study = open_study(plan)
     progress = Progress(plan.metrics, plan.total, study.results())
     is_over = deadline(settings.time_limit)
     print(f"{plan.total} trials in {plan.folder}", flush=True)
@@ -107,6 +102,72 @@ def search(plan: Plan, *, is_new: bool) -> None:
         run_on_ray(study, plan.make_trial, settings, cpus=settings.cpus or plan.devices, folder=plan.folder, **options)
     else:
         run_trials(study, plan.make_trial, parallel=settings.max_parallel or 1, **options)
+    finish(plan, study)
+
+
+def work(plan: Plan, worker: int) -> None:
+    """Run trials of a search that several jobs share; the last of them writes the results.
+
+    Args:
+        plan: The search, with ``search.max_parallel`` workers.
+        worker: Index of this worker.
+    """
+    from boltcutter.search.local import deadline, run_trials
+    from boltcutter.search.progress import Progress
+
+    is_over = deadline(plan.search.time_limit)
+    with startup.restored_signals():
+        signals.install_handlers()
+        with run.record_attempt(worker_folder(plan.folder, worker), writes=True):
+            study = open_study(plan, worker)
+            progress = Progress(plan.metrics, plan.total, study.results())
+            run_trials(
+                study,
+                plan.make_trial,
+                total=plan.total,
+                parallel=1,
+                gpus=0,  # the job has GPUs of its own
+                should_stop=lambda: bool(signals.received_signal()) or is_over() or reached(plan, progress.best),
+                progress=progress,
+            )
+            if number := signals.received_signal():
+                signals.exit(number, "interrupted", is_collective=False)
+            results = study.results()
+            is_complete = len(results) >= plan.total or reached(plan, progress.best)
+            if is_complete and all(result.state != "running" for result in results):
+                finish(plan, study)
+
+
+def worker_folder(folder: Path, worker: int) -> Path:
+    """Folder of the log and the record of a worker, as those of the runs of a job array."""
+    return folder / f"{folder.name}-{worker}"
+
+
+def open_study(plan: Plan, worker: int | None = None) -> Study:
+    """Open or create the study of a search; ``worker`` is the index of one of several processes that share it."""
+    from boltcutter.search.study import Study
+
+    settings = plan.search
+    study = Study(
+        plan.folder,
+        plan.space,
+        plan.metrics,
+        sampler=settings.sampler,
+        pruner=settings.scheduler if settings.engine == "local" else None,
+        seed=settings.seed,
+        worker=worker or 0,
+        workers=1 if worker is None else settings.max_parallel or 1,
+    )
+    if plan.fixed != [{}] and worker is None:
+        study.enqueue([values for _ in range(settings.num_trials or 1) for values in plan.fixed])
+    return study
+
+
+def finish(plan: Plan, study: Study) -> None:
+    """Write the results."""
+    from boltcutter.search.outcome import write_outcome
+
+    settings = plan.search
     write_outcome(
         plan.folder,
         study.results(),

@@ -57,6 +57,7 @@ class Plan:
         fixed: Values of trials that are given, such as seeds and folds.
         devices: Devices of each trial.
         gpus: GPUs of each trial, or a fraction of one.
+        num_workers: Dataloader workers of each trial.
     """
 
     project: Project
@@ -68,6 +69,7 @@ class Plan:
     fixed: list[dict[str, Any]]
     devices: int
     gpus: float
+    num_workers: int = 0
 
     @property
     def space(self) -> Space:
@@ -87,8 +89,13 @@ class Plan:
         return Trial(sampled.number, folder, overrides, self.metrics[0][0], self.project, variables)
 
 
-def planned(project: Project, arguments: Sequence[str]) -> Plan:
+def planned(project: Project, arguments: Sequence[str], *, runs_here: bool = True) -> Plan:
     """Compose and check a new search.
+
+    Args:
+        project: Project whose configuration is used.
+        arguments: Overrides of the search and of training.
+        runs_here: Whether this machine has the devices of the trials.
 
     Raises:
         ConfigError: There are mistakes.
@@ -96,7 +103,7 @@ def planned(project: Project, arguments: Sequence[str]) -> Plan:
     settings = read_settings(project, arguments)
     special, overrides = run.split_overrides([o for o in arguments if not is_search_override(o)], "folder")
     search = make_search(settings)
-    plan = check(project, search, settings, overrides)
+    plan = check(project, search, settings, overrides, runs_here=runs_here)
     name = plan.folder
     plan.folder = Path(special.get("folder") or name / new_run_id()).absolute()
     if (plan.folder / RECORD).exists():
@@ -131,6 +138,7 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
         fixed=record["fixed"],
         devices=record["devices"],
         gpus=search.gpus if search.gpus is not None else record["gpus"],
+        num_workers=record["num_workers"],
     )
 
 
@@ -208,7 +216,9 @@ def check_scheduler(search: Search) -> None:
         )
 
 
-def check(project: Project, search: Search, settings: dict[str, Any], overrides: list[str]) -> Plan:
+def check(
+    project: Project, search: Search, settings: dict[str, Any], overrides: list[str], *, runs_here: bool = True
+) -> Plan:
     """Check the space against the configuration of training, and that the metrics are logged.
 
     Raises:
@@ -239,16 +249,28 @@ def check(project: Project, search: Search, settings: dict[str, Any], overrides:
         read_config(project, [*base, *trial_overrides(values)])
     name = Path(cfg.runs) / cfg.name
     cfg.folder = str(name / "search")
-    components = assemble(cfg)
-    if isinstance(components.task, NativeTask):
-        logged = components.task.logged_metrics
+    if runs_here:
+        components = assemble(cfg)
+        task: Any = components.task
+        devices = components.trainer.num_devices
+        uses_gpus = components.trainer.strategy.root_device.type == "cuda"
+    else:
+        task = build.build(cfg.task, "task")
+        given_devices = cfg.trainer.get("devices", "auto")
+        if isinstance(given_devices, str) or not given_devices:
+            raise ConfigError(f"trainer.devices={given_devices}: a job needs an explicit number; try trainer.devices=1")
+        devices = given_devices if isinstance(given_devices, int) else len(given_devices)
+        uses_gpus = cfg.trainer.get("accelerator", "auto") != "cpu"
+    if cfg.trainer.get("num_nodes", 1) != 1:
+        raise ConfigError(f"trainer.num_nodes={cfg.trainer.num_nodes}: each trial runs on one node; remove it")
+    if isinstance(task, NativeTask):
+        logged = task.logged_metrics
         if unknown := next((metric for metric, _ in metrics if metric not in logged), None):
             listed = ", ".join(sorted(logged))
             raise ConfigError(f"search.metric={unknown} is never logged{hint(unknown, logged)} (there are: {listed})")
-    devices = components.trainer.num_devices
-    uses_gpus = components.trainer.strategy.root_device.type == "cuda"
     gpus = search.gpus if search.gpus is not None else float(devices if uses_gpus else 0)
-    return Plan(project, name, settings, overrides, search, metrics, fixed, devices, gpus)
+    num_workers = (cfg.data or {}).get("num_workers") or 0
+    return Plan(project, name, settings, overrides, search, metrics, fixed, devices, gpus, num_workers)
 
 
 def own_command() -> str:
@@ -269,6 +291,7 @@ def save(plan: Plan) -> None:
         "fixed": plan.fixed,
         "devices": plan.devices,
         "gpus": plan.gpus,
+        "num_workers": plan.num_workers,
     }
     write_text(plan.folder / RECORD, json.dumps(record, indent=2) + "\n")
 

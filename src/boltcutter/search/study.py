@@ -41,7 +41,8 @@ class Study:
         sampler: Called with a seed; None: random values.
         pruner: A pruner of Optuna.
         seed: Seed of the sampled values.
-        worker: Name of this process among those that share the study.
+        worker: Index of this process among those that share the study.
+        workers: Number of processes that share it; trials of an earlier process continue in one of these.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class Study:
         sampler: Callable[..., Any] | None = None,
         pruner: Any = None,
         seed: int = 0,
-        worker: str = "0",
+        worker: int = 0,
+        workers: int = 1,
     ) -> None:
-        self.folder, self.space, self.metrics, self.seed, self.worker = folder, space, list(metrics), seed, worker
+        self.folder, self.space, self.metrics, self.seed = folder, space, list(metrics), seed
+        self.worker, self.workers = worker, workers
         self._sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
         storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
         self._study = optuna.create_study(
@@ -67,9 +70,10 @@ class Study:
         )
 
     def enqueue(self, fixed: Sequence[Mapping[str, Any]]) -> None:
-        """Give the values of the first trials; once, by the process that creates the study."""
+        """Give the values of the first trials, apart from those that are given already."""
         keys = {parameter.key for parameter in self.space.parameters}
-        for values in fixed:
+        known = sum("fixed" in trial.user_attrs for trial in self._study.get_trials(deepcopy=False))
+        for values in fixed[known:]:
             sampled = {key: value for key, value in values.items() if key in keys}
             self._study.enqueue_trial(sampled, user_attrs={"fixed": dict(values)})
 
@@ -96,13 +100,13 @@ class Study:
         return Sampled(trial.number, values)
 
     def interrupted(self) -> list[Sampled]:
-        """Trials that this worker started and did not finish."""
+        """Trials that this worker started and did not finish, or a worker that there is no longer."""
         return [
             Sampled(trial.number, trial.user_attrs["values"])
             for trial in self._trials()
             if trial.state == TrialState.RUNNING
-            and trial.user_attrs.get("worker") == self.worker
-            and "values" in trial.user_attrs
+            and "worker" in trial.user_attrs
+            and trial.user_attrs["worker"] % self.workers == self.worker
         ]
 
     def ended(self) -> list[Sampled]:

@@ -24,6 +24,17 @@ from boltcutter.project import Project
 from boltcutter.run import folder as run
 
 SAVE_TIMEOUT = 120.0  # seconds for a checkpoint to be written after SIGTERM
+# Variables by which a trial in a job would take itself for one of the job's processes, or ask to be requeued.
+NOT_INHERITED = (
+    "SLURM_JOB",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_STEP",
+    "SLURM_ARRAY",
+)
+NOT_INHERITED += ("SLURM_RESTART", "SLURM_TASKS", "SLURM_NNODES", "BOLTCUTTER_REQUEUE")
 MAX_RESTARTS = 3  # of a trial whose process was killed
 POLL = 0.05  # seconds between two looks at a process or a lease
 
@@ -109,7 +120,8 @@ class Trial:
         where = [f"resume={self.folder}", *self.changes] if exists else [*self.overrides, f"folder={self.folder}"]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._connection, theirs = socket.socketpair()
-        variables = {**os.environ, **self.project.environment, **self.environment, TRIAL_FD: str(theirs.fileno())}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+        variables = {**inherited, **self.project.environment, **self.environment, TRIAL_FD: str(theirs.fileno())}
         with theirs, open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "boltcutter", "train", *where],

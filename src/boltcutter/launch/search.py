@@ -1,0 +1,78 @@
+"""Launch a search as a job array whose tasks share its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.launch import snapshot
+from boltcutter.launch.job import Job
+from boltcutter.launch.slurm import SlurmLauncher
+from boltcutter.project import Project, command
+from boltcutter.run import folder as run
+from boltcutter.search.command import open_study, worker_folder
+from boltcutter.search.plan import RECORD, Plan, continued, planned, save
+
+REPORT = "report.html"  # written by the last worker
+
+
+def plan_search(project: Project, launcher: Any, overrides: Sequence[str]) -> Plan:
+    """Check the search and whether the launcher can run it.
+
+    Raises:
+        ConfigError: It cannot, or the search has mistakes.
+    """
+    special, rest = run.split_overrides(overrides, "resume")
+    plan = continued(project, Path(special["resume"]), rest) if special else planned(project, rest, runs_here=False)
+    if not isinstance(launcher, SlurmLauncher):
+        raise ConfigError(f"launch: a search is launched on SLURM only; elsewhere, call {command('search')} there")
+    if launcher.array:
+        raise ConfigError("launch.array: the workers of a search are an array; set search.max_parallel instead")
+    if launcher.chain > 1:
+        raise ConfigError(f"launch.chain={launcher.chain}: arrays cannot be chained; remove it")
+    if plan.search.engine != "local":
+        raise ConfigError(f"search.engine={plan.search.engine}: workers on SLURM need search.engine=local; set it")
+    return plan
+
+
+def create_job(plan: Plan, root: Path, *, copies: bool) -> Job:
+    """Create the job of a search.
+
+    Args:
+        plan: The search.
+        root: Root of the project.
+        copies: Whether the job runs a copy of the code.
+    """
+    code = plan.folder / "code" if copies else None
+    file = Path("scripts", "search.py")
+    has_script = str(file) in snapshot.list_files(root, plan.folder) if copies else (root / file).is_file()
+    script = (code or root) / file if has_script else None
+    return Job(
+        name=plan.folder.parent.name,
+        folder=plan.folder,
+        script=script,
+        array_size=plan.search.max_parallel or 1,
+        devices=plan.devices,
+        gpus=plan.gpus > 0,
+        num_workers=plan.num_workers,
+        environment={} if script else Project.at(code or root).environment,
+        progress="../study.log",
+        root=root,
+        code=code,
+        trusted=True,
+        search=True,
+    )
+
+
+def prepare(plan: Plan) -> None:
+    """Write the search, its study and the folders of its workers, before the job is submitted."""
+    if not (plan.folder / RECORD).is_file():
+        save(plan)
+    open_study(plan)
+    for worker in range(plan.search.max_parallel or 1):
+        folder = worker_folder(plan.folder, worker)
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        if not (folder / "record.json").is_file():
+            run.update_record(folder, id=folder.name, name=plan.folder.parent.name, attempts=[])
