@@ -6,16 +6,13 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.describe import describe as describe_keys
@@ -24,11 +21,12 @@ from boltcutter.config.values import format_value, parse, plain, redacted
 from boltcutter.environment.identity import new_run_id
 from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
-from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher, UnclearSubmissionError
-from boltcutter.launch.jobs import display_path, find_launcher, last_reason, list_runs, run_verb
-from boltcutter.project import Project, command
+from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher
+from boltcutter.launch.jobs import last_reason, list_runs, run_verb
+from boltcutter.launch.submit import can_copy, submit
+from boltcutter.project import Project
 from boltcutter.run import folder as run
-from boltcutter.run import lineage, trust
+from boltcutter.run import trust
 
 USER_CONFIGS = Path("~/.config/boltcutter/launch")  # <option>.yaml there overrides values of configs/launch
 SLURM_REFERENCE = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # a reference without a default
@@ -97,6 +95,8 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
     settings, launcher = read_launcher(project, overrides, recorded_settings(resumed))
     rest = [override for override in overrides if not is_launch_override(override)]
     if is_search(rest):
+        from boltcutter.launch.search import launch_search  # imports what only a search needs
+
         launch_search(project, settings, launcher, rest, flags)
         return
     tasks = combinations(launcher.array) if launcher.array else [[]]
@@ -125,39 +125,11 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
             sys.exit(any(last_reason(folder) != "completed" for folder in job.run_folders))
 
 
-def launch_search(
-    project: Project, settings: DictConfig, launcher: Launcher, overrides: list[str], flags: Sequence[str]
-) -> None:
-    """Check and submit a search, or stop earlier as the flags say."""
-    from boltcutter.launch import search  # imports what only a search needs
-
-    plan = search.plan_search(project, launcher, overrides)
-    job = search.create_job(plan, project.root, copies=can_copy(launcher, project.root))
-    launcher.check(job)
-    if "--dry-run" in flags:
-        print(launcher.render(job), end="")
-    elif "--check" in flags:
-        print("ok")
-    else:
-        submit(launcher, settings, job, lambda: search.prepare(plan), resumed=True)
-        if "--wait" in flags:
-            run_verb("logs", job.folder, follow=True)
-            sys.exit(not (job.folder / search.REPORT).is_file())
-
-
 def is_search(overrides: Sequence[str]) -> bool:
     """Whether overrides launch a search: a new one, or one that is continued."""
     special, _ = run.split_overrides(overrides, "resume")
     is_new = any(override.lstrip("+~").startswith(("search=", "search.")) for override in overrides)
     return is_new or (Path(special.get("resume") or ".") / "search.json").is_file()
-
-
-def can_copy(launcher: Launcher, root: Path) -> bool:
-    """Whether the job runs a copy of the code; says so if it should but cannot."""
-    copies = launcher.snapshot and snapshot.can_copy(root)
-    if launcher.snapshot and not copies:
-        print(f"note: {root} is not tracked by git: the job runs the code as it is when it starts, not a copy")
-    return copies
 
 
 def save_configs(cfgs: Sequence[DictConfig]) -> None:
@@ -339,68 +311,6 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: b
     if any(job != jobs[0] for job in jobs):
         raise ConfigError("launch.array: all runs must use the same nodes, devices and workers; launch them separately")
     return jobs[0]
-
-
-def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable[[], None], resumed: bool) -> None:
-    """Save what the job reads, submit it and record its id in the folder of each run.
-
-    Args:
-        launcher: The launcher.
-        settings: Its settings.
-        job: The job.
-        prepare: Writes the folders of the runs.
-        resumed: Whether the folders may hold runs.
-
-    Raises:
-        ConfigError: A folder is in use.
-    """
-    created = [folder for folder in (job.folder, *job.run_folders) if not folder.exists()]
-    for folder in job.run_folders:
-        check_unused(folder, resumed)
-    try:
-        prepare()
-        if job.root and job.code:
-            state, library = lineage.git_state(job.root), lineage.library_state(job.root)
-            snapshot.copy_code(job.root, job.code, state, library)
-            for folder in job.run_folders:
-                if "git" not in run.read_record(folder):
-                    run.record_code(folder, state, library)
-        file = job.folder / "job.sh"
-        write_text(file, launcher.render(job))
-        ids = launcher.submit(job, file)
-    except UnclearSubmissionError:
-        raise  # the job may still start, and needs its folder
-    except BaseException:
-        for folder in created:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    facts = {"settings": plain(settings), "submitted": now, "signature": trust.sign(plain(settings))}
-    for folder, job_id in zip(job.run_folders, ids, strict=True):
-        run.update_record(folder, launch={**facts, "id": job_id})
-        try:
-            text = launcher.status(job_id).text
-        except ValueError:
-            text = f"job {job_id}, submitted"
-        print(f"{text}: {display_path(folder)}")
-    print(f"{command('launch')} status|logs|cancel run={display_path(job.folder)}")
-
-
-def check_unused(folder: Path, resumed: bool) -> None:
-    """Check that a new run has a new folder, and that no job of a resumed run is pending or running.
-
-    Raises:
-        ConfigError: The folder is in use.
-    """
-    if not (folder / "record.json").is_file():
-        return
-    if not resumed:
-        path = display_path(folder)
-        raise ConfigError(f"folder={path} holds a run; use resume={path}, or choose another")
-    for launcher, job_id in find_launcher(folder):
-        status = launcher.status(job_id)
-        if status.state in ("running", "pending"):
-            raise ConfigError(f"resume={display_path(folder)}: {status.text}; cancel it first")
 
 
 def describe(project: Project, arguments: list[str]) -> None:

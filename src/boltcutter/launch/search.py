@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.launch import snapshot
-from boltcutter.launch.job import Job
+from boltcutter.launch.job import Job, Launcher
+from boltcutter.launch.jobs import run_verb
 from boltcutter.launch.slurm import SlurmLauncher
+from boltcutter.launch.submit import can_copy, submit
 from boltcutter.project import Project, command
 from boltcutter.run import folder as run
 from boltcutter.search.command import open_study, worker_folder
 from boltcutter.search.plan import RECORD, Plan, continued, planned, save
 
 REPORT = "report.html"  # written by the last worker
+
+
+def launch_search(
+    project: Project, settings: DictConfig, launcher: Launcher, overrides: list[str], flags: Sequence[str]
+) -> None:
+    """Check and submit a search, or stop earlier as the flags say."""
+    plan = plan_search(project, launcher, overrides)
+    job = create_job(plan, project.root, copies=can_copy(launcher, project.root))
+    launcher.check(job)
+    if "--dry-run" in flags:
+        print(launcher.render(job), end="")
+    elif "--check" in flags:
+        print("ok")
+    else:
+        submit(launcher, settings, job, lambda: prepare(plan), resumed=True)
+        if "--wait" in flags:
+            run_verb("logs", job.folder, follow=True)
+            sys.exit(not (job.folder / REPORT).is_file())
 
 
 def plan_search(project: Project, launcher: Any, overrides: Sequence[str]) -> Plan:

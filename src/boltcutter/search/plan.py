@@ -293,6 +293,7 @@ def save(plan: Plan) -> None:
         "gpus": plan.gpus,
         "num_workers": plan.num_workers,
     }
+    plan.folder.mkdir(parents=True, exist_ok=True)
     write_text(plan.folder / RECORD, json.dumps(record, indent=2) + "\n")
 
 

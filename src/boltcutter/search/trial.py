@@ -26,15 +26,9 @@ from boltcutter.run import folder as run
 SAVE_TIMEOUT = 120.0  # seconds for a checkpoint to be written after SIGTERM
 # Variables by which a trial in a job would take itself for one of the job's processes, or ask to be requeued.
 NOT_INHERITED = (
-    "SLURM_JOB",
-    "SLURM_NTASKS",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "SLURM_STEP",
-    "SLURM_ARRAY",
+    *("SLURM_JOB", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP", "SLURM_ARRAY"),
+    *("SLURM_RESTART", "SLURM_TASKS", "SLURM_NNODES", "BOLTCUTTER_REQUEUE"),
 )
-NOT_INHERITED += ("SLURM_RESTART", "SLURM_TASKS", "SLURM_NNODES", "BOLTCUTTER_REQUEUE")
 MAX_RESTARTS = 3  # of a trial whose process was killed
 POLL = 0.05  # seconds between two looks at a process or a lease
 

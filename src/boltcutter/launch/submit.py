@@ -1,0 +1,89 @@
+"""Submit a job, and record it in the folders of its runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import plain
+from boltcutter.launch import snapshot
+from boltcutter.launch.job import Job, Launcher, UnclearSubmissionError
+from boltcutter.launch.jobs import display_path, find_launcher
+from boltcutter.project import command
+from boltcutter.run import folder as run
+from boltcutter.run import lineage, trust
+
+
+def can_copy(launcher: Launcher, root: Path) -> bool:
+    """Whether the job runs a copy of the code; says so if it should but cannot."""
+    copies = launcher.snapshot and snapshot.can_copy(root)
+    if launcher.snapshot and not copies:
+        print(f"note: {root} is not tracked by git: the job runs the code as it is when it starts, not a copy")
+    return copies
+
+
+def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable[[], None], resumed: bool) -> None:
+    """Save what the job reads, submit it and record its id in the folder of each run.
+
+    Args:
+        launcher: The launcher.
+        settings: Its settings.
+        job: The job.
+        prepare: Writes the folders of the runs.
+        resumed: Whether the folders may hold runs.
+
+    Raises:
+        ConfigError: A folder is in use.
+    """
+    created = [folder for folder in (job.folder, *job.run_folders) if not folder.exists()]
+    for folder in job.run_folders:
+        check_unused(folder, resumed)
+    try:
+        prepare()
+        if job.root and job.code:
+            state, library = lineage.git_state(job.root), lineage.library_state(job.root)
+            snapshot.copy_code(job.root, job.code, state, library)
+            for folder in job.run_folders:
+                if "git" not in run.read_record(folder):
+                    run.record_code(folder, state, library)
+        file = job.folder / "job.sh"
+        write_text(file, launcher.render(job))
+        ids = launcher.submit(job, file)
+    except UnclearSubmissionError:
+        raise  # the job may still start, and needs its folder
+    except BaseException:
+        for folder in created:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    facts = {"settings": plain(settings), "submitted": now, "signature": trust.sign(plain(settings))}
+    for folder, job_id in zip(job.run_folders, ids, strict=True):
+        run.update_record(folder, launch={**facts, "id": job_id})
+        try:
+            text = launcher.status(job_id).text
+        except ValueError:
+            text = f"job {job_id}, submitted"
+        print(f"{text}: {display_path(folder)}")
+    print(f"{command('launch')} status|logs|cancel run={display_path(job.folder)}")
+
+
+def check_unused(folder: Path, resumed: bool) -> None:
+    """Check that a new run has a new folder, and that no job of a resumed run is pending or running.
+
+    Raises:
+        ConfigError: The folder is in use.
+    """
+    if not (folder / "record.json").is_file():
+        return
+    if not resumed:
+        path = display_path(folder)
+        raise ConfigError(f"folder={path} holds a run; use resume={path}, or choose another")
+    for launcher, job_id in find_launcher(folder):
+        status = launcher.status(job_id)
+        if status.state in ("running", "pending"):
+            raise ConfigError(f"resume={display_path(folder)}: {status.text}; cancel it first")
