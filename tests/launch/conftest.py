@@ -14,7 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import ROOT, run_command
+from conftest import ROOT, Script, run_command
+
+from .ray_run import Run
 
 CLUSTER = Path(__file__).with_name("slurm_cluster.sh")
 # A login node needs no torch, and submissions are faster without it.
@@ -108,3 +110,19 @@ def cluster() -> Iterator[Cluster]:
         assert stopped.returncode == 0, stopped.stderr
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def run(tmp_path: Path, script: Script) -> Iterator[Run]:
+    """A run, and the assertion that nothing of Ray is left behind it."""
+    found = Run(tmp_path / "run", script)
+    yield found
+    if not (found.folder / "record.json").exists() or not found.driver:
+        return
+    started = [psutil.Process(found.driver)] if psutil.pid_exists(found.driver) else []
+    started += [child for process in started for child in process.children(recursive=True)]
+    left = [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    for process in left:
+        process.kill()
+    assert not left
+    assert not (found.folder / ".ray").exists()

@@ -3,21 +3,17 @@ import os
 import re
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
-from conftest import QUICK, Script, saved_weights
+from conftest import Script
 
 from boltcutter.launch.job import Job
 from boltcutter.launch.ray import RayLauncher
 
-# No dropout or BatchNorm, so that the epochs are short.
-OVERRIDES = [*QUICK, "model=mlp", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+from .ray_run import OVERRIDES, Run, assert_bitwise_equal
 
 
 def job(folder: Path, **facts: Any) -> Job:
@@ -67,103 +63,13 @@ def test_a_job_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         RayLauncher().check(job(tmp_path, devices=cpus + 1))
     with pytest.raises(ValueError, match=r"^trainer\.num_nodes=2: a Ray of its own has one node"):
         RayLauncher().check(job(tmp_path, nodes=2))
-    with pytest.raises(ValueError, match=r"^launch\.address=127\.0\.0\.1:9 cannot be reached"):
-        RayLauncher(address="127.0.0.1:9").check(job(tmp_path, nodes=2))
-    with pytest.raises(ValueError, match=r"^launch\.address=http://127\.0\.0\.1:9 cannot be reached"):
-        RayLauncher(address="http://127.0.0.1:9").check(job(tmp_path, nodes=2))
+    for address in ("127.0.0.1:9", "http://127.0.0.1:9"):
+        RayLauncher(address=address).check(job(tmp_path, nodes=2))
+        with pytest.raises(ValueError, match=rf"^launch\.address={address} cannot be reached"):
+            RayLauncher(address=address).submit(job(tmp_path, nodes=2), tmp_path / "job.sh")
     monkeypatch.setattr("boltcutter.launch.ray.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"^launch=ray: ray is not installed; pip install 'boltcutter\[ray\]'"):
         RayLauncher().check(job(tmp_path))
-
-
-class Run:
-    """A run that is launched on Ray, and ended with the test."""
-
-    def __init__(self, folder: Path, script: Script) -> None:
-        self.folder, self._script = folder, script
-
-    def launch(self, *overrides: str, **options: Any) -> str:
-        done = self._script("launch", "launch=ray", *OVERRIDES, *overrides, f"folder={self.folder}", **options)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "logs" / "ray.log").read_text()
-
-    @property
-    def record(self) -> Any:
-        return json.loads((self.folder / "record.json").read_text())
-
-    @property
-    def reasons(self) -> list[str]:
-        return [attempt["reason"].partition(",")[0] for attempt in self.record["attempts"]]
-
-    @property
-    def driver(self) -> int:
-        return int(self.record["launch"]["id"].split()[0])
-
-    def ranks(self, attempt: int) -> dict[int, psutil.Process]:
-        """The training processes of an attempt, by rank."""
-        found = {}
-        for process in psutil.process_iter():
-            try:
-                if f"resume={self.folder}" in process.cmdline():
-                    env = process.environ()
-                    if int(env["TORCHELASTIC_RESTART_COUNT"]) == attempt:
-                        found[int(env["RANK"])] = process
-            except (psutil.Error, KeyError):
-                continue
-        return found
-
-    def wait(self, what: Callable[[], Any], seconds: float = 120) -> Any:
-        """Return the first true value of ``what``, or fail with the log."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if found := what():
-                return found
-            time.sleep(0.1)
-        pytest.fail(f"not within {seconds} s:\n{self.log}")
-
-    def is_training(self, attempt: int) -> bool:
-        """Whether that attempt has trained for an epoch."""
-        starts = self.log.split("all ranks restart, ")
-        return len(starts) == attempt + 1 and "\nepoch " in starts[-1] and len(self.ranks(attempt)) == 2
-
-    def wait_until_training(self, attempt: int) -> dict[int, psutil.Process]:
-        self.wait(lambda: self.is_training(attempt))
-        return self.ranks(attempt)
-
-    def wait_until_ended(self, seconds: float = 180) -> None:
-        self.wait(lambda: not psutil.pid_exists(self.driver) or self.status() == psutil.STATUS_ZOMBIE, seconds)
-
-    def status(self) -> str:
-        try:
-            return psutil.Process(self.driver).status()
-        except psutil.NoSuchProcess:
-            return psutil.STATUS_ZOMBIE
-
-
-@pytest.fixture
-def run(tmp_path: Path, script: Script) -> Any:
-    """A run, and the assertion that nothing of Ray is left behind it."""
-    found = Run(tmp_path / "run", script)
-    yield found
-    if not (found.folder / "record.json").exists():
-        return
-    started = [psutil.Process(found.driver)] if psutil.pid_exists(found.driver) else []
-    started += [child for process in started for child in process.children(recursive=True)]
-    left = [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    for process in left:
-        process.kill()
-    assert not left
-    assert not (found.folder / ".ray").exists()
-
-
-def assert_bitwise_equal(one: Path, other: Path) -> None:
-    ours, theirs = saved_weights(one), saved_weights(other)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.timeout(300)
@@ -231,7 +137,7 @@ def test_nothing_of_a_killed_driver_is_left(run: Run, script: Script) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_failure_of_the_training_is_not_restarted(run: Run) -> None:
-    done = run._script(
+    done = run.script(
         "launch", "launch=ray", *OVERRIDES, "optimizer.lr=1e30", f"folder={run.folder}", "--wait", timeout=300
     )
     assert done.returncode == 1

@@ -38,7 +38,7 @@ def test_the_message_names_what_is_needed_and_what_is_there() -> None:
 
 
 def test_a_cluster_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
-    plan = json.dumps({"folder": str(tmp_path), "command": [], "address": "127.0.0.1:9"})
+    plan = json.dumps({"folder": str(tmp_path), "command": [], "address": "127.0.0.1:9", "timeout": 0})
     command = [sys.executable, "-W", "error", "-m", "boltcutter.launch.ray_driver"]
     done = subprocess.run(command, input=plan, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

@@ -73,7 +73,7 @@ boltcutter doctor model=gpt data=text task=language devices=8 memory=80GiB    # 
     ),
     "launch": Command(
         "boltcutter.launch.command:main",
-        """Launch: boltcutter launch launch=slurm|local [overrides of train]
+        """Launch: boltcutter launch launch=slurm|ray|local [overrides of train]
 
 boltcutter launch launch=slurm trainer.num_nodes=2 trainer.devices=8 launch.time=2:00:00
 boltcutter launch launch=slurm launch.array='seed=1,2,3;optimizer.lr=0.1,0.01'

@@ -50,6 +50,7 @@ def ray_cluster(
     num_gpus: int | None = None,
     dashboard: bool = False,
     ports: Mapping[str, int] = MappingProxyType({}),
+    timeout: float = 0,
     setting: str = "launch",
 ) -> Iterator[None]:
     """Connect this process to Ray during the block.
@@ -61,6 +62,7 @@ def ray_cluster(
         num_gpus: GPUs of the embedded cluster; None: those of the machine.
         dashboard: Whether the embedded cluster has a dashboard.
         ports: Ports of the embedded cluster, by the names in ``PORTS``; others are free ports.
+        timeout: Seconds to wait for an existing cluster that is starting.
         setting: Group of the settings, for messages.
 
     Raises:
@@ -83,7 +85,7 @@ def ray_cluster(
             "namespace": f"boltcutter-{secrets.token_hex(4)}",
         }
         if address:
-            check_reachable(address, f"{setting}.address")
+            check_reachable(address, f"{setting}.address", timeout)
             stack.callback(ray.shutdown)
             try:
                 with _kept_sigterm_handler():
@@ -152,16 +154,31 @@ def _check_free(port: int, setting: str) -> None:
             raise ValueError(f"{setting}: {port} cannot be used ({error}); choose another, or remove it") from None
 
 
-def check_reachable(address: str, setting: str) -> None:
-    """Raise ValueError if nothing accepts connections at an address that has a port."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
+def check_reachable(address: str, setting: str, timeout: float = 0) -> None:
+    """Check that something accepts connections at an address, as ``ray.init`` would try for two minutes.
+
+    Args:
+        address: ``host:port``, a URL, or ``auto``, which is checked if ``RAY_ADDRESS`` is set.
+        setting: Name of the setting.
+        timeout: Seconds to wait for it.
+
+    Raises:
+        ValueError: Nothing accepts connections.
+    """
+    given = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host, _, port = given.rpartition("://")[2].rpartition(":")
     if not port.isdigit():
-        return  # auto, or the name of a cluster
-    try:
-        socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
-    except (OSError, OverflowError) as error:
-        remedy = "correct it, or start a cluster there with `ray start --head`"
-        raise ValueError(f"{setting}={address} cannot be reached ({error}); {remedy}") from None
+        return  # Ray searches on this machine
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+            return
+        except (OSError, OverflowError) as error:
+            if time.monotonic() > end:
+                remedy = "correct it, or start a cluster there with `ray start --head`"
+                raise ValueError(f"{setting}={given} cannot be reached ({error}); {remedy}") from None
+        time.sleep(0.5)
 
 
 @contextmanager

@@ -23,14 +23,14 @@ STATES = {"PENDING": "pending", "RUNNING": "running"}
 
 
 class RayLauncher(LocalLauncher):
-    """Train on Ray: a driver starts the workers with Ray Train, and restarts them when one is lost.
+    """Start the run with Ray Train, which restarts its processes when one is lost.
 
     Args:
         address: ``host:port`` or ``auto``: cluster of which this machine is a node; ``http://host:8265``: cluster that
             starts the driver as a job; null: a Ray of its own on this machine, which ends with the run.
         cpus_per_task: CPUs of each process; null: one plus one for each dataloader worker.
         max_restarts: How often the processes are restarted when one is killed or a node is lost.
-        timeout: Seconds to wait for nodes with the requested resources, as when a cluster grows.
+        timeout: Seconds to wait for an existing cluster, and for nodes with the requested resources.
         dashboard: Whether a Ray of its own has a dashboard.
         ports: Ports of a Ray of its own, by name: dashboard, metrics; others are free ports.
         python: Python interpreter; null: the one that runs the launcher.
@@ -74,11 +74,10 @@ class RayLauncher(LocalLauncher):
         return bool(self.address and self.address.startswith("http"))
 
     def check(self, job: Job) -> None:
-        """Raise ValueError if Ray is missing, the cluster is unreachable, or this machine has too few CPUs."""
+        """Raise ValueError if Ray is not installed, or this machine has too few CPUs for a Ray of its own."""
         if self.python == sys.executable and not find_spec("ray"):
             raise ValueError(f"launch=ray: ray is not installed; {install_command('ray')}")
         if self.address:
-            check_reachable(self.address.rstrip("/"), "launch.address")
             return
         if job.nodes != 1:
             raise ValueError(f"trainer.num_nodes={job.nodes}: a Ray of its own has one node; try launch.address=auto")
@@ -119,6 +118,8 @@ class RayLauncher(LocalLauncher):
 
     def submit(self, job: Job, file: Path) -> list[str]:
         """Start the driver on this machine, or submit it as a job; returns the id of the process or of the job."""
+        if self.address:
+            check_reachable(self.address.rstrip("/"), "launch.address")
         if not self.is_remote:
             return super().submit(job, file)
         command = f"cd {shlex.quote(os.getcwd())} && exec bash {shlex.quote(str(file))}"

@@ -28,6 +28,7 @@ VARIABLES = {
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process that waits for notices, while ranks are restarted anyway
 }
 
 
@@ -44,7 +45,7 @@ class Plan:
         cpus: CPUs of each rank.
         environment: Environment variables of each rank.
         max_restarts: How often lost workers are restarted.
-        timeout: Seconds to wait for nodes with the requested resources.
+        timeout: Seconds to wait for an existing cluster, and for nodes with the requested resources.
         address: Address of the cluster; None: an embedded one.
         dashboard: Whether the embedded cluster has a dashboard.
         ports: Ports of the embedded cluster.
@@ -92,7 +93,8 @@ class Driver:
         """Train, and return the exit status of the driver."""
         plan = self._plan
         os.environ.update({name: value for name, value in VARIABLES.items() if name not in os.environ})
-        with ray_cluster(Path(plan.folder), address=plan.address, dashboard=plan.dashboard, ports=plan.ports):
+        cluster = {"address": plan.address, "dashboard": plan.dashboard, "ports": plan.ports, "timeout": plan.timeout}
+        with ray_cluster(Path(plan.folder), **cluster):  # type: ignore[arg-type]
             for number in SIGNALS:
                 signal.signal(number, self._receive)
             self._wait_for_nodes()

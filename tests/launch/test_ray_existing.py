@@ -1,0 +1,136 @@
+"""Runs on a Ray cluster of two nodes that exists before them."""
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+from conftest import Script, environment, require
+
+from .ray_run import OVERRIDES, Run, assert_bitwise_equal
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+BIN = Path(sys.executable).parent
+TWO_NODES = ["trainer.num_nodes=2", "trainer.devices=1", "launch.cpus_per_task=1"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """Nodes on this machine, each started by ``ray start``."""
+
+    def __init__(self, folder: Path) -> None:
+        require(package="aiohttp-cors", install="pip install 'ray[default]'")  # of the Jobs API
+        self.folder, self.port, self.dashboard = folder, free_port(), free_port()
+        self.env = environment(HOME=str(folder), RAY_USAGE_STATS_ENABLED="0")
+        self.log: IO[bytes] = (folder / "cluster.log").open("ab")
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *options: str) -> None:
+        command = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", f"--labels=name={name}", *options]
+        self.nodes[name] = subprocess.Popen(
+            command, env=self.env, cwd=self.folder, stdout=self.log, stderr=self.log, start_new_session=True
+        )
+
+    def start_head(self) -> None:
+        options = ["--include-dashboard=true", f"--dashboard-port={self.dashboard}", "--dashboard-host=127.0.0.1"]
+        self.start("head", "--head", f"--port={self.port}", "--num-cpus=1", f"--temp-dir={self.folder}", *options)
+        for port in (self.port, self.dashboard):
+            self.wait(port)
+
+    def start_worker(self, name: str) -> None:
+        self.start(name, f"--address={self.address}", "--num-cpus=1")
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def wait(self, port: int) -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+            except OSError:
+                time.sleep(0.2)
+        pytest.fail((self.folder / "cluster.log").read_text())
+
+    def kill(self, name: str) -> None:
+        """Kill all processes of a node at once."""
+        node = psutil.Process(self.nodes.pop(name).pid)
+        processes = [*node.children(recursive=True), node]
+        for process in processes:
+            process.kill()
+        psutil.wait_procs(processes, timeout=10)
+
+    def stop(self) -> None:
+        for name in list(self.nodes):
+            self.kill(name)
+        self.log.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a short path, for sockets
+    found = Cluster(folder)
+    try:
+        found.start_head()
+        found.start_worker("one")
+        yield found
+    finally:
+        found.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_run_survives_the_loss_of_a_node(cluster: Cluster, run: Run, script: Script, tmp_path: Path) -> None:
+    run.launch(*TWO_NODES, "trainer.max_epochs=100", f"launch.address={cluster.address}")
+    ranks = run.wait_until_training(0)
+    cluster.start_worker("two")
+    cluster.kill("one")
+    assert not psutil.wait_procs(ranks.values(), timeout=60)[1]
+    run.wait_until_training(1)
+    run.wait_until_ended()
+    assert run.reasons[-1] == "completed"
+    assert len(run.reasons) == 2
+    done = script("train", *OVERRIDES, "trainer.max_epochs=100", f"folder={tmp_path}/ddp", timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert_bitwise_equal(run.folder, tmp_path / "ddp")
+    assert cluster.nodes["head"].poll() is None  # the cluster is not ours to end
+
+
+def test_missing_nodes_are_reported(cluster: Cluster, run: Run) -> None:
+    overrides = ["trainer.num_nodes=3", "trainer.devices=1", "launch.timeout=1", f"launch.address={cluster.address}"]
+    done = run.script("launch", "launch=ray", *OVERRIDES, *overrides, f"folder={run.folder}", "--wait", timeout=120)
+    assert done.returncode == 1
+    assert "error: trainer.num_nodes=3 trainer.devices=1: needs 3 nodes with CPU: 1; the cluster has " in run.log
+    assert "try trainer.num_nodes=2\n" in run.log
+
+
+def test_a_job_of_the_cluster_trains_and_is_cancelled(cluster: Cluster, run: Run, script: Script) -> None:
+    address = f"launch.address=http://127.0.0.1:{cluster.dashboard}"
+    shown = run.launch(*TWO_NODES, "trainer.max_epochs=100", address, fresh=True)
+    assert re.search(r"job raysubmit_\w+, (PENDING|RUNNING)", shown)
+    run.wait_until_training(0)
+    cancelled = script("launch", "cancel", f"run={run.folder}", fresh=True)
+    assert cancelled.returncode == 0, cancelled.stderr
+    run.wait(lambda: "STOPPED" in script("launch", "status", f"run={run.folder}", fresh=True).stdout)
+    assert run.reasons == ["preempted by SIGTERM"]
+    # The same script, submitted by hand.
+    command = [str(BIN / "ray"), "job", "submit", f"--address=http://127.0.0.1:{cluster.dashboard}"]
+    command += ["--", "bash", str(run.folder / "job.sh")]
+    done = subprocess.run(command, env=cluster.env, cwd=cluster.folder, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "epoch 100/100" in done.stdout
+    assert run.reasons == ["preempted by SIGTERM", "completed"]
