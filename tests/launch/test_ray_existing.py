@@ -95,7 +95,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def test_a_run_survives_the_loss_of_a_node(cluster: Cluster, run: Run, script: Script, tmp_path: Path) -> None:
-    run.launch(*TWO_NODES, "trainer.max_epochs=100", f"launch.address={cluster.address}")
+    run.launch(*TWO_NODES, "trainer.max_epochs=60", f"launch.address={cluster.address}")
     ranks = run.wait_until_training(0)
     cluster.start_worker("two")
     cluster.kill("one")
@@ -104,7 +104,7 @@ def test_a_run_survives_the_loss_of_a_node(cluster: Cluster, run: Run, script: S
     run.wait_until_ended()
     assert run.reasons[-1] == "completed"
     assert len(run.reasons) == 2
-    done = script("train", *OVERRIDES, "trainer.max_epochs=100", f"folder={tmp_path}/ddp", timeout=400)
+    done = script("train", *OVERRIDES, "trainer.max_epochs=60", f"folder={tmp_path}/ddp", timeout=400)
     assert done.returncode == 0, done.stderr
     assert_bitwise_equal(run.folder, tmp_path / "ddp")
     assert cluster.nodes["head"].poll() is None  # the cluster is not ours to end
@@ -120,7 +120,7 @@ def test_missing_nodes_are_reported(cluster: Cluster, run: Run) -> None:
 
 def test_a_job_of_the_cluster_trains_and_is_cancelled(cluster: Cluster, run: Run, script: Script) -> None:
     address = f"launch.address=http://127.0.0.1:{cluster.dashboard}"
-    shown = run.launch(*TWO_NODES, "trainer.max_epochs=100", address, fresh=True)
+    shown = run.launch(*TWO_NODES, "trainer.max_epochs=60", address, fresh=True)
     assert re.search(r"job raysubmit_\w+, (PENDING|RUNNING)", shown)
     run.wait_until_training(0)
     cancelled = script("launch", "cancel", f"run={run.folder}", fresh=True)
@@ -132,5 +132,5 @@ def test_a_job_of_the_cluster_trains_and_is_cancelled(cluster: Cluster, run: Run
     command += ["--", "bash", str(run.folder / "job.sh")]
     done = subprocess.run(command, env=cluster.env, cwd=cluster.folder, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "epoch 100/100" in done.stdout
+    assert "epoch 60/60" in done.stdout
     assert run.reasons == ["preempted by SIGTERM", "completed"]
