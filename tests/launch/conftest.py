@@ -16,8 +16,12 @@ import psutil
 import pytest
 from conftest import ROOT, Script, run_command
 
+from boltcutter.launch import command
+from boltcutter.project import Project
+
 from .ray_run import Run
 
+Launch = Callable[..., str]
 CLUSTER = Path(__file__).with_name("slurm_cluster.sh")
 # A login node needs no torch, and submissions are faster without it.
 WITHOUT_TORCH = "import runpy, sys; sys.modules.update(torch=None, lightning=None); del sys.argv[0]; "
@@ -126,3 +130,19 @@ def run(tmp_path: Path, script: Script) -> Iterator[Run]:
         process.kill()
     assert not left
     assert not (found.folder / ".ray").exists()
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launch:
+    """Calls the launch command as a user with config files of their own on a host without torch; returns stdout."""
+    monkeypatch.setattr(command, "USER_CONFIGS", tmp_path / "site")
+    monkeypatch.setattr(command, "can_check_values", lambda: False)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # whether SLURM is installed or not
+
+    def call(*arguments: str) -> str:
+        command.main(Project.find(__file__), [*arguments])
+        return capsys.readouterr().out
+
+    return call

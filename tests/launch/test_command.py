@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,25 +18,10 @@ from boltcutter.project import Project
 from boltcutter.run import folder as run
 from boltcutter.run import lineage, trust
 
+from .conftest import Launch
+
 ROOT = Path(__file__).parents[2]
 PROJECT = Project.find(__file__)
-Launch = Callable[..., str]
-
-
-@pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launch:
-    """Calls the launch command as a user with config files of their own on a host without torch; returns stdout."""
-    monkeypatch.setattr(command, "USER_CONFIGS", tmp_path / "site")
-    monkeypatch.setattr(command, "can_check_values", lambda: False)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # whether SLURM is installed or not
-
-    def call(*arguments: str) -> str:
-        command.main(PROJECT, [*arguments])
-        return capsys.readouterr().out
-
-    return call
 
 
 def test_a_login_node_needs_no_torch() -> None:
@@ -91,12 +75,6 @@ def test_a_users_file_overrides_the_project_and_arguments_override_both(launch: 
 def test_mistakes_are_one_line(launch: Launch, arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         launch(*arguments, "--dry-run")
-
-
-def test_a_refused_submission_creates_no_folder(launch: Launch, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="sbatch is not installed"):
-        launch("launch=slurm", f"folder={tmp_path}/array", "launch.array=seed=1,2")
-    assert not (tmp_path / "array").exists()
 
 
 def test_a_local_run_from_submission_to_its_end(launch: Launch, tmp_path: Path) -> None:
@@ -159,16 +137,6 @@ def test_job_variables_remain_references_until_the_job_runs(launch: Launch, tmp_
     with pytest.raises(ConfigError, match="environment variable TMPDIRR is not set"):
         launch("launch=local", "data=tabular", "data.path=${oc.env:TMPDIRR}", "--check")
     os.waitpid(int(run.read_record(folder)["launch"]["id"].split()[0]), 0)
-
-
-def test_an_unconfirmed_submission_keeps_its_folder(launch: Launch, tmp_path: Path) -> None:
-    sbatch = tmp_path / "bin" / "sbatch"
-    sbatch.write_text("#!/bin/bash\necho 'sbatch: error: Batch job submission failed: Socket timed out' >&2; exit 1\n")
-    sbatch.chmod(0o755)
-    folder = tmp_path / "run"
-    with pytest.raises(ConfigError, match=f"may or may not be queued: .* remove {folder} and launch again"):
-        launch("launch=slurm", f"folder={folder}")
-    assert (folder / "job.sh").is_file()
 
 
 def test_a_job_runs_the_code_as_it_was_at_submission(tmp_path: Path) -> None:
