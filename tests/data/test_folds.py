@@ -155,6 +155,11 @@ def test_a_data_module_without_the_arguments_is_an_error() -> None:
         check_accepts_folds(Half)
 
 
-def test_a_search_over_folds_needs_a_data_module_with_folds() -> None:
+def test_a_search_over_folds_is_checked_before_it_starts() -> None:
     with pytest.raises(ConfigError, match=r"^data: boltcutter.data.synthetic.Synthetic has no argument num_folds and"):
         planned(Project.find(__file__), ["search=kfold", "data=synthetic"])
+    with pytest.raises(
+        ConfigError, match=r"^data.num_folds=150, but the number of samples of the smallest class is 148;"
+    ):
+        planned(Project.find(__file__), ["search=kfold", "search.folds=150"])
+    assert planned(Project.find(__file__), ["search=kfold", "search.folds=3"]).total == 3

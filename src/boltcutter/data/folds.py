@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -30,7 +31,7 @@ def check_folds(num_folds: int | None, fold: int) -> None:
         raise ValueError(f"data.fold={fold} is not in 0 … {num_folds - 1} (data.num_folds={num_folds}); try 0")
 
 
-def check_accepts_folds(data_module: type) -> None:
+def check_accepts_folds(data_module: Callable[..., Any]) -> None:
     """Check that a data module has the arguments of cross-validation.
 
     Raises:

@@ -226,7 +226,7 @@ def check(
     """
     from boltcutter.assembly.assemble import as_config_error, assemble, read_config  # imports torch
     from boltcutter.environment.warnings import filter_warnings
-    from boltcutter.protocols import NativeTask
+    from boltcutter.protocols import NativeData, NativeTask
 
     filter_warnings()
     space = Space(search.space)
@@ -245,8 +245,9 @@ def check(
     for parameter, values in space.probes():
         with run.prefix_errors(parameter.setting):
             read_config(project, [*base, *trial_overrides(values)])
-    for values in fixed:
-        read_config(project, [*base, *trial_overrides(values)])
+    # Of seeds and folds, the first ones are enough.
+    firsts = [v for v in fixed if not v.get("data.fold") and v.get("seed", cfg.seed) == cfg.seed] or fixed
+    cfg, *_ = [read_config(project, [*base, *trial_overrides(values)]) for values in firsts]
     name = Path(cfg.runs) / cfg.name
     cfg.folder = str(name / "search")
     if runs_here:
@@ -254,6 +255,10 @@ def check(
         task: Any = components.task
         devices = components.trainer.num_devices
         uses_gpus = components.trainer.strategy.root_device.type == "cuda"
+        if search.folds and isinstance(components.data, NativeData):
+            with as_config_error():  # there may be too few samples for the folds
+                components.data.prepare_data()
+                components.data.setup("fit")
     else:
         task = build.build(cfg.task, "task")
         given_devices = cfg.trainer.get("devices", "auto")
