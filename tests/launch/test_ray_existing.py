@@ -69,11 +69,13 @@ class Cluster:
 
     def kill(self, name: str) -> None:
         """Kill all processes of a node at once."""
-        node = psutil.Process(self.nodes.pop(name).pid)
-        processes = [*node.children(recursive=True), node]
-        for process in processes:
-            process.kill()
-        psutil.wait_procs(processes, timeout=10)
+        node = self.nodes.pop(name)
+        children = psutil.Process(node.pid).children(recursive=True)
+        node.kill()
+        node.wait(10)
+        for child in children:
+            child.kill()
+        psutil.wait_procs(children, timeout=10)
 
     def stop(self) -> None:
         for name in list(self.nodes):
