@@ -56,6 +56,13 @@ def test_during_training_a_signal_only_sets_the_flag() -> None:
     assert done.stdout.split() == ["128", "True", "1"]
 
 
+PARENT = """
+import os, subprocess, sys, time
+os.environ["BOLTCUTTER_PARENT_PID"] = str(os.getpid())
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
 LAUNCHER = """
 import os, subprocess, sys, time
 from boltcutter.environment import startup
@@ -88,3 +95,22 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")
+def test_a_training_rank_ends_with_the_parent_that_it_must_not_outlive() -> None:
+    child = "from boltcutter.environment import startup; startup.begin(); startup.prepare(); startup.finish(); "
+    child += "print('started', flush=True); import time; time.sleep(60)"
+    command = [sys.executable, "-c", PARENT, child]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout
+        lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
+        (pid,) = (int(line) for line in lines - {"started"})
+        process.kill()
+    end = time.monotonic() + 20
+    while is_alive(pid):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    # It has also ended if the parent had exited before.
+    orphan = subprocess.run([sys.executable, "-c", child], env=environment(BOLTCUTTER_PARENT_PID="1"), timeout=30)
+    assert orphan.returncode == 1

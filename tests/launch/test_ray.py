@@ -136,6 +136,16 @@ def test_nothing_of_a_killed_driver_is_left(run: Run, script: Script) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_a_run_ends_when_it_was_restarted_as_often_as_allowed(run: Run) -> None:
+    run.launch("trainer.max_epochs=60", "launch.max_restarts=0")
+    run.wait_until_training(0)[1].kill()
+    run.wait_until_ended()
+    assert "launch: launch.max_restarts=0 reached" in run.log
+    assert run.reasons in (["killed"], ["RankLostError"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_failure_of_the_training_is_not_restarted(run: Run) -> None:
     done = run.script(
         "launch", "launch=ray", *OVERRIDES, "optimizer.lr=1e30", f"folder={run.folder}", "--wait", timeout=300

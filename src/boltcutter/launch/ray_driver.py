@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -23,6 +24,8 @@ from boltcutter.environment.ray_cluster import ray_cluster
 from boltcutter.launch.job import follow_log
 
 POLL_SECONDS = 0.5
+NOTE_SECONDS = 60.0  # after which a start that waits is reported
+MAX_REASON = 500  # characters of an error of Ray
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 VARIABLES = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -86,7 +89,7 @@ class Driver:
         self._plan = plan
         self._received: list[int] = []
         self._sent = 0
-        self._attempt = 0
+        self._attempt = -1
         self._error: BaseException | None = None
 
     def run(self) -> int:
@@ -94,9 +97,9 @@ class Driver:
         plan = self._plan
         os.environ.update({name: value for name, value in VARIABLES.items() if name not in os.environ})
         cluster = {"address": plan.address, "dashboard": plan.dashboard, "ports": plan.ports, "timeout": plan.timeout}
+        for number in SIGNALS:
+            signal.signal(number, self._receive)
         with ray_cluster(Path(plan.folder), **cluster):  # type: ignore[arg-type]
-            for number in SIGNALS:
-                signal.signal(number, self._receive)
             self._wait_for_nodes()
             return self._received[-1] + 128 if self._received else self._train()
 
@@ -116,7 +119,7 @@ class Driver:
             time.sleep(POLL_SECONDS)
 
     def _train(self) -> int:
-        import ray
+        import ray.train
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from boltcutter.launch import ray_worker
@@ -127,15 +130,21 @@ class Driver:
         report(f"starts {self._plan.nodes * self._plan.devices} workers")
         thread = threading.Thread(target=self._fit, args=(control,), daemon=True)
         thread.start()
-        while thread.is_alive():
+        noted = time.monotonic() + NOTE_SECONDS
+        while thread.is_alive() and not (self._received and self._attempt < 0):  # before the start, nothing is saved
             thread.join(POLL_SECONDS)
             self._exchange(control)
+            if self._attempt < 0 and time.monotonic() > noted:
+                noted = float("inf")
+                report("waits for resources that others use, or for workers that start slowly")
         codes = self._exchange(control)
         if self._received:
             return next((code for code in codes if code > 0), self._received[-1] + 128)
+        if isinstance(self._error, ray.train.WorkerGroupError):
+            report(f"launch.max_restarts={self._plan.max_restarts} reached")
+            return 1
         if self._error is not None:
-            remedy = f"launch.max_restarts={self._plan.max_restarts} reached" if self._attempt else str(self._error)
-            report(remedy)
+            report(f"Ray Train failed: {' '.join(str(self._error).split())[:MAX_REASON]}")
             return 1
         status = next((code for code in codes if code), 0)
         report(f"ends with status {status}")
@@ -156,7 +165,8 @@ class Driver:
             "environment": inherited | plan.environment,
             "cwd": os.getcwd(),
             "log": str(plan.log),
-            "run_id": f"ray-{Path(plan.folder).name}",
+            # Ranks of an earlier driver are not earlier attempts of this job.
+            "run_id": f"ray-{Path(plan.folder).name}-{secrets.token_hex(4)}",
             "devices": plan.devices,
             "gpus": plan.gpus,
         }
@@ -197,7 +207,8 @@ class Driver:
             report(event)
         if attempt > self._attempt:
             self._attempt = attempt
-            report(f"all ranks restart, {attempt} of {self._plan.max_restarts}")
+            if attempt:
+                report(f"all ranks restart, {attempt} of {self._plan.max_restarts}")
         return list(codes)
 
 
