@@ -21,7 +21,12 @@ def trial_reporter() -> list[Callback]:
     descriptor = os.environ.get(TRIAL_FD)
     if descriptor is None:
         return []
-    return [TrialReporter(socket.socket(fileno=int(descriptor)) if is_rank_zero() else None)]
+    if not is_rank_zero():
+        return [TrialReporter(None)]
+    connection = socket.socket(fileno=int(descriptor))
+    if _is_closed(connection):  # the search was killed while this process started
+        os.kill(os.getpid(), signal.SIGTERM)
+    return [TrialReporter(connection)]
 
 
 class TrialReporter(Callback):
@@ -75,3 +80,10 @@ class TrialReporter(Callback):
             self._connection = None
             os.kill(os.getpid(), signal.SIGTERM)
         return answer or "continue"
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False

@@ -203,10 +203,12 @@ def check_scheduler(search: Search) -> None:
         from optuna.pruners import BasePruner
 
         expected: tuple[type, str] = (BasePruner, "a pruner of Optuna")
-    else:
+    elif search.engine == "ray":
         from ray.tune.schedulers import TrialScheduler
 
         expected = (TrialScheduler, "a scheduler of Ray Tune")
+    else:
+        raise ConfigError(f"search.scheduler: search.engine={search.engine} takes none; remove it")
     scheduler = search.scheduler
     given = scheduler.func if isinstance(scheduler, partial) else type(scheduler)
     if not (isinstance(given, type) and issubclass(given, expected[0])):

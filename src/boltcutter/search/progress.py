@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections import Counter
@@ -72,8 +73,10 @@ class Progress:
             scores = [report.metrics[name] for report in reports if name in report.metrics]
             shown = f"{name}={scores[-1]:.4g} after {len(scores)} validations" if scores else "starting"
             lines.append(f"  {number:4}  {shown}  {format_values(self._values.get(number, {}))}")
+        columns, rows = shutil.get_terminal_size()
+        lines = [line[: columns - 1] for line in lines[: rows - 1]]  # lines that wrap could not be erased
         self._clear()
-        print("\n".join(line[:200] for line in lines), flush=True)
+        print("\n".join(lines), flush=True)
         self._lines = len(lines)
 
     def _count(self, result: Result) -> str:

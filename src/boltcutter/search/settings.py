@@ -70,7 +70,7 @@ class Search:
                 raise ValueError(f"search.{name}={value} is not a positive number; try 1")
         if self.gpus is not None and (self.gpus < 0 or (self.gpus > 1 and self.gpus % 1)):
             raise ValueError(
-                f"search.gpus={self.gpus}: give a fraction below 1, or whole GPUs; try {max(self.gpus // 1, 1)}"
+                f"search.gpus={self.gpus}: give a fraction below 1, or whole GPUs; try {max(int(self.gpus), 1)}"
             )
         if self.folds is not None and self.folds < 2:
             raise ValueError(f"search.folds={self.folds}: cross-validation needs two folds; try 5")

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Uniform:
 
     def extremes(self) -> list[Any]:
         """Values that show whether the configuration accepts all of them."""
-        return [self.low, self.high]
+        return [self.low, self.low + (self.high - self.low) / math.pi, self.high]  # one that is no integer
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,11 @@ def _parse(key: str, text: Any, earlier: Sequence[Parameter]) -> Parameter:
     known = {parameter.key: parameter for parameter in earlier}
     if parent not in known:
         raise ConfigError(f"{setting}: {parent} is no earlier key of the space{hint(parent, known)}; list it before")
-    options = known[parent].distribution.extremes()
-    if not isinstance(known[parent].distribution, Choice) or option not in options:
-        raise ConfigError(f"{setting}: {parent} is never {option}; use one of {', '.join(map(str, options))}")
+    parents = known[parent].distribution
+    if not isinstance(parents, Choice):
+        raise ConfigError(f"{setting}: {parent} is no choice; list its values, such as choice(a, b)")
+    if option not in parents.options:
+        raise ConfigError(f"{setting}: {parent} is never {option}; use one of {', '.join(parents.options)}")
     return Parameter(key, str(text), distribution, (parent, option))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
 from boltcutter.search import trial as trials
@@ -22,6 +24,7 @@ from boltcutter.search.trial import Sampled
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 logging.getLogger("optuna").setLevel(logging.ERROR)
 
+LOG = "study.log"
 STATES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",
@@ -29,6 +32,8 @@ STATES = {
     TrialState.RUNNING: "running",
 }
 SURPLUS = "surplus"  # of a trial that two workers asked for when there was one left
+STOPPED = "stopped"  # number of validations after which the pruner stopped a trial
+UNCLAIMED = 2.0  # seconds after which a trial without a worker belongs to a process that was killed
 
 
 class Study:
@@ -60,9 +65,10 @@ class Study:
         self.folder, self.space, self.metrics, self.seed = folder, space, list(metrics), seed
         self.worker, self.workers = worker, workers
         self._sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
-        storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
+        drop_torn_line(folder / LOG)
+        self._storage = JournalStorage(JournalFileBackend(str(folder / LOG)))
         self._study = optuna.create_study(
-            storage=storage,
+            storage=self._storage,
             study_name="search",
             directions=["maximize" if mode == "max" else "minimize" for _, mode in metrics],
             pruner=pruner or optuna.pruners.NopPruner(),
@@ -70,7 +76,11 @@ class Study:
         )
 
     def enqueue(self, fixed: Sequence[Mapping[str, Any]]) -> None:
-        """Give the values of the first trials, apart from those that are given already."""
+        """Give the values of the first trials, apart from those that are given already.
+
+        Args:
+            fixed: Values of all trials that are given, in their order.
+        """
         keys = {parameter.key for parameter in self.space.parameters}
         known = sum("fixed" in trial.user_attrs for trial in self._study.get_trials(deepcopy=False))
         for values in fixed[known:]:
@@ -83,31 +93,46 @@ class Study:
         The sampler has a seed of its own for each trial, so that a search that is continued samples what an
         uninterrupted one would have.
         """
-        known = self._study.get_trials(deepcopy=False)
-        if sum(trial.state != TrialState.WAITING for trial in known) >= total:
+        started = self._trials()
+        if len(started) >= total:
             return None
-        key = f"{self.seed}/{self.worker}/{len(known)}"
-        self._study.sampler = self._sampler(seed=zlib.crc32(key.encode()))
-        trial = self._study.ask()
-        if trial.number >= total:
-            trial.set_user_attr(SURPLUS, True)
-            self._study.tell(trial, state=TrialState.FAIL)
+        self._seed_sampler(len(started))
+        number = self._study.ask().number
+        if sum(trial.number < number for trial in self._trials()) >= total:  # of another worker
+            self._set(number, SURPLUS, True)
+            self._study.tell(number, state=TrialState.FAIL)
             return None
-        fixed = dict(trial.user_attrs.get("fixed") or {})
-        values = self.space.sample(trial) | fixed
-        trial.set_user_attr("values", values)
-        trial.set_user_attr("worker", self.worker)
-        return Sampled(trial.number, values)
+        return self._sample(number)
 
     def interrupted(self) -> list[Sampled]:
         """Trials that this worker started and did not finish, or a worker that there is no longer."""
-        return [
-            Sampled(trial.number, trial.user_attrs["values"])
-            for trial in self._trials()
-            if trial.state == TrialState.RUNNING
-            and "worker" in trial.user_attrs
-            and trial.user_attrs["worker"] % self.workers == self.worker
-        ]
+        found = []
+        for trial in self._trials():
+            if trial.state == TrialState.RUNNING and self._is_own(trial):
+                values = trial.user_attrs.get("values")
+                found.append(self._sample(trial.number) if values is None else Sampled(trial.number, values))
+        return found
+
+    def _is_own(self, trial: FrozenTrial) -> bool:
+        worker = trial.user_attrs.get("worker")
+        if worker is None:
+            is_old = trial.datetime_start and time.time() > trial.datetime_start.timestamp() + UNCLAIMED
+            return self.worker == 0 and bool(is_old)
+        return bool(worker % self.workers == self.worker)
+
+    def _sample(self, number: int) -> Sampled:
+        """Sample the values of a trial that was started, also by a process that was killed before it did."""
+        self._set(number, "worker", self.worker)
+        self._seed_sampler(number)
+        frozen = self._study.get_trials(deepcopy=False)[number]
+        values = self.space.sample(optuna.Trial(self._study, frozen._trial_id))
+        values |= frozen.user_attrs.get("fixed") or {}
+        self._set(number, "values", values)
+        return Sampled(number, values)
+
+    def _seed_sampler(self, number: int) -> None:
+        key = f"{self.seed}/{self.worker}/{number}"
+        self._study.sampler = self._sampler(seed=zlib.crc32(key.encode()))
 
     def ended(self) -> list[Sampled]:
         """Trials that are complete or were stopped early."""
@@ -123,16 +148,24 @@ class Study:
             metrics: All metrics; those of the search may be missing.
         """
         name = self.metrics[0][0]
-        known = self._study.get_trials(deepcopy=False)[number].intermediate_values
-        if len(self.metrics) > 1 or name not in metrics or count in known:
+        if len(self.metrics) > 1 or name not in metrics:
             return False
-        trial = self._live(number)
-        trial.report(metrics[name], count)
-        return bool(trial.should_prune())
+        trial = self._study.get_trials(deepcopy=False)[number]
+        known = trial.intermediate_values
+        if count >= trial.user_attrs.get(STOPPED, math.inf):
+            return True  # it was interrupted before it stopped
+        if count not in known:
+            self._storage.set_trial_intermediate_value(trial._trial_id, count, metrics[name])
+        elif count < max(known):
+            return False  # it was resumed from an earlier checkpoint
+        stops = self._study.pruner.prune(self._study, self._storage.get_trial(trial._trial_id))
+        if stops:
+            self._set(number, STOPPED, count)
+        return stops
 
     def set_values(self, number: int, values: Mapping[str, Any]) -> None:
         """Replace the values of a trial, as population-based training does."""
-        self._live(number).set_user_attr("values", dict(values))
+        self._set(number, "values", dict(values))
 
     def tell(self, number: int, state: str, reports: Sequence[trials.Report], error: str = "") -> Result:
         """Store the end of a trial, and return it.
@@ -143,17 +176,19 @@ class Study:
             reports: All of its validations.
             error: Why it failed.
         """
-        trial = self._live(number)
         scores = self._scores(reports)
         if state == "complete" and len(scores) < len(self.metrics):
             missing = next(name for name, _ in self.metrics if name not in scores)
-            state, error = "failed", f"never logged {missing}"
-        trial.set_user_attr("objectives", scores)
-        trial.set_user_attr("metrics", reports[-1].metrics if reports else {})
-        trial.set_user_attr("steps", [report.step for report in reports])
-        trial.set_user_attr("seconds", trials.seconds(self.trial_folder(number)))
-        if error:
-            trial.set_user_attr("error", error)
+            state, error = "failed", f"{missing} was never logged, or is NaN"
+        attributes = {
+            "objectives": scores,
+            "metrics": reports[-1].metrics if reports else {},
+            "steps": [report.step for report in reports],
+            "seconds": trials.seconds(self.trial_folder(number)),
+            **({"error": error} if error else {}),
+        }
+        for key, value in attributes.items():
+            self._set(number, key, value)
         codes = {text: code for code, text in STATES.items()}
         values = [scores[name] for name, _ in self.metrics] if state == "complete" else None
         self._study.tell(number, values, codes[state], skip_if_finished=True)
@@ -163,11 +198,11 @@ class Study:
         """The best value of a single metric, whose checkpoint is kept; of several, those of the last validation."""
         if len(self.metrics) > 1:
             last = reports[-1].metrics if reports else {}
-            return {name: last[name] for name, _ in self.metrics if name in last}
+            return {name: last[name] for name, _ in self.metrics if not math.isnan(last.get(name, math.nan))}
         name, mode = self.metrics[0]
         values = [report.metrics[name] for report in reports if name in report.metrics]
-        finite = [value for value in values if value == value]
-        return {name: (max if mode == "max" else min)(finite)} if finite else {}
+        numbers = [value for value in values if not math.isnan(value)]
+        return {name: (max if mode == "max" else min)(numbers)} if numbers else {}
 
     def results(self) -> list[Result]:
         """All trials that were started."""
@@ -202,5 +237,23 @@ class Study:
         known = self._study.get_trials(deepcopy=False)
         return [t for t in known if t.state != TrialState.WAITING and not t.user_attrs.get(SURPLUS)]
 
-    def _live(self, number: int) -> optuna.Trial:
-        return optuna.Trial(self._study, self._study.get_trials(deepcopy=False)[number]._trial_id)
+    def _set(self, number: int, key: str, value: Any) -> None:
+        # Not by ``optuna.Trial``, which would let the sampler sample the trial once more.
+        trial = self._study.get_trials(deepcopy=False)[number]
+        if trial.state == TrialState.RUNNING:
+            self._storage.set_trial_user_attr(trial._trial_id, key, value)
+
+
+def drop_torn_line(path: Path) -> None:
+    """Remove a last line that a full disk cut off, as the next line would be appended to it."""
+    if not path.is_file():
+        return
+    lock = JournalFileSymlinkLock(str(path))
+    lock.acquire()  # another worker may be writing
+    try:
+        with open(path, "rb+") as file:
+            content = file.read()
+            if not content.endswith(b"\n"):
+                file.truncate(content.rfind(b"\n") + 1)
+    finally:
+        lock.release()

@@ -30,7 +30,9 @@ NOT_INHERITED = (
     *("SLURM_RESTART", "SLURM_TASKS", "SLURM_NNODES", "BOLTCUTTER_REQUEUE"),
 )
 MAX_RESTARTS = 3  # of a trial whose process was killed
-POLL = 0.05  # seconds between two looks at a process or a lease
+EXIT_TIMEOUT = 600.0  # seconds for a process that has closed its connection to upload and exit
+POLL = 0.05  # seconds between two looks at a lease
+PROCESS_POLL = 1.0  # seconds between two looks at a process that sends nothing
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,10 @@ class Trial:
         assert self._connection
         return self._connection.fileno()
 
+    def is_alive(self) -> bool:
+        """Whether the process is running."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> bool:
         """Start training, or resume it, once an earlier process of the trial has ended; False if it is complete."""
         deadline = time.monotonic() + SAVE_TIMEOUT
@@ -114,6 +120,8 @@ class Trial:
         where = [f"resume={self.folder}", *self.changes] if exists else [*self.overrides, f"folder={self.folder}"]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._connection, theirs = socket.socketpair()
+        self._connection.settimeout(PROCESS_POLL)
+        self._buffer, self._is_waiting = b"", False  # an earlier process may have been killed while it wrote
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
         variables = {**inherited, **self.project.environment, **self.environment, TRIAL_FD: str(theirs.fileno())}
         with theirs, open(self.log, "ab") as log:
@@ -157,8 +165,7 @@ class Trial:
 
         The state is ``running`` if the trial was interrupted, and can be resumed.
         """
-        self._close()
-        status = self._process.wait() if self._process else 0
+        status = self._wait(EXIT_TIMEOUT)
         if is_completed(self.folder):
             return ("pruned" if self._was_stopped else "complete"), ""
         if self._was_interrupted:
@@ -183,21 +190,34 @@ class Trial:
     def end(self) -> None:
         """Interrupt the process and wait; kill it if it does not end in time."""
         self.interrupt()
-        self._close()
-        if self._process:
-            try:
-                self._process.wait(SAVE_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+        self._wait(SAVE_TIMEOUT)
+
+    def _wait(self, timeout: float) -> int:
+        """Wait for the end of the process, and return its exit status; kill it after the timeout."""
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+        if not self._process:
+            return 0
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            return self._process.wait()
 
     def _receive(self) -> dict[str, Any] | None:
         while b"\n" not in self._buffer:
             data = b""
             if self._connection:
-                with suppress(OSError):
+                try:
                     data = self._connection.recv(1 << 16)
+                except TimeoutError:
+                    if self.is_alive():
+                        continue
+                    # It has ended, but a process that it left behind, such as a worker of the data loader, has not.
+                except OSError:  # it was killed with an answer that it had not read
+                    data = b""
             if not data:
                 return None
             self._buffer += data
@@ -205,11 +225,6 @@ class Trial:
         self._is_waiting = True
         message: dict[str, Any] = json.loads(line)
         return message
-
-    def _close(self) -> None:
-        if self._connection:
-            self._connection.close()
-            self._connection = None
 
 
 def trial_overrides(values: Mapping[str, Any]) -> list[str]:
@@ -243,8 +258,9 @@ def read_reports(folder: Path, metric: str) -> list[Report]:
     with suppress(FileNotFoundError), open(folder / "metrics.csv", newline="") as file:
         for row in csv.DictReader(file):
             if row.get(metric):
-                values = {name: float(value) for name, value in row.items() if name != "step" and value}
-                reports.append(Report(int(row["step"]) + 1, values))
+                with suppress(ValueError):  # a line that a full disk cut off
+                    values = {name: float(value) for name, value in row.items() if name != "step" and value}
+                    reports.append(Report(int(row["step"]) + 1, values))
     return reports
 
 

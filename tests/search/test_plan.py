@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+from boltcutter.search import plan as module
+from boltcutter.search.plan import Plan, continued, planned, save
+from boltcutter.search.trial import Sampled
+
+PROJECT = Project.find(Path(__file__))
+TRAINING = ["model=linear", "logger=null"]
+LR = "search.space.optimizer.lr"
+
+
+def mistake(*arguments: str, search: str = "optuna") -> str:
+    """The one line that a search prints before anything starts."""
+    with pytest.raises(ConfigError) as caught:
+        planned(PROJECT, [f"search={search}", *TRAINING, *arguments])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem", "remedy"),
+    [
+        (f"{LR}r=uniform(0, 1)", "optimizer.lrr: AdamW takes no such argument", "did you mean lr?"),
+        ("search.space.optimzer.lr=uniform(0, 1)", "optimzer", "did you mean optimizer"),
+        (f"{LR}=choice(fast, slow)", "optimizer.lr=fast: expected float", ""),
+        ("search.space.data.batch_size=uniform(1, 9)", "data.batch_size=3.5", "expected int"),
+        ("search.space.optimizer=choice(adamw, sgdd)", "optimizer=sgdd: no such option", "did you mean sgd?"),
+        (f"{LR}=uniform(1, 0)", f"{LR}=uniform(1, 0): the range is empty", "smaller bound first"),
+        ("~search.space.optimizer.l", "not in the space", "did you mean optimizer.lr?"),
+        ("optimizer.lr=0.1", "optimizer.lr=0.1: optimizer.lr is in the search space as well", "remove one of the two"),
+        ("search.num_trials=many", "search.num_trials=many: expected int", ""),
+        ("search.num_trials=0", "search.num_trials=0 is not a positive number", "try 1"),
+        ("search.num_trial=3", "search.num_trial: Search takes no such argument", "did you mean num_trials?"),
+        ("search.engine=remote", "search.engine=remote: expected 'local' | 'ray' | 'wandb'", ""),
+        ("search.metric=[val/loss,val/f1]", "search.mode: not set for val/f1", "set search.mode="),
+    ],
+)
+def test_mistakes(argument: str, problem: str, remedy: str) -> None:
+    message = mistake(argument)
+    assert problem in message
+    assert remedy in message
+
+
+def test_a_metric_that_is_not_logged() -> None:
+    message = mistake("search.metric=val/acuracy", "search.mode=max")
+    assert message.startswith("search.metric=val/acuracy is never logged; did you mean val/accuracy? (there are: ")
+
+
+def test_nothing_to_search() -> None:
+    assert "nothing to search; add search.space.optimizer.lr=" in mistake("search.seeds=null", search="seeds")
+    with pytest.raises(ConfigError, match=r"search: not set; give search=… \(there are: asha, .*wandb\)"):
+        planned(PROJECT, TRAINING)
+
+
+def test_a_scheduler_belongs_to_an_engine() -> None:
+    expected = "search.engine=local takes a pruner of Optuna; choose one, or null"
+    assert mistake("search.scheduler={_target_: optuna.samplers.RandomSampler}") == (
+        f"search.scheduler=RandomSampler: {expected}"
+    )
+    if find_spec("ray"):
+        assert mistake("search.engine=local", search="asha").endswith(expected)
+        assert mistake("search.engine=ray").endswith(
+            "search.engine=ray takes a scheduler of Ray Tune; choose one, or null"
+        )
+    message = mistake("search.scheduler={_target_: optuna.pruners.NopPruner}", search="wandb")
+    assert message == "search.scheduler: search.engine=wandb takes none; remove it"
+
+
+@pytest.mark.parametrize(("search", "package"), [("optuna", "optuna"), ("asha", "ray")])
+def test_a_package_that_is_not_installed(search: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == package else object())
+    assert mistake(search=search) == (
+        f"search.engine={'ray' if search == 'asha' else 'local'}: {package} is not installed; "
+        f"pip install 'boltcutter[{package}]'"
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """A search that was planned and saved. Do not modify."""
+    folder = tmp_path_factory.mktemp("plan") / "search"
+    space = ["search.space.optimizer=choice(adamw, sgd)", "search.space.data.batch_size=grid(32, 64)"]
+    limits = ["search.num_trials=3", "seed=7", f"folder={folder}"]
+    plan = planned(PROJECT, ["search=optuna", *TRAINING, *space, *limits])
+    folder.mkdir()
+    save(plan)
+    return plan
+
+
+def test_a_plan(made: Plan) -> None:
+    assert made.overrides == [*TRAINING, "seed=7"]
+    assert made.metrics == [("val/loss", "min")]
+    assert (made.total, made.fixed) == (6, [{"data.batch_size": "32"}, {"data.batch_size": "64"}])
+    assert (made.devices, made.gpus) == (1, 0)
+    trial = made.make_trial(Sampled(12, {"optimizer.lr": 0.5, "optimizer": "sgd"}), {"CUDA_VISIBLE_DEVICES": "1"})
+    assert trial.folder == made.folder / "trials" / "0012"
+    assert trial.overrides == ["test=false", "report=false", *made.overrides, "optimizer.lr=0.5", "optimizer=sgd"]
+    assert trial.environment == {"WANDB_RUN_GROUP": "search", "CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_a_search_is_continued_as_it_was(made: Plan) -> None:
+    plan = continued(PROJECT, made.folder, [])
+    assert {**vars(plan), "search": None} == {**vars(made), "search": None}
+    assert [p.distribution for p in plan.space.parameters] == [p.distribution for p in made.space.parameters]
+    more = continued(PROJECT, made.folder, ["search.num_trials=5", "search.max_time=1:00:00"])
+    assert (more.total, more.search.time_limit) == (10, 3600)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["search.space.optimizer.lr=uniform(0, 1)", "search.seed=1", "optimizer.lr=0.1", "search=grid", "seed=1"],
+)
+def test_a_search_that_is_continued_keeps_its_settings(made: Plan, override: str) -> None:
+    with pytest.raises(ConfigError, match=r"keeps its settings, apart from .*; remove it") as caught:
+        continued(PROJECT, made.folder, [override])
+    assert str(caught.value).startswith(f"{override}: ")
+
+
+def test_folders(made: Plan, tmp_path: Path) -> None:
+    message = mistake(f"folder={made.folder}")
+    assert message == f"folder={made.folder} holds a search; use resume={made.folder}, or another folder"
+    with pytest.raises(ConfigError, match=r"no search there \(search.json is missing\); give the folder of one"):
+        continued(PROJECT, tmp_path, [])
+    (tmp_path / "search.json").write_text('{"settings":')
+    with pytest.raises(ConfigError, match=r"search.json is damaged .*; restore it from a copy"):
+        continued(PROJECT, tmp_path, [])
+
+
+def test_settings_of_another_are_not_instantiated(made: Plan, tmp_path: Path) -> None:
+    record = json.loads((made.folder / "search.json").read_text())
+    record["settings"]["sampler"] = {"_target_": "os.system", "command": f"touch {tmp_path}/called"}
+    (tmp_path / "search.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=r"os\.system"):
+        continued(PROJECT, tmp_path, [])
+    assert not (tmp_path / "called").exists()

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from boltcutter.search import study as module
+from boltcutter.search.settings import Mode
+from boltcutter.search.space import Space
+from boltcutter.search.study import Study
+from boltcutter.search.trial import Report, Sampled
+
+SPACE = {"optimizer.lr": "loguniform(1e-4, 1e-1)", "data.batch_size": "choice(32, 64)"}
+LOSS: list[tuple[str, Mode]] = [("loss", "min")]
+
+
+def open_study(folder: Path, metrics: list[tuple[str, Mode]] = LOSS, **options: Any) -> Study:
+    return Study(folder, Space(options.pop("space", SPACE)), metrics, **options)
+
+
+def finish(study: Study, sampled: Sampled | None, loss: float) -> None:
+    assert sampled
+    study.tell(sampled.number, "complete", [Report(1, {"loss": loss})])
+
+
+def values(folder: Path, *, reopen: bool, **options: Any) -> list[dict[str, Any]]:
+    """Sample six trials in turn, if ``reopen`` by a new process each."""
+    folder.mkdir()
+    study, found = open_study(folder, **options), []
+    for index in range(6):
+        study = open_study(folder, **options) if reopen else study
+        sampled = study.ask(6)
+        assert sampled
+        assert sampled.number == index
+        found.append(sampled.values)
+        study.report(index, 1, {"loss": index})
+        finish(study, sampled, sampled.values["optimizer.lr"])
+    assert study.ask(6) is None
+    return found
+
+
+@pytest.mark.parametrize("sampler", [None, lambda seed: optuna.samplers.TPESampler(seed=seed, n_startup_trials=2)])
+def test_a_seed_gives_the_same_values_also_after_interruptions(tmp_path: Path, sampler: Any) -> None:
+    first = values(tmp_path / "a", reopen=False, sampler=sampler)
+    assert values(tmp_path / "b", reopen=True, sampler=sampler) == first
+    assert values(tmp_path / "c", reopen=False, sampler=sampler, seed=1) != first
+    assert len({v["optimizer.lr"] for v in first}) == 6
+
+
+def test_given_values_are_combined_with_sampled_ones(tmp_path: Path) -> None:
+    space = {"a": "grid(x, y)", "b": "uniform(0, 1)"}
+    fixed = [{"a": "x", "seed": 1}, {"a": "y", "seed": 2}] * 2
+    study = open_study(tmp_path, space=space)
+    study.enqueue(fixed[:3])  # killed before the last
+    found = [study.ask(4)]
+    study = open_study(tmp_path, space=space)
+    study.enqueue(fixed)
+    found += [study.ask(4) for _ in range(3)]
+    assert [(s.number, s.values["a"], s.values["seed"]) for s in found if s] == [
+        (0, "x", 1),
+        (1, "y", 2),
+        (2, "x", 1),
+        (3, "y", 2),
+    ]
+    assert len({s.values["b"] for s in found if s}) == 4
+    assert study.ask(4) is None
+
+
+def test_interrupted_trials_keep_their_number_and_values(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    sampled = [study.ask(3) for _ in range(3)]
+    finish(study, sampled[1], 0.5)
+    assert open_study(tmp_path).interrupted() == [sampled[0], sampled[2]]
+    assert open_study(tmp_path, worker=1, workers=2).interrupted() == []
+    assert open_study(tmp_path).ended() == [sampled[1]]
+
+
+def test_a_process_killed_while_it_sampled_loses_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "whole").mkdir()
+    expected = [open_study(tmp_path / "whole").ask(2) for _ in range(2)]
+
+    def killed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    for attribute in ("_sample", "_seed_sampler"):  # before the trial has a worker, and before it has values
+        folder = tmp_path / attribute
+        folder.mkdir()
+        study = open_study(folder)
+        study.ask(2)
+        if attribute == "_seed_sampler":
+            study._study.ask()
+            study._set(1, "worker", 0)
+        else:
+            monkeypatch.setattr(study, attribute, killed)
+            with pytest.raises(KeyboardInterrupt):
+                study.ask(2)
+        monkeypatch.setattr(module, "UNCLAIMED", 0.0)
+        assert open_study(folder).interrupted() == expected
+        assert open_study(folder).ask(2) is None
+
+
+def test_two_workers_share_the_last_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = open_study(tmp_path), open_study(tmp_path, worker=1, workers=2)
+    first, second = one.ask(3), other.ask(3)
+    assert first
+    assert second
+    assert first.values != second.values
+    with monkeypatch.context() as patch:  # the other worker asks between the two steps of this one
+        patch.setattr(one, "_seed_sampler", lambda number: other.ask(3))
+        assert one.ask(3) is None
+    assert [r.number for r in one.results()] == [0, 1, 2]
+    found = [one.ask(5) for _ in range(3)]  # the search was continued with two more
+    assert [s and s.number for s in found] == [4, 5, None]
+
+
+def test_a_pruner_stops_a_trial_that_falls_behind_also_after_a_restart(tmp_path: Path) -> None:
+    options = {"pruner": optuna.pruners.MedianPruner(n_startup_trials=1)}
+    study = open_study(tmp_path, **options)
+    for _ in range(2):
+        study.ask(2)
+    assert not study.report(0, 1, {"loss": 1.0})
+    assert not study.report(0, 2, {"loss": 0.5})
+    finish(study, Sampled(0, {}), 0.5)
+    assert not study.report(1, 1, {"loss": 0.9})
+    assert study.report(1, 2, {"loss": 0.8})
+    study = open_study(tmp_path, **options)  # killed before the trial stopped, which repeats both validations
+    assert not study.report(1, 1, {"loss": 0.9})
+    assert study.report(1, 2, {"loss": 0.8})
+    assert study.report(1, 3, {"loss": 0.1})
+    result = study.tell(1, "pruned", [Report(10, {"loss": 0.9}), Report(20, {"loss": 0.8})])
+    assert (result.state, result.curve, result.objectives) == ("pruned", [(10, 0.9), (20, 0.8)], {"loss": 0.8})
+
+
+def test_results(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    for _ in range(4):
+        study.ask(4)
+    study.report(0, 1, {"loss": 2.0})
+    study.report(0, 2, {"loss": 3.0})
+    study.tell(0, "complete", [Report(5, {"loss": 2.0, "f1": 0.1}), Report(9, {"loss": 3.0, "f1": 0.2})])
+    study.tell(1, "failed", [], "out of memory")
+    study.tell(2, "complete", [Report(5, {"f1": 0.1})])
+    results = open_study(tmp_path).results()
+    assert [r.state for r in results] == ["complete", "failed", "failed", "running"]
+    assert [r.error for r in results] == ["", "out of memory", "loss was never logged, or is NaN", ""]
+    assert results[0].objectives == {"loss": 2.0}  # of the best checkpoint
+    assert results[0].metrics == {"loss": 3.0, "f1": 0.2}
+    assert results[0].curve == [(5, 2.0), (9, 3.0)]
+    assert results[0].folder == tmp_path / "trials" / "0000"
+
+
+def test_nan_and_infinity(tmp_path: Path) -> None:
+    study = open_study(tmp_path, [("loss", "min"), ("f1", "max")])
+    for number, loss in enumerate((math.nan, math.inf)):
+        study.ask(2)
+        result = study.tell(number, "complete", [Report(1, {"loss": loss, "f1": 0.5})])
+        assert result.state == ("failed" if math.isnan(loss) else "complete")
+
+
+def test_several_metrics(tmp_path: Path) -> None:
+    metrics: list[tuple[str, Mode]] = [("loss", "min"), ("f1", "max")]
+    sampler = optuna.samplers.NSGAIISampler
+    study = open_study(tmp_path, metrics, sampler=lambda seed: sampler(seed=seed, population_size=2))
+    for number in range(6):
+        sampled = study.ask(6)
+        assert sampled
+        assert not study.report(number, 1, {"loss": 1.0, "f1": 0.5})
+        reports = [Report(1, {"loss": 0.0, "f1": 1.0}), Report(2, {"loss": number, "f1": 0.5})]
+        assert study.tell(number, "complete", reports).objectives == {"loss": number, "f1": 0.5}  # of the last
+    generations = [
+        value
+        for trial in study._study.get_trials()
+        for key, value in trial.system_attrs.items()
+        if key.endswith("generation")
+    ]
+    assert generations == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_line_that_a_full_disk_cut_off_is_removed(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    sampled = study.ask(3)
+    with open(tmp_path / "study.log", "ab") as file:
+        file.write(b'{"op_code":8,"trial_id":0,"user_')
+    study = open_study(tmp_path)
+    assert study.interrupted() == [sampled]
+    study.ask(3)
+    assert len(open_study(tmp_path).results()) == 2
+    assert all(json.loads(line) for line in (tmp_path / "study.log").read_text().splitlines())
+    assert not (tmp_path / "study.log.lock").is_symlink()
