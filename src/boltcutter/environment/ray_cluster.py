@@ -33,6 +33,7 @@ MAX_TEMP_LENGTH = 40  # bytes; Ray adds up to 66 for its sockets, whose paths ar
 OBJECT_STORE_BYTES = 100_000_000  # Ray's default is 30 % of the memory, and we store only small objects
 EXIT_TIMEOUT = 10.0  # seconds that Ray's processes have to exit after a shutdown
 CONNECT_TIMEOUT = 5.0  # seconds; ray.init would try for two minutes
+QUIET: Any = {"log_to_driver": False, "logging_level": "ERROR"}
 PORTS = {"dashboard": "dashboard_port", "metrics": "_metrics_export_port"}
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -79,37 +80,41 @@ def ray_cluster(
                 import ray
             except ImportError:
                 raise ValueError(f"{setting}: ray is not installed; {install_command('ray')}") from None
-        options: dict[str, Any] = {
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-            "namespace": f"boltcutter-{secrets.token_hex(4)}",
-        }
-        if address:
-            check_reachable(address, f"{setting}.address", timeout)
             stack.callback(ray.shutdown)
-            try:
-                with _kept_sigterm_handler():
-                    ray.init(address=address, **options)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                reason = " ".join(str(error).split())[:200]
-                raise ValueError(f"{setting}.address={address}: {reason}; start it with `ray start --head`") from None
-        else:
-            end_stale_clusters(folder, setting)
-            temp = stack.enter_context(_temp_folder())
-            stack.enter_context(_variables({"RAY_AUTH_TOKEN_PATH": str(temp / "token")}))
-            processes: dict[int, str] = {}
-            stack.enter_context(_note(folder, temp, processes))
-            stack.callback(_end, processes)
-            stack.callback(ray.shutdown)
-            options |= {PORTS[name]: port for name, port in ports.items()}
-            options |= {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": dashboard}
-            others = set(_descendants([os.getpid()]))
-            with _kept_sigterm_handler():
-                ray.init(address="local", _temp_dir=str(temp), object_store_memory=OBJECT_STORE_BYTES, **options)
-            started = set(_descendants([os.getpid()])) - others
-            processes.update(_start_times(started))
-            _write_notes(folder, temp, processes)
-            stack.callback(lambda: processes.update(_start_times(_descendants(started))))  # before the shutdown
+            if address:
+                check_reachable(address, f"{setting}.address", timeout)
+                try:
+                    ray.init(address=address, **QUIET)
+                except (ConnectionError, RuntimeError, ValueError) as error:
+                    reason = " ".join(str(error).split())[:200]
+                    raise ValueError(
+                        f"{setting}.address={address}: {reason}; start it with `ray start --head`"
+                    ) from None
+            else:
+                end_stale_clusters(folder, setting)
+                options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": dashboard}
+                stack.enter_context(_embedded(folder, options | {PORTS[name]: port for name, port in ports.items()}))
+        yield
+
+
+@contextmanager
+def _embedded(folder: Path, options: Mapping[str, Any]) -> Iterator[None]:
+    """Start a cluster on this machine, and end all of its processes after the block."""
+    import ray
+
+    with ExitStack() as stack:
+        temp = stack.enter_context(_temp_folder())
+        stack.enter_context(_variables({"RAY_AUTH_TOKEN_PATH": str(temp / "token")}))
+        processes: dict[int, str] = {}
+        stack.enter_context(_note(folder, temp, processes))
+        stack.callback(_end, processes)
+        stack.callback(ray.shutdown)
+        others = set(_descendants([os.getpid()]))
+        ray.init(address="local", _temp_dir=str(temp), object_store_memory=OBJECT_STORE_BYTES, **QUIET, **options)
+        started = set(_descendants([os.getpid()])) - others
+        processes.update(_start_times(started))
+        _write_notes(folder, temp, processes)
+        stack.callback(lambda: processes.update(_start_times(_descendants(started))))  # before the shutdown
         yield
 
 
