@@ -65,7 +65,9 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
         assert {argument.partition("=")[0] for argument in arguments[1:]} <= {"run", *FLAGS}
     elif any(argument in ("--describe", "--print", "--check", "--help", "--completion") for argument in arguments):
         run(name, arguments, str(project.root))
-    elif name == "launch":
+    elif name in ("launch", "search"):
+        if name == "search" and any(argument.startswith("resume=") for argument in arguments):
+            return
         fresh = [argument for argument in arguments if not argument.startswith(("resume=", "--"))]
         run(name, [*fresh, "--check"], str(project.root))
     else:

@@ -40,7 +40,8 @@ def _describe(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Ite
         later = node.get("_partial_") and p.default is p.empty and n not in node
         if later or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
             continue
-        value, written = node.get(n, "" if p.default is p.empty else p.default), raw.get(n)
+        is_unset = p.default is p.empty or str(p.default) == "<factory>"  # of a dataclass
+        value, written = node.get(n, "" if is_unset else p.default), raw.get(n)
         yield f"{path}{n}", _summary(value, written), type_name(p.annotation), texts.get(n, "")
         if isinstance(value, dict) and not isinstance(written, str):
             yield from _describe_map(value, written, f"{path}{n}")
