@@ -36,7 +36,7 @@ class Search:
         overrides: Overrides of training for all trials.
         address: Address of a running Ray cluster; null: one is started on this machine and stopped at the end.
         dashboard: Whether Ray's dashboard is started.
-        ports: Ports of Ray by name, such as ``dashboard_port``.
+        ports: Ports of Ray by name, ``dashboard`` and ``metrics``; others are free ports.
         summary: ``best`` for a search; ``mean`` for repeated runs, whose metrics are averaged.
         folds: Number of folds of cross-validation.
         seeds: Number of seeds; the first is the ``seed`` of training.
