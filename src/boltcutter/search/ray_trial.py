@@ -50,10 +50,12 @@ class TrialProcess(tune.Trainable):
             population: Whether values change while the trial runs.
         """
         self._make, self._files, self._population = make_trial, Path(files), population
+        self._started = False
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Prepare another trial in the same worker, or the same one with other values."""
+        self.cleanup()  # Tune calls it only before it removes a worker
         if read_facts(self._files, self.trial_id) is None:
             write_facts(self._files, self.trial_id, new_config)
         self._facts = read_facts(self._files, self.trial_id) or {}
@@ -64,7 +66,6 @@ class TrialProcess(tune.Trainable):
             self._trial.changes = [*trial_overrides(self._values), "resume_exact=false"]
         # A scheduler sees earlier reports again, but that of a population only the last.
         self._earlier = list(enumerate(self._trial.reports, 1))[-1 if self._population else 0 :]
-        self._started = False
         return True
 
     def step(self) -> dict[str, Any]:
@@ -110,6 +111,7 @@ class TrialProcess(tune.Trainable):
         """Stop training for good, or let it save if the search was interrupted."""
         if not self._started:
             return
+        self._started = False
         if (self._files / INTERRUPTED).exists() or self._population:
             self._trial.end()
         else:
