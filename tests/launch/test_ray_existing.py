@@ -113,7 +113,7 @@ def test_a_run_survives_the_loss_of_a_node(cluster: Cluster, run: Run, script: S
 
 
 def test_missing_nodes_are_reported(cluster: Cluster, run: Run) -> None:
-    overrides = ["trainer.num_nodes=4", "trainer.devices=1", "launch.timeout=1", f"launch.address={cluster.address}"]
+    overrides = ["trainer.num_nodes=4", "trainer.devices=1", "launch.timeout=20", f"launch.address={cluster.address}"]
     done = run.script("launch", "launch=ray", *OVERRIDES, *overrides, f"folder={run.folder}", "--wait", timeout=120)
     assert done.returncode == 1, done.stderr
     assert "error: trainer.num_nodes=4 trainer.devices=1: needs 4 nodes with CPU: 1; the cluster has " in run.log
