@@ -121,7 +121,7 @@ def test_a_cancelled_run_saves_and_is_resumed(run: Run, script: Script, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_nothing_of_a_killed_driver_is_left(run: Run, script: Script) -> None:
+def test_nothing_of_a_killed_driver_is_left(run: Run, script: Script, tmp_path: Path) -> None:
     run.launch("trainer.max_epochs=60")
     ranks = run.wait_until_training(0)
     note = json.loads((run.folder / ".ray").read_text())
@@ -132,6 +132,9 @@ def test_nothing_of_a_killed_driver_is_left(run: Run, script: Script) -> None:
     assert run.reasons == ["killed", "completed"]
     assert "note: Ray was not shut down by process" in run.log
     assert not Path(note["folder"]).exists()
+    done = script("train", *OVERRIDES, "trainer.max_epochs=60", f"folder={tmp_path}/ddp", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert_bitwise_equal(run.folder, tmp_path / "ddp")
 
 
 @pytest.mark.slow

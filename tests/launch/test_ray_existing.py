@@ -1,7 +1,9 @@
 """Runs on a Ray cluster of two nodes that exists before them."""
 
+import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -110,6 +112,16 @@ def test_a_run_survives_the_loss_of_a_node(cluster: Cluster, run: Run, script: S
     assert done.returncode == 0, done.stderr
     assert_bitwise_equal(run.folder, tmp_path / "ddp")
     assert cluster.nodes["head"].poll() is None  # the cluster is not ours to end
+
+
+def test_ranks_end_with_a_killed_driver(cluster: Cluster, run: Run) -> None:
+    run.launch(*TWO_NODES, "trainer.max_epochs=60", f"launch.address={cluster.address}")
+    ranks = run.wait_until_training(0)
+    os.kill(run.driver, signal.SIGKILL)
+    assert not psutil.wait_procs(ranks.values(), timeout=60)[1]
+    done = run.script("launch", "launch=ray", f"resume={run.folder}", "--wait", timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert run.reasons == ["killed", "completed"]
 
 
 def test_missing_nodes_are_reported(cluster: Cluster, run: Run) -> None:
