@@ -77,7 +77,9 @@ class TrialReporter(Callback):
         except OSError:
             answer = ""
         if not answer:  # the search has ended
-            self._connection = None
+            self._lines.close()
+            self._connection.close()
+            self._connection = self._lines = None
             os.kill(os.getpid(), signal.SIGTERM)
         return answer or "continue"
 

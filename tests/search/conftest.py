@@ -1,0 +1,93 @@
+"""A process in place of a training that starts in milliseconds, for tests of faults and of their timing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from boltcutter.project import Project
+from boltcutter.search import trial as module
+from boltcutter.search.trial import Sampled, Trial
+
+MakeTrial = Callable[[Sampled, Mapping[str, str]], Trial]
+PROGRAM = """
+import json, os, signal, socket, subprocess, sys, time
+from pathlib import Path
+
+given = dict(argument.split("=", 1) for argument in sys.argv[4:])
+folder = Path(given.get("folder") or given["resume"])
+file = folder / "record.json"
+record = json.loads(file.read_text()) if file.exists() else {"do": given["do"].split(), "step": 0, "attempts": []}
+record["attempts"].append({"reason": "running", "seconds": 1.0})
+
+def write():
+    file.with_suffix(".new").write_text(json.dumps(record))
+    file.with_suffix(".new").replace(file)
+
+def end(reason, status):
+    record["attempts"][-1]["reason"] = reason
+    write()
+    os._exit(status)
+
+def interrupted(number, frame):
+    end("preempted by SIGTERM", 143)
+
+signal.signal(signal.SIGTERM, interrupted)
+descriptor = int(os.environ["BOLTCUTTER_TRIAL_FD"])
+connection = socket.socket(fileno=descriptor)
+lines = connection.makefile("r")
+while record["do"]:
+    action, *record["do"] = record["do"]
+    write()
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if action == "killed-while-it-writes":
+        connection.sendall(b'{"step": ')
+        os.kill(os.getpid(), signal.SIGKILL)
+    if action == "killed-but-for-a-child":
+        child = subprocess.Popen(["sleep", "30"], pass_fds=[descriptor])
+        (folder / "child").write_text(str(child.pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    if action == "hang":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    if action == "wait":
+        time.sleep(600)
+    if action == "fail":
+        print("error: optimizer.lr=9: too large", file=sys.stderr, flush=True)
+        end("failed", 1)
+    record["step"] += 1
+    with open(folder / "metrics.csv", "a") as metrics:
+        if not metrics.tell():
+            metrics.write("step,loss\\n")
+        metrics.write(f"{record['step'] - 1},{action}\\n")
+    report = {"step": record["step"], "metrics": {"loss": float(action)}}
+    connection.sendall(f"{json.dumps(report)}\\n".encode())
+    answer = lines.readline().strip()
+    if not answer:
+        end("preempted by SIGTERM", 143)
+    if answer == "stop":
+        break
+end("completed", 0)
+"""
+
+
+@pytest.fixture
+def make_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeTrial:
+    """Makes trials whose value ``do`` lists losses to report, and faults."""
+    program = tmp_path / "python"
+    program.write_text(f"#!{sys.executable} -S\n{PROGRAM}")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(module, "PROCESS_POLL", 0.05)
+    monkeypatch.setattr(module, "SAVE_TIMEOUT", 5.0)
+    project = Project.find(Path(__file__))
+
+    def make(sampled: Sampled, environment: Mapping[str, str]) -> Trial:
+        folder = tmp_path / "search" / "trials" / f"{sampled.number:04d}"
+        return Trial(sampled.number, folder, [f"do={sampled.values['do']}"], "loss", project, environment)
+
+    return make

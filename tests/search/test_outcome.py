@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from boltcutter.project import Project
+from boltcutter.search.outcome import summarize_groups, test_metrics, write_outcome, write_trials
+from boltcutter.search.results import Result
+from boltcutter.search.space import Space
+
+PROJECT = Project.find(Path(__file__))
+test_metrics.__test__ = False  # type: ignore[attr-defined]
+
+
+def result(folder: Path, number: int, loss: float, state: str = "complete", **values: Any) -> Result:
+    named = {key.replace("__", "."): value for key, value in values.items()}
+    objectives = {"val/loss": loss} if state == "complete" else {}
+    metrics = {"val/loss": loss + 0.1, "train/loss": 0.0, "lr-SGD": 0.1}
+    return Result(number, state, named, objectives, [(9, loss)], metrics, 2.0, folder / "trials" / f"{number:04d}")
+
+
+def write(folder: Path, results: list[Result], space: dict[str, str], *, averages: bool = False) -> None:
+    write_outcome(
+        folder,
+        results,
+        project=PROJECT,
+        overrides=["model=linear"],
+        metrics=[("val/loss", "min")],
+        space=Space(space),
+        search_command="python scripts/search.py search=random",
+        averages=averages,
+        num_folds=None,
+    )
+
+
+def test_trials_csv(tmp_path: Path) -> None:
+    failed = result(tmp_path, 1, 9, "failed", optimizer__lr=0.2)
+    write_trials(tmp_path / "trials.csv", [result(tmp_path, 0, 0.5, optimizer="sgd"), failed], [("val/loss", "min")])
+    table = pd.read_csv(tmp_path / "trials.csv")
+    assert list(table)[:5] == ["trial", "state", "optimizer", "optimizer.lr", "val/loss"]
+    assert list(table["val/loss"]) == [0.5, 9.1]  # of the best checkpoint, where a trial is complete
+    assert list(table["folder"]) == [0, 1]
+
+
+def test_a_search_leaves_its_best_trial_as_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = [result(tmp_path, number, loss, optimizer__lr=0.1 * loss) for number, loss in enumerate((0.5, 0.25, 1))]
+    write(tmp_path, [*results, result(tmp_path, 3, 0, "pruned", optimizer__lr=7.0)], {"optimizer.lr": "uniform(0, 9)"})
+    out = capsys.readouterr().out
+    assert f"experiment={tmp_path / 'best.yaml'}" in out
+    assert f"report  {tmp_path / 'report.html'}" in out
+    best = yaml.safe_load((tmp_path / "best.yaml").read_text())
+    assert best["optimizer"]["lr"] == 0.025
+    assert (tmp_path / "trials.csv").is_file()
+
+
+def test_a_search_without_a_complete_trial_leaves_no_best_one(tmp_path: Path) -> None:
+    write(tmp_path, [result(tmp_path, 0, 9, "failed", optimizer__lr=0.1)], {"optimizer.lr": "uniform(0, 9)"})
+    assert not (tmp_path / "best.yaml").exists()
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_repeated_runs_are_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = [result(tmp_path, seed, loss, seed=seed) for seed, loss in enumerate((1.0, 2.0, 3.0))]
+    failed = result(tmp_path, 3, 9, "failed", seed=3)
+    for folder in (r.folder for r in results):
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps({"test": {"test/accuracy": 0.75}}))
+    assert test_metrics(results[0].folder) == {"test/accuracy": 0.75}
+    write(tmp_path, [*results, failed], {}, averages=True)
+    table = pd.read_csv(tmp_path / "statistics.csv", index_col=0)
+    assert table.loc["val/loss", "mean"] == 2
+    assert table.loc["val/loss", "std"] == 1
+    assert table.loc["test/accuracy", "mean"] == 0.75
+    assert not [name for name in table.index if name.startswith(("train/", "lr-"))]
+    out = capsys.readouterr().out
+    assert "seed 3 (failed)" in out
+    assert not (tmp_path / "best.yaml").exists()
+
+
+def test_each_combination_is_averaged_on_its_own(tmp_path: Path) -> None:
+    results = [result(tmp_path, n, n, seed=n % 2, optimizer="sgd" if n < 2 else "adamw") for n in range(4)]
+    text = summarize_groups(tmp_path, results, None)
+    assert text.index("optimizer=sgd") < text.index("optimizer=adamw")
+    means = [pd.read_csv(tmp_path / f"statistics-{i}.csv", index_col=0).loc["val/loss", "mean"] for i in range(2)]
+    assert means == [0.5, 2.5]
