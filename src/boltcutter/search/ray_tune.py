@@ -108,6 +108,7 @@ def run_trials(
                     verbose=0,
                     stop=StopWhen(should_stop, files),
                     failure_config=tune.FailureConfig(max_failures=MAX_RESTARTS),
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # trials write their own
                     callbacks=[TrialEvents(study, files, progress)],
                 ),
             )
