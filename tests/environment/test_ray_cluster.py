@@ -46,6 +46,33 @@ def test_what_a_killed_process_left_is_removed_and_home_is_not_used(
     assert not psutil.wait_procs([process for process in left if "ray" in process.name()], timeout=10)[1]
 
 
+@pytest.mark.slow
+def test_the_dashboard_is_started_at_the_given_port(tmp_path: Path) -> None:
+    code = """
+import os, sys, urllib.request
+from pathlib import Path
+from boltcutter.environment.ray_cluster import ray_cluster
+
+with ray_cluster(Path(sys.argv[1]), num_cpus=1, dashboard=True, ports={"dashboard": int(sys.argv[2])}):
+    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+    headers = {"Authorization": f"Bearer {token.read_text()}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{sys.argv[2]}/api/version", headers=headers)
+    print(urllib.request.urlopen(request, timeout=30).status)
+assert not token.parent.exists()
+assert not [name for name in os.environ if name.startswith("RAY_")]
+"""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-W", "error", "-c", code, str(tmp_path), port]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    note, status = done.stdout.splitlines()
+    assert note.startswith(f"note: Ray's dashboard is at http://127.0.0.1:{port}; its token is in ")
+    assert status == "200"
+    assert not (tmp_path / ".ray").exists()
+
+
 def write_note(folder: Path, holder: Holder) -> None:
     facts = {"holder": asdict(holder), "folder": "/tmp/ray-bc-none", "processes": {}}
     (folder / ".ray").write_text(json.dumps(facts))

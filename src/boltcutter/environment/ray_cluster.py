@@ -110,7 +110,11 @@ def _embedded(folder: Path, options: Mapping[str, Any]) -> Iterator[None]:
         stack.callback(_end, processes)
         stack.callback(ray.shutdown)
         others = set(_descendants([os.getpid()]))
-        ray.init(address="local", _temp_dir=str(temp), object_store_memory=OBJECT_STORE_BYTES, **QUIET, **options)
+        found = ray.init(
+            address="local", _temp_dir=str(temp), object_store_memory=OBJECT_STORE_BYTES, **QUIET, **options
+        )
+        if options["include_dashboard"]:
+            print(f"note: Ray's dashboard is at http://{found.dashboard_url}; its token is in {temp}/token")
         started = set(_descendants([os.getpid()])) - others
         processes.update(_start_times(started))
         _write_notes(folder, temp, processes)
