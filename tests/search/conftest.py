@@ -36,12 +36,17 @@ def interrupted(number, frame):
     end("preempted by SIGTERM", 143)
 
 signal.signal(signal.SIGTERM, interrupted)
+metrics = folder / "metrics.csv"
+rows = metrics.read_text().splitlines() if metrics.exists() else ["step,loss"]
+metrics.write_text("\\n".join(rows[: record["step"] + 1]) + "\\n")  # without those after the last step
 descriptor = int(os.environ["BOLTCUTTER_TRIAL_FD"])
 connection = socket.socket(fileno=descriptor)
 lines = connection.makefile("r")
 while record["do"]:
-    action, *record["do"] = record["do"]
-    write()
+    action, *rest = record["do"]
+    if not action[0].isdigit():
+        record["do"] = rest
+        write()
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "killed-while-it-writes":
@@ -59,16 +64,16 @@ while record["do"]:
     if action == "fail":
         print("error: optimizer.lr=9: too large", file=sys.stderr, flush=True)
         end("failed", 1)
-    record["step"] += 1
-    with open(folder / "metrics.csv", "a") as metrics:
-        if not metrics.tell():
-            metrics.write("step,loss\\n")
-        metrics.write(f"{record['step'] - 1},{action}\\n")
-    report = {"step": record["step"], "metrics": {"loss": float(action)}}
+    step = record["step"] + 1
+    with metrics.open("a") as table:
+        table.write(f"{step - 1},{action}\\n")
+    report = {"step": step, "metrics": {"loss": float(action)}}
     connection.sendall(f"{json.dumps(report)}\\n".encode())
     answer = lines.readline().strip()
     if not answer:
         end("preempted by SIGTERM", 143)
+    record.update(do=rest, step=step)
+    write()
     if answer == "stop":
         break
 end("completed", 0)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from conftest import Script, environment, saved_weights
+from forkserver import ForkServer
+
+from boltcutter.environment import lease
+
+TRAINING = ["model=mlp", "logger=null", "trainer.max_epochs=4", "data.num_workers=0"]
+# A trial that fails, one that is best, and one that falls behind.
+SPACE = [
+    "search.space.optimizer.lr=grid(1e30, 0.01, 1e-07)",
+    "search.space.model.hidden_sizes=choice([16, 8], [8, 16])",
+    "search.space.data.batch_size=choice(32, 64) if optimizer.lr == 0.01",
+]
+PRUNER = "search.scheduler={_target_: optuna.pruners.MedianPruner, n_startup_trials: 1}"
+
+
+def record(folder: Path) -> Any:
+    return json.loads((folder / "record.json").read_text())
+
+
+def states(folder: Path) -> list[str]:
+    return list(pd.read_csv(folder / "trials.csv")["state"])
+
+
+def assert_equal_weights(one: Path, other: Path, which: str = "last") -> None:
+    a, b = saved_weights(one, which), saved_weights(other, which)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def overrides(search: Path, number: int) -> list[str]:
+    """The overrides of a trial, as a user would write them."""
+    row = pd.read_csv(search / "trials.csv", dtype=str).iloc[number]
+    values = [
+        f"{key}={row[key]}"
+        for key in row.index
+        if key.startswith(("optimizer", "model.", "data.")) and row[key] == row[key]
+    ]
+    return ["test=false", "report=false", *json.loads((search / "search.json").read_text())["overrides"], *values]
+
+
+@pytest.fixture(scope="module")
+def searched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Folder and output of a search of three trials. Do not modify."""
+    folder = tmp_path_factory.mktemp("search") / "lr"
+    done = script("search", "search=grid", PRUNER, *SPACE, *TRAINING, f"folder={folder}")
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_a_failing_trial_is_shown_and_the_others_go_on(searched: tuple[Path, str]) -> None:
+    folder, output = searched
+    assert states(folder) == ["failed", "complete", "pruned"]
+    lines = output.splitlines()
+    assert lines[1].startswith("[1/3] trial 0 failed: ")
+    assert "optimizer.lr=1e30" in lines[1]
+    assert lines[2].startswith("[2/3] trial 1 complete: val/loss=")
+    assert lines[3].startswith("[3/3] trial 2 pruned: val/loss=")
+
+
+def test_each_trial_is_an_ordinary_run(searched: tuple[Path, str], script: Script, tmp_path: Path) -> None:
+    folder = searched[0]
+    done = script("train", *overrides(folder, 1), f"folder={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    for which in ("last", "best"):
+        assert_equal_weights(folder / "trials" / "0001", tmp_path / "run", which)
+    assert record(folder / "trials" / "0001")["attempts"][-1]["reason"] == "completed"
+    done = script("compare", f"run={folder / 'trials' / '0001'}", f"with={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_pruned_trial_ends_like_early_stopping(searched: tuple[Path, str]) -> None:
+    trial = searched[0] / "trials" / "0002"
+    assert record(trial)["attempts"][-1]["reason"] == "completed"
+    assert (trial / "checkpoints" / "best.ckpt").is_file()
+    assert torch.load(trial / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 0
+    values = pd.read_csv(searched[0] / "trials.csv", dtype=str)
+    assert "data.batch_size" in values
+    assert values["data.batch_size"].isna().tolist() == [True, False, True]  # its condition does not hold
+
+
+def test_the_best_trial_is_an_experiment(searched: tuple[Path, str], script: Script, tmp_path: Path) -> None:
+    folder = searched[0]
+    done = script("train", f"experiment={folder / 'best.yaml'}", "test=false", "report=false", f"folder={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    assert_equal_weights(folder / "trials" / "0001", tmp_path / "run")
+
+
+def test_a_finished_search_is_not_repeated(searched: tuple[Path, str], script: Script) -> None:
+    folder = searched[0]
+    done = script("search", f"resume={folder}")
+    assert done.returncode == 0, done.stderr
+    assert "[" not in done.stdout.split("trial  val/loss")[0]
+    with lease.hold(folder):
+        done = script("search", f"resume={folder}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: resume={folder}: ")
+    assert f"process {os.getpid()} on" in done.stderr
+
+
+def trial_pids(folder: Path, trials: int) -> list[int]:
+    """Wait until that many trials have validated, and return their process IDs."""
+    end = time.monotonic() + 100
+    while time.monotonic() < end:
+        found = [f for f in sorted(folder.glob("trials/*")) if (f / "checkpoints" / "last.ckpt").exists()]
+        holders = [lease.read_holder(trial) for trial in found]
+        alive = [holder.pid for holder in holders if holder and holder.is_alive()]
+        if len(alive) == trials:
+            return alive
+        time.sleep(0.05)
+    pytest.fail("the trials did not start")
+
+
+def assert_ended(pids: list[int]) -> None:
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end, "a trial did not end"
+        time.sleep(0.05)
+
+
+def test_a_killed_search_continues(forks: ForkServer, script: Script, tmp_path: Path) -> None:
+    folder, output = tmp_path / "search", os.open(os.devnull, os.O_WRONLY)
+    options = ["search=random", "search.num_trials=2", "search.max_parallel=2", f"folder={folder}", "model=linear"]
+    options += ["logger=null", "trainer.max_epochs=60", "data.num_workers=0", "~search.space.data.batch_size"]
+    with forks.start(["scripts/search.py", *options], environment(), output, output) as search:
+        pids = trial_pids(folder, 2)
+        os.kill(pids[0], signal.SIGKILL)  # a trial, which starts again
+        time.sleep(0.2)
+        search.send_signal(signal.SIGKILL)
+        search.wait(20)
+    assert_ended(pids)
+    with forks.start(["scripts/search.py", f"resume={folder}"], environment(), output, output) as search:
+        pids = trial_pids(folder, 2)
+        search.send_signal(signal.SIGTERM)
+        assert search.wait(60) == 128 + signal.SIGTERM
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    os.close(output)
+    done = script("search", f"resume={folder}")
+    assert done.returncode == 0, done.stderr
+    assert states(folder) == ["complete", "complete"]
+    for number in range(2):
+        assert record(folder / "trials" / f"{number:04d}")["attempts"][-1]["reason"] == "completed"
+        done = script("train", *overrides(folder, number), f"folder={tmp_path}/{number}")
+        assert done.returncode == 0, done.stderr
+        assert_equal_weights(folder / "trials" / f"{number:04d}", tmp_path / str(number))
+        steps = pd.read_csv(folder / "trials" / f"{number:04d}" / "metrics.csv")["val/loss"].count()
+        assert steps == 60
