@@ -29,7 +29,7 @@ from boltcutter.project import install_command
 
 NOTE = ".ray"  # file that names the processes and the folder of an embedded cluster
 PREFIX = "ray-bc-"
-MAX_TEMP_LENGTH = 40  # bytes; Ray adds up to 66 for its sockets, whose paths are limited to 107
+MAX_TEMP_LENGTH = 40  # bytes; with Ray's folders below it, paths of sockets have up to 107, the limit
 OBJECT_STORE_BYTES = 100_000_000  # Ray's default is 30 % of the memory, and we store only small objects
 EXIT_TIMEOUT = 10.0  # seconds that Ray's processes have to exit after a shutdown
 CONNECT_TIMEOUT = 5.0  # seconds; ray.init would try for two minutes
@@ -111,7 +111,7 @@ def _embedded(folder: Path, options: Mapping[str, Any]) -> Iterator[None]:
         stack.callback(ray.shutdown)
         others = set(_descendants([os.getpid()]))
         found = ray.init(
-            address="local", _temp_dir=str(temp), object_store_memory=OBJECT_STORE_BYTES, **QUIET, **options
+            address="local", _temp_dir=str(temp / "r"), object_store_memory=OBJECT_STORE_BYTES, **QUIET, **options
         )
         if options["include_dashboard"]:
             print(f"note: Ray's dashboard is at http://{found.dashboard_url}; its token is in {temp}/token")
@@ -144,7 +144,7 @@ def end_stale_clusters(folder: Path, setting: str = "launch") -> None:
         if alive is False:
             _end({int(pid): start for pid, start in found["processes"].items()}, timeout=0)
             if temp.name.startswith(PREFIX):
-                shutil.rmtree(temp, ignore_errors=True)
+                _remove(temp)
             file.unlink(missing_ok=True)
             print(f"note: Ray was not shut down by {holder}; removed its processes and {temp}", file=sys.stderr)
         elif file.parent == folder and alive:
@@ -223,15 +223,24 @@ def _temp_root() -> str:
     return root if len(os.fsencode(root)) + len(PREFIX) + 9 <= MAX_TEMP_LENGTH else "/tmp"
 
 
+def _remove(temp: Path) -> None:
+    """Remove a folder in which an ending process may still create files."""
+    end = time.monotonic() + EXIT_TIMEOUT
+    while temp.exists() and time.monotonic() < end:
+        shutil.rmtree(temp, ignore_errors=True)
+        time.sleep(0.02)
+
+
 @contextmanager
 def _temp_folder() -> Iterator[Path]:
+    """A folder that other users cannot enter; Ray makes its own folder in it writable for all."""
     temp = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_temp_root()))
     try:
         (temp / "token").touch(0o600)
         (temp / "token").write_text(_TOKEN)  # else Ray writes one to HOME
         yield temp
     finally:
-        shutil.rmtree(temp, ignore_errors=True)
+        _remove(temp)
 
 
 @contextmanager
