@@ -106,7 +106,7 @@ def test_commands_that_write_files_work_as_documented(project: Project) -> None:
 
 def test_commands_of_a_new_project_are_valid(project: Project) -> None:
     found = commands(project.root / "README.md")
-    assert ("train", ("experiment=baseline",)) in found
+    assert ("train", ()) in found
     project.activate()
     for name, arguments in sorted(found):
         if name not in ("add", "vendor"):

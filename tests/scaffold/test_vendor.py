@@ -24,14 +24,14 @@ def test_component_is_used_from_its_copy(project: Project) -> None:
     options = yaml.safe_load((project.root / "configs/callback/default.yaml").read_text())
     assert options["guard"]["_target_"] == "my_project.callback.guard.Guard"
     assert options["best"]["_target_"].startswith("boltcutter.")
-    run(sys.executable, "scripts/train.py", "--check", "experiment=baseline", cwd=project.root)
+    run(sys.executable, "scripts/train.py", "--check", cwd=project.root)
     with pytest.raises(ConfigError):
         vendor.main(project, ["callback.guard"])
 
 
 def library_of_a_run(project: Project, folder: Path) -> Path:
     """Train one epoch; returns the package of the library that was used."""
-    overrides = ["experiment=baseline", "trainer.max_epochs=1", "logger=null", "report=false", f"folder={folder}"]
+    overrides = ["trainer.max_epochs=1", "logger=null", "report=false", f"folder={folder}"]
     run(sys.executable, "scripts/train.py", *overrides, cwd=project.root)
     return Path(json.loads((folder / "record.json").read_text())["library"]["path"])
 
