@@ -156,3 +156,88 @@ def test_a_killed_search_continues(forks: ForkServer, script: Script, tmp_path: 
         assert_equal_weights(folder / "trials" / f"{number:04d}", tmp_path / str(number))
         steps = pd.read_csv(folder / "trials" / f"{number:04d}" / "metrics.csv")["val/loss"].count()
         assert steps == 60
+
+
+def test_a_search_is_checked_described_and_completed(script: Script) -> None:
+    done = script("search", "search=seeds", "search.seeds=3", *TRAINING, "--check")
+    assert (done.returncode, done.stdout) == (0, "ok: 3 trials\n")
+    done = script("search", "search=optuna", "--describe")
+    assert "search.num_trials" in done.stdout
+    assert "kfold" in done.stdout
+    done = script("search", "--help")
+    assert done.stdout.startswith("Search hyper-parameters")
+    assert "resume=" in done.stdout
+    done = script("search", "--complete", "search=op")
+    assert done.stdout.split("\t")[0] == "search=optuna"
+    done = script("search", "search=optuna", "search.space.optimizer.lrr=uniform(0, 1)", *TRAINING)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: search.space.optimizer.lrr=uniform(0, 1): optimizer.lrr: ")
+    assert done.stderr.count("\n") == 1
+
+
+def run_search(script: Script, folder: Path, *options: str, **environment: Any) -> str:
+    common = ["model=linear", "logger=null", "data.num_workers=0", f"folder={folder}"]
+    done = script("search", *common, *options, **environment)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+def test_cross_validation(script: Script, tmp_path: Path) -> None:
+    output = run_search(
+        script, tmp_path / "folds", "search=kfold", "search.folds=2", "search.max_parallel=2", "trainer.max_epochs=1"
+    )
+    table = pd.read_csv(tmp_path / "folds" / "statistics.csv", index_col=0)
+    losses = pd.read_csv(tmp_path / "folds" / "trials.csv")["val/loss"]
+    assert losses.nunique() == 2  # each fold has samples of its own
+    assert table.loc["val/loss", "mean"] == pytest.approx(losses.mean())
+    assert table.loc["val/loss", "std"] == pytest.approx(losses.std())
+    assert "fold 0" in output
+    assert not (tmp_path / "folds" / "best.yaml").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_seeds(script: Script, tmp_path: Path) -> None:
+    run_search(script, tmp_path / "seeds", "search=seeds", "search.seeds=2", "seed=5", "trainer.max_epochs=1")
+    trials = pd.read_csv(tmp_path / "seeds" / "trials.csv")
+    assert list(trials["seed"]) == [5, 6]
+    table = pd.read_csv(tmp_path / "seeds" / "statistics.csv", index_col=0)
+    assert "test/accuracy" in table.index
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_limits(script: Script, tmp_path: Path) -> None:
+    options = ["search=random", "search.num_trials=3", "trainer.max_epochs=1"]
+    run_search(script, tmp_path / "target", *options, "search.target=100")
+    assert states(tmp_path / "target") == ["complete"]
+    options[-1] = "trainer.max_epochs=2000"
+    begin = time.monotonic()
+    run_search(script, tmp_path / "time", *options, "search.max_time=0:00:15")
+    assert time.monotonic() < begin + 60
+    assert "running" in states(tmp_path / "time")
+    assert "complete" not in states(tmp_path / "time")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_several_objectives(script: Script, tmp_path: Path) -> None:
+    metrics = ["search.metric=[val/accuracy,train/loss]", "search.mode=[max,min]", "search.num_trials=3"]
+    sampler = "search.sampler={_target_: optuna.samplers.NSGAIISampler, _partial_: true, population_size: 2}"
+    run_search(script, tmp_path / "front", "search=random", sampler, *metrics, "trainer.max_epochs=1")
+    trials = pd.read_csv(tmp_path / "front" / "trials.csv")
+    assert list(trials["state"]) == ["complete"] * 3
+    assert trials[["val/accuracy", "train/loss"]].notna().all(axis=None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_ranks_in_a_trial(script: Script, tmp_path: Path) -> None:
+    ddp = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_epochs=3"]
+    pruner = "search.scheduler={_target_: optuna.pruners.ThresholdPruner, upper: 1e-6, n_warmup_steps: 2}"
+    run_search(script, tmp_path / "ddp", "search=random", "search.num_trials=1", pruner, *ddp)
+    trial = tmp_path / "ddp" / "trials" / "0000"
+    assert states(tmp_path / "ddp") == ["pruned"]  # after two of three validations
+    assert len(list((trial / "logs").glob("rank-*.log"))) == 2
+    assert record(trial)["attempts"][-1]["reason"] == "completed"
+    assert torch.load(trial / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 1
