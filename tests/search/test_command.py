@@ -222,12 +222,12 @@ def test_limits(script: Script, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_several_objectives(script: Script, tmp_path: Path) -> None:
-    metrics = ["search.metric=[val/accuracy,train/loss]", "search.mode=[max,min]", "search.num_trials=3"]
+    metrics = ["search.metric=[val/accuracy,val/loss]", "search.mode=[max,min]", "search.num_trials=3"]
     sampler = "search.sampler={_target_: optuna.samplers.NSGAIISampler, _partial_: true, population_size: 2}"
     run_search(script, tmp_path / "front", "search=random", sampler, *metrics, "trainer.max_epochs=1")
     trials = pd.read_csv(tmp_path / "front" / "trials.csv")
     assert list(trials["state"]) == ["complete"] * 3
-    assert trials[["val/accuracy", "train/loss"]].notna().all(axis=None)
+    assert trials[["val/accuracy", "val/loss"]].notna().all(axis=None)
 
 
 @pytest.mark.slow
