@@ -66,6 +66,7 @@ class Study:
         self.worker, self.workers = worker, workers
         self._sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
         drop_torn_line(folder / LOG)
+        self._ids: dict[int, int] = {}  # in the storage, by number
         self._storage = JournalStorage(JournalFileBackend(str(folder / LOG)))
         self._study = optuna.create_study(
             storage=self._storage,
@@ -124,7 +125,7 @@ class Study:
         """Sample the values of a trial that was started, also by a process that was killed before it did."""
         self._set(number, "worker", self.worker)
         self._seed_sampler(number)
-        frozen = self._study.get_trials(deepcopy=False)[number]
+        frozen = self._trial(number)
         values = self.space.sample(optuna.Trial(self._study, frozen._trial_id))
         values |= frozen.user_attrs.get("fixed") or {}
         self._set(number, "values", values)
@@ -150,7 +151,7 @@ class Study:
         name = self.metrics[0][0]
         if len(self.metrics) > 1 or name not in metrics:
             return False
-        trial = self._study.get_trials(deepcopy=False)[number]
+        trial = self._trial(number)
         known = trial.intermediate_values
         if count >= trial.user_attrs.get(STOPPED, math.inf):
             return True  # it was interrupted before it stopped
@@ -210,7 +211,7 @@ class Study:
 
     def result(self, number: int) -> Result:
         """One trial."""
-        return self._result(self._study.get_trials(deepcopy=False)[number])
+        return self._result(self._trial(number))
 
     def _result(self, trial: FrozenTrial) -> Result:
         name, attrs, folder = self.metrics[0][0], trial.user_attrs, self.trial_folder(trial.number)
@@ -237,9 +238,16 @@ class Study:
         known = self._study.get_trials(deepcopy=False)
         return [t for t in known if t.state != TrialState.WAITING and not t.user_attrs.get(SURPLUS)]
 
+    def _trial(self, number: int) -> FrozenTrial:
+        """One trial, without a look at the others, so that its cost does not grow with their number."""
+        if number not in self._ids:
+            study = self._study._study_id
+            self._ids[number] = self._storage.get_trial_id_from_study_id_trial_number(study, number)
+        return self._storage.get_trial(self._ids[number])
+
     def _set(self, number: int, key: str, value: Any) -> None:
         # Not by ``optuna.Trial``, which would let the sampler sample the trial once more.
-        trial = self._study.get_trials(deepcopy=False)[number]
+        trial = self._trial(number)
         if trial.state == TrialState.RUNNING:
             self._storage.set_trial_user_attr(trial._trial_id, key, value)
 
