@@ -142,7 +142,8 @@ def end_stale_clusters(folder: Path, setting: str = "launch") -> None:
             continue  # none, or written incompletely
         alive = holder.is_alive()
         if alive is False:
-            _end({int(pid): start for pid, start in found["processes"].items()}, timeout=0)
+            noted = {int(pid): start for pid, start in found["processes"].items()}
+            _end(noted | _start_times(_workers(temp)), timeout=0)
             if temp.name.startswith(PREFIX):
                 _remove(temp)
             file.unlink(missing_ok=True)
@@ -270,6 +271,16 @@ def _descendants(pids: Collection[int]) -> list[int]:
     found = [child for pid in pids for child in children.get(pid, [])]
     for pid in found:
         found += children.get(pid, [])
+    return found
+
+
+def _workers(temp: Path) -> list[int]:
+    """Process IDs of workers that a cluster started later, which would create its folder again; Linux only."""
+    found = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if b"--temp-dir=" + os.fsencode(temp) in command.read_bytes():
+                found.append(int(command.parent.name))
     return found
 
 

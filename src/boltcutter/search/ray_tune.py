@@ -245,7 +245,11 @@ class TrialEvents(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Store the end of a trial whose worker was lost too often, or raised an error."""
-        self._end(trial, "failed", one_line(trial.get_ray_actor_error() or "its Ray worker was lost"))
+        error = trial.get_pickled_error()
+        is_lost = error is None or isinstance(error, ray.exceptions.RayActorError)
+        if is_lost and trial.num_failures <= MAX_RESTARTS:
+            return  # Ray gives up if a worker is lost in the middle of a restart; resume= continues the trial
+        self._end(trial, "failed", "its Ray worker was lost" if is_lost else one_line(error))
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Redraw the table of trials."""
