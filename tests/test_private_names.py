@@ -223,6 +223,8 @@ NAMES_OF_EXTRAS: dict[str, dict[str, dict[str, str | None]]] = {
     "keras.src.layers.layer": {
         "Layer": {"_flatten_layers": "self include_self recursive", "_trainable_variables": None}
     },
+    "optuna.study": {"Study": {"_study_id": None}},
+    "optuna.trial": {"FrozenTrial": {"_trial_id": None}},
     "wandb.sdk.lib.service.service_connection": {"ServiceConnection": {"_proc": None}},
     "wandb.sdk.lib.service.service_process": {"ServiceProcess": {"_process": None}},
     "wandb.sdk.wandb_run": {"Run": {"_wl": None}},
