@@ -218,7 +218,8 @@ def prepare() -> None:
     import boltcutter
 
     for module in pkgutil.walk_packages(boltcutter.__path__, "boltcutter."):
-        if find_spec("keras") or "keras" not in module.name:  # modules that import an extra at the top
+        # Modules that import an extra at the top; Ray replaces handlers of the process.
+        if ".ray_" not in module.name and (find_spec("keras") or "keras" not in module.name):
             importlib.import_module(module.name)
     for name in LATE:
         if find_spec(name.partition(".")[0]):

@@ -164,7 +164,9 @@ ELSEWHERE = ["trainer=fsdp", "trainer=deepspeed", "trainer=horovod", "trainer=tp
 if find_spec("keras") is None:  # it needs Python 3.11
     ELSEWHERE += ["model=keras_convnet", "callback=keras_file"]
 OPTIONS = [
-    f"{p.parent.name}={p.stem}" for p in sorted(PROJECT.config_dirs[0].glob("*/*.yaml")) if p.parent.name != "launch"
+    f"{p.parent.name}={p.stem}"
+    for p in sorted(PROJECT.config_dirs[0].glob("*/*.yaml"))
+    if p.parent.name not in ("launch", "search")  # of other commands
 ]
 
 

@@ -129,6 +129,7 @@ def assert_ended(pids: list[int]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_killed_search_continues(forks: ForkServer, script: Script, tmp_path: Path) -> None:
     folder, output = tmp_path / "search", os.open(os.devnull, os.O_WRONLY)
     options = ["search=random", "search.num_trials=2", "search.max_parallel=2", f"folder={folder}", "model=linear"]
