@@ -16,6 +16,7 @@ from boltcutter.environment import lease, signals, startup
 from boltcutter.project import Project, command
 from boltcutter.run import folder as run
 from boltcutter.search.plan import Plan, Settings, continued, own_command, planned, read_search, read_settings, save
+from boltcutter.search.trial import MAX_RESTARTS
 
 if TYPE_CHECKING:
     from boltcutter.search.study import Study
@@ -99,7 +100,12 @@ def search(plan: Plan, *, is_new: bool) -> None:
     if settings.engine == "ray":
         from boltcutter.search.ray_tune import run_trials as run_on_ray
 
-        run_on_ray(study, plan.make_trial, settings, cpus=settings.cpus or plan.devices, folder=plan.folder, **options)
+        for _ in range(MAX_RESTARTS):
+            run_on_ray(
+                study, plan.make_trial, settings, cpus=settings.cpus or plan.devices, folder=plan.folder, **options
+            )
+            if options["should_stop"]() or not study.interrupted():
+                break  # otherwise Ray gave up a trial whose worker was lost in the middle of a restart
     else:
         run_trials(study, plan.make_trial, parallel=settings.max_parallel or 1, **options)
     finish(plan, study)

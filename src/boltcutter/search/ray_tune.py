@@ -248,7 +248,7 @@ class TrialEvents(tune.Callback):
         error = trial.get_pickled_error()
         is_lost = error is None or isinstance(error, ray.exceptions.RayActorError)
         if is_lost and trial.num_failures <= MAX_RESTARTS:
-            return  # Ray gives up if a worker is lost in the middle of a restart; resume= continues the trial
+            return  # Ray gives up if a worker is lost in the middle of a restart; the search then starts again with it
         self._end(trial, "failed", "its Ray worker was lost" if is_lost else one_line(error))
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
