@@ -139,7 +139,7 @@ class Search:
         self.descendants.add(process.pid)
         return process
 
-    def run(self, kinds: list[str], within: float = 25.0) -> None:
+    def run(self, kinds: list[str], within: float = 12.0) -> None:
         """Run to the end, with a kill of each of these kinds at a random time after the start or the last kill."""
         kinds = list(kinds)
         while True:
