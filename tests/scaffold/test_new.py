@@ -47,6 +47,8 @@ def test_project_passes_its_tests(tmp_path: Path) -> None:
     assert sum(len(text.splitlines()) for text in files(project).values()) <= 600
     check_style(project)
     assert "2 passed" in run_tests(project)
+    quick = ["trainer.max_steps=1", "logger=null", "report=false", "test=false"]
+    run(sys.executable, "scripts/train.py", "data=digits", *quick, cwd=project)  # pixels
 
 
 def test_cookiecutter_cruft_and_new_create_the_same_project(template: Path, tmp_path: Path) -> None:

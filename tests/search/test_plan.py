@@ -60,6 +60,14 @@ def test_nothing_to_search() -> None:
         planned(PROJECT, TRAINING)
 
 
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
+@pytest.mark.parametrize("argument", ["callback.preemption=null", "checkpoints=elsewhere"])
+def test_a_population_needs_checkpoints_on_request_and_beside_the_run(argument: str) -> None:
+    message = mistake(argument, search="pbt")
+    assert message.startswith(argument.partition("=")[0])
+    assert "remove" in message
+
+
 def test_a_scheduler_belongs_to_an_engine() -> None:
     expected = "search.engine=local takes a pruner of Optuna; choose one, or null"
     assert mistake("search.scheduler={_target_: optuna.samplers.RandomSampler}") == (

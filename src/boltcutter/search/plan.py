@@ -240,6 +240,7 @@ def check(
     if search.folds and cfg.data is not None:
         with as_config_error():
             check_accepts_folds(locate(cfg.data._target_))
+    check_population(search, cfg)
     metrics = objectives(search, redacted(cfg))
     fixed = search.fixed(int(cfg.seed))
     if not space.parameters and len(fixed) == 1:
@@ -278,6 +279,26 @@ def check(
     gpus = search.gpus if search.gpus is not None else float(devices if uses_gpus else 0)
     num_workers = (cfg.data or {}).get("num_workers") or 0
     return Plan(project, name, settings, overrides, search, metrics, fixed, devices, gpus, num_workers)
+
+
+def check_population(search: Search, cfg: DictConfig) -> None:
+    """Check that trials can continue from the checkpoints of others, if the scheduler does that.
+
+    Raises:
+        ConfigError: They are not saved on request, or elsewhere than in the folders of the trials.
+    """
+    if search.engine != "ray" or not isinstance(search.scheduler, partial):
+        return
+    callbacks = plain(cfg).get("callback") or {}
+    if not any(c and str(c.get("_target_")).endswith(".Preemption") for c in callbacks.values()):
+        raise ConfigError(
+            "callback.preemption: not set, but the trials of a population save by it; "
+            "remove the override, or use callback=[default,…]"
+        )
+    if plain(cfg)["checkpoints"] != "${folder}/checkpoints":
+        raise ConfigError(
+            f"checkpoints={cfg.checkpoints}: trials of a population copy checkpoints between their folders; remove it"
+        )
 
 
 def own_command() -> str:

@@ -50,7 +50,7 @@ class TrialProcess(tune.Trainable):
             population: Whether values change while the trial runs.
         """
         self._make, self._files, self._population = make_trial, Path(files), population
-        self._started = False
+        self._started = self._is_paused = False
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -79,6 +79,7 @@ class TrialProcess(tune.Trainable):
             self._started = True
             if not self._trial.start():
                 return self._end("complete")
+        self._is_paused = False
         self._trial.answer("continue")
         while (received := self._trial.receive()) is None:
             state, error = self._trial.finish()
@@ -88,7 +89,8 @@ class TrialProcess(tune.Trainable):
         return self._result(len(self._trial.reports), received)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Copy a checkpoint, so that another trial can continue from it."""
+        """Copy a checkpoint, so that another trial can continue from it, or this one after a pause."""
+        self._is_paused = True  # if no further step follows
         source = self._trial.save() if self._started else None
         source = source or _newest(self._trial.folder)
         if source is not None:
@@ -108,11 +110,11 @@ class TrialProcess(tune.Trainable):
         shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
 
     def cleanup(self) -> None:
-        """Stop training for good, or let it save if the search was interrupted."""
+        """Stop training for good, or let it save if the search was interrupted or the scheduler pauses the trial."""
         if not self._started:
             return
         self._started = False
-        if (self._files / INTERRUPTED).exists() or self._population:
+        if (self._files / INTERRUPTED).exists() or self._population or self._is_paused:
             self._trial.end()
         else:
             self._trial.answer("stop")

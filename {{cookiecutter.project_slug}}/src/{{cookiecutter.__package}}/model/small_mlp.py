@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 
@@ -31,4 +32,6 @@ class SmallMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of shape (batch, num_classes) for inputs of shape (batch, *input_shape)."""
+        if x.dtype == torch.uint8:  # pixels
+            x = x.to(next(self.parameters()).dtype) / 255
         return self.layers(x)
