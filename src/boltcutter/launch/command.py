@@ -22,7 +22,7 @@ from boltcutter.environment.identity import new_run_id
 from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher
-from boltcutter.launch.jobs import last_reason, list_runs, run_verb
+from boltcutter.launch.jobs import last_reason, list_runs, refresh, run_verb
 from boltcutter.launch.submit import can_copy, submit
 from boltcutter.project import Project
 from boltcutter.run import folder as run
@@ -30,7 +30,7 @@ from boltcutter.run import trust
 
 USER_CONFIGS = Path("~/.config/boltcutter/launch")  # <option>.yaml there overrides values of configs/launch
 SLURM_REFERENCE = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # a reference without a default
-VERBS = ("status", "logs", "cancel")
+VERBS = ("status", "logs", "cancel", "fetch")
 FLAGS = {
     "--dry-run": "print the job script without submitting it",
     "--wait": "follow the log until the job has ended",
@@ -122,6 +122,7 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
             submit(launcher, settings, job, lambda: save_configs(cfgs), bool(resumed))
         if "--wait" in flags:
             run_verb("logs", job.folder, follow=True)
+            refresh(launcher, *job.run_folders)
             sys.exit(any(last_reason(folder) != "completed" for folder in job.run_folders))
 
 

@@ -110,11 +110,13 @@ class Launcher(Protocol):
         array: Overrides in which the runs of an array differ; None for a single run.
         snapshot: Whether the job runs a copy of the code made at submission.
         environment: Environment variables of the run.
+        job_file: Name of the rendered file in the folder of the run.
     """
 
     array: str | list[str] | None
     environment: dict[str, str]
     snapshot: bool
+    job_file: str
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that cannot run, as far as can be known before submission."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.environment import lease
 from boltcutter.launch import queue
+from boltcutter.launch.cloud import CloudLauncher
 from boltcutter.launch.job import Launcher
 from boltcutter.run import folder as run
 from boltcutter.run import trust
@@ -27,7 +29,7 @@ def run_verb(verb: str, place: Path, *, follow: bool) -> None:
     """Print the status or logs of runs, or cancel them.
 
     Args:
-        verb: ``status``, ``logs`` or ``cancel``.
+        verb: ``status``, ``logs``, ``cancel`` or ``fetch``.
         place: Folder of a run or of an array.
         follow: Whether to follow logs until the runs have ended.
 
@@ -35,7 +37,8 @@ def run_verb(verb: str, place: Path, *, follow: bool) -> None:
         ConfigError: There is no such run, or it was not launched.
     """
     folders = [file.parent for file in sorted(place.glob("*/record.json"))]
-    functions: dict[str, Callable[..., None]] = {"status": show_status, "logs": show_logs, "cancel": cancel}
+    functions: dict[str, Callable[..., None]] = {"status": show_status, "logs": show_logs}
+    functions |= {"cancel": cancel, "fetch": fetch}
     for folder in [place] if (place / "record.json").is_file() or not folders else folders:
         for launcher, job_id in find_launcher(folder) or ():
             functions[verb](launcher, job_id, folder, follow=follow)
@@ -47,6 +50,7 @@ def run_verb(verb: str, place: Path, *, follow: bool) -> None:
 def show_status(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
     """Print the status by the launcher, and each attempt with the reason for its end."""
     print(f"{display_path(folder)}: {launcher.status(job_id).text}")
+    refresh(launcher, folder)
     for attempt in run.read_record(folder)["attempts"]:
         print(f"  {attempt['start']}  {attempt['reason']}")
 
@@ -61,6 +65,29 @@ def cancel(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
     """Cancel a run, which saves a checkpoint first."""
     launcher.cancel(job_id)
     print(f"{display_path(folder)}: {launcher.status(job_id).text}")
+
+
+def fetch(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
+    """Download a run from the storage of its platform.
+
+    Raises:
+        ValueError: It is on this machine's disk already.
+    """
+    if not isinstance(launcher, CloudLauncher):
+        raise ValueError(f"run={display_path(folder)}: nothing to fetch; the run is in this folder")
+    names = launcher.fetch(folder)
+    print(f"{display_path(folder)}: {len(names)} files downloaded from {launcher.remote_folder(folder)}")
+
+
+def refresh(launcher: Launcher, *folders: Path) -> None:
+    """Update the records of runs that are on the storage of their platform; a note if that cannot be reached."""
+    if not isinstance(launcher, CloudLauncher):
+        return
+    for folder in folders:
+        try:
+            launcher.refresh(folder)
+        except ValueError as error:
+            print(f"note: {one_line(error)}", file=sys.stderr)
 
 
 def list_runs(runs: Path) -> None:

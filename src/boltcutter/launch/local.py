@@ -34,6 +34,7 @@ class LocalLauncher:
     """
 
     array: str | list[str] | None = None
+    job_file = "job.sh"
     log_name = "local.log"
 
     def __init__(

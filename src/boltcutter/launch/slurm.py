@@ -61,6 +61,8 @@ class SlurmLauncher:
         snapshot: Whether the job runs a copy of the code made at submission; otherwise the code at its start.
     """
 
+    job_file = "job.sh"
+
     def __init__(
         self,
         *,

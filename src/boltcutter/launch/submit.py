@@ -12,6 +12,7 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
 from boltcutter.launch import snapshot
+from boltcutter.launch.cloud import CloudLauncher
 from boltcutter.launch.job import Job, Launcher, UnclearSubmissionError
 from boltcutter.launch.jobs import display_path, find_launcher
 from boltcutter.project import command
@@ -51,7 +52,7 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable
             for folder in job.run_folders:
                 if "git" not in run.read_record(folder):
                     run.record_code(folder, state, library)
-        file = job.folder / "job.sh"
+        file = job.folder / launcher.job_file
         write_text(file, launcher.render(job))
         ids = launcher.submit(job, file)
     except UnclearSubmissionError:
@@ -69,7 +70,8 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable
         except ValueError:
             text = f"job {job_id}, submitted"
         print(f"{text}: {display_path(folder)}")
-    print(f"{command('launch')} status|logs|cancel run={display_path(job.folder)}")
+    verbs = "status|logs|cancel" + ("|fetch" if isinstance(launcher, CloudLauncher) else "")
+    print(f"{command('launch')} {verbs} run={display_path(job.folder)}")
 
 
 def check_unused(folder: Path, resumed: bool) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,9 +158,9 @@ def population_options(
 
 
 def make_scheduler(scheduler: Any, space: Space) -> TrialScheduler | None:
-    """Complete a scheduler that perturbs values, which has to know the space."""
+    """Copy a scheduler, which keeps the state of a search; one that perturbs values gets the space that it lacks."""
     if not isinstance(scheduler, partial):
-        made: TrialScheduler | None = scheduler
+        made: TrialScheduler | None = deepcopy(scheduler)
         return made
     mutable = [p for p in space.parameters if p.condition is None]
     return scheduler(  # type: ignore[no-any-return]

@@ -1,0 +1,123 @@
+"""Start a launched run on a machine that does not share the disk of the one that launched it.
+
+``python -m boltcutter.launch.node <folder or URL of the run>`` runs on each node. It unpacks the run's code and becomes
+the training process, which reads the variables of the platform, resumes the run and receives the signals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from boltcutter.checkpoint.storage import error_text, is_url, resolve_filesystem
+from boltcutter.launch.bundle import BUNDLE, CODE, RECORD, unpack
+from boltcutter.project import LIBRARY, VARIABLE
+from boltcutter.run import lineage
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Unpack the code and replace this process by the training.
+
+    Args:
+        arguments: Command-line arguments; by default those of this process.
+    """
+    parser = argparse.ArgumentParser("python -m boltcutter.launch.node", description=__doc__.partition("\n")[0])
+    parser.add_argument("run", help="folder or URL of the run")
+    parser.add_argument(
+        "--bundle", help=f"file or URL of the packed code; by default {BUNDLE} in the folder of the run"
+    )
+    given, overrides = parser.parse_known_args(arguments)
+    try:
+        root = fetch_code(given.bundle or f"{given.run.rstrip('/')}/{BUNDLE}")
+        if not is_url(given.run):
+            create_run(root, Path(given.run))
+        check_library(root)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    start(root / CODE, [f"resume={given.run}", *overrides])
+
+
+def fetch_code(bundle: str) -> Path:
+    """Download and unpack a bundle.
+
+    Returns:
+        A new temporary folder with the content.
+
+    Raises:
+        ValueError: It does not exist, cannot be reached or is damaged.
+    """
+    root = Path(tempfile.mkdtemp(prefix="boltcutter-job-"))
+    file = root / BUNDLE
+    try:
+        store, place = resolve_filesystem(bundle)
+        store.get_file(place, str(file))
+    except Exception as error:  # each storage raises its own exceptions
+        raise ValueError(
+            f"{bundle}: cannot be read ({error_text(error)}); check that this node may read the storage"
+        ) from error
+    unpack(file, root)
+    file.unlink()
+    return root
+
+
+def create_run(root: Path, folder: Path) -> None:
+    """Copy the record of a new run into its folder; several nodes may do so at once.
+
+    Args:
+        root: Folder of the unpacked bundle.
+        folder: Folder of the run, on storage that all nodes share.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (*RECORD[1:], RECORD[0]):  # the record last: with it, the run exists
+        if (root / name).is_file() and not (folder / name).exists():
+            draft = folder / f".{name}.{root.name}"
+            shutil.copyfile(root / name, draft)
+            try:
+                os.link(draft, folder / name)  # unlike a rename, does not replace the record of a run that has begun
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without links
+                draft.replace(folder / name)
+            draft.unlink(missing_ok=True)
+
+
+def check_library(root: Path) -> None:
+    """Check that the library here is the one with which the run was launched.
+
+    Raises:
+        ValueError: It has another version.
+    """
+    record = root / RECORD[0]
+    was = json.loads(record.read_text()).get("library", {}).get("version") if record.is_file() else None
+    here = lineage.library_state(root).get("version")
+    if was and was != here and not (root / CODE / "src" / LIBRARY).is_dir():
+        raise ValueError(
+            f"{LIBRARY} {here} is installed on this node, but the run was launched with {was}; build the image again, "
+            f"or pip install {LIBRARY}=={was}"
+        )
+
+
+def start(project: Path, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by the training.
+
+    Args:
+        project: Root of the project.
+        arguments: Arguments of the training.
+    """
+    script = Path("scripts", "train.py")
+    program = [str(script)] if (project / script).is_file() else ["-m", LIBRARY, "train"]
+    os.chdir(project)
+    path = os.pathsep.join(filter(None, [str(project / "src"), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, VARIABLE: str(project)}
+    os.execve(sys.executable, [sys.executable, *program, *arguments], environment)
+
+
+if __name__ == "__main__":
+    main()

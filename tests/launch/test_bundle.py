@@ -1,0 +1,65 @@
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from boltcutter.launch.bundle import check_size, pack, unpack
+
+from .test_library import git
+
+
+def run_folder(place: Path) -> Path:
+    """A launched run whose code has a program, a link in the code and a link to a large file elsewhere."""
+    folder = place / "run"
+    (folder / "code" / "src").mkdir(parents=True)
+    (folder / "code" / "src" / "a.py").write_text("a = 1\n")
+    (folder / "code" / "run.sh").write_text("exit 3\n")
+    (folder / "code" / "run.sh").chmod(0o755)
+    (folder / "code" / "b.py").symlink_to("src/a.py")
+    (place / "large").write_bytes(b"large")
+    (folder / "code" / "large").symlink_to(place / "large")
+    (folder / "record.json").write_text("{}")
+    (folder / "metrics.csv").write_text("step\n")
+    return folder
+
+
+def test_a_bundle_holds_code_and_record(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    first = pack(folder).read_bytes()
+    os.utime(folder / "code" / "run.sh", (1, 1))
+    assert pack(folder).read_bytes() == first  # the same content
+    there = tmp_path / "there"
+    unpack(folder / "job.tar.gz", there)
+    found = {str(file.relative_to(there)) for file in there.rglob("*") if not file.is_dir()}
+    assert found == {"record.json", "code/b.py", "code/large", "code/run.sh", "code/src/a.py"}
+    assert os.access(there / "code" / "run.sh", os.X_OK)
+    assert (there / "code" / "b.py").is_symlink()
+    assert (there / "code" / "b.py").read_text() == "a = 1\n"
+    assert not (there / "code" / "large").is_symlink()
+    assert (there / "code" / "large").read_bytes() == b"large"
+
+
+def test_a_bundle_cannot_write_elsewhere(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("../evil"), io.BytesIO())
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        unpack(tmp_path / "evil.tar.gz", tmp_path / "there")
+    assert not (tmp_path / "evil").exists()
+    damaged = tmp_path / "damaged.tar.gz"
+    damaged.write_bytes(pack(run_folder(tmp_path)).read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"damaged\.tar\.gz: cannot be unpacked"):
+        unpack(damaged, tmp_path / "there")
+
+
+def test_large_files_are_listed(tmp_path: Path) -> None:
+    for name, size in {"data/images.npy": 3_000_000, "weights.pt": 2_000_000, "a.py": 10, "b.py": 9}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    check_size(tmp_path, tmp_path / "runs", 6)
+    with pytest.raises(ValueError, match=r"launch\.max_code_mb=4: the project's files have 5\.0 MB; ") as error:
+        check_size(tmp_path, tmp_path / "runs", 4)
+    assert "data/images.npy (3.0 MB), weights.pt (2.0 MB), a.py (0.0 MB); have git ignore data" in str(error.value)
