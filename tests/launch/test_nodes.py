@@ -1,0 +1,72 @@
+"""The machines that other tests use."""
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import torch
+from conftest import ROOT, Script
+
+from .nodes import nodes
+
+# No dropout, BatchNorm or Adam, so that the number of processes changes only rounding.
+OVERRIDES = ["data=digits", "model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "logger=null", "report=false"]
+OVERRIDES += ["trainer.accelerator=cpu", "trainer.max_steps=20", "test=false"]
+
+
+def test_machines_have_a_network_files_and_processes_of_their_own(tmp_path: Path) -> None:
+    with nodes(2, hosts=["first", "second other.name"]) as machines:
+        first, second = machines
+        show = first.start(
+            ["sh", "-c", "env; hostname; cat /opt/ml/x; echo seen >/tmp/seen"],
+            {"PATH": os.environ["PATH"], "A": "b  c"},
+            files={"/opt/ml/x": "written\n"},
+            cwd="/usr",
+        )
+        assert show.wait(30) == 0
+        variables = {line.partition("=")[0] for line in show.output.splitlines() if "=" in line}
+        assert variables <= {"PATH", "A", "PWD"}
+        assert "A=b  c\n" in show.output
+        assert show.output.endswith("first\nwritten\n")
+        assert first.read("/tmp/seen") == b"seen\n"
+        assert second.run("ls", "/tmp") == ""
+        assert not Path("/opt/ml/x").exists()
+        serve = [sys.executable, "-u", "-m", "http.server", "8000", "--bind", first.address]
+        server = first.start(serve, {}, cwd="/opt/ml")
+        server.wait_for("Serving")
+        fetch = "import urllib.request; print(urllib.request.urlopen('http://first:8000/x').read())"
+        assert "written" in second.run(sys.executable, "-c", fetch)
+        assert second.run("ps", "ax", "-o", "comm").count("python") == 0
+        server.signal("INT")
+        server.wait(30)
+    assert not server.is_running
+    assert not Path(f"/proc/{first.pid}").exists()
+
+
+def test_two_machines_train_as_one_process(script: Script, tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "folder=/tmp/run"]
+    with nodes(2) as machines:
+        processes = [
+            machine.start(
+                [sys.executable, "scripts/train.py", *overrides],
+                {
+                    "PATH": "/usr/bin:/bin",
+                    "NODE_RANK": str(rank),
+                    "MASTER_ADDR": machines[0].address,
+                    "MASTER_PORT": "29500",
+                },
+                cwd=str(ROOT),
+            )
+            for rank, machine in enumerate(machines)
+        ]
+        for process in processes:
+            assert process.wait() == 0, process.output
+        content = machines[0].read("/tmp/run/checkpoints/last.ckpt")
+    ours = torch.load(io.BytesIO(content), weights_only=True)["state_dict"]
+    single = script("train", *OVERRIDES, f"folder={tmp_path}/run")
+    assert single.returncode == 0, single.stderr
+    theirs = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert ours.keys() == theirs.keys()
+    # Ranks sum their gradients in another order than one process sums over the batch.
+    assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 1e-6
