@@ -1,7 +1,7 @@
 """What the launchers of Amazon Web Services have in common: clients, credentials, regions, and errors on one line.
 
 A launcher calls ``client("ec2", region)``, and uses the client inside ``with as_value_errors():``. What botocore raises
-there becomes a ``ValueError`` of one line with a remedy, or an ``UnreachableError`` if AWS does not answer or throttles.
+there becomes a ``ValueError`` of one line with a remedy, or an ``UnreachableError`` if AWS does not answer or is busy.
 Endpoints, profiles and credentials come from botocore's own variables and files (AWS_PROFILE, AWS_ENDPOINT_URL, …).
 """
 
@@ -127,6 +127,7 @@ def as_value_errors() -> Iterator[None]:
     """
     from botocore import exceptions
 
+    missing: tuple[type[Exception], ...]
     missing = (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.CredentialRetrievalError)
     missing += (exceptions.SSOError, exceptions.TokenRetrievalError, exceptions.ProfileNotFound)
     missing += (getattr(exceptions, "LoginError", exceptions.SSOError),)  # since botocore 1.41

@@ -51,39 +51,38 @@ def check_devices(setting: str, machine: str, machines: Mapping[str, Machine], j
         )
 
 
-def _ec2(family: str, gpu_type: str = "", **gpus: int) -> dict[str, Machine]:
-    """Return the sizes of a family, such as ``_8xlarge``, whose number of CPUs the size determines: 4 for xlarge."""
-    sizes = {size.strip("_"): count for size, count in gpus.items()}
+def _ec2(family: str, gpu_type: str, sizes: Mapping[str, int]) -> dict[str, Machine]:
+    """Return the machines of a family from the GPUs of each size, which determines the CPUs: 4 for xlarge."""
     cpus = {size: 2 if size == "large" else 4 * int(size.removesuffix("xlarge") or 1) for size in sizes}
-    return {f"{family}.{size}": Machine(count, gpu_type, cpus[size]) for size, count in sizes.items()}
+    return {f"{family}.{size}": Machine(gpus, gpu_type, cpus[size]) for size, gpus in sizes.items()}
 
 
-_GRAPHICS = {"xlarge": 1, "_2xlarge": 1, "_4xlarge": 1, "_8xlarge": 1, "_16xlarge": 1, "_12xlarge": 4}
-_LARGE = {"_24xlarge": 4, "_48xlarge": 8}
-_RTX = {"_2xlarge": 1, "_4xlarge": 1, "_8xlarge": 1, "_12xlarge": 2, **_LARGE}
-_FIFTH = dict.fromkeys(("large", "xlarge", "_2xlarge", "_4xlarge", "_12xlarge", "_24xlarge"), 0)
-_SIXTH = _FIFTH | dict.fromkeys(("_8xlarge", "_16xlarge", "_32xlarge"), 0)
-_SEVENTH = _FIFTH | dict.fromkeys(("_8xlarge", "_16xlarge", "_48xlarge"), 0)
+_GRAPHICS = {"xlarge": 1, "2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "16xlarge": 1, "12xlarge": 4}
+_LARGE = {"24xlarge": 4, "48xlarge": 8}
+_RTX = {"2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "12xlarge": 2, **_LARGE}
+_FIFTH = dict.fromkeys(("large", "xlarge", "2xlarge", "4xlarge", "12xlarge", "24xlarge"), 0)
+_SIXTH = _FIFTH | dict.fromkeys(("8xlarge", "16xlarge", "32xlarge"), 0)
+_SEVENTH = _FIFTH | dict.fromkeys(("8xlarge", "16xlarge", "48xlarge"), 0)
+_GENERAL = {"m5": _FIFTH, "r5": _FIFTH, "c6i": _SIXTH, "m6i": _SIXTH, "r6i": _SIXTH}
+_GENERAL |= {"c7i": _SEVENTH, "m7i": _SEVENTH, "r7i": _SEVENTH}
 
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html and, without GPUs, …/gp.html, …/co.html and …/mo.html
 EC2: dict[str, Machine] = {
-    **_ec2("g4dn", "T4", **_GRAPHICS),
-    **_ec2("g5", "A10G", **_GRAPHICS, **_LARGE),
-    **_ec2("g6", "L4", **_GRAPHICS, **_LARGE),
-    **_ec2("g6e", "L40S", **_GRAPHICS, **_LARGE),
-    **_ec2("g7", "RTX PRO 4500", **_RTX),
-    **_ec2("g7e", "RTX PRO Server 6000", **_RTX),
-    **_ec2("p3dn", "V100", _24xlarge=8),
-    **_ec2("p4d", "A100", _24xlarge=8),
-    **_ec2("p4de", "A100", _24xlarge=8),
-    **_ec2("p5", "H100", _4xlarge=1, _48xlarge=8),
-    **_ec2("p5e", "H200", _48xlarge=8),
-    **_ec2("p5en", "H200", _48xlarge=8),
-    **_ec2("p6-b200", "B200", _48xlarge=8),
-    **_ec2("p6-b300", "B300", _48xlarge=8),
-    **{name: machine for family in ("m5", "r5") for name, machine in _ec2(family, **_FIFTH).items()},
-    **{name: machine for family in ("c6i", "m6i", "r6i") for name, machine in _ec2(family, **_SIXTH).items()},
-    **{name: machine for family in ("c7i", "m7i", "r7i") for name, machine in _ec2(family, **_SEVENTH).items()},
+    **_ec2("g4dn", "T4", _GRAPHICS),
+    **_ec2("g5", "A10G", _GRAPHICS | _LARGE),
+    **_ec2("g6", "L4", _GRAPHICS | _LARGE),
+    **_ec2("g6e", "L40S", _GRAPHICS | _LARGE),
+    **_ec2("g7", "RTX PRO 4500", _RTX),
+    **_ec2("g7e", "RTX PRO Server 6000", _RTX),
+    **_ec2("p3dn", "V100", {"24xlarge": 8}),
+    **_ec2("p4d", "A100", {"24xlarge": 8}),
+    **_ec2("p4de", "A100", {"24xlarge": 8}),
+    **_ec2("p5", "H100", {"4xlarge": 1, "48xlarge": 8}),
+    **_ec2("p5e", "H200", {"48xlarge": 8}),
+    **_ec2("p5en", "H200", {"48xlarge": 8}),
+    **_ec2("p6-b200", "B200", {"48xlarge": 8}),
+    **_ec2("p6-b300", "B300", {"48xlarge": 8}),
+    **{name: machine for family, sizes in _GENERAL.items() for name, machine in _ec2(family, "", sizes).items()},
 }
 # The same, with a prefix: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
 SAGEMAKER = {f"ml.{name}": machine for name, machine in EC2.items() if name != "c6i.large"}
