@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import tarfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
@@ -82,7 +84,8 @@ def unpack(bundle: Path, folder: Path) -> None:
         ValueError: The file is damaged.
     """
     try:
-        with tarfile.open(bundle) as archive:
+        content = gzip.decompress(bundle.read_bytes())  # as a whole, since tarfile overlooks that the end is missing
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             archive.extractall(folder, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise ValueError(f"{bundle}: cannot be unpacked ({error}); launch the run again") from error

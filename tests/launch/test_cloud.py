@@ -1,0 +1,103 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from boltcutter.launch import jobs
+from boltcutter.launch.cloud import CloudLauncher, job_name, read
+from boltcutter.launch.job import Job, Status
+
+from .test_library import git
+
+
+class Platform(CloudLauncher):
+    """A platform that accepts every job, and whose jobs end at once."""
+
+    platform, protocols = "platform", ("file",)
+
+    def render(self, job: Job) -> str:
+        return json.dumps({"command": self.command(job), "environment": self.variables(job)})
+
+    def create(self, job: Job, file: Path) -> str:
+        assert json.loads(file.read_text())["command"]
+        return "job-1"
+
+    def status(self, job_id: str) -> Status:
+        return Status("ended", f"job {job_id}, Succeeded")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A launched run of a project with one file."""
+    root = tmp_path / "project"
+    folder = root / "runs" / "digits" / "one"
+    (folder / "code").mkdir(parents=True)
+    for place in (root, folder / "code"):
+        (place / "a.py").write_text("a = 1\n")
+    git(root, "init", "-q")
+    git(root, "add", "a.py")
+    (folder / "record.json").write_text(json.dumps({"attempts": [], "launch": {"id": "job-1"}}))
+    return Job("digits", folder, None, root=root, code=folder / "code", environment={"A": "1"}, trusted=True)
+
+
+def test_mistakes_are_found_before_submission(job: Job) -> None:
+    cases = {
+        "launch.storage: not set; give the parent URL of the runs, launch.storage=file://<bucket>/runs": {},
+        "launch.storage=ftp://x/runs: the nodes cannot write there; use file://": {"storage": "ftp://x/runs"},
+        "launch.max_code_mb=0: the project's files have 0.0 MB; the largest are a.py": {
+            **{"storage": "file://x", "max_code_mb": 0}
+        },
+    }
+    for message, settings in cases.items():
+        with pytest.raises(ValueError, match="launch") as error:
+            Platform(**settings).check(job)
+        assert str(error.value).startswith(message)
+    with pytest.raises(ValueError, match=r"launch=platform: only files tracked by git are sent"):
+        Platform(storage="file://x").check(Job("digits", job.folder, None, root=job.root))
+    with pytest.raises(ValueError, match=r"launch\.environment\.API_KEY: secrets"):
+        Platform(environment={"API_KEY": "x"})
+
+
+def test_a_job_is_sent_followed_and_fetched(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launcher = Platform(storage=f"file://{tmp_path}/bucket/runs/", environment={"B": "2"})
+    launcher.check(job)
+    file = job.folder / launcher.job_file
+    file.write_text(launcher.render(job))
+    there = tmp_path / "bucket" / "runs" / "digits" / "one"
+    command = ["python", "-m", "boltcutter.launch.node", f"file://{there}", "trust=true"]
+    assert json.loads(file.read_text()) == {"command": command, "environment": {"A": "1", "B": "2"}}
+    assert launcher.submit(job, file) == ["job-1"]
+    assert {path.name for path in there.iterdir()} == {"job.tar.gz", "job.yaml", "record.json"}
+
+    assert list(launcher.logs("job-1", job.folder, follow=True)) == []
+    (there / "logs").mkdir()
+    (there / "logs" / "rank-0.log").write_text("training\n")
+    assert "".join(launcher.logs("job-1", job.folder, follow=True)) == "training\n"
+    attempts = [{"start": "now", "reason": "completed"}]
+    (there / "record.json").write_text(json.dumps({"attempts": attempts, "test": {"accuracy": 1}}))
+    jobs.show_status(launcher, "job-1", job.folder)
+    assert capsys.readouterr().out.endswith(": job job-1, Succeeded\n  now  completed\n")
+    jobs.fetch(launcher, "job-1", job.folder)
+    assert (job.folder / "logs" / "rank-0.log").read_text() == "training\n"
+    record = json.loads((job.folder / "record.json").read_text())
+    assert record == {"attempts": attempts, "test": {"accuracy": 1}, "launch": {"id": "job-1"}}
+
+
+def test_storage_that_cannot_be_reached_is_a_note(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    launcher = Platform(storage="nonsense://bucket")
+    jobs.refresh(launcher, job.folder)
+    assert capsys.readouterr().err.startswith("note: nonsense://bucket/digits/one/record.json: cannot be read (")
+    with pytest.raises(ValueError, match="is a path on the nodes; copy the run from there"):
+        Platform(storage="/mnt/runs").fetch(job.folder)
+
+
+def test_objects_are_read_from_a_position_on(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("abc")
+    assert [read(f"file://{tmp_path}/log", start) for start in (0, 2, 3)] == [b"abc", b"c", b""]
+    assert read(f"file://{tmp_path}/none") == b""
+
+
+def test_names_of_jobs_are_unique_and_valid(tmp_path: Path) -> None:
+    run = tmp_path / "20261122-115500_ab12"
+    assert job_name(Job("Digits_CNN", run, None)) == "digits-cnn-20261122-115500-ab12"
+    assert job_name(Job("x" * 80, run, None), limit=30).endswith("-20261122-115500-ab12")

@@ -1,0 +1,72 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import environment
+
+from boltcutter.launch.bundle import BUNDLE, pack
+from boltcutter.launch.command import create_job, read_training_config, save_configs
+from boltcutter.launch.snapshot import copy_code
+from boltcutter.project import Project
+from boltcutter.run import folder as run
+from boltcutter.run import lineage
+
+from .test_library import create_project, read_record
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packed code and record of a run of a small project, made with the options of the launch command."""
+    root = create_project(tmp_path_factory.mktemp("node") / "project")
+    cfg = read_training_config(Project.find(root), ["trainer.devices=1", "trainer.max_epochs=1", "report=false"])
+    job = create_job([cfg], root, array=False, copies=True)
+    save_configs([cfg])
+    assert job.code
+    states = lineage.git_state(root), lineage.library_state(root)
+    copy_code(root, job.code, *states)
+    run.record_code(job.folder, *states)
+    return pack(job.folder)
+
+
+def start(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "boltcutter.launch.node", *map(str, arguments)]
+    return subprocess.run(command, cwd="/", env=environment(**env), capture_output=True, text=True, timeout=120)
+
+
+def test_a_node_trains_with_the_code_of_the_bundle(bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "here"
+    done = start(folder, "--bundle", bundle, "trust=true", TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = read_record(folder)
+    assert record["attempts"][-1]["reason"] == "completed"  # type: ignore[index]
+    assert record["git"] == read_record(bundle.parent)["git"]
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+    (unpacked,) = tmp_path.glob("boltcutter-job-*")
+    assert (unpacked / "code" / "src" / "boltcutter").is_dir()  # an editable library is sent along
+    # A job that the platform starts again continues the run.
+    done = start(folder, "--bundle", bundle, "trust=true", "trainer.max_epochs=2", TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(read_record(folder)["attempts"]) == 2  # type: ignore[arg-type]
+
+
+def test_faults_of_a_bundle(bundle: Path, tmp_path: Path) -> None:
+    done = start(f"file://{tmp_path}/run", TMPDIR=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: file://{tmp_path}/run/{BUNDLE}: cannot be read (")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / BUNDLE).write_bytes(bundle.read_bytes()[:1000])
+    done = start(f"file://{tmp_path}/run", TMPDIR=str(tmp_path))
+    assert done.returncode == 1
+    assert "cannot be unpacked" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_another_version_of_the_library_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "record.json").write_text(json.dumps({"library": {"version": "0.0.1"}}))
+    done = start(tmp_path / "run", "--bundle", pack(tmp_path), TMPDIR=str(tmp_path))
+    assert done.returncode == 1
+    assert "but the run was launched with 0.0.1; build the image again" in done.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()
