@@ -86,3 +86,53 @@ EC2: dict[str, Machine] = {
 }
 # The same, with a prefix: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
 SAGEMAKER = {f"ml.{name}": machine for name, machine in EC2.items() if name != "c6i.large"}
+
+
+def _google(family: str, sizes: str, gpu_type: str = "", gpus: str = "", suffix: str = "") -> dict[str, Machine]:
+    """Return the sizes of a family, such as n2-standard-8, whose number is that of CPUs.
+
+    Args:
+        family: Name before the number of CPUs.
+        sizes: Numbers of CPUs.
+        gpu_type: GPU type.
+        gpus: Number of GPUs of each size.
+        suffix: Letter after a number of GPUs, which then names the size.
+    """
+    cpus, counts = [int(size) for size in sizes.split()], [int(count) for count in gpus.split()]
+    names = [f"{family}-{count}{suffix}" for count in counts] if suffix else [f"{family}-{size}" for size in cpus]
+    rows = zip(names, counts or [0] * len(cpus), cpus, strict=True)
+    return {name: Machine(count, gpu_type, size) for name, count, size in rows}
+
+
+_A100, _L4, _RTX_PRO = "NVIDIA_TESLA_A100", "NVIDIA_L4", "NVIDIA_RTX_PRO_6000"
+# Machines with GPUs: https://cloud.google.com/compute/docs/gpus; others, and the names of GPUs:
+# https://cloud.google.com/vertex-ai/docs/training/configure-compute, …/docs/reference/rest/v1/MachineSpec
+VERTEX: dict[str, Machine] = {
+    **_google("a2-highgpu", "12 24 48 96", _A100, "1 2 4 8", "g"),
+    **_google("a2-megagpu", "96", _A100, "16", "g"),
+    **_google("a2-ultragpu", "12 24 48 96", "NVIDIA_A100_80GB", "1 2 4 8", "g"),
+    **_google("a3-highgpu", "26 52 104 208", "NVIDIA_H100_80GB", "1 2 4 8", "g"),
+    **_google("a3-megagpu", "208", "NVIDIA_H100_MEGA_80GB", "8", "g"),
+    **_google("a3-ultragpu", "224", "NVIDIA_H200_141GB", "8", "g"),
+    **_google("a4-highgpu", "224", "NVIDIA_B200", "8", "g"),
+    **_google("a4x-highgpu", "140", "NVIDIA_GB200", "4", "g"),
+    **_google("g2-standard", "4 8 12 16 24 32 48 96", _L4, "1 1 1 1 2 1 4 8"),
+    **_google("g4-standard", "48 96 192 384", _RTX_PRO, "1 2 4 8"),
+    **_google("n1-standard", "4 8 16 32 64 96"),
+    **_google("n1-highmem", "2 4 8 16 32 64 96"),
+    **_google("n1-highcpu", "16 32 64 96"),
+    **_google("n2-standard", "4 8 16 32 48 64 80"),
+    **_google("n2-highmem", "2 4 8 16 32 48 64 80"),
+    **_google("n2-highcpu", "16 32 48 64 80"),
+    **_google("e2-standard", "4 8 16 32"),
+    **_google("e2-highmem", "2 4 8 16"),
+    **_google("e2-highcpu", "16 32"),
+    **_google("c2-standard", "4 8 16 30 60"),
+}
+# GPUs that are attached to n1 machines: the largest number of CPUs for each possible number of GPUs, same page
+VERTEX_ATTACHABLE = {
+    "NVIDIA_TESLA_T4": {1: 48, 2: 48, 4: 96},
+    "NVIDIA_TESLA_P4": {1: 24, 2: 48, 4: 96},
+    "NVIDIA_TESLA_P100": {1: 16, 2: 32, 4: 96},
+    "NVIDIA_TESLA_V100": {1: 12, 2: 24, 4: 48, 8: 96},
+}

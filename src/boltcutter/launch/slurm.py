@@ -219,15 +219,19 @@ def split_job_ids(job_id: str) -> list[str]:
     return found
 
 
-def seconds(time: str) -> int:
+def seconds(time: str, setting: str = "launch.time") -> int:
     """Convert a time limit of SLURM to seconds.
+
+    Args:
+        time: The limit.
+        setting: Its name, for messages.
 
     Raises:
         ValueError: Invalid syntax. A plain number is refused too, since YAML reads an unquoted 2:00:00 as one.
     """
     found = TIME.fullmatch(time)
     if not found:
-        raise ValueError(f"launch.time={time} is not a time limit; write H:MM:SS or D-HH:MM:SS, quoted in YAML")
+        raise ValueError(f"{setting}={time} is not a time limit; write H:MM:SS or D-HH:MM:SS, quoted in YAML")
     days, hours, minutes, rest, first, second, third = (int(part or 0) for part in found.groups())
     if found[1]:
         return ((days * 24 + hours) * 60 + minutes) * 60 + rest

@@ -1,0 +1,345 @@
+"""Launch runs on Google Vertex AI as custom jobs; render them also for AI Platform Training, its predecessor."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from boltcutter.checkpoint.storage import is_url
+from boltcutter.launch import google_api
+from boltcutter.launch.cloud import FINAL, CloudLauncher
+from boltcutter.launch.job import (
+    Job,
+    State,
+    Status,
+    UnclearSubmissionError,
+    check_control_characters,
+)
+from boltcutter.launch.machines import VERTEX, VERTEX_ATTACHABLE, check_devices
+from boltcutter.launch.slurm import seconds
+
+if TYPE_CHECKING:
+    from google.auth.transport.requests import AuthorizedSession
+
+NAME = re.compile(r"projects/([\w.:-]+)/locations/([a-z0-9-]+)/customJobs/(\d+)")  # of a job
+LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
+FORMS = {
+    "region": (r"[a-z]+-[a-z]+\d+", "a region", "us-central1"),
+    "project": (r"[a-z][a-z0-9-]{4,28}[a-z0-9]|[a-z0-9.-]+:[a-z0-9-]+|\d+", "a project ID", "my-project"),
+    "service_account": (r"[^@\s]+@[^@\s]+\.gserviceaccount\.com", "the address of a service account", None),
+    "network": (r"projects/\d+/global/networks/[a-z0-9-]+", "the full name of a network", None),
+}
+EXAMPLES = {
+    "service_account": "train@<project>.iam.gserviceaccount.com",
+    "network": "projects/<project number>/global/networks/<name>",
+}
+# https://cloud.google.com/vertex-ai/docs/reference/rest/v1/JobState
+STATES: dict[str, State] = {
+    "JOB_STATE_QUEUED": "pending",
+    "JOB_STATE_PENDING": "pending",
+    "JOB_STATE_RUNNING": "running",
+    "JOB_STATE_UPDATING": "running",
+    "JOB_STATE_PAUSED": "running",
+    "JOB_STATE_CANCELLING": "running",
+    "JOB_STATE_SUCCEEDED": "ended",
+    "JOB_STATE_PARTIALLY_SUCCEEDED": "ended",
+    "JOB_STATE_FAILED": "ended",
+    "JOB_STATE_CANCELLED": "ended",
+    "JOB_STATE_EXPIRED": "ended",
+}
+POLL = 5.0  # seconds between two queries of the log, of which a project may make 60 a minute
+LATE = 10.0  # seconds by which entries of the log may be late
+
+
+class VertexLauncher(CloudLauncher):
+    """Submit a run as a custom job: a worker pool for the first node, and one for all others.
+
+    Args:
+        project: ID of the project; null: that of gcloud.
+        region: Region, such as us-central1; null: that of gcloud.
+        storage: Parent URL of the runs, such as gs://bucket/runs.
+        image: Container image with Python, the library and the project's dependencies.
+        worker_image: Image of all nodes but the first; null: the same.
+        machine_type: Machine of each node, such as g2-standard-8 or n2-standard-8.
+        accelerator: GPU to attach to each n1 machine, such as NVIDIA_TESLA_T4; other machines have theirs.
+        spot: Whether to use spot VMs, which cost less and can be taken away at any time.
+        max_wait: How long to wait for GPUs to become available, H:MM:SS or D-HH:MM:SS; null: do not wait.
+        time: Time limit of the job, H:MM:SS or D-HH:MM:SS.
+        restart: Whether Vertex AI restarts the job when a node fails, is preempted or moved.
+        service_account: Account with which the nodes access the storage; null: the service agent of Vertex AI.
+        network: Network to which the nodes are peered, projects/<project number>/global/networks/<name>.
+        boot_disk_gb: Size of the boot disk, which holds the image and the data that is downloaded.
+        boot_disk_type: Type of the boot disk, such as pd-ssd.
+        labels: Labels of the job, which also appear in the bill.
+        python: Python interpreter in the image.
+        environment: Environment variables of the run.
+        max_code_mb: Limit of the size of the project's files, which are sent with each job.
+        api: ``trainingInput``: the older job file, of AI Platform Training, which can be rendered but not submitted.
+    """
+
+    platform = "vertex"
+    protocols = ("gs", "s3")
+
+    def __init__(
+        self,
+        *,
+        project: str | None = None,
+        region: str | None = None,
+        storage: str | None = None,
+        image: str | None = None,
+        worker_image: str | None = None,
+        machine_type: str | None = None,
+        accelerator: str | None = None,
+        spot: bool = False,
+        max_wait: str | None = None,
+        time: str = "7-00:00:00",
+        restart: bool = True,
+        service_account: str | None = None,
+        network: str | None = None,
+        boot_disk_gb: int = 100,
+        boot_disk_type: str | None = None,
+        labels: dict[str, str] | None = None,
+        python: str = "python",
+        environment: dict[str, str] | None = None,
+        max_code_mb: float = 50,
+        api: Literal["customJob", "trainingInput"] = "customJob",
+    ) -> None:
+        super().__init__(storage=storage, image=image, python=python, environment=environment, max_code_mb=max_code_mb)
+        self.project = project or google_api.default_setting(
+            "core", "project", "GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"
+        )
+        self.region = region or google_api.default_setting("ai", "region", "GOOGLE_CLOUD_REGION", "CLOUDSDK_AI_REGION")
+        self.worker_image, self.machine_type, self.accelerator = worker_image, machine_type, accelerator
+        self.spot, self.max_wait, self.time, self.restart = spot, max_wait, time, restart
+        self.service_account, self.network, self.labels, self.api = service_account, network, labels or {}, api
+        self.boot_disk_gb, self.boot_disk_type = boot_disk_gb, boot_disk_type
+        for name, value in vars(self).items():
+            check_control_characters(f"launch.{name}", value)
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        for name, (form, what, example) in FORMS.items():
+            value = getattr(self, name)
+            if value is not None and not re.fullmatch(form, value):
+                zone = re.fullmatch(r"([a-z]+-[a-z]+\d+)-[a-z]", value) if name == "region" else None
+                remedy = f"launch.{name}={zone[1] if zone else example or EXAMPLES[name]}"
+                raise ValueError(f"launch.{name}={value} is {'a zone, not ' if zone else 'not '}{what}; try {remedy}")
+        for name, text in (("time", self.time), ("max_wait", self.max_wait)):
+            if text is not None:
+                seconds(text, f"launch.{name}")
+        if self.spot and self.max_wait:
+            raise ValueError("launch.max_wait: not possible with launch.spot=true; remove one of them")
+        if self.api == "trainingInput" and self.spot:
+            raise ValueError("launch.spot=true: launch.api=trainingInput has no spot VMs; remove one of them")
+        for key, value in self.labels.items():
+            if not LABEL.fullmatch(f"{key}={value}"):
+                raise ValueError(
+                    f"launch.labels.{key}={value}: labels have up to 63 lower-case letters, digits, - and _, and names "
+                    "begin with a letter; correct it"
+                )
+
+    def check(self, job: Job) -> None:
+        """Raise ValueError for a job that Vertex AI would reject, as far as can be known before submission."""
+        for name, known in (("project", "project"), ("region", "ai/region")):
+            if not getattr(self, name):
+                raise ValueError(f"launch.{name}: not set; give launch.{name}=…, or run gcloud config set {known} …")
+        super().check(job)
+        if not is_url(str(self.storage)):
+            raise ValueError(f"launch.storage={self.storage}: the nodes do not share this path; use gs://<bucket>/runs")
+        if not self.image:
+            example = f"{self.region}-docker.pkg.dev/{self.project}/<repository>/<image>:<tag>"
+            raise ValueError(f"launch.image: not set; give the image of the nodes, launch.image={example}")
+        self._check_machine(job)
+
+    def _check_machine(self, job: Job) -> None:
+        if not self.machine_type:
+            example = "g2-standard-8" if job.gpus else "n2-standard-8"
+            raise ValueError(f"launch.machine_type: not set; try launch.machine_type={example}")
+        machine, gpu = VERTEX.get(self.machine_type), self.accelerator
+        attachable = machine is not None and self.machine_type.startswith("n1-")
+        if gpu and not job.gpus:
+            raise ValueError(f"launch.accelerator={gpu}: the run does not use it; remove it or trainer.accelerator=cpu")
+        if gpu and machine and not attachable and gpu != machine.gpu_type:
+            has = f"has {machine.gpus} {machine.gpu_type}" if machine.gpus else "takes no GPUs"
+            raise ValueError(f"launch.accelerator={gpu}: {self.machine_type} {has}; remove it, or choose an n1 machine")
+        if not (gpu and attachable and machine):
+            check_devices("launch.machine_type", self.machine_type, VERTEX, job)
+            return
+        if not (counts := VERTEX_ATTACHABLE.get(gpu)):
+            raise ValueError(f"launch.accelerator={gpu}: n1 machines take {', '.join(VERTEX_ATTACHABLE)}; choose one")
+        if job.devices not in counts:
+            remedy = max((count for count in counts if count < job.devices), default=1)
+            raise ValueError(
+                f"trainer.devices={job.devices}: {self.machine_type} takes {', '.join(map(str, counts))} {gpu}; "
+                f"try trainer.devices={remedy}"
+            )
+        if machine.cpus > counts[job.devices]:
+            raise ValueError(
+                f"launch.machine_type={self.machine_type}: with {job.devices} {gpu}, a machine has at most "
+                f"{counts[job.devices]} CPUs; choose a smaller machine or more devices"
+            )
+
+    def gpus(self, job: Job) -> tuple[str, int] | None:
+        """Return the type and number of the GPUs of each node."""
+        machine = VERTEX.get(str(self.machine_type))
+        if machine and machine.gpus:  # they must be named although the type of the machine determines them
+            return machine.gpu_type, machine.gpus
+        return (self.accelerator, job.devices) if self.accelerator else None
+
+    def render(self, job: Job) -> str:
+        """Render the file for ``--config`` of gcloud."""
+        if self.api == "trainingInput":
+            lines = ["# AI Platform Training, which Vertex AI has replaced; its command was:", "#"]
+            command = ["ai-platform", "jobs", "submit", "training", re.sub(r"\W", "_", f"{job.name}_{job.folder.name}")]
+            command.append(f"--project={self.project}")
+            content: dict[str, Any] = {**self._labels(), "trainingInput": self._training_input(job)}
+        else:
+            lines = ["# Custom job of Vertex AI; to submit it again by hand:", "#"]
+            command = ["ai", "custom-jobs", "create", f"--project={self.project}", f"--region={self.region}"]
+            command.append(f"--display-name={job.name}")
+            if self.labels:
+                command.append(f"--labels={','.join(f'{key}={value}' for key, value in self.labels.items())}")
+            content = self._custom_job_spec(job)
+        lines.append(f"#   gcloud {shlex.join([*command, f'--config={job.folder / self.job_file}'])}")
+        lines += [
+            "#",
+            f"# Each node reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it.",
+        ]
+        without_aliases = json.loads(json.dumps(content))
+        return "\n".join(lines) + "\n" + yaml.safe_dump(without_aliases, sort_keys=False, width=1000)
+
+    def _labels(self) -> dict[str, Any]:
+        return {"labels": dict(self.labels)} if self.labels else {}
+
+    def _custom_job_spec(self, job: Job) -> dict[str, Any]:
+        """Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec."""
+        machine: dict[str, Any] = {"machineType": self.machine_type}
+        if gpus := self.gpus(job):
+            machine |= {"acceleratorType": gpus[0], "acceleratorCount": gpus[1]}
+        container: dict[str, Any] = {"command": self.command(job)}
+        if variables := self.variables(job):
+            container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+        pools = []
+        for replicas, image in ((1, self.image), (job.nodes - 1, self.worker_image or self.image)):
+            pool = {"machineSpec": dict(machine), "replicaCount": replicas, "diskSpec": self._disk()}
+            pools.append({**pool, "containerSpec": {"imageUri": image, **container}})
+        # Without the restart of the whole job, a node that fails would be restarted alone, and the others wait for it.
+        restart = {"restartJobOnWorkerRestart": True} if self.restart else {"disableRetries": True}
+        scheduling: dict[str, Any] = {"timeout": f"{seconds(self.time)}s", **restart}
+        if self.spot:
+            scheduling["strategy"] = "SPOT"
+        elif self.max_wait:
+            scheduling |= {"strategy": "FLEX_START", "maxWaitDuration": f"{seconds(self.max_wait)}s"}
+        spec = {"workerPoolSpecs": [pool for pool in pools if pool["replicaCount"]], "scheduling": scheduling}
+        return spec | self._access()
+
+    def _training_input(self, job: Job) -> dict[str, Any]:
+        """Source: https://cloud.google.com/ai-platform/training/docs/reference/rest/v1/projects.jobs#TrainingInput."""
+        variables = [f"{name}={value}" for name, value in self.variables(job).items()]
+        replica: dict[str, Any] = {"diskConfig": self._disk()}
+        # There is no field for variables.
+        replica["containerCommand"] = [*(["env", *variables] if variables else []), *self.command(job)]
+        if gpus := self.gpus(job):
+            replica["acceleratorConfig"] = {"type": gpus[0], "count": gpus[1]}
+        spec: dict[str, Any] = {"scaleTier": "CUSTOM", "region": self.region, "masterType": self.machine_type}
+        spec["masterConfig"] = {"imageUri": self.image, **replica}
+        if job.nodes > 1:
+            spec |= {"workerType": self.machine_type, "workerCount": job.nodes - 1}
+            spec["workerConfig"] = {"imageUri": self.worker_image or self.image, **replica}
+        scheduling: dict[str, Any] = {"maxRunningTime": f"{seconds(self.time)}s"}
+        if self.max_wait:
+            scheduling["maxWaitTime"] = f"{seconds(self.max_wait)}s"
+        if self.restart:
+            scheduling["resilientToWorkerRestart"] = True
+        return {**spec, "scheduling": scheduling, **self._access()}
+
+    def _disk(self) -> dict[str, Any]:
+        kind = {"bootDiskType": self.boot_disk_type} if self.boot_disk_type else {}
+        return {**kind, "bootDiskSizeGb": self.boot_disk_gb}
+
+    def _access(self) -> dict[str, str]:
+        found = {"serviceAccount": self.service_account, "network": self.network}
+        return {name: value for name, value in found.items() if value}
+
+    @cached_property
+    def _session(self) -> AuthorizedSession:
+        return google_api.connect()
+
+    def _call(self, method: str, region: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        url = f"{google_api.endpoint('aiplatform', f'{region}-')}/v1/{path}"
+        return google_api.call(self._session, method, url, body)
+
+    def check_credentials(self) -> None:
+        """Raise ValueError with the command to log in, if there are no credentials."""
+        if self.api == "trainingInput":
+            raise ValueError(
+                "launch.api=trainingInput: Google has shut down AI Platform Training, so the job is only rendered; "
+                "add --dry-run, or remove launch.api"
+            )
+        _ = self._session
+
+    def create(self, job: Job, file: Path) -> str:
+        """Submit the job file; returns the full name of the job."""
+        body = {"displayName": job.name[:128], "jobSpec": yaml.safe_load(file.read_text()), **self._labels()}
+        try:
+            path = f"projects/{self.project}/locations/{self.region}/customJobs"
+            return str(self._call("POST", str(self.region), path, body)["name"])
+        except google_api.NoAnswerError as error:
+            listing = f"gcloud ai custom-jobs list --project={self.project} --region={self.region}"
+            raise UnclearSubmissionError(f"{error}; the job may have been created: {listing}") from None
+
+    def status(self, job_id: str) -> Status:
+        """Return the status of a job, with the reason if it has failed."""
+        _, region, number = split_name(job_id)
+        found = self._call("GET", region, job_id)
+        state = str(found.get("state", "JOB_STATE_UNSPECIFIED"))
+        reason = " ".join(str(found.get("error", {}).get("message", "")).split())
+        return Status(STATES.get(state, "unknown"), f"job {number}, {state}" + (f" ({reason})" if reason else ""))
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel the job."""
+        self._call("POST", split_name(job_id)[1], f"{job_id}:cancel", {})
+
+    def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
+        """Yield what all nodes have written, and messages of the platform, from Cloud Logging."""
+        project, _, number = split_name(job_id)
+        base, seen, start = f'resource.type="ml_job" AND resource.labels.job_id="{number}"', set[str](), ""
+        while True:
+            last = not follow or self.status(job_id).state in FINAL
+            if follow and last:
+                time.sleep(LATE)
+            for entry in google_api.log_entries(self._session, project, base + start):
+                moment = datetime.fromisoformat(entry["timestamp"][:19]) - timedelta(seconds=LATE)
+                start = f' AND timestamp>="{moment.isoformat()}Z"'
+                if entry["insertId"] not in seen:
+                    seen.add(entry["insertId"])
+                    yield _log_line(entry)
+            if last:
+                return
+            time.sleep(POLL)
+
+
+def split_name(job_id: str) -> tuple[str, str, str]:
+    """Split the name of a job into project, region and number.
+
+    Raises:
+        ValueError: The recorded name is malformed; it could lead to another address.
+    """
+    if not (found := NAME.fullmatch(job_id)):
+        raise ValueError(f"record.json has the job id {job_id}: expected projects/…/customJobs/<number>; correct it")
+    return found[1], found[2], found[3]
+
+
+def _log_line(entry: Mapping[str, Any]) -> str:
+    node = entry.get("resource", {}).get("labels", {}).get("task_name", "")
+    text = str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", "")).rstrip("\n")
+    return "".join(f"{node}: {line}\n" if node else f"{line}\n" for line in text.split("\n"))
