@@ -155,6 +155,10 @@ def test_the_resource_config_of_sagemaker_is_read(tmp_path: Path) -> None:
     env = {"SAGEMAKER_BASE_DIR": str(tmp_path), "TRAINING_JOB_NAME": "a"}
     export_torchrun_env(env)
     assert (env["NODE_RANK"], env["BOLTCUTTER_NODES"], env["MASTER_ADDR"]) == ("2", "3", "algo-1")
+    assert env["GLOO_SOCKET_IFNAME"] == env["NCCL_SOCKET_IFNAME"] == "eth1"
+    env = {"SAGEMAKER_BASE_DIR": str(tmp_path), "NCCL_SOCKET_IFNAME": "eth9"}
+    export_torchrun_env(env)
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth1", "eth9")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ DEVICES = "BOLTCUTTER_DEVICES"  # number of processes that the platform expects 
 JOB = "BOLTCUTTER_JOB"  # ID of the job, unchanged by a restart
 PORTS = range(20_000, 32_000)  # below the ephemeral range of common systems
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LAUNCHERS = {"TORCHELASTIC_RUN_ID", "JSM_NAMESPACE_RANK", "HOROVOD_RANK"}  # set by launchers that set all ranks
 POOLS = ("workerpool0", "chief", "master", "workerpool1", "worker")  # worker pools that train, in the order of ranks
 
@@ -46,6 +47,7 @@ class NodeInfo:
         master_port: Port on the first node.
         devices: Number of processes on each node.
         job: Unique ID of the job, unchanged by a restart.
+        interface: Network interface between the nodes, if the platform specifies it.
     """
 
     platform: str
@@ -55,6 +57,7 @@ class NodeInfo:
     master_port: str | None = None
     devices: int | None = None
     job: str | None = None
+    interface: str | None = None
 
 
 def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
@@ -71,6 +74,9 @@ def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
     env[PLATFORM] = info.platform
     if info.job:
         env[JOB] = re.sub(r"[^\w.-]", "-", f"{info.platform}-{info.job}")
+    if info.interface and info.num_nodes > 1:
+        for name in INTERFACE_VARIABLES:
+            env.setdefault(name, info.interface)
     if env.keys() & LAUNCHERS or in_slurm_step(env):
         return
     if int(env.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
@@ -204,20 +210,22 @@ def _sagemaker(env: Env) -> NodeInfo | None:
 
     Source: https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md;
     https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
-    (``resourceconfig.json``, hosts in alphabetical order, ``TRAINING_JOB_NAME``).
+    (``resourceconfig.json``, hosts in alphabetical order, ``network_interface_name``, ``TRAINING_JOB_NAME``).
     """
     file = Path(env.get("SAGEMAKER_BASE_DIR", "/opt/ml"), "input/config/resourceconfig.json")
     if "SM_HOSTS" in env:
         hosts, current = _json("SM_HOSTS", env["SM_HOSTS"]), env.get("SM_CURRENT_HOST")
+        interface = env.get("SM_NETWORK_INTERFACE_NAME")
     elif file.is_file():
         config = _json(str(file), file.read_text(), "hosts", "current_host")
-        hosts, current = config["hosts"], config["current_host"]
+        hosts, current, interface = config["hosts"], config["current_host"], config.get("network_interface_name")
     else:
         return None
     hosts = sorted(hosts)
     if current not in hosts:
         raise PlatformError(f"SM_CURRENT_HOST={current} is not in SM_HOSTS={json.dumps(hosts)}; correct one of them")
-    return NodeInfo("sagemaker", hosts.index(current), len(hosts), hosts[0], job=env.get("TRAINING_JOB_NAME"))
+    job = env.get("TRAINING_JOB_NAME")
+    return NodeInfo("sagemaker", hosts.index(current), len(hosts), hosts[0], job=job, interface=interface)
 
 
 def _azureml(env: Env) -> NodeInfo | None:
