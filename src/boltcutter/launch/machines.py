@@ -136,3 +136,27 @@ VERTEX_ATTACHABLE = {
     "NVIDIA_TESLA_P100": {1: 16, 2: 32, 4: 96},
     "NVIDIA_TESLA_V100": {1: 12, 2: 24, 4: 48, 8: 96},
 }
+
+
+def _azure(gpu_type: str, **gpus: int) -> dict[str, Machine]:
+    """Return sizes, whose names contain their number of CPUs: ``Standard_NC24ads_A100_v4`` has 24."""
+    cpus = {size: int("".join(filter(str.isdigit, size.partition("_")[0]))) for size in gpus}
+    return {f"Standard_{size}": Machine(count, gpu_type, cpus[size]) for size, count in gpus.items()}
+
+
+# https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/nc-family and, by series, …/nd-family,
+# …/nv-family and, without GPUs, https://learn.microsoft.com/azure/virtual-machines/sizes/general-purpose/dsv5-series.
+# NV6ads_A10_v5 to NV18ads_A10_v5 have a part of one GPU.
+AZURE: dict[str, Machine] = {
+    **_azure("T4", NC4as_T4_v3=1, NC8as_T4_v3=1, NC16as_T4_v3=1, NC64as_T4_v3=4),
+    **_azure("A100", NC24ads_A100_v4=1, NC48ads_A100_v4=2, NC96ads_A100_v4=4),
+    **_azure("H100", NC40ads_H100_v5=1, NC80adis_H100_v5=2),
+    **_azure("V100", ND40rs_v2=8),
+    **_azure("A100", ND96asr_v4=8, ND96amsr_A100_v4=8),
+    **_azure("H100", ND96isr_H100_v5=8),
+    **_azure("H200", ND96isr_H200_v5=8),
+    **_azure("MI300X", ND96isr_MI300X_v5=8),
+    **_azure("A10", NV6ads_A10_v5=1, NV12ads_A10_v5=1, NV18ads_A10_v5=1, NV36ads_A10_v5=1, NV36adms_A10_v5=1),
+    **_azure("A10", NV72ads_A10_v5=2),
+    **_azure("", **{f"D{cpus}s_v5": 0 for cpus in (2, 4, 8, 16, 32, 48, 64, 96)}),
+}
