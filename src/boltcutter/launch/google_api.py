@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boltcutter.launch.job import UnreachableError
+from boltcutter.project import install_command
 
 if TYPE_CHECKING:
     from google.auth.transport.requests import AuthorizedSession
@@ -64,10 +65,12 @@ def connect() -> AuthorizedSession:
         ValueError: There are none, or they are rejected.
         UnreachableError: Google does not respond.
     """
-    import google.auth
-    from google.auth import exceptions
-    from google.auth.transport.requests import AuthorizedSession, Request
-
+    try:
+        import google.auth
+        from google.auth import exceptions
+        from google.auth.transport.requests import AuthorizedSession, Request
+    except ModuleNotFoundError:
+        raise ValueError(f"launch=vertex: google-auth is not installed; {install_command('google-auth')}") from None
     try:
         credentials, _ = google.auth.default(scopes=SCOPES)
         credentials.refresh(lambda *args, **kwargs: Request()(*args, **{"timeout": TIMEOUT, **kwargs}))
@@ -125,5 +128,7 @@ def log_entries(session: AuthorizedSession, project: str, query: str) -> Iterato
 
 
 def _line(reason: object) -> str:
+    if isinstance(reason, Exception) and reason.args:  # google-auth adds the whole answer
+        reason = reason.args[0]
     text = " ".join(str(reason).split())
     return (text if len(text) <= 400 else f"{text[:400]}…").rstrip(".;")

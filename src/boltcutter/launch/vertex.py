@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
@@ -32,15 +32,19 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"projects/([\w.:-]+)/locations/([a-z0-9-]+)/customJobs/(\d+)")  # of a job
 LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
-FORMS = {
+FORMS = {  # of settings, with what they are and an example
+    "project": (r"[a-z0-9.:-]+", "a project ID", "my-project"),
     "region": (r"[a-z]+-[a-z]+\d+", "a region", "us-central1"),
-    "project": (r"[a-z][a-z0-9-]{4,28}[a-z0-9]|[a-z0-9.-]+:[a-z0-9-]+|\d+", "a project ID", "my-project"),
-    "service_account": (r"[^@\s]+@[^@\s]+\.gserviceaccount\.com", "the address of a service account", None),
-    "network": (r"projects/\d+/global/networks/[a-z0-9-]+", "the full name of a network", None),
-}
-EXAMPLES = {
-    "service_account": "train@<project>.iam.gserviceaccount.com",
-    "network": "projects/<project number>/global/networks/<name>",
+    "service_account": (
+        r"[^@\s]+@[^@\s]+\.gserviceaccount\.com",
+        "the address of a service account",
+        "<name>@<project>.iam.gserviceaccount.com",
+    ),
+    "network": (
+        r"projects/\d+/global/networks/[a-z0-9-]+",
+        "the full name of a network",
+        "projects/<project number>/global/networks/<name>",
+    ),
 }
 # https://cloud.google.com/vertex-ai/docs/reference/rest/v1/JobState
 STATES: dict[str, State] = {
@@ -131,7 +135,7 @@ class VertexLauncher(CloudLauncher):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(form, value):
                 zone = re.fullmatch(r"([a-z]+-[a-z]+\d+)-[a-z]", value) if name == "region" else None
-                remedy = f"launch.{name}={zone[1] if zone else example or EXAMPLES[name]}"
+                remedy = f"launch.{name}={zone[1] if zone else example}"
                 raise ValueError(f"launch.{name}={value} is {'a zone, not ' if zone else 'not '}{what}; try {remedy}")
         for name, text in (("time", self.time), ("max_wait", self.max_wait)):
             if text is not None:
@@ -197,18 +201,19 @@ class VertexLauncher(CloudLauncher):
 
     def render(self, job: Job) -> str:
         """Render the file for ``--config`` of gcloud."""
+        place = [f"--project={self.project}", f"--region={self.region}"]
         if self.api == "trainingInput":
-            lines = ["# AI Platform Training, which Vertex AI has replaced; its command was:", "#"]
-            command = ["ai-platform", "jobs", "submit", "training", re.sub(r"\W", "_", f"{job.name}_{job.folder.name}")]
-            command.append(f"--project={self.project}")
+            title = "AI Platform Training, which Vertex AI has replaced; its command was:"
+            name = re.sub(r"\W", "_", f"{job.name}_{job.folder.name}")
+            command = ["ai-platform", "jobs", "submit", "training", name, *place]
             content: dict[str, Any] = {**self._labels(), "trainingInput": self._training_input(job)}
         else:
-            lines = ["# Custom job of Vertex AI; to submit it again by hand:", "#"]
-            command = ["ai", "custom-jobs", "create", f"--project={self.project}", f"--region={self.region}"]
-            command.append(f"--display-name={job.name}")
+            title = "Custom job of Vertex AI; to submit it again by hand:"
+            command = ["ai", "custom-jobs", "create", *place, f"--display-name={job.name}"]
             if self.labels:
                 command.append(f"--labels={','.join(f'{key}={value}' for key, value in self.labels.items())}")
             content = self._custom_job_spec(job)
+        lines = [f"# {title}", "#"]
         lines.append(f"#   gcloud {shlex.join([*command, f'--config={job.folder / self.job_file}'])}")
         lines += [
             "#",
@@ -316,7 +321,7 @@ class VertexLauncher(CloudLauncher):
         while True:
             last = not follow or self.status(job_id).state in FINAL
             if follow and last:
-                time.sleep(LATE)
+                sleep(LATE)
             for entry in google_api.log_entries(self._session, project, base + start):
                 moment = datetime.fromisoformat(entry["timestamp"][:19]) - timedelta(seconds=LATE)
                 start = f' AND timestamp>="{moment.isoformat()}Z"'
@@ -325,7 +330,7 @@ class VertexLauncher(CloudLauncher):
                     yield _log_line(entry)
             if last:
                 return
-            time.sleep(POLL)
+            sleep(POLL)
 
 
 def split_name(job_id: str) -> tuple[str, str, str]:

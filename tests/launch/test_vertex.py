@@ -1,0 +1,414 @@
+"""Custom jobs of Vertex AI, against a server that answers as Google's does; gcloud's own client takes the same file."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import environment, require
+
+from boltcutter.launch import google_api, vertex
+from boltcutter.launch.job import Job, UnclearSubmissionError, UnreachableError
+from boltcutter.launch.machines import VERTEX
+from boltcutter.launch.vertex import STATES, VertexLauncher
+
+from .google_server import NO_ANSWER, GoogleServer, error, google_server
+from .test_library import git
+
+JOBS = Path(__file__).with_name("jobs")
+JOB = Job("digits", Path("/project/runs/digits/20261122-120000-1a2b3c4d"), None, devices=2, gpus=True, trusted=True)
+ON_CPU = replace(JOB, devices=1, gpus=False)
+PLACE = {"project": "my-project", "region": "us-central1"}
+SETTINGS = PLACE | {"storage": "gs://bucket/runs", "image": "us-docker.pkg.dev/my-project/r/boltcutter:1"}
+G2 = SETTINGS | {"machine_type": "g2-standard-24"}
+N1 = SETTINGS | {"machine_type": "n1-standard-8", "accelerator": "NVIDIA_TESLA_T4"}
+EVERYTHING = G2 | {
+    "worker_image": "us-docker.pkg.dev/my-project/r/worker:1",
+    "spot": True,
+    "time": "1-12:00:00",
+    "service_account": "train@my-project.iam.gserviceaccount.com",
+    "network": "projects/123/global/networks/private",
+    "boot_disk_gb": 200,
+    "boot_disk_type": "pd-ssd",
+    "labels": {"team": "vision", "empty": ""},
+    "environment": {"NCCL_DEBUG": "INFO", "EMPTY": ""},
+    "python": "/opt/venv/bin/python",
+}
+RENDERED: dict[str, tuple[dict[str, Any], Job]] = {
+    "vertex.yaml": (EVERYTHING, replace(JOB, nodes=4)),
+    "vertex-cpu.yaml": (SETTINGS | {"machine_type": "n2-standard-8", "restart": False}, ON_CPU),
+    "vertex-wait.yaml": (N1 | {"max_wait": "2:00:00"}, JOB),
+    "vertex-training-input.yaml": (
+        {
+            **{key: EVERYTHING[key] for key in EVERYTHING if key != "spot"},
+            **N1,
+            "api": "trainingInput",
+            "max_wait": "1:00:00",
+        },
+        replace(JOB, nodes=3),
+    ),
+}
+NAME = "projects/123/locations/us-central1/customJobs/42"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleServer]:
+    with google_server(tmp_path) as (found, env):
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A run of a project with one file, ready to be submitted."""
+    root = tmp_path / "project"
+    folder = root / "runs" / "digits" / "one"
+    (folder / "code").mkdir(parents=True)
+    for place in (root, folder / "code"):
+        (place / "a.py").write_text("a = 1\n")
+    git(root, "init", "-q")
+    git(root, "add", "a.py")
+    (folder / "record.json").write_text(json.dumps({"attempts": []}))
+    return replace(JOB, folder=folder, root=root, code=folder / "code", nodes=2)
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_the_job_file(name: str) -> None:
+    settings, rendered = RENDERED[name]
+    assert VertexLauncher(**settings).render(rendered) == (JOBS / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"region": "us-central1-a"},
+            "launch.region=us-central1-a is a zone, not a region; try launch.region=us-central1",
+        ),
+        ({"region": "Iowa"}, "launch.region=Iowa is not a region; try launch.region=us-central1"),
+        ({"project": "My Project"}, "launch.project=My Project is not a project ID; try launch.project=my-project"),
+        ({"service_account": "me"}, "launch.service_account=me is not the address of a service account; try "),
+        (
+            {"network": "default"},
+            "launch.network=default is not the full name of a network; try launch.network=projects/",
+        ),
+        ({"time": "90"}, "launch.time=90 is not a time limit; write H:MM:SS"),
+        ({"max_wait": "1h"}, "launch.max_wait=1h is not a time limit; write H:MM:SS"),
+        ({"spot": True, "max_wait": "1:00:00"}, "launch.max_wait: not possible with launch.spot=true; remove one"),
+        ({"spot": True, "api": "trainingInput"}, "launch.spot=true: launch.api=trainingInput has no spot VMs"),
+        ({"labels": {"Team": "a"}}, "launch.labels.Team=a: labels have up to 63 lower-case letters, digits, - and _"),
+        ({"labels": {"team": "a b"}}, "launch.labels.team=a b: labels have"),
+        ({"image": "a\nb"}, "launch.image='a\\nb' has the control character"),
+        ({"environment": {"WANDB_API_KEY": "x"}}, "launch.environment.WANDB_API_KEY: secrets must not be written"),
+    ],
+)
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="launch") as raised:
+        VertexLauncher(**settings)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "changed", "message"),
+    [
+        (
+            {"storage": None},
+            {},
+            "launch.storage: not set; give the parent URL of the runs, launch.storage=gs://<bucket>/runs",
+        ),
+        (
+            {"storage": "az://a/runs"},
+            {},
+            "launch.storage=az://a/runs: the nodes cannot write there; use gs:// or s3://",
+        ),
+        ({"storage": "/shared/runs"}, {}, "launch.storage=/shared/runs: the nodes do not share this path; use gs://"),
+        (
+            {"image": None},
+            {},
+            "launch.image: not set; give the image of the nodes, launch.image=us-central1-docker.pkg.dev/",
+        ),
+        ({"machine_type": None}, {}, "launch.machine_type: not set; try launch.machine_type=g2-standard-8"),
+        (
+            {"machine_type": None},
+            {"gpus": False},
+            "launch.machine_type: not set; try launch.machine_type=n2-standard-8",
+        ),
+        (
+            {},
+            {"devices": 3},
+            "trainer.devices=3: launch.machine_type=g2-standard-24 has 2 NVIDIA_L4; try trainer.devices=2",
+        ),
+        (
+            {"machine_type": "n2-standard-8"},
+            {},
+            "launch.machine_type=n2-standard-8 has no GPUs; choose one with GPUs, or ",
+        ),
+        (
+            {"machine_type": "n1-standard-8"},
+            {},
+            "launch.machine_type=n1-standard-8 has no GPUs; choose one with GPUs, or ",
+        ),
+        (
+            {"accelerator": "NVIDIA_TESLA_T4"},
+            {},
+            "launch.accelerator=NVIDIA_TESLA_T4: g2-standard-24 has 2 NVIDIA_L4; remove",
+        ),
+        (
+            {"accelerator": "NVIDIA_TESLA_T4", "machine_type": "e2-standard-4"},
+            {},
+            "launch.accelerator=NVIDIA_TESLA_T4: e2-standard-4 takes no GPUs; remove it, or choose an n1 machine",
+        ),
+        (N1 | {"accelerator": "T4"}, {}, "launch.accelerator=T4: n1 machines take NVIDIA_TESLA_T4, NVIDIA_TESLA_P4, "),
+        (N1, {"devices": 3}, "trainer.devices=3: n1-standard-8 takes 1, 2, 4 NVIDIA_TESLA_T4; try trainer.devices=2"),
+        (
+            N1,
+            {"gpus": False},
+            "launch.accelerator=NVIDIA_TESLA_T4: the run does not use it; remove it or trainer.accel",
+        ),
+        (
+            N1 | {"accelerator": "NVIDIA_TESLA_V100", "machine_type": "n1-standard-32"},
+            {},
+            "launch.machine_type=n1-standard-32: with 2 NVIDIA_TESLA_V100, a machine has at most 24 CPUs; choose",
+        ),
+    ],
+)
+def test_jobs_that_do_not_fit_are_refused(
+    job: Job, settings: dict[str, Any], changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=r"launch|trainer") as raised:
+        VertexLauncher(**G2 | settings).check(replace(job, **changed))
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_project_and_the_region_are_required(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_REGION", "CLOUDSDK_AI_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, known in {"project": "project", "region": "ai/region"}.items():
+        with pytest.raises(ValueError, match=rf"^launch\.{name}: not set; .*gcloud config set {known}"):
+            VertexLauncher(**G2 | {name: None}).check(job)
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "other")
+    monkeypatch.setenv("CLOUDSDK_AI_REGION", "europe-west4")
+    launcher = VertexLauncher(**G2 | {"project": None, "region": None})
+    launcher.check(job)
+    assert "--project=other --region=europe-west4 " in launcher.render(job)
+
+
+@pytest.mark.parametrize(("machine", "gpus"), [("a3-highgpu-8g", 8), ("g2-standard-4", 1), ("z9-future", 2)])
+def test_machines_have_all_of_their_gpus(job: Job, machine: str, gpus: int) -> None:
+    fitting = replace(job, devices=min(2, gpus))
+    settings = {"machine_type": machine, "accelerator": None if machine in VERTEX else "NVIDIA_NEW"}
+    launcher = VertexLauncher(**G2 | settings)
+    launcher.check(fitting)
+    pools = yaml.safe_load(launcher.render(fitting))["workerPoolSpecs"]
+    assert [pool["machineSpec"]["acceleratorCount"] for pool in pools] == [gpus, gpus]
+
+
+def submit(job: Job, tmp_path: Path, **settings: Any) -> str:
+    """Check, render and submit a job, as the launch command does."""
+    launcher = VertexLauncher(**EVERYTHING | settings)
+    launcher.check(job)
+    file = job.folder / launcher.job_file
+    file.write_text(launcher.render(job))
+    # In this test there is no Cloud Storage.
+    launcher.storage = f"file://{tmp_path}/bucket/runs"
+    (found,) = launcher.submit(job, file)
+    return found
+
+
+def test_a_job_is_created_with_the_content_of_its_file(server: GoogleServer, job: Job, tmp_path: Path) -> None:
+    path = "/v1/projects/my-project/locations/us-central1/customJobs"
+    server.answers[f"POST {path}"] = [(200, {"name": NAME, "state": "JOB_STATE_PENDING"})]
+    assert submit(job, tmp_path) == NAME
+    (request,) = server.requests
+    remote = "gs://bucket/runs/digits/one"
+    command = ["/opt/venv/bin/python", "-m", "boltcutter.launch.node", remote, "trust=true"]
+    variables = [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "EMPTY", "value": ""}]
+    pool = {
+        "machineSpec": {"machineType": "g2-standard-24", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 2},
+        "replicaCount": 1,
+        "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 200},
+    }
+    images = [f"us-docker.pkg.dev/my-project/r/{name}:1" for name in ("boltcutter", "worker")]
+    spec = {
+        "workerPoolSpecs": [
+            {**pool, "containerSpec": {"imageUri": image, "command": command, "env": variables}} for image in images
+        ],
+        "scheduling": {"timeout": "129600s", "restartJobOnWorkerRestart": True, "strategy": "SPOT"},
+        "serviceAccount": "train@my-project.iam.gserviceaccount.com",
+        "network": "projects/123/global/networks/private",
+    }
+    body = {"displayName": "digits", "jobSpec": spec, "labels": {"team": "vision", "empty": ""}}
+    assert request == ("POST", path, body, "t")
+    sent = {file.name for file in (tmp_path / "bucket" / "runs" / "digits" / "one").iterdir()}
+    assert sent == {"job.tar.gz", "job.yaml", "record.json"}
+
+
+def test_a_rejected_job_is_one_line_and_an_unclear_one_may_run(
+    server: GoogleServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "POST /v1/projects/my-project/locations/us-central1/customJobs"
+    server.answers[name] = [(429, error(429, "RESOURCE_EXHAUSTED", "Quota custom_model_training_nvidia_l4_gpus is 0."))]
+    with pytest.raises(ValueError, match=r"^launch=vertex: 429 RESOURCE_EXHAUSTED: Quota custom.* is 0; request more"):
+        submit(job, tmp_path)
+    monkeypatch.setattr(google_api, "TIMEOUT", 0.5)
+    server.answers[name] = [(NO_ANSWER, None)]
+    with pytest.raises(
+        UnclearSubmissionError, match=r"may have been created: gcloud ai custom-jobs list --project=my-p"
+    ):
+        submit(job, tmp_path)
+
+
+def test_nothing_is_sent_without_credentials(
+    server: GoogleServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    with pytest.raises(
+        ValueError, match=r"^launch=vertex: no valid credentials .*; run gcloud auth application-default"
+    ):
+        submit(job, tmp_path)
+    with pytest.raises(ValueError, match=r"^launch\.api=trainingInput: .* only rendered; add --dry-run, or remove"):
+        submit(job, tmp_path, spot=False, api="trainingInput")
+    assert not server.requests
+    assert not (tmp_path / "bucket").exists()
+
+
+def test_the_status_is_that_of_the_api(server: GoogleServer) -> None:
+    launcher = VertexLauncher(**PLACE | {"region": "europe-west4"})  # the job knows its own region
+    server.answers[f"GET /v1/{NAME}"] = [(200, {"name": NAME, "state": state}) for state in STATES]
+    for state, meaning in STATES.items():
+        assert launcher.status(NAME) == vertex.Status(meaning, f"job 42, {state}")
+    failed = {"state": "JOB_STATE_FAILED", "error": {"code": 3, "message": "The replica\nworkerpool0-0 exited with 1."}}
+    server.answers[f"GET /v1/{NAME}"] = [(200, failed)]
+    assert launcher.status(NAME).text == "job 42, JOB_STATE_FAILED (The replica workerpool0-0 exited with 1.)"
+    server.answers[f"GET /v1/{NAME}"] = [(200, {"state": "JOB_STATE_NEW"}), (503, "")]
+    assert launcher.status(NAME).state == "unknown"
+    with pytest.raises(UnreachableError, match="503"):
+        launcher.status(NAME)
+    assert {request.method for request in server.requests} == {"GET"}
+    assert len(server.tokens) == 1
+
+
+def test_a_job_is_cancelled(server: GoogleServer) -> None:
+    server.answers[f"POST /v1/{NAME}:cancel"] = [(200, {})]
+    VertexLauncher().cancel(NAME)
+    assert server.requests == [("POST", f"/v1/{NAME}:cancel", {}, "t")]
+
+
+@pytest.mark.parametrize(
+    "job_id", ["42", f"{NAME}/../../x", NAME.replace("us-central1", "evil.example/"), f"{NAME}:cancel"]
+)
+def test_malformed_job_ids_are_refused(job_id: str) -> None:
+    for query in (VertexLauncher().cancel, VertexLauncher().status):
+        with pytest.raises(ValueError, match=r"^record\.json has the job id .*; correct it"):
+            query(job_id)
+
+
+def entry(number: int, second: int, task: str = "workerpool0-0", **payload: Any) -> dict[str, Any]:
+    # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
+    resource = {"type": "ml_job", "labels": {"task_name": task, "job_id": "42"}}
+    stamp = f"2026-11-22T12:00:{second:02}.123456789Z"
+    return {"insertId": str(number), "timestamp": stamp, "resource": resource, **payload}
+
+
+def test_the_log_has_the_output_of_all_nodes_once(server: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vertex, "POLL", 0.0)
+    monkeypatch.setattr(vertex, "sleep", lambda _: None)
+    early = [
+        entry(1, 20, "service", textPayload="Job is preparing.\n"),
+        entry(2, 30, jsonPayload={"message": "a\nb\n"}),
+    ]
+    late = [entry(3, 25, "workerpool1-0", jsonPayload={"message": "c"}), early[1], entry(4, 40, jsonPayload={"x": 1})]
+    server.answers["POST /v2/entries:list"] = [(200, {"entries": found}) for found in (early, [], late)]
+    states = ["JOB_STATE_RUNNING", "JOB_STATE_RUNNING", "JOB_STATE_SUCCEEDED"]
+    server.answers[f"GET /v1/{NAME}"] = [(200, {"state": state}) for state in states]
+    lines = "".join(VertexLauncher().logs(NAME, Path("runs/x"), follow=True)).splitlines()
+    assert lines == [
+        "service: Job is preparing.",
+        "workerpool0-0: a",
+        "workerpool0-0: b",
+        "workerpool1-0: c",
+        "workerpool0-0: ",
+    ]
+    bodies = [request.body for request in server.requests if request.method == "POST"]
+    assert {body["resourceNames"][0] for body in bodies} == {"projects/123"}
+    of_job = 'resource.type="ml_job" AND resource.labels.job_id="42"'
+    since = f'{of_job} AND timestamp>="2026-11-22T12:00:20Z"'
+    assert [body["filter"] for body in bodies] == [of_job, since, since]
+
+
+def test_the_log_so_far_needs_no_status(server: GoogleServer) -> None:
+    server.answers["POST /v2/entries:list"] = [(200, {"entries": [entry(1, 1, textPayload="a")]})]
+    assert list(VertexLauncher().logs(NAME, Path("runs/x"), follow=False)) == ["workerpool0-0: a\n"]
+    assert len(server.requests) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RENDERED)
+def test_gcloud_sends_the_same_job(name: str, server: GoogleServer, tmp_path: Path) -> None:
+    require("gcloud", install="https://cloud.google.com/sdk/docs/install")
+    text = (JOBS / name).read_text()
+    (command,) = re.findall(r"^#   (gcloud .*) --config=", text, re.M)
+    answers = {"/v1/projects/my-project/locations/us-central1/customJobs": {"name": NAME}}
+    answers["/v1/projects/my-project/jobs"] = {"jobId": "digits", "state": "QUEUED"}
+    server.answers |= {f"POST {path}?alt=json": [(200, answer)] for path, answer in answers.items()}
+    (tmp_path / "token").write_text("t")
+    env = {"CLOUDSDK_CONFIG": str(tmp_path / "gcloud"), "CLOUDSDK_API_ENDPOINT_OVERRIDES_ML": f"{server.url}/"}
+    env |= {"CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{server.url}/", "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
+    env |= {"CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(tmp_path / "token"), "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1"}
+    arguments = [*command.split(), f"--config={JOBS / name}"]
+    done = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (request,) = server.requests
+    content = yaml.safe_load(text)
+    if "trainingInput" in content:
+        assert request.body.pop("jobId") == "digits_20261122_120000_1a2b3c4d"
+        assert request.body["trainingInput"].pop("enableWebAccess") is False
+        content["trainingInput"]["workerCount"] = str(content["trainingInput"]["workerCount"])  # as an int64 is sent
+        for replica in ("masterConfig", "workerConfig"):
+            kind = content["trainingInput"][replica]["acceleratorConfig"]
+            kind["count"] = str(kind["count"])
+        assert request.body == content
+    else:
+        for pool in content["workerPoolSpecs"]:
+            pool["replicaCount"] = str(pool["replicaCount"])
+        assert request.body["jobSpec"] == content
+        assert request.body["displayName"] == "digits"
+        assert request.body.get("labels", {}) == RENDERED[name][0].get("labels", {})
+
+
+@pytest.mark.slow
+def test_the_job_file_has_the_fields_of_the_api() -> None:
+    require(package="google-cloud-aiplatform", install="pip install --no-deps google-cloud-aiplatform==2.7.0")
+    from google.cloud import aiplatform_v1
+    from google.protobuf import json_format
+
+    def parse(spec: dict[str, Any]) -> dict[str, Any]:
+        message = json_format.ParseDict(spec, aiplatform_v1.CustomJobSpec.pb(aiplatform_v1.CustomJobSpec()))
+        return json_format.MessageToDict(message)
+
+    for name in RENDERED:
+        content = yaml.safe_load((JOBS / name).read_text())
+        if "workerPoolSpecs" not in content:
+            continue
+        found = parse(content)
+        for pool in content["workerPoolSpecs"]:
+            pool["replicaCount"] = str(pool["replicaCount"])
+            for variable in pool["containerSpec"].get("env", ()):
+                variable.update({key: text for key, text in list(variable.items()) if not text and variable.pop(key)})
+        assert found == content
+        content["workerPoolSpecs"][0]["imageUri"] = "x"
+        with pytest.raises(json_format.ParseError, match="imageUri"):
+            parse(content)
+    known = aiplatform_v1.AcceleratorType.__members__.keys()
+    assert {machine.gpu_type for machine in VERTEX.values() if machine.gpus} | vertex.VERTEX_ATTACHABLE.keys() <= known
+    states = {state for state in aiplatform_v1.JobState.__members__ if state != "JOB_STATE_UNSPECIFIED"}
+    assert STATES.keys() == states
