@@ -1,12 +1,16 @@
-"""A server of Amazon's services for tests: moto, which records the requests."""
+"""Servers of Amazon's services for tests: moto, and one whose answers a test determines."""
 
+import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 ACCOUNT = "123456789012"  # of moto
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -42,3 +46,53 @@ def aws_server(host: str = "127.0.0.1", **env: str) -> Iterator[dict[str, str]]:
             yield CREDENTIALS | {"AWS_ENDPOINT_URL": url}
         finally:
             process.terminate()
+
+
+class AwsAnswers:
+    """A service with the JSON protocol that gives certain answers.
+
+    Attributes:
+        url: Its address.
+        replies: The next answers: status, which is 0 for none, and body.
+        requests: Operation and body of each request so far.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.replies: list[tuple[int, dict[str, Any]]] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+
+
+@contextmanager
+def aws_answers() -> Iterator[AwsAnswers]:
+    """Start a server whose answers the test determines."""
+    answers, ended = AwsAnswers(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answers.requests.append((self.headers["X-Amz-Target"].partition(".")[2], body))
+            status, content = answers.replies.pop(0)
+            if not status:
+                ended.wait(60)
+                return
+            text = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    answers.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        ended.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

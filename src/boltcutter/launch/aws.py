@@ -112,9 +112,9 @@ def check_credentials(region: str | None) -> str:
 
 def error_code(error: BaseException | None) -> str:
     """Return the code with which AWS rejected a request, from an error or its cause; empty if it did not."""
-    while error is not None and not hasattr(error, "response"):
+    while error is not None and not isinstance(getattr(error, "response", None), dict):
         error = error.__cause__
-    return str(error.response.get("Error", {}).get("Code", "")) if error is not None else ""
+    return str(error.response.get("Error", {}).get("Code", "")) if error is not None else ""  # type: ignore[attr-defined]
 
 
 @contextmanager

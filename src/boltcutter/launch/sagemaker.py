@@ -1,0 +1,337 @@
+"""Launch runs as training jobs of Amazon SageMaker."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from boltcutter.launch import aws
+from boltcutter.launch.cloud import FINAL, CloudLauncher, job_name
+from boltcutter.launch.job import POLL_SECONDS, Job, State, Status, UnclearSubmissionError, UnreachableError
+from boltcutter.launch.machines import SAGEMAKER, check_devices
+from boltcutter.launch.slurm import seconds
+
+# Limits of https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
+MAX_TIME = 28 * 86400
+MAX_ARGUMENT, MAX_IMAGE, MAX_VALUE = 256, 255, 512  # characters
+MAX_RETRIES, MAX_KEEP_ALIVE = 30, 21600
+ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+")
+JOB_ID = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):\d{12}:training-job/([a-zA-Z0-9-]+)")
+NOT_FOUND = {"ResourceNotFound", "ValidationException"}
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # https://docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html
+LATE = 60  # seconds by which the lines of one instance may appear later than those of another
+WAITING = {"Starting", "Pending", "Downloading", "Interrupted", "Restarting"}  # secondary status before the run starts
+FORMS = {"subnets": "subnet-", "security_groups": "sg-"}
+
+
+class SageMakerLauncher(CloudLauncher):
+    """Submit runs to SageMaker; the number of instances is ``trainer.num_nodes``.
+
+    Args:
+        region: Region; null: that of AWS_REGION or of the AWS profile.
+        role: ARN of the role that the job has, which must be able to read the image and to write to ``storage``.
+        image: Image in Amazon ECR, in the region of the job.
+        instance_type: Instance type, such as ml.g5.12xlarge.
+        time: Limit of the total training time, H:MM:SS or D-HH:MM:SS, at which the run saves and ends.
+        spot: Whether to use managed spot training, which starts the run again after an interruption.
+        max_wait: Limit of the training time and of waiting for spot capacity together; null: ``time`` and one day.
+        volume_gb: Size of the disk of each instance, for types without local disks.
+        volume_kms_key: Key that encrypts this disk; objects on ``storage`` are encrypted as the bucket is configured.
+        keep_alive: Seconds for which the instances are retained, and paid, for a next job.
+        subnets: Subnets of a VPC.
+        security_groups: Security groups in this VPC, which must allow all traffic between their members.
+        tags: Tags of the job.
+        storage: Parent URL of the runs, such as s3://bucket/runs.
+        python: Python interpreter in the image.
+        environment: Environment variables of the run.
+        max_restarts: How often the job is started again after an internal error of SageMaker.
+        max_code_mb: Limit of the size of the project's files, which are sent with each job.
+    """
+
+    job_file = "job.json"
+    protocols = ("s3",)
+    platform = "sagemaker"
+
+    def __init__(
+        self,
+        *,
+        region: str | None = None,
+        role: str | None = None,
+        image: str | None = None,
+        instance_type: str = "ml.g5.xlarge",
+        time: str = "1-00:00:00",
+        spot: bool = False,
+        max_wait: str | None = None,
+        volume_gb: int = 50,
+        volume_kms_key: str | None = None,
+        keep_alive: int = 0,
+        subnets: list[str] | None = None,
+        security_groups: list[str] | None = None,
+        tags: dict[str, str] | None = None,
+        storage: str | None = None,
+        python: str = "python",
+        environment: dict[str, str] | None = None,
+        max_restarts: int = 10,
+        max_code_mb: float = 50,
+    ) -> None:
+        self.region, self.role, self.instance_type, self.time, self.spot = region, role, instance_type, time, spot
+        self.max_wait, self.volume_gb, self.volume_kms_key, self.keep_alive = (
+            max_wait,
+            volume_gb,
+            volume_kms_key,
+            keep_alive,
+        )
+        self.subnets, self.security_groups, self.tags = subnets or [], security_groups or [], tags or {}
+        super().__init__(
+            storage=storage,
+            image=image,
+            python=python,
+            environment=environment,
+            max_restarts=max_restarts,
+            max_code_mb=max_code_mb,
+        )
+        aws.check_region(region)
+        self._check_limits()
+        self._check_resources()
+
+    def _check_limits(self) -> None:
+        limit = seconds(self.time)
+        if not 0 < limit <= MAX_TIME:
+            raise ValueError(
+                f"launch.time={self.time}: a training job has at most 28 days; try launch.time=28-00:00:00"
+            )
+        if self.max_wait is not None:
+            if not self.spot:
+                raise ValueError(f"launch.max_wait={self.max_wait} applies to spot instances; set launch.spot=true too")
+            if (wait := seconds(self.max_wait, "launch.max_wait")) < limit:
+                raise ValueError(f"launch.max_wait={self.max_wait}: {wait} s are less than launch.time; increase it")
+        if self.keep_alive and self.spot:
+            raise ValueError("launch.keep_alive: spot instances cannot be retained; remove it or launch.spot")
+        for name, least, most in (
+            ("max_restarts", 0, MAX_RETRIES),
+            ("keep_alive", 0, MAX_KEEP_ALIVE),
+            ("volume_gb", 1, 16384),
+        ):
+            if not least <= (value := getattr(self, name)) <= most:
+                raise ValueError(f"launch.{name}={value} is not in {least}–{most}; try launch.{name}={most}")
+        for name, value in self.environment.items():
+            if len(str(value)) > MAX_VALUE:
+                raise ValueError(f"launch.environment.{name} has more than {MAX_VALUE} characters; shorten it")
+
+    def _check_resources(self) -> None:
+        if not self.instance_type.startswith("ml."):
+            raise ValueError(
+                f"launch.instance_type={self.instance_type}: the types of SageMaker begin with ml.; "
+                f"try launch.instance_type=ml.{self.instance_type}"
+            )
+        known = SAGEMAKER.get(self.instance_type)
+        if self.volume_kms_key and known and known.gpus:
+            raise ValueError(
+                f"launch.volume_kms_key: {self.instance_type} has local disks, which are always encrypted; remove it"
+            )
+        if bool(self.subnets) != bool(self.security_groups):
+            missing = "security_groups" if self.subnets else "subnets"
+            raise ValueError(f"launch.{missing}: not set, but a VPC needs subnets and security groups; set both")
+        for name, prefix in FORMS.items():
+            for value in getattr(self, name):
+                if not re.fullmatch(rf"{prefix}[0-9a-z]+", value):
+                    raise ValueError(f"launch.{name}: {value} is not the ID of one; expected {prefix}0123456789abcdef0")
+
+    def check(self, job: Job) -> None:
+        """Raise ValueError for a job that SageMaker cannot run, as far as can be known offline."""
+        super().check(job)
+        if not str(self.storage).startswith("s3://"):
+            raise ValueError(f"launch.storage={self.storage}: the nodes share no disk; use s3://<bucket>/runs")
+        if not self.role:
+            raise ValueError("launch.role: not set; give the ARN of the job's role, arn:aws:iam::<account>:role/<name>")
+        if not ROLE.fullmatch(self.role):
+            raise ValueError(
+                f"launch.role={self.role} is not the ARN of a role; try arn:aws:iam::<account>:role/<name>"
+            )
+        self._check_image(aws.known_region(self.region))
+        check_devices("launch.instance_type", self.instance_type, SAGEMAKER, job)
+        for argument in self.command(job):
+            if len(argument) > MAX_ARGUMENT:
+                raise ValueError(f"name: {argument} has more than {MAX_ARGUMENT} characters; shorten name or storage")
+
+    def _check_image(self, region: str | None) -> None:
+        if not self.image:
+            raise ValueError("launch.image: not set; push the image to Amazon ECR, and give its URI with the tag")
+        place = aws.image_region(self.image)
+        if not place or len(self.image) > MAX_IMAGE:
+            raise ValueError(f"launch.image={self.image}: SageMaker starts images of Amazon ECR; push it there")
+        if region and place != region:
+            raise ValueError(
+                f"launch.image={self.image}: the image is in {place}, but the job in {region}; push it to {region}, or "
+                f"set launch.region={place}"
+            )
+
+    def render(self, job: Job) -> str:
+        """Render the input of ``aws sagemaker create-training-job --cli-input-json file://job.json``."""
+        command, limit = self.command(job), seconds(self.time)
+        resources: dict[str, Any] = {
+            "InstanceType": self.instance_type,
+            "InstanceCount": job.nodes,
+            "VolumeSizeInGB": self.volume_gb,
+        }
+        if self.volume_kms_key:
+            resources["VolumeKmsKeyId"] = self.volume_kms_key
+        if self.keep_alive:
+            resources["KeepAlivePeriodInSeconds"] = self.keep_alive
+        stop = {"MaxRuntimeInSeconds": limit}
+        if self.spot:
+            stop["MaxWaitTimeInSeconds"] = seconds(self.max_wait) if self.max_wait else limit + 86400
+        request: dict[str, Any] = {
+            "TrainingJobName": job_name(job, limit=60),  # leaves space for a number
+            "RoleArn": self.role,
+            "AlgorithmSpecification": {
+                "TrainingImage": self.image,
+                "TrainingInputMode": "File",
+                "ContainerEntrypoint": command[:3],
+                "ContainerArguments": command[3:],
+            },
+            "ResourceConfig": resources,
+            "StoppingCondition": stop,
+            "EnableManagedSpotTraining": self.spot,
+            # No CheckpointConfig: it copies a local folder, but the run itself writes checkpoints to its URL.
+            "OutputDataConfig": {"S3OutputPath": f"{self.remote_folder(job.folder)}/sagemaker"},
+            "EnableNetworkIsolation": False,  # the run writes to S3
+            "Environment": self.variables(job),
+        }
+        if self.tags:
+            request["Tags"] = [{"Key": key, "Value": str(value)} for key, value in self.tags.items()]
+        if self.subnets:
+            request["VpcConfig"] = {"Subnets": self.subnets, "SecurityGroupIds": self.security_groups}
+        if self.max_restarts:
+            request["RetryStrategy"] = {"MaximumRetryAttempts": self.max_restarts}
+        return json.dumps(request, indent=2) + "\n"
+
+    def check_credentials(self) -> None:
+        """Raise ValueError with the command to log in, if there are no credentials."""
+        account, role = aws.check_credentials(self.region), ROLE.fullmatch(str(self.role))
+        if role and role[1] != account:
+            raise ValueError(
+                f"launch.role={self.role} is not in the account {account} of the credentials; choose another"
+            )
+        self._check_image(aws.client("sagemaker", self.region).meta.region_name)  # may be that of the profile
+
+    def create(self, job: Job, file: Path) -> str:
+        """Create the training job; returns its ARN.
+
+        The name of a training job cannot be used again, so that of a resumed run gets a number.
+        """
+        request = json.loads(file.read_text())
+        client, name = aws.client("sagemaker", self.region), request["TrainingJobName"]
+        number = 1
+        while True:
+            try:
+                with aws.as_value_errors():
+                    return str(client.create_training_job(**request)["TrainingJobArn"])
+            except UnreachableError as error:  # it may have been created
+                try:
+                    created = _describe(client, request["TrainingJobName"])
+                except UnreachableError:
+                    raise UnclearSubmissionError(
+                        f"{error}; see whether {request['TrainingJobName']} exists before you launch again"
+                    ) from error
+                if not created:
+                    raise
+            except ValueError as error:
+                created = (
+                    _describe(client, request["TrainingJobName"]) if aws.error_code(error) == "ResourceInUse" else {}
+                )
+                if not created:
+                    raise
+            if created["TrainingJobStatus"] in ("InProgress", "Stopping"):
+                return str(created["TrainingJobArn"])  # of a request whose answer was lost
+            number += 1
+            request["TrainingJobName"] = f"{name}-{number}"
+
+    def status(self, job_id: str) -> Status:
+        """Return the status of a training job, with the reason of a failure."""
+        region, name = _split(job_id)
+        found = _describe(aws.client("sagemaker", region), name)
+        if not found:
+            return Status("unknown", f"training job {name}: not found in {region}")
+        primary, secondary = found["TrainingJobStatus"], found.get("SecondaryStatus", "")
+        state: State = "ended"
+        if primary in ("InProgress", "Stopping"):
+            state = "pending" if secondary in WAITING else "running"
+        words = primary if secondary in ("", primary) else f"{primary} ({secondary})"
+        reason = f": {found['FailureReason']}" if found.get("FailureReason") else ""
+        return Status(state, f"training job {name}, {words}{' '.join(reason.split())}")
+
+    def cancel(self, job_id: str) -> None:
+        """Stop a training job: SageMaker sends SIGTERM, and SIGKILL after 120 seconds."""
+        region, name = _split(job_id)
+        if self.status(job_id).state in FINAL:
+            return
+        with aws.as_value_errors():
+            aws.client("sagemaker", region).stop_training_job(TrainingJobName=name)
+
+    def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
+        """Yield the output of all instances from CloudWatch; without access to it, that of rank 0 from the storage."""
+        region, name = _split(job_id)
+        client, seen, since = aws.client("logs", region), dict[str, int](), 0
+        while True:
+            last = not follow or self.status(job_id).state in FINAL
+            try:
+                for event in _events(client, name, since):
+                    if event["eventId"] not in seen:
+                        seen[event["eventId"]] = event["timestamp"]
+                        yield _line(event, name)
+            except UnreachableError:
+                raise
+            except ValueError as error:
+                if (
+                    last or aws.error_code(error) != "ResourceNotFoundException"
+                ):  # which means that no output is there yet
+                    yield from super().logs(job_id, folder, follow=follow)
+                    return
+            if last:
+                return
+            since = max([0, *seen.values()]) - LATE * 1000
+            seen = {event: at for event, at in seen.items() if at >= since}
+            time.sleep(5 * POLL_SECONDS)
+
+
+def _split(job_id: str) -> tuple[str, str]:
+    """Return the region and the name of a training job.
+
+    Raises:
+        ValueError: The recorded ARN is malformed.
+    """
+    if not (found := JOB_ID.fullmatch(job_id)):
+        raise ValueError(f"record.json has the job id {job_id}: expected the ARN of a training job; correct it")
+    return found[1], found[2]
+
+
+def _describe(client: Any, name: str) -> dict[str, Any]:
+    """Describe a training job; empty if it does not exist."""
+    try:
+        with aws.as_value_errors():
+            return dict(client.describe_training_job(TrainingJobName=name))
+    except ValueError as error:
+        if aws.error_code(error) in NOT_FOUND and re.search("not f(ind|ound)", str(error)):
+            return {}
+        raise
+
+
+def _events(client: Any, name: str, since: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines that a training job has written since a time in milliseconds, from all instances and attempts."""
+    pages = client.get_paginator("filter_log_events")
+    with aws.as_value_errors():
+        for page in pages.paginate(
+            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/algo-", startTime=max(0, since)
+        ):
+            yield from page["events"]
+
+
+def _line(event: dict[str, Any], name: str) -> str:
+    """Return a line of output; lines of instances other than the first begin with their host."""
+    host = re.sub(r"-\d+$", "", event["logStreamName"].removeprefix(f"{name}/"))
+    return f"{'' if host == 'algo-1' else f'[{host}] '}{event['message'].rstrip()}\n"

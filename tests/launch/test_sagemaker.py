@@ -1,0 +1,377 @@
+"""Training jobs of SageMaker: what is sent, and what happens when AWS refuses, is busy or does not answer."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.model import Shape
+from botocore.session import Session
+
+from boltcutter.launch import aws, cloud
+from boltcutter.launch.job import Job, UnclearSubmissionError
+from boltcutter.launch.sagemaker import SageMakerLauncher
+
+from .aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, aws_server
+
+JOBS = Path(__file__).with_name("jobs")
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/train"
+IMAGE = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/train:1.0"
+NAME = "digits-20260101-120000-0a1b2c3d"
+ARN = f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/{NAME}"
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+def launcher(**settings: Any) -> SageMakerLauncher:
+    defaults = {"storage": "s3://bucket/runs", "role": ROLE, "image": IMAGE, "region": "us-east-1"}
+    return SageMakerLauncher(**defaults | settings)
+
+
+def job(root: Path = Path("/p"), **facts: Any) -> Job:
+    """A job in a folder whose name is an ID, as the launch command makes it."""
+    folder = root / "runs" / "digits" / NAME.removeprefix("digits-")
+    facts = {"root": root, "code": folder / "code", "gpus": True} | facts
+    return Job("digits", folder, folder / "code" / "scripts" / "train.py", **facts)
+
+
+def mistakes(shape: Shape, value: Any, place: str = "") -> Iterator[str]:
+    """Yield what the service's own model does not allow: unlike botocore, also patterns, enumerations and limits."""
+    facts = shape.metadata
+    if shape.type_name == "structure":
+        yield from (f"{place}.{name}: unknown" for name in value.keys() - shape.members.keys())
+        yield from (f"{place}.{name}: missing" for name in set(shape.required_members) - value.keys())
+        for name in value.keys() & shape.members.keys():
+            yield from mistakes(shape.members[name], value[name], f"{place}.{name}")
+        return
+    kind = {"string": str, "integer": int, "boolean": bool, "list": list, "map": dict}[shape.type_name]
+    if type(value) is not kind:
+        yield f"{place}: {value!r} is no {shape.type_name}"
+        return
+    size = value if shape.type_name == "integer" else len(value) if shape.type_name != "boolean" else 0
+    if size < facts.get("min", size) or size > facts.get("max", size):
+        yield f"{place}: {value!r} is not in {facts['min']}–{facts.get('max')}"
+    if shape.type_name == "list":
+        for number, item in enumerate(value):
+            yield from mistakes(shape.member, item, f"{place}[{number}]")
+    elif shape.type_name == "map":
+        for key, item in value.items():
+            yield from mistakes(shape.key, key, f"{place}.{key}")
+            yield from mistakes(shape.value, item, f"{place}.{key}")
+    elif shape.type_name == "string":
+        if "enum" in facts and value not in facts["enum"]:
+            yield f"{place}: {value!r} is not in the enumeration"
+        if "pattern" in facts and "\\p{" not in facts["pattern"] and not re.fullmatch(facts["pattern"], value):
+            yield f"{place}: {value!r} does not match {facts['pattern']}"
+
+
+def check_request(request: dict[str, Any]) -> None:
+    model = Session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
+    assert not list(mistakes(model.input_shape, request))
+
+
+GOLDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sagemaker": ({}, {}),
+    "sagemaker_spot": (
+        {
+            "instance_type": "ml.m5.xlarge",
+            "time": "2:00:00",
+            "spot": True,
+            "max_wait": "10:00:00",
+            "volume_gb": 200,
+            "volume_kms_key": f"arn:aws:kms:us-east-1:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab",
+            "subnets": ["subnet-0123456789abcdef0"],
+            "security_groups": ["sg-0123456789abcdef0"],
+            "tags": {"team": "vision"},
+            "environment": {"OMP_NUM_THREADS": "4"},
+            "max_restarts": 0,
+            "python": "/opt/venv/bin/python",
+        },
+        {"nodes": 2, "devices": 4, "gpus": False, "trusted": True},
+    ),
+    "sagemaker_keep_alive": ({"keep_alive": 1800, "instance_type": "ml.p5.48xlarge"}, {"nodes": 4, "devices": 8}),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_job_file(name: str) -> None:
+    settings, facts = GOLDEN[name]
+    text = launcher(**settings).render(job(**facts))
+    assert text == (JOBS / f"{name}.json").read_text()
+    check_request(json.loads(text))
+
+
+def test_a_long_name_fits() -> None:
+    long = job()
+    folder = long.folder.parent.with_name("digits_" * 20) / long.folder.name
+    request = json.loads(launcher().render(Job("digits_" * 20, folder, long.script, root=long.root, code=long.code)))
+    assert request["TrainingJobName"].endswith("-20260101-120000-0a1b2c3d")
+    check_request(request | {"TrainingJobName": request["TrainingJobName"] + "-99"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"region": "us-east-1a"}, r"launch\.region=us-east-1a .*; try launch\.region=us-east-1$"),
+        ({"instance_type": "g5.xlarge"}, r"launch\.instance_type=g5\.xlarge: .*; try launch\.instance_type=ml\.g5"),
+        ({"time": "30-00:00:00"}, r"launch\.time=30-00:00:00: .*28 days"),
+        ({"time": "0:00:00"}, r"launch\.time=0:00:00: "),
+        ({"max_wait": "2-00:00:00"}, r"launch\.max_wait=2-00:00:00 .* set launch\.spot=true"),
+        ({"spot": True, "max_wait": "1:00:00"}, r"launch\.max_wait=1:00:00: .*less than launch\.time"),
+        ({"spot": True, "max_wait": "soon"}, r"launch\.max_wait=soon is not a time limit"),
+        ({"spot": True, "keep_alive": 60}, r"launch\.keep_alive: .*remove it"),
+        ({"keep_alive": 30_000}, r"launch\.keep_alive=30000 is not in 0–21600; try launch\.keep_alive=21600"),
+        ({"max_restarts": 31}, r"launch\.max_restarts=31 is not in 0–30; try launch\.max_restarts=30"),
+        ({"volume_gb": 0}, r"launch\.volume_gb=0 is not in 1–16384"),
+        ({"volume_kms_key": "alias/key"}, r"launch\.volume_kms_key: ml\.g5\.xlarge has local disks.*; remove it"),
+        ({"subnets": ["subnet-1"]}, r"launch\.security_groups: not set"),
+        ({"security_groups": ["sg-1"]}, r"launch\.subnets: not set"),
+        ({"subnets": ["vpc-1"], "security_groups": ["sg-1"]}, r"launch\.subnets: vpc-1 .*expected subnet-"),
+        ({"environment": {"A": "b" * 513}}, r"launch\.environment\.A has more than 512 characters"),
+        ({"environment": {"API_KEY": "b"}}, r"launch\.environment\.API_KEY: secrets"),
+    ],
+    ids=str,
+)
+def test_settings_are_checked(settings: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=f"^{fault}") as error:
+        launcher(**settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "fault"),
+    [
+        ({"storage": None}, {}, r"launch\.storage: not set; .*s3://"),
+        ({"storage": "gs://bucket/runs"}, {}, r"launch\.storage=gs://bucket/runs: .*s3://"),
+        ({"storage": "/mnt/runs"}, {}, r"launch\.storage=/mnt/runs: .*s3://"),
+        ({"storage": "s3://bucket/" + "a" * 256}, {}, r"name: .*more than 256 characters; shorten"),
+        ({"role": None}, {}, r"launch\.role: not set; .*arn:aws:iam"),
+        ({"role": "train"}, {}, r"launch\.role=train is not the ARN"),
+        ({"image": None}, {}, r"launch\.image: not set; push"),
+        ({"image": "docker.io/team/train:1"}, {}, r"launch\.image=docker\.io/team/train:1: .*push it there"),
+        ({"region": "eu-west-1"}, {}, r"launch\.image=.* is in us-east-1, but the job in eu-west-1; push it"),
+        (
+            {"instance_type": "ml.g5.12xlarge"},
+            {"devices": 8},
+            r"trainer\.devices=8: .*has 4 A10G; try trainer\.devices=4",
+        ),
+        ({"instance_type": "ml.m5.xlarge"}, {}, r"launch\.instance_type=ml\.m5\.xlarge has no GPUs"),
+    ],
+    ids=str,
+)
+def test_jobs_are_checked(settings: dict[str, Any], facts: dict[str, Any], fault: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^{fault}") as error:
+        launcher(**settings).check(job(tmp_path, **facts))
+    assert "\n" not in str(error.value)
+
+
+def test_the_region_of_the_environment_is_compared_with_that_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher().check(job(tmp_path))
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    with pytest.raises(ValueError, match=r"in us-east-1, but the job in us-west-2; .*launch\.region=us-east-1"):
+        launcher(region=None).check(job(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    with aws_server() as variables:
+        yield variables
+
+
+@pytest.fixture
+def requests(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Each request to SageMaker and CloudWatch as it leaves: the operation, and the body."""
+    sent: list[tuple[str, dict[str, Any]]] = []
+    make = aws.client
+
+    def recorded(service: str, region: str | None) -> Any:
+        client = make(service, region)
+        if service != "sts":
+            client.meta.events.register(
+                "before-send",
+                lambda request, **_: sent.append(
+                    (request.headers["X-Amz-Target"].decode().partition(".")[2], json.loads(request.body))
+                ),
+            )
+        return client
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server["AWS_ENDPOINT_URL"])
+    monkeypatch.setattr(aws, "client", recorded)
+    return sent
+
+
+def write_job(root: Path, text: str) -> tuple[Job, Path]:
+    submitted = job(root)
+    submitted.folder.mkdir(parents=True)
+    file = submitted.folder / "job.json"
+    file.write_text(text)
+    return submitted, file
+
+
+def test_the_job_file_is_what_is_sent(requests: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:
+    text = (JOBS / "sagemaker_spot.json").read_text()
+    own = launcher()
+    own.check_credentials()
+    arn = own.create(*write_job(tmp_path, text))
+    assert arn == ARN
+    assert requests == [("CreateTrainingJob", json.loads(text))]
+    # moto's jobs are complete at once.
+    assert own.status(arn) == (status := own.status(arn))
+    assert (status.state, status.text) == ("ended", f"training job {NAME}, Completed")
+    own.cancel(arn)  # which has ended
+    assert {name for name, _ in requests[1:]} == {"DescribeTrainingJob"}
+    missing = launcher().status(ARN + "0")
+    assert (missing.state, missing.text) == ("unknown", f"training job {NAME}0: not found in us-east-1")
+
+
+def test_a_role_of_another_account_is_refused(requests: list[object]) -> None:
+    with pytest.raises(ValueError, match=rf"^launch\.role=.*999999999999.* not in the account {ACCOUNT}"):
+        launcher(role=ROLE.replace(ACCOUNT, "9" * 12)).check_credentials()
+    assert not requests
+
+
+def test_the_image_is_compared_with_the_region_of_the_profile(
+    requests: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    (tmp_path / "config").write_text("[default]\nregion = eu-west-3\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    launcher(region=None).check(job(tmp_path))
+    with pytest.raises(ValueError, match="is in us-east-1, but the job in eu-west-3"):
+        launcher(region=None).check_credentials()
+
+
+def test_the_output_of_all_instances_is_read_from_cloudwatch(
+    requests: list[tuple[str, dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, client = launcher(), aws.client("logs", "us-east-1")
+    monkeypatch.setattr(cloud, "read", lambda place, start=0: b"from the storage\n"[start:])
+    arn = own.create(*write_job(tmp_path, (JOBS / "sagemaker.json").read_text()))
+    assert "".join(own.logs(arn, tmp_path / "digits" / "id", follow=True)) == "from the storage\n"
+    group, now = "/aws/sagemaker/TrainingJobs", int(time.time() * 1000)
+    client.create_log_group(logGroupName=group)
+    lines = {f"{NAME}/algo-1-1700": ["Epoch 0", "Epoch 1\n"], f"{NAME}/algo-2-1700": ["ready"]}
+    for stream, messages in lines.items():
+        client.create_log_stream(logGroupName=group, logStreamName=stream)
+        events = [{"timestamp": now + number, "message": message} for number, message in enumerate(messages)]
+        client.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events)
+    found = "".join(own.logs(arn, tmp_path / "digits" / "id", follow=False))
+    assert sorted(found.splitlines()) == ["Epoch 0", "Epoch 1", "[algo-2] ready"]
+    (query,) = [body for operation, body in requests[-2:] if operation == "FilterLogEvents"]
+    assert query == {"logGroupName": group, "logStreamNamePrefix": f"{NAME}/algo-", "startTime": 0}
+
+
+Answer = tuple[int, dict[str, Any]]
+IN_USE = (400, {"__type": "ResourceInUse", "message": "Training job names must be unique within an AWS account"})
+NOT_FOUND = (400, {"__type": "ValidationException", "message": "Requested resource not found."})
+BUSY = (400, {"__type": "ThrottlingException", "message": "Rate exceeded"})
+SILENT = (0, {})  # no answer
+
+
+def described(primary: str, secondary: str = "", reason: str = "") -> Answer:
+    return 200, {
+        "TrainingJobArn": ARN,
+        "TrainingJobName": NAME,
+        "TrainingJobStatus": primary,
+        "SecondaryStatus": secondary or primary,
+        "FailureReason": reason,
+    }
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsAnswers]:
+    monkeypatch.setitem(aws.LIMITS, "read_timeout", 0.3)
+    monkeypatch.setitem(aws.LIMITS, "retries", {"mode": "standard", "total_max_attempts": 1})
+    with aws_answers() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        yield server
+
+
+CREATED: Callable[[int], Answer] = lambda number: (200, {"TrainingJobArn": f"{ARN}-{number}"})  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [
+        # A run that is launched again has another name.
+        ([IN_USE, described("Stopped"), IN_USE, described("Failed"), CREATED(3)], f"{ARN}-3"),
+        # The answer to the first attempt was lost.
+        ([IN_USE, described("InProgress")], ARN),
+        ([SILENT, described("InProgress")], ARN),
+    ],
+    ids=["resumed", "lost", "silent"],
+)
+def test_a_job_is_created_once(answers: AwsAnswers, replies: list[Answer], expected: str, tmp_path: Path) -> None:
+    answers.replies = list(replies)
+    assert launcher().create(*write_job(tmp_path, (JOBS / "sagemaker.json").read_text())) == expected
+    names = [body["TrainingJobName"] for operation, body in answers.requests if operation == "CreateTrainingJob"]
+    assert names == [NAME, f"{NAME}-2", f"{NAME}-3"][: len(names)]
+    assert not answers.replies
+
+
+@pytest.mark.parametrize(
+    ("replies", "kind", "fault"),
+    [
+        (
+            [(400, {"__type": "ResourceLimitExceeded", "message": "The account-level limit is 0 Instances."})],
+            ValueError,
+            r"CreateTrainingJob .*limit is 0 Instances\.\); request a higher quota",
+        ),
+        ([(400, {"__type": "AccessDeniedException", "message": "no iam:PassRole"})], ValueError, "PassRole.*; ask for"),
+        ([(400, {"__type": "ExpiredTokenException", "message": "expired"})], ValueError, "`aws sso login`"),
+        ([BUSY, NOT_FOUND], ValueError, "too busy.*; try again"),
+        ([SILENT, NOT_FOUND], ValueError, "does not respond"),
+        ([SILENT, SILENT], UnclearSubmissionError, f"{NAME} exists before you launch again"),
+        ([IN_USE, BUSY], ValueError, "too busy"),
+    ],
+    ids=["quota", "permission", "expired", "busy", "silent", "unclear", "in-use"],
+)
+def test_a_job_that_is_not_created(
+    answers: AwsAnswers, replies: list[Answer], kind: type[Exception], fault: str, tmp_path: Path
+) -> None:
+    answers.replies = list(replies)
+    with pytest.raises(ValueError, match=fault) as error:
+        launcher().create(*write_job(tmp_path, (JOBS / "sagemaker.json").read_text()))
+    assert isinstance(error.value, kind)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "text"),
+    [
+        (described("InProgress", "Pending"), "pending", "InProgress (Pending)"),
+        (described("InProgress", "Training"), "running", "InProgress (Training)"),
+        (described("InProgress", "Interrupted"), "pending", "InProgress (Interrupted)"),
+        (described("Stopping"), "running", "Stopping"),
+        (described("Stopped", "MaxRuntimeExceeded"), "ended", "Stopped (MaxRuntimeExceeded)"),
+        (described("Failed", "", "AlgorithmError:\n exit code 1"), "ended", "Failed: AlgorithmError: exit code 1"),
+        (NOT_FOUND, "unknown", ""),
+    ],
+    ids=["pending", "running", "interrupted", "stopping", "time", "failed", "unknown"],
+)
+def test_the_status_is_in_the_words_of_sagemaker(answers: AwsAnswers, answer: Answer, state: str, text: str) -> None:
+    answers.replies = [answer]
+    status = launcher(region="eu-west-1", image=None).status(ARN)
+    assert status.state == state
+    assert status.text.endswith(text)
+    assert "\n" not in status.text
+    assert answers.requests == [("DescribeTrainingJob", {"TrainingJobName": NAME})]
+
+
+def test_a_running_job_is_stopped(answers: AwsAnswers) -> None:
+    answers.replies = [described("InProgress", "Training"), (200, {})]
+    launcher().cancel(ARN)
+    assert answers.requests[1:] == [("StopTrainingJob", {"TrainingJobName": NAME})]
+    with pytest.raises(ValueError, match=r"^record\.json has the job id --help"):
+        launcher().cancel("--help")
