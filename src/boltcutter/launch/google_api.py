@@ -105,15 +105,15 @@ def call(session: AuthorizedSession, method: str, url: str, body: Mapping[str, A
     if answer.ok:
         return dict(answer.json()) if answer.content else {}
     try:
-        error = answer.json()["error"]
-        reason = f"{error.get('status', '')}: {error['message']}"
+        fault = answer.json()["error"]
+        reason = f"{fault.get('status', '')}: {fault['message']}"
     except (ValueError, KeyError, TypeError):
         reason = answer.text or answer.reason
+    line = f"launch=vertex: {answer.status_code} {_line(reason)}"
+    if answer.status_code >= 500:
+        raise UnreachableError(f"{line}; try again later")
     remedy = REMEDIES.get(answer.status_code, "correct the setting that the message names")
-    temporary = answer.status_code == 429 or answer.status_code >= 500
-    kind = UnreachableError if temporary else ValueError
-    remedy = "try again later" if answer.status_code >= 500 else remedy
-    raise kind(f"launch=vertex: {answer.status_code} {_line(reason)}; {remedy}")
+    raise (UnreachableError if answer.status_code == 429 else ValueError)(f"{line}; {remedy}")
 
 
 def log_entries(session: AuthorizedSession, project: str, query: str) -> Iterator[dict[str, Any]]:
