@@ -17,6 +17,8 @@ import torch
 from browser import browse as browse
 from browser import chromium as chromium
 from forkserver import ForkServer, communicate, rank_variables
+from object_storage import bucket as bucket
+from object_storage import s3_variables as s3_variables
 
 ROOT = Path(__file__).parents[1]
 STATE = {

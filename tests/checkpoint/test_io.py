@@ -2,13 +2,10 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,34 +160,10 @@ def end_training(store: AtomicCheckpointIO) -> None:
         raise
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[dict[str, str]]:
-    """Variables of a store that speaks S3, with ``s3://bucket`` in it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = ["timeout", "300", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    url, end = f"http://127.0.0.1:{port}", time.monotonic() + 60
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            while True:
-                with suppress(OSError):
-                    urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=20).close()
-                    break
-                assert process.poll() is None
-                assert time.monotonic() < end
-                time.sleep(0.1)
-            variables = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-            yield variables | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
-        finally:
-            process.terminate()
-
-
 def test_a_run_with_checkpoints_at_a_url_resumes_after_a_kill(
-    forks: ForkServer, script: Script, bucket: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forks: ForkServer, script: Script, bucket: str, tmp_path: Path
 ) -> None:
-    for name, value in bucket.items():
-        monkeypatch.setenv(name, value)
-    folder, place = tmp_path / "run", "s3://bucket/run"
+    folder, place = tmp_path / "run", bucket
     store = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
     overrides = [*QUICK, "model=mlp", "trainer.max_epochs=4", "callback.best.save_top_k=2", f"folder={folder}"]
     overrides += [f"checkpoints={place}", "checkpoint_io.asynchronous=true"]
@@ -246,12 +219,8 @@ def wait_for(process: Forked, condition: Any) -> None:
         time.sleep(0.05)
 
 
-def test_missing_storage_is_reported_in_one_line(
-    bucket: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_storage_is_reported_in_one_line(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where nobody is known either
-    for name, value in bucket.items():
-        monkeypatch.setenv(name, value)
     for place, why in (("s3://other/run", "bucket does not exist"), ("s4://bucket", "Protocol not known: s4")):
         for call in (check_writable, find_newest, find_best):
             with pytest.raises(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import fsspec
 
 from boltcutter.checkpoint import atomic
+
+T = TypeVar("T")
 
 _copy: tuple[str, IO[bytes]] | None = None  # key and local copy (a temporary file) of the object last read from a URL
 
@@ -48,8 +52,31 @@ def is_url(path: str | Path) -> bool:
 def resolve_filesystem(path: str | Path) -> tuple[Any, str]:
     """Return the fsspec file system of a path or URL, and the path within it."""
     store, place = fsspec.url_to_fs(str(path))
+    if str(path).startswith("file:"):
+        store.auto_mkdir = True  # as in an object storage, there is no folder to be created first
     store.invalidate_cache()  # another process or thread may have written
     return store, place
+
+
+def call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
+    """Return the result of a call of a storage, which may have no timeout of its own.
+
+    Raises:
+        TimeoutError: It takes longer.
+    """
+    future = Future[T]()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="storage").start()
+    try:
+        return future.result(seconds)
+    except TimeoutError as error:
+        raise error if future.done() else TimeoutError(f"no response within {seconds:.0f} s") from error
 
 
 @contextmanager

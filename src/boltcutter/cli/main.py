@@ -19,7 +19,7 @@ from boltcutter.environment import mpi, platform, slurm
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
 from boltcutter.project import Project
 from boltcutter.protocols import HidesTraceback
-from boltcutter.run import trust
+from boltcutter.run import remote, trust
 
 FLAGS = {
     "--help": "show this help",
@@ -28,6 +28,7 @@ FLAGS = {
     "--describe": "list keys below the next argument, with type, value and documentation, and the options of a group",
     "--completion": 'enable completion in bash and zsh: eval "$(boltcutter train --completion)"',
 }
+FOLDERS_ONLY = ("boltcutter.launch.", "boltcutter.search.")  # modules of commands that work only in folders
 # argcomplete and shtab complete what an argparse parser declares. Here the keys depend on the options given so far,
 # and completion continues after a dot, after = and after a comma in [a,b]. shtab's static lists cannot do so, and
 # argcomplete completes `python scripts/train.py` only with a hook for all programs and a marker in each script.
@@ -136,13 +137,15 @@ def main(
         else:
             begin()
             prepare_process()
+            if not module.startswith(FOLDERS_ONLY):
+                arguments = remote.localize(arguments)
             importlib.import_module(module).main(project, arguments)
     except ConfigError as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":
             raise
         lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
         if is_rank_zero() or lost:
-            print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+            print("\n".join(f"error: {line}" for line in remote.show(str(error)).splitlines()), file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         # An error with a remedy needs no traceback; any other is a bug.
@@ -150,7 +153,8 @@ def main(
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not is_expected:
             raise
         rank = distributed_rank()
-        print("error" if rank is None else f"error on rank {rank}", error, sep=": ", file=sys.stderr)
+        text = str(error) if isinstance(error, remote.UploadError) else remote.show(str(error))
+        print("error" if rank is None else f"error on rank {rank}", text, sep=": ", file=sys.stderr)
         sys.exit(1)
 
 
@@ -223,7 +227,7 @@ def _resolved(project: Project, arguments: list[str]) -> str:
     """The configuration as YAML, with references resolved."""
     from boltcutter.run.folder import load_evaluation_config, read_overrides, split_overrides
 
-    special, rest = split_overrides(arguments, "run", "ckpt", "split", "input", "output")
+    special, rest = split_overrides(remote.localize(arguments), "run", "ckpt", "split", "input", "output")
     cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, arguments)
     if not cfg.get("folder"):
         # The id is created when the run starts.

@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.environment import identity, signals
+from boltcutter.environment.process import pid_namespace, start_time
 
 FILE = ".lease"
 INTERVAL = 5.0  # seconds between two heartbeats
@@ -75,7 +75,7 @@ class Holder:
         return cls(
             host=socket.gethostname(),
             pid=os.getpid(),
-            pid_namespace=_pid_namespace(),
+            pid_namespace=pid_namespace(),
             start_time=start_time(os.getpid()) or "",
             token=secrets.token_hex(8),
             job=identity.job_id(),
@@ -88,7 +88,7 @@ class Holder:
 
     def is_alive(self) -> bool | None:
         """Whether the process is running; None if only its heartbeat can tell, as for a process on another host."""
-        if not self.pid_namespace or (self.host, self.pid_namespace) != (socket.gethostname(), _pid_namespace()):
+        if not self.pid_namespace or (self.host, self.pid_namespace) != (socket.gethostname(), pid_namespace()):
             return None
         found = start_time(self.pid)
         return None if found is None else found == self.start_time
@@ -105,12 +105,13 @@ def read_holder(folder: Path) -> Holder | None:
 
 
 @contextmanager
-def hold(folder: Path, *, is_holder: bool = True) -> Iterator[None]:
+def hold(folder: Path, *, is_holder: bool = True, lease: Lease | None = None) -> Iterator[None]:
     """Hold the lease of a folder during the block, creating the folder.
 
     Args:
         folder: The run folder.
         is_holder: Whether this process holds the lease on behalf of the run, which is rank 0; other ranks do nothing.
+        lease: The lease, if it is not a file in the folder.
 
     Raises:
         LeaseHeldError: Another process trains in the folder, or it is not writable.
@@ -120,7 +121,7 @@ def hold(folder: Path, *, is_holder: bool = True) -> Iterator[None]:
         yield
         return
     created = [path for path in (folder, *folder.parents) if not path.exists()]
-    lease = Lease(folder)
+    lease = lease or Lease(folder)
     try:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +182,7 @@ class Lease:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / FILE
+        self.folder, self.path, self.name = folder, folder / FILE, str(folder)
         self.lost_to: Holder | None = None
         self._holder = Holder.here()
         self._file: int | None = None
@@ -200,7 +201,7 @@ class Lease:
             LeaseHeldError: The current holder is alive.
         """
         while not self._create():
-            found = _read(self.path)
+            found = self._read()
             if found is None:
                 continue  # released in the meantime
             holder, mtime = found
@@ -229,15 +230,13 @@ class Lease:
             LeaseLostError: Another process has.
         """
         with suppress(OSError):  # the file system may be temporarily unavailable
-            found = _read(self.path)
+            found = self._read()
             if found is not None and found[0].token != self._holder.token:
                 self.lost_to = found[0]
             elif found is None and self.folder.is_dir():
                 self._create()  # a user has deleted the file
         if self.lost_to:
-            raise LeaseLostError(
-                f"{self.folder} was taken over by {self.lost_to}; this process stops writing and exits"
-            )
+            raise LeaseLostError(f"{self.name} was taken over by {self.lost_to}; this process stops writing and exits")
 
     def release(self) -> None:
         """Release the lease, if this process still holds it."""
@@ -245,6 +244,9 @@ class Lease:
         if self._thread is not None:
             # The thread could create the file again; with a timeout, as it may block on the file system.
             self._thread.join(INTERVAL)
+        self._release()
+
+    def _release(self) -> None:
         if self._file is None:
             return
         with suppress(OSError, LeaseLostError):
@@ -256,13 +258,20 @@ class Lease:
     def _send_heartbeats(self) -> None:
         while not self._stopped.wait(INTERVAL):
             with suppress(OSError):
-                if self._file is not None:
-                    os.utime(self._file)  # by descriptor: never the file of a process that replaced it
+                self._beat()
                 try:
                     self.check()
                 except LeaseLostError:
                     signals.handle_signal(signals.LEASE_LOST)
                     return
+
+    def _beat(self) -> None:
+        if self._file is not None:
+            os.utime(self._file)  # by descriptor: never the file of a process that replaced it
+
+    def _read(self) -> tuple[Holder, int] | None:
+        """The holder, and a number that changes with each heartbeat; None if there is no lease."""
+        return _read(self.path)
 
     def _wait_for_heartbeat(self, holder: Holder, mtime: int) -> None:
         """Return once the holder is considered dead, or the lease has another holder.
@@ -274,7 +283,7 @@ class Lease:
         end, next_message = now + EXPIRY, now + INTERVAL + 1
         while True:
             now = time.monotonic()  # before reading the file, as this process may be suspended between the two
-            found = _read(self.path)
+            found = self._read()
             if found is None or found[0] != holder:
                 return
             if found[1] != mtime:
@@ -283,7 +292,7 @@ class Lease:
                 return
             if now > next_message:
                 next_message = end
-                print(f"{self.folder}: no heartbeat from {holder}; taking over in {EXPIRY:.0f} s", flush=True)
+                print(f"{self.name}: no heartbeat from {holder}; taking over in {EXPIRY:.0f} s", flush=True)
             time.sleep(min(0.5, INTERVAL / 4))
 
     def _create(self) -> bool:
@@ -346,16 +355,21 @@ def _refusal(holder: Holder) -> LeaseHeldError:
 
 
 def _read(path: Path) -> tuple[Holder, int] | None:
-    """The holder and the modification time in ns; a partially written lease has an unknown holder."""
+    """The holder and the modification time in ns; None if there is no lease."""
     try:
         with open(path) as file:  # opening revalidates the attributes that a network file system may have cached
             text, mtime = file.read(), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None
+    return parse_holder(text), mtime
+
+
+def parse_holder(text: str | bytes) -> Holder:
+    """The holder in the contents of a lease; an unknown one if it is partially written."""
     try:
-        return Holder(**json.loads(text)), mtime
+        return Holder(**json.loads(text))
     except (ValueError, TypeError):
-        return Holder("an unknown host", 0, "", "", "", None, [], "an unknown time"), mtime
+        return Holder("an unknown host", 0, "", "", "", None, [], "an unknown time")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -365,29 +379,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_mtime_ns
-
-
-def _pid_namespace() -> str:
-    """Boot ID and PID namespace, within which a process ID identifies one process; empty if unknown."""
-    if sys.platform != "linux":
-        return sys.platform
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def start_time(pid: int) -> str | None:
-    """Start time of a process; empty if it has exited, None if it is running and its start time is unknown."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):  # exited, hidden because another user owns it, or no /proc
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return ""
-        except PermissionError:
-            pass
-        return None
-    return "" if fields[0] in "ZX" else fields[19]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from boltcutter.protocols import PlannedExit
@@ -157,3 +158,29 @@ def _destroy_process_group(*, wait: bool = True) -> None:
 def in_slurm_step(env: Mapping[str, str] = os.environ) -> bool:
     """Whether srun started this process, rather than an interactive shell in an allocation."""
     return "SLURM_STEP_ID" in env and env.get("SLURM_JOB_NAME") not in ("bash", "interactive")
+
+
+def pid_namespace() -> str:
+    """Boot ID and PID namespace, within which a process ID identifies one process; empty if unknown."""
+    if sys.platform != "linux":
+        return sys.platform
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def start_time(pid: int) -> str | None:
+    """Start time of a process; empty if it has exited, None if it is running and its start time is unknown."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):  # exited, hidden because another user owns it, or no /proc
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return ""
+        except PermissionError:
+            pass
+        return None
+    return "" if fields[0] in "ZX" else fields[19]

@@ -24,7 +24,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from boltcutter.environment.lease import Holder, start_time
+from boltcutter.environment.lease import Holder
+from boltcutter.environment.process import start_time
 from boltcutter.project import install_command
 
 NOTE = ".ray"  # file that names the processes and the folder of an embedded cluster

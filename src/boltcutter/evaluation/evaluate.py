@@ -23,6 +23,7 @@ from boltcutter.project import Project
 from boltcutter.protocols import NativeData
 from boltcutter.report import terminal as summary
 from boltcutter.run import folder as run
+from boltcutter.run import remote
 
 
 def main(project: Project, overrides: list[str]) -> dict[str, float]:
@@ -50,6 +51,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
         scores = score(components, find_checkpoint(cfg.checkpoints, special.get("ckpt", "best")), output, split)
         if components.trainer.is_global_zero:
             summary.print_evaluation(output, scores)
+            remote.push(folder)
     return scores
 
 

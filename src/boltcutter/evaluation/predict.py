@@ -25,6 +25,7 @@ from boltcutter.evaluation.table import Table, concatenate, count_rows, write_cs
 from boltcutter.project import Project
 from boltcutter.protocols import GeneratesTokens, NativeData
 from boltcutter.run import folder as run
+from boltcutter.run import remote
 
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
 
@@ -70,7 +71,8 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     if components.trainer.is_global_zero:
         output = Path(special.get("output") or folder / "predictions.csv")
         write_csv(output, table)
-        print(f"{count_rows(table)} predictions: {output}")
+        print(f"{count_rows(table)} predictions: {remote.show(output)}")
+        remote.push(folder)
     return table
 
 
@@ -127,10 +129,12 @@ def predict_loader(
         output = output.with_suffix(".pt")
         output.parent.mkdir(parents=True, exist_ok=True)
         torch.save(batches, output)
-        print(f"{len(batches)} batches of predictions: {output}")
+        print(f"{len(batches)} batches of predictions: {remote.show(output)}")
+        remote.push(folder)
         return batches
     write_csv(output, {"index": np.arange(count_rows(table)), **table})
-    print(f"{count_rows(table)} predictions: {output}")
+    print(f"{count_rows(table)} predictions: {remote.show(output)}")
+    remote.push(folder)
     return table
 
 

@@ -20,6 +20,7 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.report.image import encode_image
 from boltcutter.report.template import format_number, load_template, redact_command
 from boltcutter.run.metrics import Mode, infer_mode, parse_name
+from boltcutter.run.remote import show
 
 MAX_POINTS = 1000  # per curve
 MAX_SCATTER_POINTS = 2000
@@ -52,6 +53,7 @@ def render(folder: Path) -> str:
     modes = _modes(config, groups)
     page = load_template(Path(__file__).with_name("report.html")).render(
         folder=folder,
+        place=show(folder),
         record=record,
         command=reader.get("Command", "", redact_command, record.get("command") or ""),
         choices=config.get("choices") or {},

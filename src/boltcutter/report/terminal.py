@@ -19,6 +19,7 @@ from boltcutter.callback.status_line import supports_color
 from boltcutter.project import command
 from boltcutter.protocols import HasBatchSize, HasLocation, NativeData, find_model
 from boltcutter.run.folder import read_record
+from boltcutter.run.remote import show
 
 
 def print_start(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
@@ -126,7 +127,7 @@ def _show(rows: Mapping[str, str | None]) -> None:
     width = max(map(len, shown))
     bold, reset = ("\x1b[1m", "\x1b[0m") if supports_color(sys.stdout) else ("", "")
     for name, text in shown.items():
-        first, *more = text.split("\n")
+        first, *more = show(text).split("\n")
         print(f"{bold}{name:{width}}{reset}  {first}")
         for line in more:
             print(" " * (width + 2) + line)

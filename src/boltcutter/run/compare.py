@@ -18,6 +18,7 @@ from boltcutter.config.values import plain
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
 from boltcutter.run import folder as run
+from boltcutter.run import remote
 
 IGNORED_METRICS = {"recompiles"}  # restarts from 0 in a resumed run
 LOCATION_SETTINGS = ("folder", "checkpoints", "resume", "reproduce", "runs")  # paths, which do not affect results
@@ -101,7 +102,7 @@ def report_reproduction(original: Path, reproduction: Path) -> None:
     different = list(metric_differences(after, before))
     if not different:
         count = len({**before.get("metrics", {}), **before.get("test", {})}.keys() - IGNORED_METRICS)
-        print(f"reproduced: all {count} metrics equal those of {original}")
+        print(f"reproduced: all {count} metrics equal those of {remote.show(original)}")
     for line in different:
         print(f"not reproduced: {line}")
 

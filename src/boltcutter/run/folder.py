@@ -23,12 +23,12 @@ from typing import Any
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import DictConfig, compose, merge
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import as_yaml, plain, redacted
+from boltcutter.config.values import as_yaml, redacted
 from boltcutter.environment import lease
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.project import Project
 from boltcutter.protocols import PlannedExit
-from boltcutter.run import lineage, trust
+from boltcutter.run import lineage, remote, trust
 
 
 def split_overrides(overrides: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
@@ -92,7 +92,9 @@ def check_resume(folder: Path, overrides: Sequence[str]) -> None:
     given, _ = split_overrides(overrides, "folder", "name", "runs", "init_from")
     recorded = _recorded(folder, "resume") if given else {}
     for key, text in given.items():
-        same = Path(text).absolute() == folder.absolute() if key == "folder" else text == str(recorded.get(key))
+        same = (
+            remote.locate(text).absolute() == folder.absolute() if key == "folder" else text == str(recorded.get(key))
+        )
         if not same:
             what = "weights" if key == "init_from" else "folder"
             raise ConfigError(f"{key}={text}: resume={folder} continues with its own {what}; remove one of the two")
@@ -118,6 +120,8 @@ def load_run_config(
         trust.check(recorded, f"{setting}={folder}", folder, project)
     cfg = compose(project, overrides, base=DictConfig(recorded))
     cfg.folder = str(folder)
+    if setting != "reproduce":
+        remote.use_url(cfg)
     return cfg
 
 
@@ -215,15 +219,15 @@ def save_config(cfg: DictConfig, **facts: Any) -> None:
     """Create the run folder, with ``config.yaml`` and the entries of ``record.json`` that are known before the run."""
     folder = Path(cfg.folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.yaml", as_yaml(redacted(cfg)))
-    facts["config"] = plain(cfg)  # a resumed run may have new overrides
+    write_text(folder / "config.yaml", remote.show(as_yaml(redacted(cfg))))
+    facts["config"] = remote.portable(cfg)  # a resumed run may have new overrides
     earlier = read_record(folder) if (folder / "record.json").is_file() else {}
     # Keep the signature of the user who composed it: a job, as in a container, may have no access to that user's key.
     if not earlier.get("signature") or trust.signed_content(facts["config"]) != trust.signed_content(earlier["config"]):
         facts["signature"] = trust.sign(facts["config"])
     if "attempts" not in earlier:
         facts |= {"id": folder.name, "name": cfg.name, "command": shlex.join(sys.argv), "seed": cfg.seed}
-        facts |= {"reproduces": cfg.reproduce, "attempts": []}
+        facts |= {"reproduces": facts["config"]["reproduce"], "attempts": []}
     update_record(folder, **facts)
 
 

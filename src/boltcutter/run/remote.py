@@ -1,69 +1,344 @@
-"""Runs on object storage."""
+"""Runs on object storage: a run at a URL works in a local folder, whose files are copied to the URL as they change.
+
+The local folder is below ``BOLTCUTTER_SCRATCH``, by default the temporary folder, and is the same for all processes of
+a user on a node. Checkpoints are not in it: they are written to the URL directly.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import getpass
+import hashlib
 import json
-from collections.abc import Iterable
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.checkpoint.storage import CheckpointError, resolve_filesystem, store_errors
+from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import plain
+from boltcutter.environment import lease
+from boltcutter.environment.process import in_slurm_step, is_rank_zero
+from boltcutter.run.remote_lease import RemoteLease
+from boltcutter.run.transfer import (
+    Index,
+    download,
+    is_file_of_run,
+    read_index,
+    read_stamp,
+    reason,
+    storage_errors,
+    upload,
+)
+from boltcutter.run.transfer import fetch as fetch
+from boltcutter.run.transfer import publish as publish
+
+SCRATCH = "BOLTCUTTER_SCRATCH"  # folder of the local folders
+KEYS = ("run", "with", "resume", "reproduce")  # whose values are runs
+INTERVAL = 10.0  # seconds between two uploads of changed files
+MAX_INTERVAL = 300.0  # seconds between two attempts while the storage cannot be reached
+BYTES_PER_SECOND = 2**20  # of a file that keeps growing, which is uploaded as a whole each time
+URGENT = ("record.json", "metrics.csv")  # uploaded before each checkpoint, so that a checkpoint never has more steps
+FLUSH_TIMEOUT = 20.0  # seconds that a checkpoint waits for the upload of urgent files
+FINAL_TIMEOUT = 30.0  # seconds that the last upload is repeated, if the storage cannot be reached
+STALL_TIMEOUT = 300.0  # seconds without a complete object, after which the last upload fails
+
+_urls: dict[Path, str] = {}  # by local folder
+_locks: dict[Path, int] = {}  # open files, locked while this process uses a local folder
+_mirrors: dict[Path, Mirror] = {}
 
 
-def publish(folder: Path, url: str, names: Iterable[str]) -> None:
-    """Copy files of a run to its URL.
+class UploadError(RuntimeError):
+    """The last changes of a run are only in its local folder."""
+
+    hide_traceback = True
+
+
+def is_url(place: object) -> bool:
+    """Whether a path has a protocol (``s3://``)."""
+    return "://" in str(place)
+
+
+def join(parent: str, *names: str) -> str:
+    """A path or URL below a folder."""
+    return "/".join([parent.rstrip("/"), *names]) if is_url(parent) else str(Path(parent, *names))
+
+
+def locate(place: str | Path) -> Path:
+    """The local folder of a run: a path itself, or the folder for a URL."""
+    if not is_url(place):
+        return Path(place)
+    url = str(place).rstrip("/")
+    root = Path(os.environ.get(SCRATCH) or Path(tempfile.gettempdir(), f"boltcutter-{getpass.getuser()}"))
+    names = [re.sub(r"[^\w.-]|^\.+", "_", name) for name in url.partition("://")[2].split("/")[-2:]]
+    folder = root.absolute().joinpath(hashlib.sha256(url.encode()).hexdigest()[:12], *names)
+    _urls[folder] = url
+    return folder
+
+
+def show(text: str | Path) -> str:
+    """Replace local folders of runs at a URL by the URL."""
+    shown = str(text)
+    for folder, url in _urls.items():
+        shown = shown.replace(str(folder), url)
+    return shown
+
+
+def pull(place: str | Path, setting: str, *, again: bool = False) -> Path:
+    """Download the files of a run except for its checkpoints, unless another process of this node uses them.
 
     Args:
-        folder: Folder of the run on this machine.
-        url: URL of the run.
-        names: Files, relative to the folder.
+        place: Path or URL of the run; nothing is done for a path.
+        setting: Key that was set to ``place``, for error messages.
+        again: Whether to download also while others use them.
+
+    Returns:
+        The local folder.
 
     Raises:
         ConfigError: The storage cannot be reached.
     """
-    try:
-        with store_errors(url):
-            store, place = resolve_filesystem(url)
-            for name in names:
-                store.makedirs(f"{place}/{name}".rpartition("/")[0], exist_ok=True)
-                store.put_file(str(folder / name), f"{place}/{name}")
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
+    folder = locate(place)
+    if folder not in _urls:
+        return folder
+    url = _urls[folder]
+    if url.startswith("memory:"):
+        raise ConfigError(f"{setting}={url}: memory is lost when the process ends; use s3://, gs:// or az://")
+    with storage_errors(f"{setting}={url}", url):
+        home = _home(folder)
+        lock = _locks.get(home) or os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        _locks[home] = lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            again = True
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process downloads
+        if again:
+            _, removed = download(url, folder, home / "index.json", _is_copied)
+            for name in removed:
+                (folder / name).unlink(missing_ok=True)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    return folder
 
 
-def fetch(url: str, folder: Path) -> list[str]:
-    """Download a run, keeping how it was launched; files of the same size and of a later time here are left alone.
-
-    Args:
-        url: URL of the run.
-        folder: Folder on this machine.
-
-    Returns:
-        Names of the files that were downloaded.
+def localize(overrides: Sequence[str]) -> list[str]:
+    """Replace the URLs of runs in overrides by their local folders, with the files of the runs.
 
     Raises:
-        ConfigError: The storage cannot be reached, or has no such run.
+        ConfigError: A storage cannot be reached.
     """
-    names = []
-    launch = json.loads(file.read_text()).get("launch") if (file := folder / "record.json").is_file() else None
+    found = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        found.append(f"{key}={pull(value, key)}" if key in KEYS and is_url(value) else override)
+    return found
+
+
+def use_url(cfg: DictConfig) -> None:
+    """Let a configuration whose folder is that of a URL have its checkpoints at the URL."""
+    url = _urls.get(Path(cfg.folder))
+    if url and str(cfg.checkpoints).startswith(f"{cfg.folder}/"):
+        cfg.checkpoints = url + str(cfg.checkpoints).removeprefix(str(cfg.folder))
+
+
+def portable(cfg: DictConfig) -> dict[str, Any]:
+    """The values of a configuration, with which the run can be read also from a copy of its folder."""
+    values = plain(cfg)
+    if url := _urls.get(Path(cfg.folder)):
+        values["folder"] = url
+        values |= {key: show(values[key]) for key in ("resume", "reproduce") if values.get(key)}
+        if str(cfg.checkpoints).startswith(f"{url}/"):
+            values["checkpoints"] = "${folder}" + str(cfg.checkpoints).removeprefix(url)
+    return values
+
+
+def remote_lease(folder: Path) -> lease.Lease | None:
+    """The lease at the URL of a local folder; None if it is an ordinary folder."""
+    return RemoteLease(folder, _urls[folder]) if folder in _urls else None
+
+
+def push(folder: Path) -> None:
+    """Upload the files of a local folder that have changed.
+
+    Raises:
+        UploadError: The storage cannot be reached.
+    """
+    if folder in _urls and (error := Mirror(folder, _urls[folder], _is_copied).close()):
+        raise error
+
+
+@contextmanager
+def mirrored(folder: Path) -> Iterator[None]:
+    """Upload the files of a local folder as they change, in a thread; of nodes but the first one, only their logs.
+
+    Raises:
+        UploadError: The last changes were not uploaded.
+    """
+    first = is_rank_zero()
+    if folder not in _urls or not (first or _is_first_of_node()):
+        yield
+        return
+    if first:
+        pull(_urls[folder], "folder", again=True)  # the lease is held now, so no other process changes them
+    mirror = _mirrors[folder] = Mirror(folder, _urls[folder], _is_copied if first else _is_log)
+    failed = True
     try:
-        with store_errors(url):
-            store, place = resolve_filesystem(url)
-            found = store.find(place, detail=True)
-            if f"{place}/record.json" not in found:
-                raise ConfigError(f"{url}: no run there (record.json is missing); give the URL of a run")
-            for path, facts in found.items():
-                name = path[len(place) + 1 :]
-                target = folder / name
-                known = target.stat() if target.is_file() else None
-                if known and known.st_size == facts["size"] and known.st_mtime >= store.modified(path).timestamp():
-                    continue
-                target.parent.mkdir(parents=True, exist_ok=True)
-                store.get_file(path, str(target))
-                names.append(name)
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
-    if launch is not None:
-        write_text(file, json.dumps(json.loads(file.read_text()) | {"launch": launch}, indent=2) + "\n")
-    return names
+        yield
+        failed = False
+    finally:
+        del _mirrors[folder]
+        if error := mirror.close():
+            if first and not failed:
+                raise error
+            print(f"{'error' if first else 'warning'}: {error}", file=sys.stderr)
+
+
+def flush(folder: Path) -> None:
+    """Wait until the record and the metrics of a mirrored folder are uploaded, unless the storage fails."""
+    if mirror := _mirrors.get(folder):
+        mirror.flush(FLUSH_TIMEOUT)
+
+
+class Mirror:
+    """Uploads the files of a local folder that have changed, in a thread.
+
+    Args:
+        folder: The local folder.
+        url: Where to.
+        wanted: Which files, by name.
+    """
+
+    def __init__(self, folder: Path, url: str, wanted: Callable[[str], bool]) -> None:
+        self.folder, self.url, self.wanted = folder, url, wanted
+        self._file = _home(folder) / "index.json"
+        self._index = read_index(self._file)
+        self._due: dict[str, float] = {}  # time at which a large file may be uploaded again
+        self._uploaded = 0
+        self._error: Exception | None = None
+        self._warned = self._stopped = self._everything = False
+        self._asked = self._done = 0  # uploads
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="upload")
+        self._thread.start()
+
+    def flush(self, timeout: float) -> None:
+        """Wait until urgent files are uploaded, unless the storage fails or this is a forked process."""
+        if self._thread.is_alive() and self._error is None:
+            self._upload_now(timeout)
+
+    def close(self) -> UploadError | None:
+        """Upload all that has changed, and stop; returns an error if that fails."""
+        self._everything = True
+        end = time.monotonic() + FINAL_TIMEOUT
+        while not lease.is_lost():
+            before = self._uploaded
+            if not self._upload_now(STALL_TIMEOUT) and self._uploaded == before:
+                self._error = TimeoutError(f"no progress in {STALL_TIMEOUT:.0f} s")
+                break
+            if self._error is None or time.monotonic() > end:
+                break
+            time.sleep(1.0)
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._error is None or lease.is_lost():
+            return None
+        return UploadError(
+            f"{self.url}: the last changes are not uploaded ({reason(self._error)}); they are in {self.folder}; "
+            f"resume={self.url} on this machine uploads them"
+        )
+
+    def _upload_now(self, timeout: float) -> bool:
+        """Ask for an upload, and wait for it; returns whether it ended, with or without an error."""
+        with self._changed:
+            self._asked += 1
+            asked = self._asked
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._done >= asked, timeout)
+
+    def _run(self) -> None:
+        delay = INTERVAL
+        while not self._stopped:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked > self._done or self._stopped, delay)
+                asked = self._asked
+            try:
+                lease.check()
+                self._upload_changed(only=URGENT if asked > self._done and not self._everything else ())
+                self._error, delay = None, INTERVAL
+            except lease.LeaseLostError:
+                return
+            except Exception as error:  # each storage raises its own
+                if not self._warned:
+                    text = f"warning: {self.url}: files are not uploaded ({reason(error)}); trying again until it works"
+                    print(text, file=sys.stderr)
+                self._warned, self._error, delay = True, error, min(2 * delay, MAX_INTERVAL)
+            with self._changed:
+                self._done = asked
+                self._changed.notify_all()
+
+    def _upload_changed(self, only: tuple[str, ...]) -> None:
+        found: Index = {}
+        try:
+            for name in only or _list_files(self.folder):
+                with suppress(FileNotFoundError):  # removed in the meantime
+                    stamp = read_stamp(self.folder / name)
+                    is_due = self._everything or name in URGENT or time.monotonic() >= self._due.get(name, 0.0)
+                    if self.wanted(name) and is_due and self._index.get(name, [])[1:] != stamp:
+                        version = upload(self.folder, self.url, name)
+                        found[name] = self._index[name] = [version, *stamp]
+                        self._due[name] = time.monotonic() + stamp[0] / BYTES_PER_SECOND
+                        self._uploaded += 1
+        finally:
+            if found:
+                write_text(self._file, json.dumps(read_index(self._file) | found))
+
+
+def _home(folder: Path) -> Path:
+    """The folder of a local folder, with its index and lock; readable only by this user.
+
+    Raises:
+        OSError: It belongs to another user.
+    """
+    home = folder.parents[1]
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (home, home.parent):
+        if path.stat().st_uid not in (os.getuid(), 0):
+            raise PermissionError(errno.EPERM, f"{path} belongs to another user; set {SCRATCH}=<folder>")
+    return home
+
+
+def _is_first_of_node() -> bool:
+    names = ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK"]
+    if in_slurm_step():
+        names.append("SLURM_LOCALID")
+    return not any(int(os.environ.get(name, 0)) for name in names)
+
+
+def _is_copied(name: str) -> bool:
+    """Whether a file of a run is in the local folder as well."""
+    is_online = name.startswith("wandb/run-")  # uploaded by W&B
+    return is_file_of_run(name) and not name.startswith("checkpoints/") and ".ckpt" not in name and not is_online
+
+
+def _is_log(name: str) -> bool:
+    return name.startswith(("logs/", "nonfinite-"))
+
+
+def _list_files(folder: Path) -> Iterator[str]:
+    for parent, folders, files in os.walk(folder):
+        place = Path(parent)
+        folders[:] = [name for name in folders if place != folder or name not in ("checkpoints", "code")]
+        for name in files:
+            path = str((place / name).relative_to(folder))
+            if not name.startswith(".") and _is_copied(path) and not (place / name).is_symlink():
+                yield path

@@ -9,9 +9,9 @@ from typing import Any
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
 from boltcutter.environment import identity
 from boltcutter.run import folder as run
+from boltcutter.run import remote
 
 LAUNCH_KEYS = (
     "folder",
@@ -47,11 +47,11 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
         )
     if cfg.resume or not (found or (given and has_trained(folder))):
         return
-    inside = cfg.checkpoints.startswith(f"{cfg.folder}/")
+    inside = cfg.checkpoints.startswith(f"{remote.show(cfg.folder)}/")
     if (given or not inside) and not _is_restart(record):
         key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
         raise ConfigError(f"{key}={cfg[key]} holds a run; use resume={its} to continue it, or another {key}")
-    if changed := changed_settings(record.get("config", {}), plain(cfg)):
+    if changed := changed_settings(record.get("config", {}), remote.portable(cfg)):
         shown = ", ".join(changed[:MAX_SHOWN]) + (", …" if len(changed) > MAX_SHOWN else "")
         raise ConfigError(
             f"folder={folder} holds a run of another configuration ({shown}); use resume={folder} to continue it, "

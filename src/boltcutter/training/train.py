@@ -43,7 +43,7 @@ from boltcutter.protocols import (
 )
 from boltcutter.report import terminal as summary
 from boltcutter.run import folder as run
-from boltcutter.run import lineage
+from boltcutter.run import lineage, remote
 from boltcutter.run.changes import SettingChanges
 from boltcutter.run.log import capture_output
 from boltcutter.run.restart import check_start
@@ -79,9 +79,13 @@ def main(project: Project, overrides: list[str]) -> Path:
     isolate_attempts()
     with run_id(overrides) as name, distributed_shutdown():
         given = bool(cfg.folder)
-        cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / name)
+        place = cfg.folder or remote.join(cfg.runs, cfg.name, name)
+        folder = remote.pull(place, "folder" if given else "runs")
+        cfg.folder = str(folder)
+        remote.use_url(cfg)
         try:
-            with lease.hold(Path(cfg.folder), is_holder=is_rank_zero()):
+            holding = lease.hold(folder, is_holder=is_rank_zero(), lease=remote.remote_lease(folder))
+            with holding, remote.mirrored(folder):
                 check_start(cfg, given=given)
                 train(cfg, project)
         except signals.PreemptionError as error:
@@ -96,7 +100,7 @@ def main(project: Project, overrides: list[str]) -> Path:
 def resume_hint(folder: Path) -> str:
     """Return the command that resumes an interrupted run; empty if the run has no record yet."""
     has_record = (folder / "record.json").is_file()
-    return f"; continue with: {command('train')} resume={shlex.quote(str(folder))}" if has_record else ""
+    return f"; continue with: {command('train')} resume={shlex.quote(remote.show(folder))}" if has_record else ""
 
 
 def train(cfg: DictConfig, project: Project) -> dict[str, float]:
@@ -196,7 +200,7 @@ def load_initial_state(
             note = ending.resume(saved)
             lines = [*([note] if note else []), *changes.resume(saved, ends=reached_limit or ending.finished)]
         if components.trainer.is_global_zero:
-            print(*(f"resume={cfg.folder}: {line}\n" for line in lines), sep="", end="")
+            print(*(f"resume={remote.show(cfg.folder)}: {line}\n" for line in lines), sep="", end="")
     elif cfg.init_from:
         with run.prefix_errors(f"init_from={cfg.init_from}", CheckpointError):
             is_native = isinstance(components.task, NativeTask)
@@ -271,7 +275,7 @@ def write_report(folder: Path) -> None:
     try:
         report.write(folder)
     except OSError as error:
-        print(f"warning: {folder}/report.html could not be written ({error})", file=sys.stderr)
+        print(f"warning: {remote.show(folder)}/report.html could not be written ({error})", file=sys.stderr)
 
 
 def load_data(components: Components) -> None:
@@ -373,3 +377,4 @@ class Recorder(Callback):
         if trainer.is_global_zero and not self.saved and self._is_resumable():
             run.update_record(Path(self.cfg.folder), saved=True)
             self.saved = True
+        remote.flush(Path(self.cfg.folder))

@@ -1,0 +1,129 @@
+"""The lease of a run on object storage, which has neither modification times that can be set nor exclusive files.
+
+``<url>/.lease`` identifies the holder. Its heartbeats are another object, ``<url>/.lease.<token>``, so that a holder
+that has lost the lease cannot overwrite that of its successor.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from boltcutter.environment import lease
+from boltcutter.environment.lease import Holder, Lease, parse_holder
+
+TIMEOUT = 15.0  # seconds for one request
+
+T = TypeVar("T")
+
+
+class RemoteLease(Lease):
+    """The lease of the URL of a run.
+
+    Args:
+        folder: The local folder of the run.
+        url: URL of the run.
+    """
+
+    def __init__(self, folder: Path, url: str) -> None:
+        super().__init__(folder)
+        self.name = self.url = url
+        self._beats = -1  # not held
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the holder; a copy in another process cannot release the lease."""
+        return _copy_of_lease, (self.folder, self.url, self._holder)
+
+    def _read(self) -> tuple[Holder, int] | None:
+        text = self._get(lease.FILE)
+        if text is None:
+            return None
+        holder = parse_holder(text)
+        return holder, zlib.crc32(self._get(f"{lease.FILE}.{holder.token}") or b"")
+
+    def _create(self) -> bool:
+        if self._get(lease.FILE) is not None:
+            return False
+        try:
+            self._put(lease.FILE, self._content(), mode="create")
+        except FileExistsError:
+            return False
+        except (NotImplementedError, TypeError, ValueError):  # this storage has no exclusive objects
+            self._put(lease.FILE, self._content())
+        return self._is_held()
+
+    def _replace(self, holder: Holder) -> bool:
+        if (found := self._read()) is None or found[0] != holder:
+            return False
+        self._put(lease.FILE, self._content())
+        if not self._is_held():
+            return False
+        with suppress(OSError):
+            self._remove(f"{lease.FILE}.{holder.token}")
+        return True
+
+    def _is_held(self) -> bool:
+        """Whether this process holds the lease, now that another one may have replaced it at the same time."""
+        time.sleep(lease.SETTLE_TIME)
+        found = self._read()
+        if found is None or found[0].token != self._holder.token:
+            return False
+        self._beats = 0
+        return True
+
+    def _beat(self) -> None:
+        if self._beats >= 0:
+            self._beats += 1
+            self._put(f"{lease.FILE}.{self._holder.token}", str(self._beats).encode())
+
+    def _release(self) -> None:
+        if self._beats >= 0:
+            self._beats = -1
+            with suppress(OSError):
+                self._remove(f"{lease.FILE}.{self._holder.token}")
+            with suppress(OSError, lease.LeaseLostError):
+                self.check()
+                self._remove(lease.FILE)
+
+    def _content(self) -> bytes:
+        return json.dumps(asdict(self._holder)).encode()
+
+    def _get(self, name: str) -> bytes | None:
+        try:
+            return self._call(name, lambda store, path: bytes(store.cat_file(path)))
+        except FileNotFoundError:
+            return None
+
+    def _put(self, name: str, content: bytes, **options: str) -> None:
+        self._call(name, lambda store, path: store.pipe_file(path, content, **options))
+
+    def _remove(self, name: str) -> None:
+        self._call(name, lambda store, path: store.rm_file(path))
+
+    def _call(self, name: str, request: Callable[[Any, str], T]) -> T:
+        """Send a request about an object.
+
+        Raises:
+            OSError: In place of the storage's own exceptions.
+        """
+        from boltcutter.checkpoint.storage import call_with_timeout, error_text, resolve_filesystem
+
+        try:
+            store, path = resolve_filesystem(f"{self.url}/{name}")
+            return call_with_timeout(TIMEOUT, lambda: request(store, path))
+        except (OSError, NotImplementedError, TypeError, ValueError):
+            raise
+        except Exception as error:
+            raise OSError(0, error_text(error)) from error
+
+
+def _copy_of_lease(folder: Path, url: str, holder: Holder) -> RemoteLease:
+    found = RemoteLease(folder, url)
+    found._holder = holder
+    return found
