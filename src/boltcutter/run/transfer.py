@@ -34,15 +34,12 @@ def fetch(url: str, folder: Path) -> list[str]:
     Raises:
         ConfigError: The storage cannot be reached, or has no such run.
     """
-    from boltcutter.checkpoint.storage import resolve_filesystem
-
-    record = folder / "record.json"
+    record, index = folder / "record.json", folder / ".fetched.json"
     launch = json.loads(record.read_text()).get("launch") if record.is_file() else None
     with storage_errors(url, url):
-        store, place = resolve_filesystem(f"{url.rstrip('/')}/record.json")
-        if not store.exists(place):
-            raise ConfigError(f"{url}: no run there (record.json is missing); give the URL of a run")
-        found, _ = download(url.rstrip("/"), folder, folder / ".fetched.json", is_file_of_run)
+        found, _ = download(url.rstrip("/"), folder, index, is_file_of_run)
+    if "record.json" not in read_index(index):
+        raise ConfigError(f"{url}: no run there (record.json is missing); give the URL of a run")
     if launch and "record.json" in found:
         write_text(record, json.dumps(json.loads(record.read_text()) | {"launch": launch}, indent=2) + "\n")
     return found
