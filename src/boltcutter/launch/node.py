@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from boltcutter.checkpoint.storage import error_text, is_url, resolve_filesystem
+from boltcutter.launch import jupyter
 from boltcutter.launch.bundle import BUNDLE, CODE, RECORD, unpack
 from boltcutter.project import LIBRARY, VARIABLE
 from boltcutter.run import lineage
@@ -33,15 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument(
         "--bundle", help=f"file or URL of the packed code; by default {BUNDLE} in the folder of the run"
     )
+    parser.add_argument("--jupyter", type=float, metavar="MINUTES", help="start JupyterLab instead, until it is idle")
     given, overrides = parser.parse_known_args(arguments)
     try:
         root = fetch_code(given.bundle or f"{given.run.rstrip('/')}/{BUNDLE}")
         if not is_url(given.run):
             create_run(root, Path(given.run))
         check_library(root)
+        project, arguments = root / CODE, [f"resume={given.run}", *overrides]
+        start(project, jupyter.prepare(project, given.jupyter) if given.jupyter else [*program(project), *arguments])
     except ValueError as error:
         sys.exit(f"error: {error}")
-    start(root / CODE, [f"resume={given.run}", *overrides])
 
 
 def fetch_code(bundle: str) -> Path:
@@ -104,19 +107,23 @@ def check_library(root: Path) -> None:
         )
 
 
+def program(project: Path) -> list[str]:
+    """Return the arguments of the Python interpreter that train in a project."""
+    script = Path("scripts", "train.py")
+    return [str(script)] if (project / script).is_file() else ["-m", LIBRARY, "train"]
+
+
 def start(project: Path, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by the training.
+    """Replace this process by another one of Python, in a project.
 
     Args:
         project: Root of the project.
-        arguments: Arguments of the training.
+        arguments: Arguments of the Python interpreter.
     """
-    script = Path("scripts", "train.py")
-    program = [str(script)] if (project / script).is_file() else ["-m", LIBRARY, "train"]
     os.chdir(project)
     path = os.pathsep.join(filter(None, [str(project / "src"), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, VARIABLE: str(project)}
-    os.execve(sys.executable, [sys.executable, *program, *arguments], environment)
+    os.execve(sys.executable, [sys.executable, *arguments], environment)
 
 
 if __name__ == "__main__":
