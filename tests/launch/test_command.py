@@ -59,7 +59,7 @@ def test_a_users_file_overrides_the_project_and_arguments_override_both(launch: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], r"launch: not set; .* \(there are: local, .*slurm"),
+        ([], r"launch: not set; .* \(there are: .*local, .*slurm"),
         (["launch=slurn"], "launch=slurn: no such option; did you mean slurm"),
         (["launch=local", "launch.array=seed=1,2"], "launch.array: LocalLauncher takes no such argument"),
         (["launch=slurm", "launch.array=seed=1,2", "resume=x"], "cannot be combined with resume"),

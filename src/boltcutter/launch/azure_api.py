@@ -1,0 +1,125 @@
+"""Requests to Azure Resource Manager with azure-core, and the credentials of azure-identity.
+
+The package azure-ai-ml needs 112 MB, and pins packages that others need in newer versions, for five requests.
+azure-core and azure-identity come with adlfs, which reads and writes runs on Blob Storage.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from boltcutter.launch.job import UnreachableError
+from boltcutter.project import install_command
+
+if TYPE_CHECKING:
+    from azure.core import PipelineClient
+
+VERSION = "2024-10-01"  # of Azure's REST API for machine learning
+TIMEOUT = 30.0  # seconds to wait for an answer
+RETRIES = 3  # of a request that is not answered, or that is rejected because of too many requests
+LOGIN = "run az login"
+# Part of a workspace's path: environment variables in the order of precedence, and its name in config.json.
+WORKSPACE = {
+    "subscription": (("AZURE_SUBSCRIPTION_ID",), "subscription_id"),
+    "resource_group": (("AZURE_RESOURCE_GROUP", "AZURE_DEFAULTS_GROUP"), "resource_group"),
+    "workspace": (("AZURE_ML_WORKSPACE", "AZURE_DEFAULTS_WORKSPACE"), "workspace_name"),
+}
+REMEDIES = {
+    401: LOGIN,
+    403: "ask for the role AzureML Data Scientist on the workspace",
+    409: "cancel the earlier job, or choose another name",
+}
+
+
+def workspace_path(settings: Mapping[str, str | None]) -> str:
+    """Return the path of the workspace from the settings, the environment or the ``config.json`` of Azure ML.
+
+    Args:
+        settings: Values of ``launch.subscription``, ``launch.resource_group`` and ``launch.workspace``.
+
+    Raises:
+        ValueError: A part is not set, or malformed.
+    """
+    file = next(filter(Path.is_file, map(Path, ("config.json", ".azureml/config.json"))), None)
+    known = json.loads(file.read_text()) if file else {}
+    values = []
+    for name, (variables, key) in WORKSPACE.items():
+        value = settings[name] or next(filter(None, map(os.environ.get, variables)), None) or known.get(key)
+        if not value:
+            raise ValueError(
+                f"launch.{name}: not set; give launch.{name}=…, export {variables[0]}=…, or save the config.json of "
+                "the workspace here"
+            )
+        if not re.fullmatch(r"[\w.()-]+", value):
+            raise ValueError(f"launch.{name}={value} is not a name in Azure; correct it")
+        values.append(value)
+    return "/subscriptions/{}/resourceGroups/{}/providers/Microsoft.MachineLearningServices/workspaces/{}".format(
+        *values
+    )
+
+
+def connect(endpoint: str) -> PipelineClient[Any, Any]:
+    """Return a client with the credentials of az login, of the environment or of this machine.
+
+    Args:
+        endpoint: Address of Azure Resource Manager.
+
+    Raises:
+        ValueError: There are none, or they are rejected.
+    """
+    try:
+        from azure.core import PipelineClient
+        from azure.core.exceptions import ClientAuthenticationError
+        from azure.core.pipeline.policies import BearerTokenCredentialPolicy, RetryPolicy
+        from azure.identity import DefaultAzureCredential
+    except ModuleNotFoundError:
+        raise ValueError(f"launch=azureml: adlfs is not installed; {install_command('adlfs')}") from None
+    logging.getLogger("azure.identity").setLevel(logging.ERROR)  # one line per credential that there is not
+    credential, scope = DefaultAzureCredential(), f"{endpoint}/.default"
+    try:
+        credential.get_token(scope)
+    except ClientAuthenticationError as error:
+        reason = str(error.message).partition("\n")[0]
+        raise ValueError(f"launch=azureml: no valid credentials of Azure ({_line(reason)}); {LOGIN}") from None
+    policies = [RetryPolicy(retry_total=RETRIES), BearerTokenCredentialPolicy(credential, scope)]
+    return PipelineClient(endpoint, policies=policies)
+
+
+def call(
+    client: PipelineClient[Any, Any], method: str, url: str, body: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Send a request; returns the answer.
+
+    Raises:
+        ValueError: The request was rejected; the message has the reason that Azure gives.
+        UnreachableError: Azure does not respond, or cannot answer now.
+    """
+    from azure.core.exceptions import AzureError, HttpResponseError
+    from azure.core.rest import HttpRequest
+
+    request = HttpRequest(method, url, params={"api-version": VERSION}, json=body)
+    try:
+        answer = client.send_request(request, connection_timeout=TIMEOUT, read_timeout=TIMEOUT)
+        answer.raise_for_status()
+        return dict(answer.json()) if answer.content else {}
+    except HttpResponseError as error:
+        status = error.status_code or 401  # none: the credentials could not be renewed
+        reason = _line(f"{error.error.code}: {error.error.message}" if error.error else error.message)
+        if status == 429 or status >= 500:
+            raise UnreachableError(f"launch=azureml: {status} {reason}; try again later") from None
+        remedy = REMEDIES.get(status, "correct the setting that the message names")
+        raise ValueError(f"launch=azureml: {status} {reason}; {remedy}") from None
+    except AzureError as error:
+        host = url.split("/")[2]
+        raise UnreachableError(f"launch=azureml: no answer from {host} ({_line(error)}); try again") from None
+
+
+def _line(reason: object) -> str:
+    text = " ".join(str(reason).split())
+    return (text if len(text) <= 400 else f"{text[:400]}…").rstrip(".;")

@@ -1,0 +1,345 @@
+"""Launch runs on Azure Machine Learning as command jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from boltcutter.launch import azure_api
+from boltcutter.launch.cloud import CloudLauncher, job_name
+from boltcutter.launch.job import (
+    Job,
+    State,
+    Status,
+    UnclearSubmissionError,
+    UnreachableError,
+    check_control_characters,
+)
+from boltcutter.launch.machines import AZURE, check_devices
+from boltcutter.launch.slurm import seconds
+from boltcutter.run import folder as run
+
+if TYPE_CHECKING:
+    from azure.core import PipelineClient
+
+SCHEMA = "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
+ANONYMOUS = "CliV2AnonymousEnvironment"  # name that az ml gives to environments that only have an image
+INPUT = "INPUT_"  # prefix of the variables with the folders of inputs
+ENVIRONMENT = re.compile(r"azureml:(?P<name>[\w.-]+):(?P<version>[\w.-]+)|azureml://registries/[^/]+/environments/.+")
+STORAGE = re.compile(r"\w+://(?P<container>[a-z0-9-]{3,63})(@(?P<account>[a-z0-9]{3,24})\.(dfs|blob)\.[\w.]+)?(/.*)?")
+JOB = re.compile(
+    r"/subscriptions/[\w-]+/resourceGroups/[\w.()-]+/providers/Microsoft\.MachineLearningServices"
+    r"/workspaces/[\w-]+/jobs/(?P<name>[\w-]+)"
+)
+# https://learn.microsoft.com/rest/api/azureml/jobs/get#jobstatus
+STATES: dict[str, State] = {
+    "NotStarted": "pending",
+    "Scheduled": "pending",
+    "Starting": "pending",
+    "Provisioning": "pending",
+    "Preparing": "pending",
+    "Queued": "pending",
+    "Running": "running",
+    "Paused": "running",
+    "NotResponding": "running",
+    "CancelRequested": "running",
+    "Finalizing": "running",
+    "Completed": "ended",
+    "Failed": "ended",
+    "Canceled": "ended",
+}
+
+
+class AzureMLLauncher(CloudLauncher):
+    """Submit a run as a command job, on a compute cluster or on serverless compute.
+
+    Args:
+        subscription: ID of the subscription; null: ``AZURE_SUBSCRIPTION_ID``, else that in ``config.json``.
+        resource_group: Resource group; null: ``AZURE_RESOURCE_GROUP``, else that in ``config.json``.
+        workspace: Name of the workspace; null: ``AZURE_ML_WORKSPACE``, else that in ``config.json``.
+        storage: Parent URL of the runs, such as abfss://container@account.dfs.core.windows.net/runs.
+        image: Container image with Python, the library and the project's dependencies, or an environment of the
+            workspace as azureml:<name>:<version>.
+        compute: Compute cluster; null: serverless compute.
+        instance_type: Size of the machines of serverless compute, such as Standard_NC24ads_A100_v4.
+        spot: Whether serverless compute uses low-priority machines; a cluster determines this itself.
+        inputs: Data to mount by name, such as {images: "azureml://datastores/<name>/paths/images"}; its folder is
+            ``${oc.env:INPUT_IMAGES}`` in overrides of training.
+        shm_size: Shared memory of each container, which dataloader workers need, such as 16g.
+        time: Time limit of the job, H:MM:SS or D-HH:MM:SS.
+        tags: Tags of the job.
+        jupyter: Whether to offer JupyterLab in the container of the first node while the job runs.
+        python: Python interpreter in the image.
+        environment: Environment variables of the run.
+        max_code_mb: Limit of the size of the project's files, which are sent with each job.
+        resource_manager: Azure Resource Manager; other clouds of Azure have another.
+    """
+
+    platform = "azureml"
+    protocols = ("abfss", "abfs", "az")
+
+    def __init__(
+        self,
+        *,
+        subscription: str | None = None,
+        resource_group: str | None = None,
+        workspace: str | None = None,
+        storage: str | None = None,
+        image: str | None = None,
+        compute: str | None = None,
+        instance_type: str | None = None,
+        spot: bool = False,
+        inputs: dict[str, str] | None = None,
+        shm_size: str = "16g",
+        time: str = "7-00:00:00",
+        tags: dict[str, str] | None = None,
+        jupyter: bool = False,
+        python: str = "python",
+        environment: dict[str, str] | None = None,
+        max_code_mb: float = 50,
+        resource_manager: str = "https://management.azure.com",
+    ) -> None:
+        super().__init__(storage=storage, image=image, python=python, environment=environment, max_code_mb=max_code_mb)
+        self.subscription, self.resource_group, self.workspace = subscription, resource_group, workspace
+        self.compute, self.instance_type, self.spot = compute, instance_type, spot
+        self.inputs, self.shm_size, self.time, self.tags = inputs or {}, shm_size, time, tags or {}
+        self.jupyter, self.resource_manager = jupyter, resource_manager.rstrip("/")
+        for name, value in vars(self).items():
+            check_control_characters(f"launch.{name}", value)
+        for name in self.inputs:
+            if not re.fullmatch(r"[A-Za-z]\w*", name):
+                raise ValueError(f"launch.inputs.{name}: not a valid name; use letters, digits and _")
+        seconds(time)
+        if not re.fullmatch(r"[1-9]\d*[bkmg]", shm_size):
+            raise ValueError(f"launch.shm_size={shm_size} is not a number with a unit; try launch.shm_size=16g")
+        # Resolved in the job; until then, they stand for the folders in the configuration of training.
+        folders = {f"{INPUT}{name.upper()}": f"${{{{inputs.{name}}}}}" for name in self.inputs}
+        self.environment = self.environment | folders
+
+    def check(self, job: Job) -> None:
+        """Raise ValueError for a job that Azure would reject, as far as can be known before submission."""
+        super().check(job)
+        found = STORAGE.fullmatch(str(self.storage))
+        if not found or not (found["account"] or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
+            raise ValueError(
+                f"launch.storage={self.storage} has no storage account; try "
+                f"launch.storage=abfss://{found['container'] if found else '<container>'}"
+                f"@<account>.dfs.core.windows.net/runs"
+            )
+        if not self.image:
+            raise ValueError("launch.image: not set; give launch.image=<registry>/<image>:<tag>")
+        if self.image.startswith("azureml:") and not ENVIRONMENT.fullmatch(self.image):
+            raise ValueError(f"launch.image={self.image} has no version; try launch.image=azureml:<name>:<version>")
+        if not self.compute and not self.instance_type:
+            example = "Standard_NC24ads_A100_v4" if job.gpus else "Standard_D8s_v5"
+            raise ValueError(f"launch.compute: not set; give a cluster, or try launch.instance_type={example}")
+        for name in ("instance_type", "spot"):
+            if self.compute and (value := getattr(self, name)):
+                shown = str(value).lower() if name == "spot" else value
+                raise ValueError(f"launch.{name}={shown}: set by the cluster {self.compute}; remove one of them")
+        for name, path in self.inputs.items():
+            if not path.startswith(("azureml:", "abfss://", "wasbs://", "https://")):
+                example = f"launch.inputs.{name}=azureml://datastores/workspaceblobstore/paths/{name}"
+                raise ValueError(f"launch.inputs.{name}={path} is not in the cloud; try {example}")
+        _ = self._workspace
+        if self.instance_type:
+            check_size(self.instance_type, "launch.instance_type", self.instance_type, job)
+
+    @property
+    def _workspace(self) -> str:
+        return azure_api.workspace_path({name: getattr(self, name) for name in azure_api.WORKSPACE})
+
+    def render(self, job: Job) -> str:
+        """Render the file for ``az ml job create``."""
+        _, _, subscription, _, group, *_, workspace = self._workspace.split("/")
+        where = ["--subscription", subscription, "--resource-group", group, "--workspace-name", workspace]
+        lines = [
+            "# Command job of Azure Machine Learning; to submit it by hand:",
+            "#",
+            f"#   az ml job create --file {self.job_file} {shlex.join(where)}",
+            "#",
+            f"# Each process reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it.",
+        ]
+        content = json.loads(json.dumps(self._content(job)))  # without aliases
+        return "\n".join(lines) + "\n" + yaml.safe_dump(content, sort_keys=False, width=1000)
+
+    def _content(self, job: Job) -> dict[str, Any]:
+        """Source: https://learn.microsoft.com/azure/machine-learning/reference-yaml-job-command."""
+        # The identity of the cluster; adlfs would otherwise use the one of the machine.
+        shell = ['[ -z "$DEFAULT_IDENTITY_CLIENT_ID" ] || export AZURE_CLIENT_ID="$DEFAULT_IDENTITY_CLIENT_ID"']
+        variables = self.variables(job)
+        for name in self.inputs:
+            variable = f"{INPUT}{name.upper()}"
+            shell.append(f'export {variable}="{variables.pop(variable)}"')
+        shell.append(f"exec {shlex.join(self.command(job))}")
+        if account := os.environ.get("AZURE_STORAGE_ACCOUNT_NAME"):
+            variables.setdefault("AZURE_STORAGE_ACCOUNT_NAME", account)
+        content: dict[str, Any] = {
+            "$schema": SCHEMA,
+            "type": "command",
+            "name": next_name(job),  # unique, so that a second submission of this file is not a second job
+            "display_name": f"{job.name}/{job.folder.name}",
+            "experiment_name": re.sub(r"[^\w-]+", "-", job.name),
+            "command": "; ".join(shell),
+            "environment": self.image if str(self.image).startswith("azureml:") else {"image": self.image},
+            "distribution": {"type": "pytorch", "process_count_per_instance": job.devices},
+            "resources": {"instance_count": job.nodes, "shm_size": self.shm_size},
+            "limits": {"timeout": seconds(self.time)},
+            "identity": {"type": "managed"},
+        }
+        if variables:
+            content["environment_variables"] = variables
+        if self.compute:
+            content["compute"] = f"azureml:{self.compute}"
+        else:
+            content["resources"]["instance_type"] = self.instance_type
+            content["queue_settings"] = {"job_tier": "spot" if self.spot else "standard"}
+        if self.inputs:
+            content["inputs"] = {
+                name: {"type": "uri_folder", "path": path, "mode": "ro_mount"} for name, path in self.inputs.items()
+            }
+        if self.jupyter:
+            content["services"] = {"jupyter": {"type": "jupyter_lab"}}
+        if self.tags:
+            content["tags"] = self.tags
+        return content
+
+    @cached_property
+    def _client(self) -> PipelineClient[Any, Any]:
+        return azure_api.connect(self.resource_manager)
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return azure_api.call(self._client, method, f"{self.resource_manager}{path}", body)
+
+    def submit(self, job: Job, file: Path) -> list[str]:
+        """Check that workspace and compute exist, send code and record to the storage, and submit the job."""
+        place = self._workspace
+        if not self.compute:
+            self._call("GET", place)
+        else:
+            found = self._call("GET", f"{place}/computes/{self.compute}")["properties"]
+            facts = found.get("properties") or {}
+            if size := facts.get("vmSize"):
+                check_size(size, "launch.compute", f"{self.compute} ({size})", job)
+            most = (facts.get("scaleSettings") or {}).get("maxNodeCount")
+            if most is not None and job.nodes > most:
+                raise ValueError(
+                    f"trainer.num_nodes={job.nodes}: the cluster {self.compute} has at most {most} nodes; try {most} "
+                    f"or fewer, or az ml compute update --name {self.compute} --max-instances {job.nodes}"
+                )
+        return super().submit(job, file)
+
+    def create(self, job: Job, file: Path) -> str:
+        """Submit the job file; returns the path of the job in Azure."""
+        place, content = self._workspace, yaml.safe_load(file.read_text())
+        body = request_body(content, place)
+        if isinstance(content["environment"], dict):
+            image = {"image": content["environment"]["image"], "isAnonymous": True}
+            self._call("PUT", body["environmentId"], {"properties": image})
+        try:
+            self._call("PUT", path := f"{place}/jobs/{content['name']}", {"properties": body})
+        except UnreachableError as error:
+            raise UnclearSubmissionError(
+                f"{error}; the job may have been created: az ml job show --name {content['name']}"
+            ) from None
+        return path
+
+    def status(self, job_id: str) -> Status:
+        """Return the status of a job, with the addresses of its page and of JupyterLab."""
+        found = self._call("GET", job_path(job_id))["properties"]
+        state = str(found.get("status", "Unknown"))
+        text = f"job {job_path(job_id).rpartition('/')[2]}, {state}"
+        services = found.get("services") or {}
+        for name in ("Studio", "jupyter"):
+            address = (services.get(name) or {}).get("endpoint")
+            if address and (name == "jupyter" or state != "Completed"):
+                text += f", {name}: {address}"
+        return Status(STATES.get(state, "unknown"), text)
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel the job."""
+        self._call("POST", f"{job_path(job_id)}/cancel")
+
+
+def check_size(size: str, setting: str, value: str, job: Job) -> None:
+    """Check that machines of a size, whose name has no case in Azure, have the devices of a job."""
+    known = {name.lower(): machine for name, machine in AZURE.items()}
+    check_devices(setting, value, {value: known[size.lower()]} if size.lower() in known else {}, job)
+
+
+def next_name(job: Job) -> str:
+    """Return a name for the job that differs from that of the run's previous job, if it had one."""
+    name = job_name(job, limit=60)
+    known = run.read_record(job.folder) if (job.folder / "record.json").is_file() else {}
+    earlier = str((known.get("launch") or {}).get("id", "")).rpartition("/")[2]
+    found = re.fullmatch(rf"{re.escape(name)}(?:-(\d+))?", earlier)
+    return f"{name}-{int(found[1] or 1) + 1}" if found else name
+
+
+def job_path(job_id: str) -> str:
+    """Return the path of a job.
+
+    Raises:
+        ValueError: The recorded path is malformed; it could lead to another address.
+    """
+    if not JOB.fullmatch(job_id):
+        raise ValueError(f"record.json has the job id {job_id}: expected /subscriptions/…/jobs/<name>; correct it")
+    return job_id
+
+
+def request_body(content: Mapping[str, Any], workspace: str) -> dict[str, Any]:
+    """Convert a job file to what Azure Resource Manager expects, as ``az ml job create`` does.
+
+    Args:
+        content: The job file.
+        workspace: Path of the workspace.
+
+    Source: https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update#commandjob.
+    """
+    environment, compute, distribution = content["environment"], content.get("compute"), content["distribution"]
+    if isinstance(environment, dict):
+        version = hashlib.sha256(environment["image"].encode()).hexdigest()
+        environment_id = f"{workspace}/environments/{ANONYMOUS}/versions/{version}"
+    elif (found := ENVIRONMENT.fullmatch(environment)) and found["name"]:
+        environment_id = f"{workspace}/environments/{found['name']}/versions/{found['version']}"
+    else:
+        environment_id = environment
+    resources = {"instanceCount": content["resources"]["instance_count"], "shmSize": content["resources"]["shm_size"]}
+    if not compute:
+        resources["instanceType"] = content["resources"]["instance_type"]
+    body = {
+        "jobType": "Command",
+        "displayName": content["display_name"],
+        "experimentName": content["experiment_name"],
+        "command": content["command"],
+        "environmentId": environment_id,
+        "environmentVariables": content.get("environment_variables", {}),
+        "distribution": {
+            "distributionType": "PyTorch",
+            "processCountPerInstance": distribution["process_count_per_instance"],
+        },
+        "resources": resources,
+        "limits": {"jobLimitsType": "Command", "timeout": f"PT{content['limits']['timeout']}S"},
+        "identity": {"identityType": "Managed"},
+        "inputs": {
+            name: {"jobInputType": value["type"], "uri": value["path"], "mode": "ReadOnlyMount"}
+            for name, value in content.get("inputs", {}).items()
+        },
+        "tags": content.get("tags", {}),
+    }
+    if compute:
+        body["computeId"] = f"{workspace}/computes/{compute.removeprefix('azureml:')}"
+    else:
+        body["queueSettings"] = {"jobTier": content["queue_settings"]["job_tier"].capitalize()}
+    if "services" in content:
+        body["services"] = {name: {"jobServiceType": "JupyterLab"} for name in content["services"]}
+    return body

@@ -1,0 +1,290 @@
+"""Command jobs of Azure Machine Learning, sent by the real client to a server that answers as Azure does."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from boltcutter.launch import azure_api
+from boltcutter.launch.azureml import STATES, AzureMLLauncher, next_name, request_body
+from boltcutter.launch.command import job_variables
+from boltcutter.launch.job import Job, Status, UnclearSubmissionError
+
+from .azure_server import WORKSPACE, BlobStorage, ResourceManager, azure, clean_environment
+from .test_library import git
+
+JOBS = Path(__file__).with_name("jobs")
+JOB = Job("digits", Path("/project/runs/digits/20261122-120000-1a2b3c4d"), None, devices=2, gpus=True, trusted=True)
+PLACE = dict(zip(azure_api.WORKSPACE, WORKSPACE.split("/")[2::2], strict=False))
+PLACE["workspace"] = "workspace"
+SETTINGS = PLACE | {"storage": "abfss://models@account.dfs.core.windows.net/runs", "image": "registry.example.com/p:1"}
+CLUSTER = SETTINGS | {
+    "compute": "gpu-cluster",
+    "inputs": {"images": "azureml://datastores/workspaceblobstore/paths/images"},
+    "shm_size": "64g",
+    "time": "1-12:00:00",
+    "tags": {"team": "vision"},
+    "environment": {"NCCL_DEBUG": "INFO", "EMPTY": ""},
+    "python": "/opt/venv/bin/python",
+    "jupyter": True,
+}
+SERVERLESS = SETTINGS | {"instance_type": "Standard_NC48ads_A100_v4", "spot": True, "image": "azureml:train:3"}
+RENDERED: dict[str, tuple[dict[str, Any], Job]] = {
+    "azureml.yaml": (CLUSTER, replace(JOB, nodes=4)),
+    "azureml_serverless.yaml": (SERVERLESS, JOB),
+}
+PATH = f"{WORKSPACE}/jobs/digits-one"
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ResourceManager, BlobStorage]]:
+    for name in os.environ.keys() - clean_environment().keys():
+        monkeypatch.delenv(name)
+    with azure(tmp_path) as (manager, storage):
+        for name, value in {**manager.env, **storage.env()}.items():
+            monkeypatch.setenv(name, value)
+        yield manager, storage
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A run of a project with one file, ready to be submitted."""
+    root = tmp_path / "project"
+    folder = root / "runs" / "digits" / "one"
+    (folder / "code").mkdir(parents=True)
+    for place in (root, folder / "code"):
+        (place / "a.py").write_text("a = 1\n")
+    git(root, "init", "-q")
+    git(root, "add", "a.py")
+    (folder / "record.json").write_text(json.dumps({"attempts": []}))
+    return replace(JOB, folder=folder, root=root, code=folder / "code", nodes=2)
+
+
+def cluster(nodes: int = 4, size: str = "STANDARD_NC48ADS_A100_V4") -> dict[str, Any]:
+    # https://learn.microsoft.com/rest/api/azureml/compute/get#amlcompute
+    return {"computeType": "AmlCompute", "properties": {"vmSize": size, "scaleSettings": {"maxNodeCount": nodes}}}
+
+
+def submit(server: ResourceManager, job: Job, settings: dict[str, Any]) -> str:
+    """Check, render and submit a job, as the launch command does."""
+    launcher = AzureMLLauncher(**settings, resource_manager=server.url)
+    launcher.check(job)
+    file = job.folder / launcher.job_file
+    file.write_text(launcher.render(job))
+    (found,) = launcher.submit(job, file)
+    return found
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_the_job_file(name: str) -> None:
+    settings, rendered = RENDERED[name]
+    assert AzureMLLauncher(**settings).render(rendered) == (JOBS / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inputs": {"my-data": "azureml:x:1"}}, "launch.inputs.my-data: not a valid name; use letters, digits and _"),
+        ({"shm_size": "16"}, "launch.shm_size=16 is not a number with a unit; try launch.shm_size=16g"),
+        ({"time": "90"}, "launch.time=90 is not a time limit; write H:MM:SS"),
+        ({"tags": {"a": "b\n"}}, "launch.tags='b\\n' has the control character"),
+        ({"environment": {"WANDB_API_KEY": "x"}}, "launch.environment.WANDB_API_KEY: secrets must not be written"),
+    ],
+)
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="launch") as raised:
+        AzureMLLauncher(**settings)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "changed", "message"),
+    [
+        ({"storage": None}, {}, "launch.storage: not set; give the parent URL of the runs, launch.storage=abfss://"),
+        ({"storage": "s3://b/runs"}, {}, "launch.storage=s3://b/runs: the nodes cannot write there; use abfss:// or "),
+        (
+            {"storage": "az://models/runs"},
+            {},
+            "launch.storage=az://models/runs has no storage account; try launch.storage=abfss://models@<account>.dfs.",
+        ),
+        ({"image": None}, {}, "launch.image: not set; give launch.image=<registry>/<image>:<tag>"),
+        ({"image": "azureml:a@latest"}, {}, "launch.image=azureml:a@latest has no version; try launch.image=azureml:"),
+        ({"instance_type": None}, {}, "launch.compute: not set; give a cluster, or try launch.instance_type=St"),
+        ({"instance_type": None}, {"gpus": False}, "launch.compute: not set; give a cluster, or try launch.inst"),
+        ({"compute": "c"}, {}, "launch.instance_type=Standard_NC48ads_A100_v4: set by the cluster c; remove one"),
+        ({"compute": "c", "instance_type": None}, {}, "launch.spot=true: set by the cluster c; remove one of them"),
+        ({"inputs": {"a": "data/a"}}, {}, "launch.inputs.a=data/a is not in the cloud; try launch.inputs.a=azureml://"),
+        ({"workspace": None}, {}, "launch.workspace: not set; give launch.workspace=…, export AZURE_ML_WORKSPACE=…"),
+        ({}, {"devices": 3}, "trainer.devices=3: launch.instance_type=Standard_NC48ads_A100_v4 has 2 A100; try"),
+        ({"instance_type": "standard_d8s_V5"}, {}, "launch.instance_type=standard_d8s_V5 has no GPUs; choose one with"),
+    ],
+)  # fmt: skip
+def test_jobs_that_do_not_fit_are_refused(
+    job: Job, settings: dict[str, Any], changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in os.environ.keys() - clean_environment().keys():
+        monkeypatch.delenv(name)
+    with pytest.raises(ValueError, match=r"launch|trainer") as raised:
+        AzureMLLauncher(**SERVERLESS | settings).check(replace(job, **changed))
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_account_of_the_environment_is_that_of_the_nodes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    launcher = AzureMLLauncher(**SERVERLESS | {"storage": "az://models/runs"})
+    launcher.check(job)
+    variables = yaml.safe_load(launcher.render(job))["environment_variables"]
+    assert variables == {"AZURE_STORAGE_ACCOUNT_NAME": "account"}
+
+
+def test_folders_of_inputs_are_known_only_in_the_job() -> None:
+    launcher = AzureMLLauncher(**CLUSTER)
+    with job_variables([], launcher.environment) as unset:
+        assert unset == ["INPUT_IMAGES"]
+        assert os.environ["INPUT_IMAGES"] == "${{inputs.images}}"
+    content = yaml.safe_load((JOBS / "azureml.yaml").read_text())
+    assert 'export INPUT_IMAGES="${{inputs.images}}"; exec ' in content["command"]
+    assert content["environment_variables"].keys() == {"NCCL_DEBUG", "EMPTY"}
+
+
+def test_a_job_is_created_with_the_content_of_its_file(servers: tuple[ResourceManager, BlobStorage], job: Job) -> None:
+    server, storage = servers
+    server.clusters["gpu-cluster"] = cluster()
+    assert submit(server, job, CLUSTER) == PATH
+    compute, environment, request = server.requests
+    version = "?api-version=2024-10-01"
+    assert compute == ("GET", f"{WORKSPACE}/computes/gpu-cluster{version}", None)
+    environment_id = environment[1].removesuffix(version)
+    assert environment_id.startswith(f"{WORKSPACE}/environments/CliV2AnonymousEnvironment/versions/")
+    image = {"properties": {"image": "registry.example.com/p:1", "isAnonymous": True}}
+    assert environment == ("PUT", f"{environment_id}{version}", image)
+    remote = "abfss://models@account.dfs.core.windows.net/runs/digits/one"
+    command = '[ -z "$DEFAULT_IDENTITY_CLIENT_ID" ] || export AZURE_CLIENT_ID="$DEFAULT_IDENTITY_CLIENT_ID"; '
+    command += 'export INPUT_IMAGES="${{inputs.images}}"; '
+    command += f"exec /opt/venv/bin/python -m boltcutter.launch.node {remote} trust=true"
+    uri = "azureml://datastores/workspaceblobstore/paths/images"
+    body = {
+        "jobType": "Command",
+        "displayName": "digits/one",
+        "experimentName": "digits",
+        "command": command,
+        "environmentId": environment_id,
+        "environmentVariables": {"NCCL_DEBUG": "INFO", "EMPTY": ""},
+        "distribution": {"distributionType": "PyTorch", "processCountPerInstance": 2},
+        "resources": {"instanceCount": 2, "shmSize": "64g"},
+        "limits": {"jobLimitsType": "Command", "timeout": "PT129600S"},
+        "identity": {"identityType": "Managed"},
+        "inputs": {"images": {"jobInputType": "uri_folder", "uri": uri, "mode": "ReadOnlyMount"}},
+        "tags": {"team": "vision"},
+        "computeId": f"{WORKSPACE}/computes/gpu-cluster",
+        "services": {"jupyter": {"jobServiceType": "JupyterLab"}},
+    }
+    assert request == ("PUT", f"{PATH}{version}", {"properties": body})
+    sent = {name.removeprefix("models/runs/digits/one/") for name in storage.blobs}
+    assert sent == {"job.tar.gz", "job.yaml", "record.json"}
+
+
+def test_serverless_compute_has_a_tier_and_a_size(servers: tuple[ResourceManager, BlobStorage], job: Job) -> None:
+    server, _ = servers
+    submit(server, job, SERVERLESS)
+    workspace, request = server.requests
+    assert workspace == ("GET", f"{WORKSPACE}?api-version=2024-10-01", None)
+    body = request[2]["properties"]
+    assert body["environmentId"] == f"{WORKSPACE}/environments/train/versions/3"
+    assert body["queueSettings"] == {"jobTier": "Spot"}
+    assert body["resources"] == {
+        "instanceCount": 2,
+        "shmSize": "16g",
+        "instanceType": "Standard_NC48ads_A100_v4",
+    }
+    assert "computeId" not in body
+    registry = "azureml://registries/azureml/environments/acpt/versions/9"
+    content = yaml.safe_load((job.folder / "job.yaml").read_text()) | {"environment": registry}
+    assert request_body(content, WORKSPACE)["environmentId"] == registry
+
+
+def test_nothing_is_sent_to_a_cluster_that_does_not_fit(
+    servers: tuple[ResourceManager, BlobStorage], job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, storage = servers
+    with pytest.raises(ValueError, match=r"^launch=azureml: 404 ResourceNotFound: computes gpu-cluster not found"):
+        submit(server, job, CLUSTER)
+    server.clusters["gpu-cluster"] = cluster(nodes=1)
+    with pytest.raises(ValueError, match=r"^trainer.num_nodes=2: the cluster gpu-cluster has at most 1 nodes; try 1 "):
+        submit(server, job, CLUSTER)
+    server.clusters["gpu-cluster"] = cluster(size="STANDARD_NC24ADS_A100_V4")
+    with pytest.raises(
+        ValueError, match=r"^trainer.devices=2: launch.compute=gpu-cluster \(STANDARD_NC.*\) has 1 A100"
+    ):
+        submit(server, job, CLUSTER)
+    with pytest.raises(ValueError, match=r"^launch=azureml: 404 ResourceNotFound: The Resource .* was not found"):
+        submit(server, job, SERVERLESS | {"workspace": "other"})
+    monkeypatch.setenv("MSI_SECRET", "wrong")
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
+    with pytest.raises(ValueError, match=r"^launch=azureml: no valid credentials of Azure \(.*\); run az login"):
+        submit(server, job, CLUSTER)
+    assert {method for method, *_ in server.requests} == {"GET"}
+    assert not storage.blobs
+
+
+def test_a_rejected_job_is_one_line_and_an_unclear_one_may_run(
+    servers: tuple[ResourceManager, BlobStorage], job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = servers
+    server.failures["digits-one"] = (400, "UserError", "Insufficient quota of\nStandardNCADSA100v4Family.")
+    with pytest.raises(ValueError, match=r"^launch=azureml: 400 UserError: Insufficient quota of Standard.*; correct"):
+        submit(server, job, SERVERLESS)
+    monkeypatch.setattr(azure_api, "RETRIES", 0)
+    server.failures["digits-one"] = (500, "InternalServerError", "An error.")
+    with pytest.raises(UnclearSubmissionError, match=r"500 .* may have been created: az ml job show --name digits-one"):
+        submit(server, job, SERVERLESS)
+
+
+def test_a_resumed_run_has_another_job(servers: tuple[ResourceManager, BlobStorage], job: Job) -> None:
+    server, _ = servers
+    names = []
+    for _ in range(3):
+        names.append(next_name(job))
+        job_id = submit(server, job, SERVERLESS)
+        assert job_id.endswith(f"/jobs/{names[-1]}")
+        (job.folder / "record.json").write_text(json.dumps({"attempts": [], "launch": {"id": job_id}}))
+    assert names == ["digits-one", "digits-one-2", "digits-one-3"]
+
+
+def test_the_status_is_that_of_azure(servers: tuple[ResourceManager, BlobStorage]) -> None:
+    server, _ = servers
+    launcher = AzureMLLauncher(resource_manager=server.url)  # the job knows its own workspace
+    services = {
+        "Studio": {"jobServiceType": "Studio", "endpoint": "https://ml.azure.com/runs/digits-one"},
+        "jupyter": {"jobServiceType": "JupyterLab", "endpoint": "https://node.azureml.ms", "status": "Running"},
+    }
+    for state, meaning in {**STATES, "New": "unknown"}.items():
+        server.jobs["digits-one"] = {"status": state}
+        assert launcher.status(PATH) == Status(meaning, f"job digits-one, {state}")  # type: ignore[arg-type]
+    server.jobs["digits-one"] = {"status": "Running", "services": services}
+    page = "job digits-one, Running, Studio: https://ml.azure.com/runs/digits-one, jupyter: https://node.azureml.ms"
+    assert launcher.status(PATH).text == page
+    with pytest.raises(ValueError, match=r"^launch=azureml: 404 ResourceNotFound: jobs digits-two not found"):
+        launcher.status(PATH.replace("one", "two"))
+
+
+def test_a_job_is_cancelled(servers: tuple[ResourceManager, BlobStorage]) -> None:
+    server, _ = servers
+    server.jobs["digits-one"] = {"status": "Running"}
+    AzureMLLauncher(resource_manager=server.url).cancel(PATH)
+    assert server.requests == [("POST", f"{PATH}/cancel?api-version=2024-10-01", None)]
+    assert AzureMLLauncher(resource_manager=server.url).status(PATH).text == "job digits-one, CancelRequested"
+
+
+@pytest.mark.parametrize("job_id", ["digits-one", f"{PATH}/../x", f"https://evil.example{PATH}", f"{PATH}?a=b"])
+def test_malformed_job_ids_are_refused(job_id: str) -> None:
+    for query in (AzureMLLauncher().cancel, AzureMLLauncher().status):
+        with pytest.raises(ValueError, match=r"^record\.json has the job id .*; correct it"):
+            query(job_id)
