@@ -31,12 +31,12 @@ CLUSTER = SETTINGS | {
     "tags": {"team": "vision"},
     "environment": {"NCCL_DEBUG": "INFO", "EMPTY": ""},
     "python": "/opt/venv/bin/python",
-    "jupyter": True,
 }
 SERVERLESS = SETTINGS | {"instance_type": "Standard_NC48ads_A100_v4", "spot": True, "image": "azureml:train:3"}
 RENDERED: dict[str, tuple[dict[str, Any], Job]] = {
     "azureml.yaml": (CLUSTER, replace(JOB, nodes=4)),
     "azureml_serverless.yaml": (SERVERLESS, JOB),
+    "azureml_jupyter.yaml": (SERVERLESS | {"jupyter": True, "spot": False}, JOB),
 }
 PATH = f"{WORKSPACE}/jobs/digits-one"
 
@@ -122,6 +122,7 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
         ({"inputs": {"a": "data/a"}}, {}, "launch.inputs.a=data/a is not in the cloud; try launch.inputs.a=azureml://"),
         ({"workspace": None}, {}, "launch.workspace: not set; give launch.workspace=…, export AZURE_ML_WORKSPACE=…"),
         ({}, {"devices": 3}, "trainer.devices=3: launch.instance_type=Standard_NC48ads_A100_v4 has 2 A100; try"),
+        ({"jupyter": True}, {"nodes": 2}, "trainer.num_nodes=2: launch.jupyter=true uses one machine; set trainer."),
         ({"instance_type": "standard_d8s_V5"}, {}, "launch.instance_type=standard_d8s_V5 has no GPUs; choose one with"),
     ],
 )  # fmt: skip
@@ -184,7 +185,6 @@ def test_a_job_is_created_with_the_content_of_its_file(servers: tuple[ResourceMa
         "inputs": {"images": {"jobInputType": "uri_folder", "uri": uri, "mode": "ReadOnlyMount"}},
         "tags": {"team": "vision"},
         "computeId": f"{WORKSPACE}/computes/gpu-cluster",
-        "services": {"jupyter": {"jobServiceType": "JupyterLab"}},
     }
     assert request == ("PUT", f"{PATH}{version}", {"properties": body})
     sent = {name.removeprefix("models/runs/digits/one/") for name in storage.blobs}
@@ -205,9 +205,19 @@ def test_serverless_compute_has_a_tier_and_a_size(servers: tuple[ResourceManager
         "instanceType": "Standard_NC48ads_A100_v4",
     }
     assert "computeId" not in body
+    assert "services" not in body
     registry = "azureml://registries/azureml/environments/acpt/versions/9"
     content = yaml.safe_load((job.folder / "job.yaml").read_text()) | {"environment": registry}
     assert request_body(content, WORKSPACE)["environmentId"] == registry
+
+
+def test_jupyter_is_a_service_of_the_platform(servers: tuple[ResourceManager, BlobStorage], job: Job) -> None:
+    server, _ = servers
+    submit(server, replace(job, nodes=1), SERVERLESS | {"jupyter": True})
+    body = server.requests[-1][2]["properties"]
+    assert body["services"] == {"jupyter": {"jobServiceType": "JupyterLab"}}
+    assert body["command"].endswith("/runs/digits/one trust=true --unpack && exec sleep infinity")
+    assert body["distribution"]["processCountPerInstance"] == 1
 
 
 def test_nothing_is_sent_to_a_cluster_that_does_not_fit(

@@ -111,4 +111,3 @@ def test_the_tunnel_of_each_platform() -> None:
     assert "--parameters portNumber=8888,localPortNumber=8888\n" in on_ec2
     assert f"command='sudo cat {jupyter.TOKEN_FILE}'" in on_ec2
     assert "--target sagemaker-training-job:digits-x_algo-1 --document-name" in jupyter.tunnel("sagemaker", "digits-x")
-    assert "az ml job connect-ssh --name digits-x --node-index 0" in jupyter.tunnel("azureml", "digits-x")

@@ -51,6 +51,14 @@ def test_a_node_trains_with_the_code_of_the_bundle(bundle: Path, tmp_path: Path)
     assert len(read_record(folder)["attempts"]) == 2  # type: ignore[arg-type]
 
 
+def test_the_code_is_unpacked_into_the_working_directory(bundle: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "boltcutter.launch.node", f"file://{bundle.parent}", "--unpack"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert (tmp_path / "src" / "boltcutter").is_dir()
+    assert not (tmp_path / "record.json").exists()
+
+
 def test_faults_of_a_bundle(bundle: Path, tmp_path: Path) -> None:
     done = start(f"file://{tmp_path}/run", TMPDIR=str(tmp_path))
     assert done.returncode == 1

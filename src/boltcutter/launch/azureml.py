@@ -77,7 +77,8 @@ class AzureMLLauncher(CloudLauncher):
         shm_size: Shared memory of each container, which dataloader workers need, such as 16g.
         time: Time limit of the job, H:MM:SS or D-HH:MM:SS.
         tags: Tags of the job.
-        jupyter: Whether to offer JupyterLab in the container of the first node while the job runs.
+        jupyter: Whether to start the JupyterLab of Azure ML with the project instead of training; it runs until the job
+            is cancelled or its time limit is reached.
         python: Python interpreter in the image.
         environment: Environment variables of the run.
         max_code_mb: Limit of the size of the project's files, which are sent with each job.
@@ -150,6 +151,10 @@ class AzureMLLauncher(CloudLauncher):
             if not path.startswith(("azureml:", "abfss://", "wasbs://", "https://")):
                 example = f"launch.inputs.{name}=azureml://datastores/workspaceblobstore/paths/{name}"
                 raise ValueError(f"launch.inputs.{name}={path} is not in the cloud; try {example}")
+        if self.jupyter and job.nodes > 1:
+            raise ValueError(
+                f"trainer.num_nodes={job.nodes}: launch.jupyter=true uses one machine; set trainer.num_nodes=1"
+            )
         _ = self._workspace
         if self.instance_type:
             check_size(self.instance_type, "launch.instance_type", self.instance_type, job)
@@ -180,7 +185,10 @@ class AzureMLLauncher(CloudLauncher):
         for name in self.inputs:
             variable = f"{INPUT}{name.upper()}"
             shell.append(f'export {variable}="{variables.pop(variable)}"')
-        shell.append(f"exec {shlex.join(self.command(job))}")
+        if self.jupyter:  # which the platform starts in the working directory
+            shell.append(f"{shlex.join([*self.command(job), '--unpack'])} && exec sleep infinity")
+        else:
+            shell.append(f"exec {shlex.join(self.command(job))}")
         if account := os.environ.get("AZURE_STORAGE_ACCOUNT_NAME"):
             variables.setdefault("AZURE_STORAGE_ACCOUNT_NAME", account)
         content: dict[str, Any] = {
@@ -191,7 +199,7 @@ class AzureMLLauncher(CloudLauncher):
             "experiment_name": re.sub(r"[^\w-]+", "-", job.name),
             "command": "; ".join(shell),
             "environment": self.image if str(self.image).startswith("azureml:") else {"image": self.image},
-            "distribution": {"type": "pytorch", "process_count_per_instance": job.devices},
+            "distribution": {"type": "pytorch", "process_count_per_instance": 1 if self.jupyter else job.devices},
             "resources": {"instance_count": job.nodes, "shm_size": self.shm_size},
             "limits": {"timeout": seconds(self.time)},
             "identity": {"type": "managed"},

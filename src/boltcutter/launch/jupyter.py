@@ -95,7 +95,7 @@ def write_token() -> None:
         out.write(secrets.token_hex(32))
 
 
-def tunnel(platform: Literal["ec2", "sagemaker", "azureml"], target: str, *, region: str | None = None) -> str:
+def tunnel(platform: Literal["ec2", "sagemaker"], target: str, *, region: str | None = None) -> str:
     """Return the commands, for a terminal here, that lead to JupyterLab on a machine.
 
     Args:
@@ -103,13 +103,6 @@ def tunnel(platform: Literal["ec2", "sagemaker", "azureml"], target: str, *, reg
         target: Id of the instance on EC2, otherwise name of the job.
         region: Region on AWS; None: that of the profile.
     """
-    if platform == "azureml":
-        connect = f"az ml job connect-ssh --name {target} --node-index 0 --private-key-file-path ~/.ssh/id_rsa"
-        return (
-            f"JupyterLab, while this runs: {connect}\n"
-            f"  with LocalForward {PORT} 127.0.0.1:{PORT} in ~/.ssh/config; there, for the token: cat {TOKEN_FILE}\n"
-            f"  then open http://127.0.0.1:{PORT}/lab"
-        )
     show = f"sudo cat {TOKEN_FILE}" if platform == "ec2" else f"cat {TOKEN_FILE}"
     machine = target if platform == "ec2" else f"sagemaker-training-job:{target}_algo-1"
     session = f"aws ssm start-session --target {machine}{f' --region {region}' if region else ''} --document-name"

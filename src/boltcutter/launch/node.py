@@ -35,9 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "--bundle", help=f"file or URL of the packed code; by default {BUNDLE} in the folder of the run"
     )
     parser.add_argument("--jupyter", type=float, metavar="MINUTES", help="start JupyterLab instead, until it is idle")
+    parser.add_argument("--unpack", action="store_true", help="only unpack the code into the working directory")
     given, overrides = parser.parse_known_args(arguments)
     try:
         root = fetch_code(given.bundle or f"{given.run.rstrip('/')}/{BUNDLE}")
+        if given.unpack:
+            shutil.copytree(root / CODE, Path.cwd(), symlinks=True, dirs_exist_ok=True)
+            sys.exit()
         if not is_url(given.run):
             create_run(root, Path(given.run))
         check_library(root)
