@@ -1,0 +1,265 @@
+"""Launch runs on Kubernetes: as a Job, a JobSet, or a job of Kubeflow's operators."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from boltcutter.checkpoint.storage import is_url
+from boltcutter.config.errors import one_line
+from boltcutter.launch import cluster, manifest
+from boltcutter.launch.bundle import BUNDLE
+from boltcutter.launch.cloud import FINAL, CloudLauncher
+from boltcutter.launch.job import POLL_SECONDS, Job, Status, check_control_characters
+from boltcutter.launch.slurm import seconds
+
+DELETE_SECONDS = 120  # for the objects of an ended job
+MAX_CONFIG_MAP = 1_000_000  # bytes; Kubernetes allows 1 MiB with the names
+SAVE_SECONDS = 30  # least time to save
+RESERVED = {"containers", "restartPolicy", "volumes", "subdomain", "terminationGracePeriodSeconds"}
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+QUANTITY = re.compile(r"\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
+SECRET = re.compile(r"[a-z0-9.-]+(/[\w.-]+(:\w+)?)?")
+
+
+class KubernetesLauncher(CloudLauncher):
+    """Submit runs to Kubernetes; the numbers of nodes, devices and GPUs are those of the trainer.
+
+    Args:
+        kind: Object to create; trainjob and pytorchjob need Kubeflow on the cluster, jobset the JobSet controller.
+        context: Context of the kubeconfig file; null: the current one.
+        namespace: Namespace; null: that of the context.
+        runtime: Training runtime of a trainjob.
+        cpus: CPUs of each node; null: one for each process plus one for each dataloader worker.
+        memory: Memory of each node with its unit, such as 64Gi; null: unlimited.
+        gpu_resource: Name of the resource that is one GPU.
+        resources: Further resources of each node, such as {"rdma/hca": 1}.
+        shm: Limit of the shared memory of each node, such as 8Gi; it is part of its memory.
+        node_selector: Labels that nodes must have.
+        tolerations: Taints of nodes to tolerate, such as ["nvidia.com/gpu:NoSchedule", "team=vision:NoSchedule"].
+        volumes: Persistent volume claims or folders of the nodes, and where each is mounted: {"runs": "/mnt/runs"}.
+        service_account: Service account of the pods, which may give access to the storage.
+        image_pull_secrets: Secrets to pull the image.
+        secrets: Environment variables from secrets: all keys of one, such as wandb, one of its keys, such as
+            wandb/WANDB_API_KEY, or a key with the name of the variable, wandb/key:WANDB_API_KEY.
+        user: User and group ID of the processes; null: those of the image.
+        labels: Further labels of the objects and pods, such as a queue of Kueue.
+        pod: Further fields of the pod specification, such as {"priorityClassName": "low"}.
+        grace: Seconds between SIGTERM, on which the run saves, and SIGKILL.
+        time: Time limit of the job, H:MM:SS or D-HH:MM:SS; null: none.
+        keep_days: Days after which an ended job is deleted on the cluster; the run stays.
+        **shared: Arguments of all clouds: storage, image, python, environment, max_restarts, max_code_mb.
+    """
+
+    platform = "kubernetes"
+
+    def __init__(
+        self,
+        *,
+        storage: str | None = None,
+        image: str | None = None,
+        python: str = "python",
+        environment: dict[str, str] | None = None,
+        max_restarts: int = 10,
+        max_code_mb: float = 50,
+        kind: Literal["job", "jobset", "trainjob", "pytorchjob"] = "job",
+        context: str | None = None,
+        namespace: str | None = None,
+        runtime: str = "torch-distributed",
+        cpus: float | None = None,
+        memory: str | None = None,
+        gpu_resource: str = "nvidia.com/gpu",
+        resources: dict[str, Any] | None = None,
+        shm: str | None = None,
+        node_selector: dict[str, str] | None = None,
+        tolerations: list[str] | None = None,
+        volumes: dict[str, str] | None = None,
+        service_account: str | None = None,
+        image_pull_secrets: list[str] | None = None,
+        secrets: list[str] | None = None,
+        user: int | None = 1000,
+        labels: dict[str, str] | None = None,
+        pod: dict[str, Any] | None = None,
+        grace: int = 120,
+        time: str | None = None,
+        keep_days: float = 7,
+    ) -> None:
+        super().__init__(
+            storage=storage,
+            image=image,
+            python=python,
+            environment=environment,
+            max_restarts=max_restarts,
+            max_code_mb=max_code_mb,
+        )
+        self.kind, self.context, self.namespace, self.runtime = kind, context, namespace, runtime
+        self.cpus, self.memory, self.gpu_resource, self.shm = cpus, memory, gpu_resource, shm
+        self.resources, self.node_selector, self.tolerations = (
+            as_text(resources),
+            as_text(node_selector),
+            tolerations or [],
+        )
+        self.volumes, self.service_account, self.user = volumes or {}, service_account, user
+        self.image_pull_secrets, self.secrets = image_pull_secrets or [], secrets or []
+        self.labels, self.pod, self.grace, self.time = as_text(labels), pod or {}, grace, time
+        self.keep_seconds = int(86400 * keep_days)
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        for name, value in vars(self).items():
+            check_control_characters(f"launch.{name}", value)
+        if self.grace < SAVE_SECONDS:
+            raise ValueError(f"launch.grace={self.grace} is too short to save; try launch.grace={SAVE_SECONDS}")
+        if self.time:
+            seconds(self.time)
+        claims = [name for name in self.volumes if not name.startswith("/")]
+        names: dict[str, list[Any]] = {"namespace": [self.namespace], "service_account": [self.service_account]}
+        for setting, found in (names | {"volumes": claims, "image_pull_secrets": self.image_pull_secrets}).items():
+            if wrong := [name for name in found if name and not NAME.fullmatch(name)]:
+                raise ValueError(f"launch.{setting}: {wrong[0]} is not a name; use lower-case letters, digits and -")
+        quantities = {"memory": self.memory, "shm": self.shm}
+        quantities |= {f"resources.{name}": value for name, value in self.resources.items()}
+        for setting, quantity in quantities.items():
+            if quantity and not QUANTITY.fullmatch(quantity):
+                raise ValueError(f"launch.{setting}={quantity} is not a quantity; try launch.{setting}=64Gi")
+        if self.memory and self.memory.isdigit():
+            raise ValueError(f"launch.memory={self.memory} has no unit; try launch.memory={self.memory}Gi")
+        if wrong := [path for path in self.volumes.values() if not path.startswith("/")]:
+            raise ValueError(f"launch.volumes: {wrong[0]} is not an absolute path; try /{wrong[0]}")
+        if wrong := [secret for secret in self.secrets if not SECRET.fullmatch(secret)]:
+            raise ValueError(
+                f"launch.secrets={wrong[0]}: write it as <secret>, <secret>/<key> or <secret>/<key>:<variable>"
+            )
+        if wrong := sorted(RESERVED & self.pod.keys()):
+            raise ValueError(f"launch.pod.{wrong[0]}: set by launch and trainer; remove it")
+        if self.kind == "trainjob" and (wrong := [secret for secret in self.secrets if "/" not in secret]):
+            raise ValueError(f"launch.secrets={wrong[0]}: a TrainJob takes single keys; write {wrong[0]}/<key>")
+
+    @property
+    def code_in_config_map(self) -> bool:
+        """Whether pods read the packed code from a ConfigMap, because the storage is not one that we can write."""
+        return not is_url(str(self.storage))
+
+    def check(self, job: Job) -> None:
+        """Raise ValueError for a job that cannot run, as far as can be known without the cluster."""
+        super().check(job)
+        if not self.image:
+            raise ValueError("launch.image: not set; give the container image, launch.image=<registry>/<name>:<tag>")
+        if not manifest.is_on_volume(self):
+            raise ValueError(
+                f"launch.storage={self.storage} is on no volume of the pods; mount one there with "
+                f"launch.volumes.<claim>={self.storage}, or use a URL such as s3://<bucket>/runs"
+            )
+
+    def command(self, job: Job) -> list[str]:
+        """Return the command that each pod runs."""
+        return super().command(job) + ([f"--bundle={manifest.CODE}/{BUNDLE}"] if self.code_in_config_map else [])
+
+    def render(self, job: Job) -> str:
+        """Render the manifests."""
+        return manifest.render(self, job)
+
+    def check_credentials(self) -> None:
+        """Raise ValueError if no cluster is configured, or the kubeconfig file does not have the context."""
+        self._cluster()
+
+    def _cluster(self, job_id: str | None = None) -> tuple[cluster.Cluster, str]:
+        """The cluster, and the name of the job if there is one."""
+        if job_id is None:
+            return cluster.Cluster(self.kind, self.context, self.namespace), ""
+        place, _, context = job_id.partition("@")
+        namespace, _, name = place.partition("/")
+        if not NAME.fullmatch(namespace) or not NAME.fullmatch(name):
+            raise ValueError(f"record.json has the job id {job_id}: expected <namespace>/<name>@<context>; correct it")
+        return cluster.Cluster(self.kind, context or None, namespace), name
+
+    def create(self, job: Job, file: Path) -> str:
+        """Create the objects; those besides the job belong to it, so that Kubernetes deletes them with it."""
+        main, *parts = yaml.safe_load_all(file.read_text())
+        if self.code_in_config_map:
+            parts.append(self._config_map(main["metadata"], job.folder / BUNDLE))
+        place, _ = self._cluster()
+        job_id = f"{place.namespace}/{main['metadata']['name']}@{place.context}"
+        created = place.create(main)
+        if not created:  # a job of an earlier start of the run
+            self._delete_ended(job_id)
+            if not (created := place.create(main)):
+                raise ValueError(f"launch=kubernetes: job {job_id} is still being deleted; try again later")
+        owner = {name: main[name] for name in ("apiVersion", "kind")}
+        owner |= {name: created["metadata"][name] for name in ("name", "uid")}
+        try:
+            for part in parts:
+                place.create_part(part | {"metadata": part["metadata"] | {"ownerReferences": [owner]}})
+        except ValueError:
+            place.delete(owner["name"])  # a job is submitted as a whole or not at all
+            raise
+        return job_id
+
+    def _config_map(self, metadata: dict[str, Any], bundle: Path) -> manifest.Manifest:
+        content = bundle.read_bytes()
+        if len(content) > MAX_CONFIG_MAP:
+            raise ValueError(
+                f"launch.storage={self.storage}: the packed code has {len(content) / 1e6:.1f} MB, but Kubernetes "
+                "stores at most 1 MB with a job; have git ignore large files, or use storage such as s3://<bucket>/runs"
+            )
+        data = {BUNDLE: b64encode(content).decode()}
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
+
+    def _delete_ended(self, job_id: str) -> None:
+        status = self.status(job_id)
+        if status.state in ("running", "pending"):
+            raise ValueError(f"launch=kubernetes: {status.text}; cancel it first")
+        place, name = self._cluster(job_id)
+        place.delete(name)
+        end = time.monotonic() + DELETE_SECONDS
+        while place.read(name) and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+
+    def status(self, job_id: str) -> Status:
+        """Return the status of the job, with what is wrong with its pods."""
+        place, name = self._cluster(job_id)
+        if not (found := place.read(name)):
+            return Status("ended", f"job {job_id}, deleted")
+        pods = place.pods(name)
+        state, text = cluster.summarize(found, pods)
+        faults = [fault for pod in pods if (fault := cluster.describe(pod))]
+        return Status(state, one_line("; ".join([f"job {job_id}, {text}", *faults])))
+
+    def cancel(self, job_id: str) -> None:
+        """Delete the job: its pods get SIGTERM, on which the run saves. What the run has written stays."""
+        place, name = self._cluster(job_id)
+        place.delete(name)
+
+    def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
+        """Yield the output of the first pod, and of those that replace it; without pods that in the storage."""
+        shown: set[tuple[str, int]] = set()
+        place, name = self._cluster(job_id)
+        note = ""
+        while True:
+            status = self.status(job_id)
+            for pod in filter(cluster.is_first, place.pods(name)):
+                if (start := cluster.start_of(pod)) not in shown and pod["status"]["phase"] != "Pending":
+                    shown.add(start)
+                    yield from place.log(pod["metadata"]["name"], follow=follow)
+            if not follow or status.state in FINAL:
+                break
+            if status.state == "pending" and status.text != note:
+                note = status.text
+                print(f"note: {note}", file=sys.stderr)
+            time.sleep(5 * POLL_SECONDS)
+        if not shown and is_url(str(self.storage)):
+            yield from super().logs(job_id, folder, follow=False)
+
+
+def as_text(values: dict[str, Any] | None) -> dict[str, str]:
+    """Convert values to text, as Kubernetes expects: YAML reads an unquoted true or 1 as something else."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in (values or {}).items()
+    }

@@ -1,0 +1,269 @@
+"""Manifests of Kubernetes: the objects of a job, one renderer for each kind of job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from boltcutter.checkpoint.storage import is_url
+from boltcutter.launch.bundle import BUNDLE
+from boltcutter.launch.cloud import job_name
+from boltcutter.launch.job import Job
+from boltcutter.launch.slurm import seconds
+
+if TYPE_CHECKING:
+    from boltcutter.launch.kubernetes import KubernetesLauncher
+
+CODE = "/etc/boltcutter"  # where a pod finds the packed code if the storage is a path
+INSTANCE = "app.kubernetes.io/instance"  # label of all objects and pods of a job
+PORT = 29500
+PREEMPTED, INVALID = 143, 2  # exit statuses of the training: saved after SIGTERM, a mistake in the configuration
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+MAX_NAME = 48  # characters; operators append up to 15, and the name of a host has at most 63
+API = {  # group, version, plural and kind
+    "job": ("batch", "v1", "jobs", "Job"),
+    "jobset": ("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet"),
+    "trainjob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob"),
+    "pytorchjob": ("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob"),
+}
+CONTAINERS = {"trainjob": "node", "pytorchjob": "pytorch"}  # names that the operators expect
+
+Manifest = dict[str, Any]
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes repeated values in full."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """No value is an alias."""
+        return True
+
+
+def render(launcher: KubernetesLauncher, job: Job) -> str:
+    """Render the manifests of a job as one YAML file."""
+    name = object_name(job)
+    space = f" -n {launcher.namespace}" if launcher.namespace else ""
+    steps = [f"kubectl{space} apply -f {launcher.job_file}"]
+    if launcher.code_in_config_map:
+        steps.insert(0, f"kubectl{space} create configmap {name} --from-file={BUNDLE}")
+    documents = [yaml.dump(part, Dumper=Dumper, sort_keys=False, width=1000) for part in manifests(launcher, job)]
+    return "".join(f"# {step}\n" for step in steps) + "---\n".join(documents)
+
+
+def object_name(job: Job) -> str:
+    """Return the name of the objects of a job, which is also a host name: it starts with a letter."""
+    name = job_name(job, limit=MAX_NAME)
+    return name if name[0].isalpha() else job_name(job, limit=MAX_NAME - 4).join(("run-", ""))
+
+
+def manifests(launcher: KubernetesLauncher, job: Job) -> list[Manifest]:
+    """Return the objects of a job, the job itself first."""
+    name = object_name(job)
+    spec = {"job": _job, "jobset": _job_set, "trainjob": _train_job, "pytorchjob": _pytorch_job}[launcher.kind]
+    found = [_object(launcher, job, *API[launcher.kind], spec(launcher, job))]
+    if launcher.kind == "job" and job.nodes > 1:
+        # A restarted pod is found before it is ready, as it becomes ready only when all have found each other.
+        service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {INSTANCE: name}}
+        found.append(_object(launcher, job, "", "v1", "services", "Service", service))
+    return found
+
+
+def _object(
+    launcher: KubernetesLauncher, job: Job, group: str, version: str, _: str, kind: str, spec: Manifest
+) -> Manifest:
+    metadata: Manifest = {"name": object_name(job)}
+    if launcher.namespace:
+        metadata["namespace"] = launcher.namespace
+    metadata["labels"] = labels(launcher, job)
+    return {"apiVersion": f"{group}/{version}".lstrip("/"), "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def labels(launcher: KubernetesLauncher, job: Job) -> dict[str, str]:
+    """Return the labels of the objects and pods of a job."""
+    return {"app.kubernetes.io/name": "boltcutter", INSTANCE: object_name(job)} | launcher.labels
+
+
+def _job(launcher: KubernetesLauncher, job: Job) -> Manifest:
+    """An Indexed Job: a pod that fails is replaced by one with the same rank and host name.
+
+    The processes of the other pods then fail or exit too, as the ranks of a run wait for each other, so that all are
+    replaced. Each of them counts, unless the run was preempted.
+    """
+    ignored: list[Manifest] = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "Ignore", "onExitCodes": _exit_status(launcher, PREEMPTED)},
+        {"action": "FailJob", "onExitCodes": _exit_status(launcher, INVALID)},
+    ]
+    name = object_name(job)
+    return _indexed(launcher, job, launcher.max_restarts * job.nodes, ignored, f"{name}-0.{name}", name) | _ends(
+        launcher
+    )
+
+
+def _job_set(launcher: KubernetesLauncher, job: Job) -> Manifest:
+    """A JobSet: if a pod fails, all are replaced at once."""
+    reported: list[Manifest] = [
+        {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "FailJob", "onExitCodes": _exit_status(launcher, PREEMPTED)},
+    ]
+    name = object_name(job)
+    child = _indexed(launcher, job, 0, reported, f"{name}-train-0-0.{name}") | _ends(launcher, keep=False)
+    actions = {"PodFailurePolicy": "RestartJobSetAndIgnoreMaxRestarts", "DeadlineExceeded": "FailJobSet"}
+    rules = [{"name": name, "action": actions[name], "onJobFailureReasons": [name]} for name in actions]
+    return {
+        "ttlSecondsAfterFinished": launcher.keep_seconds,
+        "failurePolicy": {"maxRestarts": launcher.max_restarts, "rules": rules},
+        "replicatedJobs": [{"name": "train", "replicas": 1, "template": {"spec": child}}],
+    }
+
+
+def _indexed(
+    launcher: KubernetesLauncher, job: Job, backoff: int, rules: list[Manifest], first: str, subdomain: str = ""
+) -> Manifest:
+    """The specification of an Indexed Job, whose pods read ranks and rendezvous address from their variables."""
+    ranks: list[Manifest] = []
+    if job.nodes > 1:
+        ranks = [
+            {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}},
+            *_variables({"WORLD_SIZE": job.nodes, "MASTER_ADDR": first, "MASTER_PORT": PORT}),
+        ]
+    pod: Manifest = {"restartPolicy": "Never"}
+    if subdomain and job.nodes > 1:
+        pod["subdomain"] = subdomain
+    return {
+        "completionMode": "Indexed",
+        "completions": job.nodes,
+        "parallelism": job.nodes,
+        "backoffLimit": backoff,
+        "podFailurePolicy": {"rules": rules},
+        "template": _template(launcher, job, pod | _pod(launcher, job, ranks)),
+    }
+
+
+def _exit_status(launcher: KubernetesLauncher, status: int) -> Manifest:
+    return {"containerName": CONTAINERS.get(launcher.kind, "train"), "operator": "In", "values": [status]}
+
+
+def _pytorch_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
+    """A PyTorchJob of Kubeflow 1; its operator sets the variables of the ranks."""
+    template = _template(launcher, job, _pod(launcher, job, []))
+    replicas: Manifest = {"Master": {"replicas": 1, "restartPolicy": "OnFailure", "template": template}}
+    if job.nodes > 1:
+        replicas["Worker"] = {"replicas": job.nodes - 1, "restartPolicy": "OnFailure", "template": template}
+    policy = {"backoffLimit": launcher.max_restarts * job.nodes, "cleanPodPolicy": "Running"} | _ends(launcher)
+    return {"nprocPerNode": str(job.devices), "runPolicy": policy, "pytorchReplicaSpecs": replicas}
+
+
+def _train_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
+    """A TrainJob of Kubeflow Trainer, as a patch of a training runtime that the cluster has."""
+    pod = _pod(launcher, job, [])
+    (container,) = pod["containers"]
+    trainer = {name: container.pop(name) for name in ("image", "command", "env", "resources") if name in container}
+    trainer |= {"numNodes": job.nodes, "numProcPerNode": job.devices, "resourcesPerNode": trainer.pop("resources")}
+    for name in ("enableServiceLinks", "automountServiceAccountToken"):
+        pod.pop(name, None)  # not part of a patch
+    jobs = [{"name": "node", "template": {"spec": {"template": _template(launcher, job, pod)}}}]
+    patch = {"manager": "boltcutter/launch", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+    limit = {"activeDeadlineSeconds": seconds(launcher.time)} if launcher.time else {}
+    return limit | {"runtimeRef": {"name": launcher.runtime}, "trainer": trainer, "runtimePatches": [patch]}
+
+
+def _ends(launcher: KubernetesLauncher, *, keep: bool = True) -> Manifest:
+    """Time limits: of the job, and after it has ended."""
+    found = {"activeDeadlineSeconds": seconds(launcher.time)} if launcher.time else {}
+    return found | ({"ttlSecondsAfterFinished": launcher.keep_seconds} if keep else {})
+
+
+def _template(launcher: KubernetesLauncher, job: Job, pod: Manifest) -> Manifest:
+    # A sidecar of Istio, as in namespaces of Kubeflow, intercepts the connections between ranks and never ends.
+    return {"metadata": {"labels": {"sidecar.istio.io/inject": "false"} | labels(launcher, job)}, "spec": pod}
+
+
+def _pod(launcher: KubernetesLauncher, job: Job, ranks: list[Manifest]) -> Manifest:
+    volumes, mounts = _volumes(launcher, job)
+    user: Manifest = {"seccompProfile": {"type": "RuntimeDefault"}}
+    environment = launcher.variables(job)
+    if launcher.user is not None:
+        user |= {"runAsNonRoot": True, "runAsUser": launcher.user, "runAsGroup": launcher.user}
+        user |= {"fsGroup": launcher.user, "fsGroupChangePolicy": "OnRootMismatch"}
+        environment = {"HOME": "/tmp", "USER": "boltcutter"} | environment  # the image may not have this user
+    found = [re.split("[/:]", secret) for secret in launcher.secrets if "/" in secret]
+    keys = [
+        {"name": (name or [key])[0], "valueFrom": {"secretKeyRef": {"name": of, "key": key}}}
+        for of, key, *name in found
+    ]
+    container: Manifest = {
+        "name": CONTAINERS.get(launcher.kind, "train"),
+        "image": launcher.image,
+        "command": [_literal(text) for text in launcher.command(job)],
+        "env": [*_variables(environment), *keys, *ranks],
+        "envFrom": [{"secretRef": {"name": name}} for name in launcher.secrets if "/" not in name],
+        "resources": _resources(launcher, job),
+        "volumeMounts": mounts,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    pod: Manifest = {
+        "terminationGracePeriodSeconds": launcher.grace,
+        "enableServiceLinks": False,  # a service named "master" would set MASTER_PORT
+        "serviceAccountName": launcher.service_account,
+        "automountServiceAccountToken": None if launcher.service_account else False,
+        "imagePullSecrets": [{"name": name} for name in launcher.image_pull_secrets],
+        "nodeSelector": launcher.node_selector,
+        "tolerations": [_toleration(text) for text in launcher.tolerations],
+        "securityContext": user,
+        "containers": [{name: value for name, value in container.items() if value != []}],
+        "volumes": volumes,
+    }
+    return {name: value for name, value in pod.items() if value not in (None, [], {})} | launcher.pod
+
+
+def _variables(values: Mapping[str, object]) -> list[Manifest]:
+    return [{"name": name, "value": _literal(str(value))} for name, value in values.items()]
+
+
+def _literal(text: str) -> str:
+    """Escape what Kubernetes would take for a reference to a variable."""
+    return text.replace("$", "$$")
+
+
+def _resources(launcher: KubernetesLauncher, job: Job) -> Manifest:
+    """CPUs are requested but not limited, since a limit slows processes down; the rest is both."""
+    limits: Manifest = dict(launcher.resources)
+    if launcher.memory:
+        limits["memory"] = launcher.memory
+    if job.gpus:
+        limits[launcher.gpu_resource] = job.devices
+    cpus = f"{launcher.cpus or job.devices * (1 + job.num_workers):g}"
+    return {"requests": {"cpu": cpus} | limits} | ({"limits": limits} if limits else {})
+
+
+def _toleration(text: str) -> Manifest:
+    """Convert a taint such as nvidia.com/gpu:NoSchedule or team=vision:NoSchedule to a toleration."""
+    taint, _, effect = text.partition(":")
+    key, equals, value = taint.partition("=")
+    found = {"key": key} | ({"operator": "Equal", "value": value} if equals else {"operator": "Exists"})
+    return found | ({"effect": effect} if effect else {})
+
+
+def _volumes(launcher: KubernetesLauncher, job: Job) -> tuple[list[Manifest], list[Manifest]]:
+    """The volumes of a pod, and where its container mounts them."""
+    shared: Manifest = {"medium": "Memory"} | ({"sizeLimit": launcher.shm} if launcher.shm else {})
+    found: list[tuple[str, str, Manifest]] = [("shm", "/dev/shm", {"emptyDir": shared})]
+    if launcher.code_in_config_map:
+        found.append(("code", CODE, {"configMap": {"name": object_name(job)}}))
+    for number, (place, path) in enumerate(launcher.volumes.items()):
+        is_claim = not place.startswith("/")
+        source = {"persistentVolumeClaim": {"claimName": place}} if is_claim else {"hostPath": {"path": place}}
+        found.append((f"volume-{number}", path, source))
+    return [{"name": name, **source} for name, _, source in found], [
+        {"name": name, "mountPath": path} for name, path, _ in found
+    ]
+
+
+def is_on_volume(launcher: KubernetesLauncher) -> bool:
+    """Whether the storage is a URL, or a path on a volume of the pods."""
+    storage = f"{launcher.storage}/"
+    return is_url(storage) or any(storage.startswith(f"{path.rstrip('/')}/") for path in launcher.volumes.values())

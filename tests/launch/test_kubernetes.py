@@ -1,0 +1,233 @@
+"""Runs on Kubernetes: settings, requests to the API server, and pods that are simulated by machines of namespaces."""
+
+import base64
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.launch import kubernetes
+from boltcutter.launch.job import Job
+from boltcutter.launch.kubernetes import KubernetesLauncher
+
+from .conftest import Launch
+from .kubernetes_api import ApiServer, api_server, pod, status
+
+SETTINGS: dict[str, Any] = {"image": "img:1", "storage": "/mnt/runs", "volumes": {"runs": "/mnt"}}
+ARGUMENTS = ["launch=kubernetes", "launch.image=img:1", "launch.storage=/mnt/runs", "launch.volumes={runs: /mnt}"]
+ARGUMENTS += ["trainer.accelerator=cpu", "name=digits"]
+JOBS = "/apis/batch/v1/namespaces/vision/jobs"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"grace": 5}, "launch.grace=5 is too short to save; try launch.grace=30"),
+        ({"time": "90"}, "launch.time=90 is not a time limit"),
+        ({"namespace": "My_Team"}, "launch.namespace: My_Team is not a name; use lower-case letters"),
+        ({"volumes": {"Runs!": "/mnt"}}, "launch.volumes: Runs! is not a name"),
+        ({"volumes": {"runs": "mnt"}}, "launch.volumes: mnt is not an absolute path; try /mnt"),
+        ({"image_pull_secrets": ["a b"]}, "launch.image_pull_secrets: a b is not a name"),
+        ({"memory": "64"}, "launch.memory=64 has no unit; try launch.memory=64Gi"),
+        ({"memory": "64GB"}, "launch.memory=64GB is not a quantity; try launch.memory=64Gi"),
+        ({"shm": "lots"}, "launch.shm=lots is not a quantity"),
+        ({"resources": {"rdma/hca": "x"}}, "launch.resources.rdma/hca=x is not a quantity"),
+        ({"secrets": ["wandb/a/b"]}, "launch.secrets=wandb/a/b: write it as"),
+        (
+            {"kind": "trainjob", "secrets": ["wandb"]},
+            "launch.secrets=wandb: a TrainJob takes single keys",
+        ),
+        ({"pod": {"restartPolicy": "Always"}}, "launch.pod.restartPolicy: set by launch and trainer; remove it"),
+        ({"environment": {"WANDB_API_KEY": "x"}}, "launch.environment.WANDB_API_KEY: secrets must not be written"),
+        ({"labels": {"a": "b\nc"}}, "launch.labels=.* has the control character"),
+        ({"max_restarts": -1}, "launch.max_restarts=-1 is less than 0"),
+    ],
+)
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KubernetesLauncher(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"storage": None}, "launch.storage: not set"),
+        ({"storage": "ftp://x"}, "launch.storage=ftp://x: the nodes cannot write there; use s3:// or gs:// or az://"),
+        ({"image": None}, "launch.image: not set; give the container image"),
+        (
+            {"volumes": {}},
+            r"launch.storage=/mnt/runs is on no volume of the pods; mount one there with",
+        ),
+        ({"volumes": {"runs": "/mn"}}, "launch.storage=/mnt/runs is on no volume"),
+    ],
+)
+def test_jobs_that_cannot_run_are_refused(settings: dict[str, Any], message: str, launch: Launch) -> None:
+    job = Job("digits", ROOT / "runs/x/y", None, root=ROOT, code=ROOT / "runs/x/y/code")
+    with pytest.raises(ValueError, match=message):
+        KubernetesLauncher(**SETTINGS | settings).check(job)
+    KubernetesLauncher(**SETTINGS).check(job)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    monkeypatch.setattr(kubernetes, "POLL_SECONDS", 0.02)
+    with api_server(tmp_path) as (found, file):
+        monkeypatch.setenv("KUBECONFIG", str(file))
+        yield found
+
+
+@pytest.fixture
+def git_on_path(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "git").symlink_to("/usr/bin/git")
+
+
+@pytest.mark.usefixtures("git_on_path")
+def test_a_run_is_submitted_followed_and_cancelled(server: ApiServer, launch: Launch, tmp_path: Path) -> None:
+    arguments = [*ARGUMENTS, f"runs={tmp_path}/runs", "trainer.num_nodes=2", "trainer.devices=1"]
+    assert launch(*arguments, "--dry-run").count("---\n") == 1
+    assert not server.requests  # no request, and not even a kubeconfig file is needed
+    server.pods = [pod("first", "Running"), pod("second", "Pending", index=1)]
+    output = launch(*arguments)
+    (folder,) = (tmp_path / "runs" / "digits").iterdir()
+    name = f"digits-{folder.name}"
+    job_id = f"vision/{name}@lab"
+    assert f"job {job_id}, running, 1 pods: {folder}\n" in output
+    assert json.loads((folder / "record.json").read_text())["launch"]["id"] == job_id
+
+    job, service = yaml.safe_load_all((folder / "job.yaml").read_text())
+    sent = server.sent("POST")
+    assert [request.path.rpartition("/")[2] for request in sent] == ["jobs", "services", "configmaps"]
+    assert all(request.query == {"fieldValidation": "Strict"} for request in sent)
+    assert all("/namespaces/vision/" in request.path for request in sent)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": "uid-0"}
+    labels = {"app.kubernetes.io/name": "boltcutter", "app.kubernetes.io/instance": name}
+    owned = {"name": name, "labels": labels, "ownerReferences": [owner]}
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": owned}
+    content = base64.b64decode(sent[2].body.pop("binaryData")["job.tar.gz"])
+    assert [request.body for request in sent] == [job, service | {"metadata": owned}, config_map]
+    assert content == (folder / "job.tar.gz").read_bytes()
+    with tarfile.open(folder / "job.tar.gz") as archive:
+        assert {"record.json", "config.yaml", "code/scripts/train.py"} <= set(archive.getnames())
+
+    server.logs = {"first": [b"epoch 1\n", b"epoch 2\n"]}
+    assert launch("logs", f"run={folder}") == "epoch 1\nepoch 2\n"
+    assert "being deleted, 1 pods are saving" in launch("cancel", f"run={folder}")
+    (deleted,) = server.sent("DELETE")
+    assert (deleted.path, deleted.query) == (f"{JOBS}/{name}", {"propagationPolicy": "Foreground"})
+    for _ in range(2):
+        server.pods = []
+        output = launch("status", f"run={folder}")
+    assert f"job {job_id}, deleted" in output
+    assert (folder / "code").is_dir()
+    with pytest.raises(ConfigError, match=r"launch\.storage=/mnt/runs is a path on the nodes; copy the run from there"):
+        launch("fetch", f"run={folder}")
+
+
+@pytest.mark.usefixtures("git_on_path")
+def test_a_run_is_resumed_in_a_new_job_of_its_name(server: ApiServer, launch: Launch, tmp_path: Path) -> None:
+    launch(*ARGUMENTS, f"folder={tmp_path}/run")
+    path, job = next(iter(server.objects.items()))
+    with pytest.raises(ConfigError, match=r"job vision/.*, pending; cancel it first"):
+        launch(f"resume={tmp_path}/run")
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "R", "message": "m"}]}
+    output = launch(f"resume={tmp_path}/run")
+    assert ", pending: " in output
+    assert "conditions" not in server.objects[path]["status"]
+    methods = [request.method for request in server.requests if request.path.startswith(JOBS)]
+    assert "DELETE" in methods
+    assert methods.count("POST") == 3
+    core = [
+        (request.method, request.path.split("/")[5:]) for request in server.requests if "/configmaps" in request.path
+    ]
+    assert core[-3:] == [("POST", []), ("DELETE", ["digits-run"]), ("POST", [])]
+
+
+@pytest.mark.usefixtures("git_on_path")
+def test_a_job_that_was_submitted_by_hand_is_not_replaced(server: ApiServer, launch: Launch, tmp_path: Path) -> None:
+    server.objects[f"{JOBS}/digits-run"] = {"metadata": {"name": "digits-run"}, "status": {}}
+    with pytest.raises(ConfigError, match=r"launch=kubernetes: job vision/.*, pending; cancel it first"):
+        launch(*ARGUMENTS, f"folder={tmp_path}/run")
+    assert not server.sent("DELETE")
+
+
+@pytest.mark.usefixtures("git_on_path")
+def test_a_job_is_submitted_as_a_whole_or_not_at_all(server: ApiServer, launch: Launch, tmp_path: Path) -> None:
+    server.failures["POST", "/configmaps"] = (
+        403,
+        status(403, "Forbidden", "configmaps is forbidden", kind="configmaps"),
+    )
+    with pytest.raises(
+        ConfigError, match="launch=kubernetes: not permitted: configmaps is forbidden; ask for the role"
+    ):
+        launch(*ARGUMENTS, f"folder={tmp_path}/run")
+    assert len(server.sent("DELETE")) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("git_on_path")
+def test_code_that_kubernetes_cannot_store_is_refused(
+    server: ApiServer, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "MAX_CONFIG_MAP", 1000)
+    message = r"launch\.storage=/mnt/runs: the packed code has .* MB, but Kubernetes stores at most 1 MB with a job;"
+    with pytest.raises(ConfigError, match=message):
+        launch(*ARGUMENTS, f"folder={tmp_path}/run")
+    assert not server.requests
+
+
+@pytest.mark.usefixtures("git_on_path")
+def test_without_a_cluster_nothing_is_left_behind(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-such-file"))
+    with pytest.raises(ConfigError, match="no cluster is configured"):
+        launch(*ARGUMENTS, f"folder={tmp_path}/run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_logs_of_replaced_pods_are_followed(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"metadata": {"name": "a"}, "status": {}}
+    server.objects[f"{JOBS}/a"] = job
+    server.logs = {"a-0-x": [b"first\n"], "a-0-y": [b"second\n"]}
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    steps = iter(
+        [
+            [pod("a-0-x", "Pending", conditions=[unschedulable])],
+            [pod("a-0-x", "Running")],
+            [pod("a-0-x", "Failed"), pod("a-0-y", "Running"), pod("a-1-x", "Running", index=1)],
+        ]
+    )
+
+    def step(*_: Any) -> None:
+        server.pods = next(steps, server.pods)
+        if len(server.pods) == 3:
+            job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+
+    step()
+    monkeypatch.setattr(kubernetes.time, "sleep", step)
+    launcher = KubernetesLauncher(**SETTINGS)
+    assert list(launcher.logs("vision/a@lab", Path("/x"), follow=True)) == ["first\n", "second\n"]
+    assert "no node has room for it (Unschedulable: 0/3 nodes)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job_id", ["--all", "vision", "vision/-x", "../secrets/x@lab"])
+def test_malformed_job_ids_are_refused(job_id: str, server: ApiServer) -> None:
+    for query in (KubernetesLauncher().cancel, KubernetesLauncher().status):
+        with pytest.raises(ValueError, match=r"record\.json"):
+            query(job_id)
+    assert not server.requests
+
+
+def test_flags_of_yaml_become_text() -> None:
+    launcher = KubernetesLauncher(node_selector={"spot": True, "zone": 1})
+    assert launcher.node_selector == {"spot": "true", "zone": "1"}
+    assert replace(Job("a", Path("/a"), None)).name == "a"

@@ -1,0 +1,150 @@
+"""Manifests of Kubernetes, checked strictly against the schemas of Kubernetes and of the operators."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubeflow_trainer_api import models
+
+from boltcutter.launch.job import Job
+from boltcutter.launch.kubernetes import KubernetesLauncher
+from boltcutter.launch.manifest import object_name
+
+GOLDEN = Path(__file__).parent / "jobs"
+VERSIONS = ("1.31", "1.37")  # the oldest with podFailurePolicy as a stable feature, and the newest known
+KINDS = ("job", "jobset", "trainjob", "pytorchjob")
+FOLDER = Path("/p/runs/digits convnet/20261122-101500-0a1b2c3d")
+JOB = Job("digits convnet", FOLDER, Path("/p/scripts/train.py"), nodes=2, devices=8, gpus=True, num_workers=4)
+SMALL = replace(JOB, nodes=1, devices=1, gpus=False, trusted=True)
+URL: dict[str, Any] = {"image": "registry.example/team/digits:1", "storage": "s3://bucket/runs"}
+ALL: dict[str, Any] = {
+    "image": URL["image"],
+    "storage": "/mnt/runs/vision",
+    "environment": {"NCCL_DEBUG": "WARN"},
+    "max_restarts": 3,
+    "namespace": "vision",
+    "memory": "512Gi",
+    "resources": {"rdma/hca": 1},
+    "shm": "64Gi",
+    "node_selector": {"gpu": "h200", "spot": True},
+    "tolerations": ["nvidia.com/gpu:NoSchedule", "team=vision:NoSchedule", "spot"],
+    "volumes": {"runs": "/mnt/runs", "/data": "/data"},
+    "service_account": "trainer",
+    "image_pull_secrets": ["registry"],
+    "secrets": ["wandb/WANDB_API_KEY", "hub/token:HF_TOKEN"],
+    "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
+    "grace": 300,
+    "time": "2-00:00:00",
+}
+
+# Fields of a PyTorchJob besides those of a pod template. Source:
+# https://www.kubeflow.org/docs/components/trainer/legacy-v1/reference/training-operator/
+RUN_POLICY = {"activeDeadlineSeconds", "backoffLimit", "cleanPodPolicy", "managedBy", "schedulingPolicy", "suspend"}
+PYTORCH_JOB = {
+    "": {"apiVersion", "kind", "metadata", "spec"},
+    "spec": {"elasticPolicy", "nprocPerNode", "pytorchReplicaSpecs", "runPolicy"},
+    "runPolicy": RUN_POLICY | {"ttlSecondsAfterFinished"},
+    "pytorchReplicaSpecs": {"Master", "Worker"},
+    "replica": {"replicas", "restartPolicy", "template"},
+}
+
+
+def documents(kind: str, settings: dict[str, Any], job: Job) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(KubernetesLauncher(kind=kind, **settings).render(job)))
+
+
+def check(found: dict[str, Any]) -> None:
+    """Check a document; unknown fields are errors."""
+    kind, spec = found["kind"], found["spec"]
+    if kind in ("TrainJob", "JobSet"):
+        model = models.TrainerV1alpha1TrainJob if kind == "TrainJob" else models.JobsetV1alpha2JobSet
+        assert model.from_dict(found).to_dict() == found  # the models check types and drop unknown fields
+        if kind == "JobSet":
+            for child in spec["replicatedJobs"]:
+                check_core("batch/v1", "Job", metadata={"name": "x"}, spec=child["template"]["spec"])
+    elif kind == "PyTorchJob":
+        replicas = spec["pytorchReplicaSpecs"]
+        parts = {"": [found], "spec": [spec], "runPolicy": [spec["runPolicy"]]}
+        parts |= {"pytorchReplicaSpecs": [replicas], "replica": list(replicas.values())}
+        for name, known in PYTORCH_JOB.items():
+            assert all(part.keys() <= known for part in parts[name])
+        assert isinstance(spec["nprocPerNode"], str)
+        for replica in replicas.values():
+            assert replica["restartPolicy"] == "OnFailure"
+            assert isinstance(replica["replicas"], int)
+            check_core("v1", "PodTemplate", template=replica["template"])
+        check_core("v1", "ConfigMap", metadata=found["metadata"])
+    else:
+        check_core(found.pop("apiVersion"), found.pop("kind"), **found)
+
+
+def check_core(version: str, kind: str, **fields: Any) -> None:
+    for release in VERSIONS:
+        kubernetes_validate.validate({"apiVersion": version, "kind": kind, **fields}, release, strict=True)
+
+
+@pytest.mark.parametrize("settings", [URL, ALL], ids=["url", "all"])
+@pytest.mark.parametrize("job", [JOB, SMALL], ids=["two-nodes", "one-process"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_manifests_are_valid(kind: str, job: Job, settings: dict[str, Any]) -> None:
+    for found in documents(kind, settings, job):
+        check(found)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of all mappings whose keys Kubernetes defines."""
+    free = ("labels", "nodeSelector", "limits", "requests")
+    if isinstance(value, dict) and (not path or path[-1] not in free):
+        yield path
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(part, dict | list) and key not in free:
+            yield from leaves(part, (*path, key))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_check_refuses_an_unknown_field_anywhere(kind: str) -> None:
+    for number in range(len(documents(kind, ALL, JOB))):
+        for path in leaves(documents(kind, ALL, JOB)[number]):
+            found = documents(kind, ALL, JOB)[number]
+            place = found
+            for key in path:
+                place = place[key]
+            place["unknown"] = 1
+            with pytest.raises((AssertionError, kubernetes_validate.ValidationError)):
+                check(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("suffix", "settings", "job"), [("", ALL, JOB), ("_small", URL, SMALL)])
+def test_manifests_are_as_reviewed(kind: str, suffix: str, settings: dict[str, Any], job: Job) -> None:
+    file = GOLDEN / f"kubernetes_{kind}{suffix}.yaml"
+    assert KubernetesLauncher(kind=kind, **settings).render(job) == file.read_text()
+
+
+@pytest.mark.parametrize("name", ["x" * 100, "2nd try", "-_ü", "a.b/c"])
+def test_names_are_host_names(name: str) -> None:
+    found = object_name(replace(JOB, name=name))
+    assert found[0].isalpha()
+    assert len(f"{found}-train-0-1000") <= 63
+    assert found.endswith("20261122-101500-0a1b2c3d")
+    assert found.replace("-", "").isalnum()
+    assert found == found.lower()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pod_has_the_time_to_save_and_no_privileges(kind: str) -> None:
+    text = KubernetesLauncher(kind=kind, **ALL).render(JOB)
+    assert text.count("terminationGracePeriodSeconds: 300") == text.count("runAsNonRoot: true") > 0
+    assert "privileged" not in text
+
+
+def test_values_are_not_expanded() -> None:
+    settings = URL | {"environment": {"A": "$(HOME) $$x"}, "storage": "s3://b/$(USER)"}
+    (found,) = documents("job", settings, SMALL)
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    assert {"name": "A", "value": "$$(HOME) $$$$x"} in container["env"]
+    assert container["command"][3].startswith("s3://b/$$(USER)/")
