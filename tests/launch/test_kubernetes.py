@@ -143,10 +143,9 @@ def test_a_run_is_resumed_in_a_new_job_of_its_name(server: ApiServer, launch: La
     methods = [request.method for request in server.requests if request.path.startswith(JOBS)]
     assert "DELETE" in methods
     assert methods.count("POST") == 3
-    core = [
-        (request.method, request.path.split("/")[5:]) for request in server.requests if "/configmaps" in request.path
-    ]
-    assert core[-3:] == [("POST", []), ("DELETE", ["digits-run"]), ("POST", [])]
+    config_maps = [request for request in server.requests if "/configmaps" in request.path]
+    assert [request.method for request in config_maps[-3:]] == ["POST", "DELETE", "POST"]
+    assert config_maps[-2].path.endswith("/configmaps/digits-run")
 
 
 @pytest.mark.usefixtures("git_on_path")
