@@ -8,16 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import yaml
 from conftest import environment, require
+from fsspec.registry import _registry
+from gcsfs.core import GCSFileSystem
 
 from boltcutter.launch import google_api, vertex
 from boltcutter.launch.job import Job, UnclearSubmissionError, UnreachableError
 from boltcutter.launch.machines import VERTEX
 from boltcutter.launch.vertex import STATES, VertexLauncher
 
-from .google_server import NO_ANSWER, GoogleServer, error, google_server
+from .google_server import NO_ANSWER, GoogleServer, error, google_server, google_storage
 from .test_library import git
 
 JOBS = Path(__file__).with_name("jobs")
@@ -212,22 +215,40 @@ def test_machines_have_all_of_their_gpus(job: Job, machine: str, gpus: int) -> N
     assert [pool["machineSpec"]["acceleratorCount"] for pool in pools] == [gpus, gpus]
 
 
-def submit(job: Job, tmp_path: Path, **settings: Any) -> str:
+@pytest.fixture(scope="module")
+def storage() -> Iterator[dict[str, str]]:
+    with google_storage() as env:
+        yield env
+
+
+@pytest.fixture
+def bucket(storage: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty bucket, as a file system of fsspec."""
+    for name, value in storage.items():
+        monkeypatch.setenv(name, value)
+    # As with the variable, which is read when gcsfs is imported.
+    monkeypatch.setitem(_registry, "gs", GCSFileSystem)
+    GCSFileSystem.clear_instance_cache()
+    found = fsspec.filesystem("gs")
+    yield found
+    for path in found.find("bucket"):
+        found.rm_file(path)
+
+
+def submit(job: Job, **settings: Any) -> str:
     """Check, render and submit a job, as the launch command does."""
     launcher = VertexLauncher(**EVERYTHING | settings)
     launcher.check(job)
     file = job.folder / launcher.job_file
     file.write_text(launcher.render(job))
-    # In this test there is no Cloud Storage.
-    launcher.storage = f"file://{tmp_path}/bucket/runs"
     (found,) = launcher.submit(job, file)
     return found
 
 
-def test_a_job_is_created_with_the_content_of_its_file(server: GoogleServer, job: Job, tmp_path: Path) -> None:
+def test_a_job_is_created_with_the_content_of_its_file(server: GoogleServer, bucket: Any, job: Job) -> None:
     path = "/v1/projects/my-project/locations/us-central1/customJobs"
     server.answers[f"POST {path}"] = [(200, {"name": NAME, "state": "JOB_STATE_PENDING"})]
-    assert submit(job, tmp_path) == NAME
+    assert submit(job) == NAME
     (request,) = server.requests
     remote = "gs://bucket/runs/digits/one"
     command = ["/opt/venv/bin/python", "-m", "boltcutter.launch.node", remote, "trust=true"]
@@ -248,37 +269,38 @@ def test_a_job_is_created_with_the_content_of_its_file(server: GoogleServer, job
     }
     body = {"displayName": "digits", "jobSpec": spec, "labels": {"team": "vision", "empty": ""}}
     assert request == ("POST", path, body, "t")
-    sent = {file.name for file in (tmp_path / "bucket" / "runs" / "digits" / "one").iterdir()}
-    assert sent == {"job.tar.gz", "job.yaml", "record.json"}
+    sent = [f"bucket/runs/digits/one/{name}" for name in ("job.tar.gz", "job.yaml", "record.json")]
+    assert bucket.find("bucket") == sent
+    assert yaml.safe_load(bucket.cat_file(sent[1])) == spec
 
 
 def test_a_rejected_job_is_one_line_and_an_unclear_one_may_run(
-    server: GoogleServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: GoogleServer, bucket: Any, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "POST /v1/projects/my-project/locations/us-central1/customJobs"
     server.answers[name] = [(429, error(429, "RESOURCE_EXHAUSTED", "Quota custom_model_training_nvidia_l4_gpus is 0."))]
     with pytest.raises(ValueError, match=r"^launch=vertex: 429 RESOURCE_EXHAUSTED: Quota custom.* is 0; request more"):
-        submit(job, tmp_path)
+        submit(job)
     monkeypatch.setattr(google_api, "TIMEOUT", 0.5)
     server.answers[name] = [(NO_ANSWER, None)]
     with pytest.raises(
         UnclearSubmissionError, match=r"may have been created: gcloud ai custom-jobs list --project=my-p"
     ):
-        submit(job, tmp_path)
+        submit(job)
 
 
 def test_nothing_is_sent_without_credentials(
-    server: GoogleServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: GoogleServer, bucket: Any, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
     with pytest.raises(
         ValueError, match=r"^launch=vertex: no valid credentials .*; run gcloud auth application-default"
     ):
-        submit(job, tmp_path)
+        submit(job)
     with pytest.raises(ValueError, match=r"^launch\.api=trainingInput: .* only rendered; add --dry-run, or remove"):
-        submit(job, tmp_path, spot=False, api="trainingInput")
+        submit(job, spot=False, api="trainingInput")
     assert not server.requests
-    assert not (tmp_path / "bucket").exists()
+    assert not bucket.find("bucket")
 
 
 def test_the_status_is_that_of_the_api(server: GoogleServer) -> None:
