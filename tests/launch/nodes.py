@@ -230,7 +230,7 @@ def _boot(stack: ExitStack, unshare: list[str], script: str, arguments: list[str
         status = Path(f"/proc/{process.pid}/status").read_text()
         if (ids := next(line for line in status.splitlines() if line.startswith("NSpid:")).split())[-1] == "1":
             assert len(ids) > 2
-            return process.pid
+            return int(process.pid)
     raise OSError("no process has ID 1")
 
 
