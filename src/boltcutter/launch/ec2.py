@@ -14,7 +14,7 @@ from boltcutter.launch import aws
 from boltcutter.launch.bundle import BUNDLE, RECORD
 from boltcutter.launch.cloud import CloudLauncher, job_name, read
 from boltcutter.launch.ec2_script import MAX_USER_DATA, VENV, read_job, render_job, render_user_data
-from boltcutter.launch.job import Job, State, Status, check_control_characters
+from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, check_control_characters
 from boltcutter.launch.machines import EC2, check_devices
 from boltcutter.run import folder as run
 
@@ -215,15 +215,17 @@ class EC2Launcher(CloudLauncher):
                 ec2.run_instances(**request)
         except ValueError as error:
             code = aws.error_code(error)
-            if code == "InvalidParameterValue" and "iamInstanceProfile" in str(error):
-                error = ValueError(f"launch.instance_profile={self.instance_profile}: does not exist; create it")
-            if code:  # EC2 has rejected the request
-                if own:
-                    _delete_group(ec2, request["ClientToken"])
-                raise error from None
-            raise ValueError(
-                f"{error}; EC2 may have started the instances: look for the tag {TAG}={request['ClientToken']}"
-            ) from error
+            if not code or code.startswith(("Internal", "Service", "503")):
+                raise UnclearSubmissionError(
+                    f"{error}; EC2 may have started instances: look for those with the tag {TAG}="
+                    f"{request['ClientToken']}, and terminate them"
+                ) from None
+            if own:
+                _delete_group(ec2, request["ClientToken"])
+            if "iamInstanceProfile" in str(error):
+                name = f"launch.instance_profile={self.instance_profile}"
+                raise ValueError(f"{name}: the account has no such instance profile; create it") from None
+            raise
         return job_id
 
     def _resolve(self, parameter: str) -> str:
@@ -249,28 +251,35 @@ class EC2Launcher(CloudLauncher):
 
     def _create_group(self, ec2: Any, request: dict[str, Any]) -> str:
         """Create a security group whose members reach one another, and whom nobody else reaches."""
-        token = request["ClientToken"]
+        token, tags = request["ClientToken"], request["TagSpecifications"][0]["Tags"]
         with aws.as_value_errors():
-            if self.subnet:
-                network = ec2.describe_subnets(SubnetIds=[self.subnet])["Subnets"][0]["VpcId"]
-            else:
-                default = [{"Name": "is-default", "Values": ["true"]}]
-                networks = ec2.describe_vpcs(Filters=default)["Vpcs"]
-                if not networks:
-                    raise ValueError("launch.subnet: not set, and the account has no default network; give a subnet")
-                network = networks[0]["VpcId"]
-            tags = request["TagSpecifications"][0]["Tags"]
-            group = ec2.create_security_group(
+            known = ec2.describe_security_groups(Filters=_filters(token))["SecurityGroups"]
+            if known:  # of an earlier attempt to submit this job
+                return str(known[0]["GroupId"])
+            made = ec2.create_security_group(
                 GroupName=token,
                 Description="Instances of one job of boltcutter",
-                VpcId=network,
+                VpcId=self._network(ec2),
                 TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
-            )["GroupId"]
-            members = [{"GroupId": group}]
-            ec2.authorize_security_group_ingress(
-                GroupId=group, IpPermissions=[{"IpProtocol": "-1", "UserIdGroupPairs": members}]
             )
-        return str(group)
+        group = str(made["GroupId"])
+        rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+        try:
+            with aws.as_value_errors():
+                ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
+        except ValueError:
+            _delete_group(ec2, token)
+            raise
+        return group
+
+    def _network(self, ec2: Any) -> str:
+        """Return the network of the subnet, or the default one."""
+        if self.subnet:
+            return str(ec2.describe_subnets(SubnetIds=[self.subnet])["Subnets"][0]["VpcId"])
+        networks = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+        if not networks:
+            raise ValueError("launch.subnet: not set, and the account has no default network; give a subnet")
+        return str(networks[0]["VpcId"])
 
     def status(self, job_id: str) -> Status:
         """Return the status of the instances; deletes the security group when all have terminated."""

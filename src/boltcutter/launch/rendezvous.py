@@ -44,9 +44,8 @@ def join(place: str, address: str, num_nodes: int) -> tuple[int, str]:
         store.invalidate_cache()
         names = {path.rpartition("/")[2] for path in store.find(folder)}
         if ENDED in names:
-            raise ValueError(
-                f"{place}: a node of this job has ended ({store.cat(f'{folder}/{ENDED}').decode().strip()})"
-            )
+            reason = store.cat(f"{folder}/{ENDED}").decode().strip()
+            raise EndedError(f"another node of the job {place.rpartition('/')[2]} has ended for good: {reason}")
         now = store.modified(own)
         recent = [name for name in names if (now - store.modified(f"{folder}/{name}")).total_seconds() < FRESH_SECONDS]
         if len(recent) == num_nodes:

@@ -1,0 +1,414 @@
+"""Jobs on EC2: the requests that leave, and what happens when EC2 rejects one."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import boto3
+import fsspec
+import pytest
+from botocore.awsrequest import AWSResponse
+
+from boltcutter.launch import aws
+from boltcutter.launch.bundle import BUNDLE
+from boltcutter.launch.ec2 import AMI, TAG, EC2Launcher
+from boltcutter.launch.ec2_script import read_job
+from boltcutter.launch.job import Job, UnclearSubmissionError
+
+from .aws_server import CREDENTIALS, aws_server
+from .test_library import git
+
+JOBS = Path(__file__).with_name("jobs")
+ID = "20260101-120000-0a1b2c3d"
+TOKEN = f"digits-{ID}"
+Requests = list[tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    checks = ("MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION", "MOTO_ENABLE_AMI_VALIDATION")
+    with aws_server(**dict.fromkeys(checks, "true")) as variables:
+        yield variables
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch, server: dict[str, str]) -> None:
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (CREDENTIALS | server).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
+    """Operation and parameters of each request to EC2, in order."""
+    sent: Requests = []
+    make = aws.client
+
+    def recorded(service: str, region: str | None) -> Any:
+        client = make(service, region)
+        if service == "ec2":
+            client.meta.events.register_first(
+                "before-parameter-build.ec2.*", lambda params, model, **_: sent.append((model.name, dict(params)))
+            )
+        return client
+
+    monkeypatch.setattr(aws, "client", recorded)
+    return sent
+
+
+def launcher(**settings: Any) -> EC2Launcher:
+    defaults = {"storage": "s3://bucket/runs", "instance_type": "m5.xlarge", "instance_profile": "train"}
+    return EC2Launcher(**defaults | settings)
+
+
+def job(root: Path = Path("/p"), **facts: Any) -> Job:
+    folder = root / "runs" / "digits" / ID
+    facts = {"root": root, "code": folder / "code", "nodes": 2, "trusted": True} | facts
+    return Job("digits", folder, folder / "code" / "scripts" / "train.py", **facts)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A run of a project with one file."""
+    (tmp_path / "a.py").write_text("a = 1\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "a.py")
+    code = job(tmp_path).code
+    assert code
+    code.mkdir(parents=True)
+    (code / "a.py").write_text("a = 1\n")
+    (code.parent / "record.json").write_text('{"attempts": []}')
+    return tmp_path
+
+
+def write_job(root: Path, own: EC2Launcher, **facts: Any) -> tuple[Job, Path]:
+    submitted = job(root, **facts)
+    own.check(submitted)
+    file = submitted.folder / own.job_file
+    file.write_text(own.render(submitted))
+    return submitted, file
+
+
+def image(ec2: Any) -> dict[str, Any]:
+    """An AMI that moto has, with the root device of Ubuntu."""
+    found = ec2.describe_images()["Images"]
+    return next(one for one in found if one["RootDeviceName"] == "/dev/sda1")  # type: ignore[no-any-return]
+
+
+def groups(ec2: Any) -> set[str]:
+    return {group["GroupName"] for group in ec2.describe_security_groups()["SecurityGroups"]}
+
+
+@pytest.fixture
+def profile() -> Iterator[str]:
+    iam = boto3.client("iam")
+    iam.create_instance_profile(InstanceProfileName="train")
+    yield "train"
+    iam.delete_instance_profile(InstanceProfileName="train")
+
+
+@pytest.fixture
+def bucket() -> str:
+    boto3.client("s3").create_bucket(Bucket="bucket")
+    fsspec.filesystem("s3").clear_instance_cache()
+    return "bucket"
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ec2.sh": ({}, {}),
+    "ec2-spot.sh": (
+        {
+            **{"instance_type": "g5.12xlarge", "spot": True, "region": "eu-west-1", "max_hours": 1.5},
+            **{"key_name": "mine", "subnet": "subnet-0123456789abcdef0", "security_group": "sg-0123456789abcdef0"},
+            **{"ami": "ami-0123456789abcdef0", "volume_gb": 500, "root_device": "/dev/xvda", "max_restarts": 3},
+            **{"tags": {"project": "digits"}, "environment": {"A": "it's 1"}, "setup": ["dnf install -y git"]},
+            **{"python": "python3.12", "instance_profile": "arn:aws:iam::123456789012:instance-profile/train"},
+        },
+        {"gpus": True, "devices": 4, "environment": {"WANDB_MODE": "offline"}},
+    ),
+    "ec2-image.sh": (
+        {"instance_type": "g5.xlarge", "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1.0"},
+        {"gpus": True, "nodes": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_job_files(name: str, tmp_path: Path) -> None:
+    settings, facts = CASES[name]
+    own = launcher(**settings)
+    own.check(job(tmp_path, **facts))
+    assert own.render(job(**facts)) == (JOBS / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "fault"),
+    [
+        ({"storage": None}, {}, r"launch\.storage: not set; .*s3://"),
+        ({"storage": "gs://bucket/runs"}, {}, r"launch\.storage=gs://bucket/runs: .*use s3://"),
+        ({"storage": "/mnt/runs"}, {}, r"launch\.storage=/mnt/runs: .*use s3://"),
+        ({"instance_type": None}, {"gpus": True}, r"launch\.instance_type: not set; .*g5\.xlarge"),
+        ({"instance_type": "large"}, {}, r"launch\.instance_type=large is not an instance type"),
+        ({"instance_type": "g5.xlarge"}, {"gpus": True, "devices": 8}, r"trainer\.devices=8: .* has 1 A10G"),
+        ({}, {"gpus": True}, r"launch\.instance_type=m5\.xlarge has no GPUs"),
+        ({"instance_profile": None}, {}, r"launch\.instance_profile: not set"),
+        ({"instance_profile": "a b"}, {}, r"launch\.instance_profile=a b is not the name or ARN"),
+        ({"region": "us-east-1a"}, {}, r"launch\.region=us-east-1a .*try launch\.region=us-east-1"),
+        ({"ami": "ubuntu"}, {}, r"launch\.ami=ubuntu is not the ID of an AMI or a parameter of SSM"),
+        ({"subnet": "10.0.0.0/8"}, {}, r"launch\.subnet=10\.0\.0\.0/8 is not the ID of a subnet"),
+        ({"max_hours": 0}, {}, r"launch\.max_hours=0 is less than 0\.1"),
+        ({"volume_gb": 1}, {}, r"launch\.volume_gb=1 is less than 8"),
+        ({"tags": {TAG: "x"}}, {}, r"launch\.tags\.boltcutter-job: identifies the job; remove it"),
+        ({"setup": ["x" * 16000]}, {}, r"launch\.setup: the script of the instances has \d+ bytes, and EC2 accepts"),
+        ({"setup": ["echo\x07"]}, {}, r"launch\.setup='echo\\x07' has the control character"),
+    ],
+    ids=str,
+)
+def test_jobs_are_checked(settings: dict[str, Any], facts: dict[str, Any], fault: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^{fault}") as error:
+        launcher(**settings).check(job(tmp_path, **facts))
+    assert "\n" not in str(error.value)
+
+
+def test_a_job_is_submitted_and_cancelled(requests: Requests, project: Path, profile: str, bucket: str) -> None:
+    ec2 = boto3.client("ec2")
+    own = launcher(ami=image(ec2)["ImageId"], region="us-east-1")
+    submitted, file = write_job(project, own)
+    before = groups(ec2)
+    (job_id,) = own.submit(submitted, file)
+    assert job_id == f"us-east-1/{TOKEN}"
+    stored = {path.rpartition("/")[2] for path in fsspec.filesystem("s3").ls(f"bucket/runs/digits/{ID}")}
+    assert stored == {BUNDLE, "job.sh", "record.json"}
+
+    assert groups(ec2) == before | {TOKEN}
+    (group,) = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": [TOKEN]}])["SecurityGroups"]
+    (rule,) = group["IpPermissions"]
+    assert rule["IpProtocol"] == "-1"
+    assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [group["GroupId"]]
+    assert not rule["IpRanges"]
+    assert not rule["Ipv6Ranges"]
+
+    names = [name for name, _ in requests]
+    assert names[:3] == ["DescribeImages", "DescribeSecurityGroups", "DescribeVpcs"]
+    assert names[3:] == ["CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "RunInstances"]
+    sent = dict(requests)
+    expected = read_job(file.read_text())
+    assert sent["RunInstances"] == expected | {"SecurityGroupIds": [group["GroupId"]]}
+    tags = [{"Key": "Name", "Value": TOKEN}, {"Key": TAG, "Value": TOKEN}]
+    assert sent["CreateSecurityGroup"] == {
+        "GroupName": TOKEN,
+        "Description": "Instances of one job of boltcutter",
+        "VpcId": group["VpcId"],
+        "TagSpecifications": [{"ResourceType": "security-group", "Tags": tags}],
+    }
+    reservations = ec2.describe_instances(Filters=[{"Name": f"tag:{TAG}", "Values": [TOKEN]}])["Reservations"]
+    instances = [one for found in reservations for one in found["Instances"]]
+    assert len(instances) == 2
+    for one in instances:
+        assert one["InstanceType"] == "m5.xlarge"
+        assert one["MetadataOptions"]["HttpTokens"] == "required"
+        assert {tag["Key"]: tag["Value"] for tag in one["Tags"]} == {"Name": TOKEN, TAG: TOKEN}
+        text = ec2.describe_instance_attribute(InstanceId=one["InstanceId"], Attribute="userData")
+        decoded = base64.b64decode(text["UserData"]["Value"]).decode()
+        assert decoded == expected["UserData"]
+        assert not re.search("secret|AKIA", decoded, re.IGNORECASE)
+        shutdown = ec2.describe_instance_attribute(
+            InstanceId=one["InstanceId"], Attribute="instanceInitiatedShutdownBehavior"
+        )
+        assert shutdown["InstanceInitiatedShutdownBehavior"]["Value"] == "terminate"
+    (volume,) = {block["Ebs"]["VolumeId"] for block in instances[0]["BlockDeviceMappings"]}
+    (disk,) = ec2.describe_volumes(VolumeIds=[volume])["Volumes"]
+    assert (disk["Size"], disk["Encrypted"], disk["VolumeType"]) == (100, True, "gp3")
+
+    status = own.status(job_id)
+    assert (status.state, status.text) == ("running", f"job {TOKEN}, 2 running")
+    assert TOKEN in groups(ec2)
+    own.cancel(job_id)
+    status = own.status(job_id)
+    assert (status.state, status.text) == ("ended", f"job {TOKEN}, 2 terminated")
+    assert groups(ec2) == before
+    own.cancel(job_id)  # which has ended
+    with pytest.raises(ValueError, match=r"^record\.json has the job id --help"):
+        own.status("--help")
+
+
+def test_spot_requests_end_with_the_job(requests: Requests, project: Path, profile: str, bucket: str) -> None:
+    ec2 = boto3.client("ec2")
+    parameter = "/golden/ami"
+    boto3.client("ssm").put_parameter(Name=parameter, Value=image(ec2)["ImageId"], Type="String", Overwrite=True)
+    own = launcher(ami=parameter, spot=True, max_hours=2)
+    submitted, file = write_job(project, own, nodes=1)
+    assert read_job(file.read_text())["ImageId"] == f"resolve:ssm:{parameter}"
+    begin = datetime.now(timezone.utc)
+    job_id = own.create(submitted, file)
+    sent = dict(requests)["RunInstances"]
+    assert sent["ImageId"] == image(ec2)["ImageId"]
+    options = sent["InstanceMarketOptions"]["SpotOptions"]
+    assert options.pop("ValidUntil") - begin == pytest.approx(timedelta(hours=2), abs=timedelta(minutes=1))
+    assert options == {"SpotInstanceType": "persistent", "InstanceInterruptionBehavior": "stop"}
+    assert sent["InstanceMarketOptions"]["MarketType"] == "spot"
+    assert [one["ResourceType"] for one in sent["TagSpecifications"]] == [
+        "instance",
+        "volume",
+        "spot-instances-request",
+    ]
+
+    # moto creates no Spot request for the instance, so this one stands for it.
+    (tags,) = (one["Tags"] for one in sent["TagSpecifications"] if one["ResourceType"] == "spot-instances-request")
+    made = ec2.request_spot_instances(
+        SpotPrice="1",
+        Type="persistent",
+        LaunchSpecification={"ImageId": sent["ImageId"], "InstanceType": "m5.large"},
+        TagSpecifications=[{"ResourceType": "spot-instances-request", "Tags": tags}],
+    )
+    request = made["SpotInstanceRequests"][0]["SpotInstanceRequestId"]
+    requests.clear()
+    own.cancel(job_id)
+    names = [name for name, _ in requests if name != "DescribeInstances"]
+    assert names == ["DescribeSpotInstanceRequests", "CancelSpotInstanceRequests", "TerminateInstances"]
+    assert dict(requests)["CancelSpotInstanceRequests"] == {"SpotInstanceRequestIds": [request]}
+    assert not ec2.describe_spot_instance_requests()["SpotInstanceRequests"]
+    assert own.status(job_id).state == "ended"
+
+
+def fail(code: str, message: str = "No.", status: int = 400) -> AWSResponse:
+    """An error as EC2 answers it."""
+
+    class Body:
+        def stream(self, **_: object) -> Iterator[bytes]:
+            yield (
+                f"<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>"
+                "<RequestID>1</RequestID></Response>"
+            ).encode()
+
+    return AWSResponse("http://ec2", status, {}, Body())
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "error", "fault"),
+    [
+        ("InsufficientInstanceCapacity", "None left.", ValueError, r"AWS rejected .*None left.*; try another machine"),
+        (
+            "InvalidParameterValue",
+            "Value (train) for parameter iamInstanceProfile.name is invalid.",
+            ValueError,
+            "laun",
+        ),
+        ("InternalError", "Oops.", UnclearSubmissionError, rf".*tag {TAG}={TOKEN}, and terminate them$"),
+    ],
+)
+def test_a_rejected_job_leaves_nothing(
+    code: str,
+    message: str,
+    error: type[ValueError],
+    fault: str,
+    project: Path,
+    profile: str,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ec2 = boto3.client("ec2")
+    own = launcher(ami=image(ec2)["ImageId"])
+    submitted, file = write_job(project, own)
+    before = groups(ec2)
+    make = aws.client
+    monkeypatch.setitem(aws.LIMITS, "retries", {"total_max_attempts": 1})
+
+    def refusing(service: str, region: str | None) -> Any:
+        client = make(service, region)
+        status = 503 if code == "InternalError" else 400
+        client.meta.events.register("before-send.ec2.RunInstances", lambda **_: fail(code, message, status))
+        return client
+
+    monkeypatch.setattr(aws, "client", refusing)
+    with pytest.raises(error, match=f"^{fault}") as raised:
+        own.submit(submitted, file)
+    assert "\n" not in str(raised.value)
+    assert type(raised.value) is error
+    # Instances that EC2 may have started need their group.
+    assert groups(ec2) - before == ({TOKEN} if error is UnclearSubmissionError else set())
+    for group in ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": [TOKEN]}])["SecurityGroups"]:
+        ec2.delete_security_group(GroupId=group["GroupId"])
+
+
+def test_what_ec2_does_not_have_is_named(project: Path, profile: str, bucket: str) -> None:
+    ec2 = boto3.client("ec2")
+    other = next(one for one in ec2.describe_images()["Images"] if one["RootDeviceName"] == "/dev/xvda")
+    for settings, fault in (
+        ({"ami": "ami-0123456789abcdef0"}, r"AWS rejected DescribeImages \(InvalidAMIID\.NotFound"),
+        ({"ami": "/nowhere"}, r"launch\.ami=/nowhere: the region has no such parameter"),
+        ({"ami": other["ImageId"]}, r"launch\.root_device=/dev/sda1: .* is /dev/xvda; try launch\.root_device=/dev/xv"),
+        ({"ami": image(ec2)["ImageId"], "subnet": "subnet-0123456789abcdef0"}, r"AWS rejected DescribeSubnets"),
+        ({"ami": image(ec2)["ImageId"], "instance_type": "m5.tiny"}, r"AWS rejected RunInstances \(InvalidInstanceTy"),
+    ):
+        own = launcher(**settings)
+        with pytest.raises(ValueError, match=f"^{fault}") as error:
+            own.submit(*write_job(project, own))
+        assert "\n" not in str(error.value)
+        assert TOKEN not in groups(ec2)
+
+
+def test_each_launch_of_a_run_has_its_own_token(project: Path) -> None:
+    own = launcher()
+    submitted = job(project)
+    first = read_job(own.render(submitted))["ClientToken"]
+    assert first == TOKEN
+    assert read_job(own.render(submitted))["ClientToken"] == first
+    (submitted.folder / "record.json").write_text(json.dumps({"attempts": [], "launch": {"id": f"us-east-1/{first}"}}))
+    second = read_job(own.render(submitted))["ClientToken"]
+    assert second.startswith(f"{TOKEN}-")
+    assert len(second) <= 64
+
+
+def test_the_job_file_can_be_run_by_hand(project: Path, profile: str) -> None:
+    ec2 = boto3.client("ec2")
+    own = launcher(ami=image(ec2)["ImageId"], spot=True)
+    _, file = write_job(project, own)
+    tools = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", str(file)],
+        env={
+            **CREDENTIALS,
+            "AWS_ENDPOINT_URL": boto3.client("ec2").meta.endpoint_url,
+            "PATH": f"{tools}:/usr/bin:/bin",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["Instances"]
+    assert [one["InstanceType"] for one in found] == ["m5.xlarge", "m5.xlarge"]
+    assert {one["ClientToken"] for one in found} == {TOKEN}
+    for one in found:
+        given = ec2.describe_instance_attribute(InstanceId=one["InstanceId"], Attribute="userData")
+        assert base64.b64decode(given["UserData"]["Value"]).decode() == read_job(file.read_text())["UserData"]
+    ec2.terminate_instances(InstanceIds=[one["InstanceId"] for one in found])
+
+
+def test_logs_of_a_set_up_that_failed(project: Path, profile: str, bucket: str) -> None:
+    ec2 = boto3.client("ec2")
+    own = launcher(ami=image(ec2)["ImageId"])
+    submitted, file = write_job(project, own, nodes=1)
+    job_id = own.create(submitted, file)
+    console = "".join(own.logs(job_id, submitted.folder, follow=False))
+    assert "Linux" in console or not console
+    store = fsspec.filesystem("s3")
+    store.pipe_file(f"bucket/runs/digits/{ID}/logs/ec2-i-1.log", b"set-up failed\n")
+    assert "".join(own.logs(job_id, submitted.folder, follow=False)) == "set-up failed\n"
+    store.pipe_file(f"bucket/runs/digits/{ID}/logs/rank-0.log", b"epoch 1\n")
+    assert "".join(own.logs(job_id, submitted.folder, follow=False)) == "epoch 1\n"
+    own.cancel(job_id)
+    own.status(job_id)
+
+
+def test_the_default_ami_is_a_public_parameter() -> None:
+    assert AMI.startswith("/aws/service/")
+    assert f"resolve:ssm:{AMI}" == read_job(launcher().render(job()))["ImageId"]
