@@ -36,7 +36,9 @@ GROUP = """
 # cloud-init runs this at the first boot. systemd then runs the job at each boot, and stops it before the network.
 USER_DATA = """\
 #!/bin/bash
-mkdir -p %(home)s && cd %(home)s || shutdown -h now
+if ! mkdir -p %(home)s || ! cd %(home)s; then
+    shutdown -h now
+fi
 
 cat >setup.sh <<'SETUP'
 set -euxo pipefail
@@ -65,7 +67,9 @@ TimeoutStopSec=300
 WantedBy=multi-user.target
 UNIT
 
-systemctl daemon-reload && systemctl enable --now --no-block boltcutter.service || shutdown -h now"""
+if ! systemctl daemon-reload || ! systemctl enable --now --no-block boltcutter.service; then
+    shutdown -h now
+fi"""
 
 RUN = r"""cd %(home)s || exit
 %(variables)s
@@ -96,7 +100,7 @@ watch() { # PID: upload the log, and let the training save when EC2 announces an
 %(notice)s        (((seconds += 5) %% 60)) || upload
     done
 }
-stopping='' training='' notice=/run/boltcutter-notice result="launch.max_hours=%(hours)g reached"
+stopping='' training='' result="launch.max_hours=%(hours)g reached"
 trap 'stopping=yes; [ -z "$training" ] || kill -TERM "$training"' TERM
 trap finish EXIT
 
@@ -155,9 +159,10 @@ INTERRUPTED = r"""    if [ -s "$notice" ]; then
     fi
 """
 CANCEL = r"""    request=$(aws ec2 describe-spot-instance-requests --filters "Name=instance-id,Values=$instance" \
-        --query 'SpotInstanceRequests[0].SpotInstanceRequestId' --output text) &&
-        aws ec2 cancel-spot-instance-requests --spot-instance-request-ids "$request" >/dev/null ||
+        --query 'SpotInstanceRequests[0].SpotInstanceRequestId' --output text)
+    if ! aws ec2 cancel-spot-instance-requests --spot-instance-request-ids "$request" >/dev/null; then
         report "the spot request was not cancelled, so EC2 may start another instance"
+    fi
 """
 INSTALL = r"""aws s3 cp --only-show-errors %(url)s/job.tar.gz job.tar.gz
 rm -rf bundle venv && mkdir bundle && tar -xzf job.tar.gz -C bundle
@@ -249,10 +254,10 @@ def render_user_data(
         program = f"docker run {shlex.join(options)} {shlex.quote(image)} {program}"
     program += f' --nodes {job.nodes} --job "$job" --address "$address"'
     variables = {"HOME": "/root", "PYTHONUNBUFFERED": "1", **environment}
-    known = [f"url={shlex.quote(url)} job={shlex.quote(token)}", *assignments(variables)]
+    names = [f"url={shlex.quote(url)} job={shlex.quote(token)}", *(["notice=/run/boltcutter-notice"] if spot else [])]
     run = RUN % {
         "home": HOME,
-        "variables": "\n".join(known),
+        "variables": "\n".join([*names, *assignments(variables)]),
         "cancel": CANCEL if spot else "",
         "notice": NOTICE if spot else "",
         "interrupted": INTERRUPTED if spot else "",

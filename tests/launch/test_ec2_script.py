@@ -1,0 +1,41 @@
+"""The scripts that instances of EC2 run."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from boltcutter.launch.ec2_script import read_job
+
+JOBS = Path(__file__).with_name("jobs")
+FILES = sorted(JOBS.glob("ec2*.sh"))
+
+
+def write_scripts(file: Path, folder: Path) -> dict[str, Path]:
+    """Write a job file, the user data in it, and the files that this creates, to a folder."""
+    user_data = read_job(file.read_text())["UserData"]
+    found = {"user_data": user_data, "job": file.read_text()}
+    found |= dict(re.findall(r"<<'(SETUP|RUN|UNIT)'\n(.*?\n)\1\n", user_data, re.DOTALL))
+    assert len(found) == 5
+    for name, text in found.items():
+        (folder / name).write_text(text)
+    return {name: folder / name for name in found}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_scripts_are_correct_shell(file: Path, tmp_path: Path) -> None:
+    scripts = write_scripts(file, tmp_path)
+    if not shutil.which("shellcheck"):
+        assert os.environ.get("CI") != "true", "apt-get install shellcheck"
+        pytest.skip("apt-get install shellcheck")
+    texts = [str(path) for name, path in scripts.items() if name != "UNIT"]
+    done = subprocess.run(["shellcheck", "-s", "bash", *texts], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_job_file_without_request_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^job\.sh: has no REQUEST and USER_DATA; launch the run again$"):
+        read_job("#!/bin/bash\n")
