@@ -100,7 +100,9 @@ REQUEST
 
 IFS= read -r -d '' user_data <<'USER_DATA' || true
 #!/bin/bash
-mkdir -p /opt/boltcutter && cd /opt/boltcutter || shutdown -h now
+if ! mkdir -p /opt/boltcutter || ! cd /opt/boltcutter; then
+    shutdown -h now
+fi
 
 cat >setup.sh <<'SETUP'
 set -euxo pipefail
@@ -120,6 +122,7 @@ SETUP
 cat >run.sh <<'RUN'
 cd /opt/boltcutter || exit
 url=s3://bucket/runs/digits/20260101-120000-0a1b2c3d job=digits-20260101-120000-0a1b2c3d
+notice=/run/boltcutter-notice
 export HOME=/root
 export PYTHONUNBUFFERED=1
 export WANDB_MODE=offline
@@ -142,9 +145,10 @@ finish() { # terminate the instance, unless EC2 stops it and will start it again
     report "$result; terminate"
     echo "$result" | aws s3 cp --only-show-errors - "$url/nodes/$job/ended"
     request=$(aws ec2 describe-spot-instance-requests --filters "Name=instance-id,Values=$instance" \
-        --query 'SpotInstanceRequests[0].SpotInstanceRequestId' --output text) &&
-        aws ec2 cancel-spot-instance-requests --spot-instance-request-ids "$request" >/dev/null ||
+        --query 'SpotInstanceRequests[0].SpotInstanceRequestId' --output text)
+    if ! aws ec2 cancel-spot-instance-requests --spot-instance-request-ids "$request" >/dev/null; then
         report "the spot request was not cancelled, so EC2 may start another instance"
+    fi
     upload
     tail -n 20 /var/log/boltcutter.log >/dev/console
     shutdown -h now
@@ -159,7 +163,7 @@ watch() { # PID: upload the log, and let the training save when EC2 announces an
         (((seconds += 5) % 60)) || upload
     done
 }
-stopping='' training='' notice=/run/boltcutter-notice result="launch.max_hours=1.5 reached"
+stopping='' training='' result="launch.max_hours=1.5 reached"
 trap 'stopping=yes; [ -z "$training" ] || kill -TERM "$training"' TERM
 trap finish EXIT
 
@@ -230,7 +234,9 @@ TimeoutStopSec=300
 WantedBy=multi-user.target
 UNIT
 
-systemctl daemon-reload && systemctl enable --now --no-block boltcutter.service || shutdown -h now
+if ! systemctl daemon-reload || ! systemctl enable --now --no-block boltcutter.service; then
+    shutdown -h now
+fi
 USER_DATA
 
 aws ec2 run-instances --region eu-west-1 --cli-input-json "$request" --user-data "$user_data"

@@ -64,7 +64,9 @@ REQUEST
 
 IFS= read -r -d '' user_data <<'USER_DATA' || true
 #!/bin/bash
-mkdir -p /opt/boltcutter && cd /opt/boltcutter || shutdown -h now
+if ! mkdir -p /opt/boltcutter || ! cd /opt/boltcutter; then
+    shutdown -h now
+fi
 
 cat >setup.sh <<'SETUP'
 set -euxo pipefail
@@ -112,7 +114,7 @@ watch() { # PID: upload the log, and let the training save when EC2 announces an
         (((seconds += 5) % 60)) || upload
     done
 }
-stopping='' training='' notice=/run/boltcutter-notice result="launch.max_hours=24 reached"
+stopping='' training='' result="launch.max_hours=24 reached"
 trap 'stopping=yes; [ -z "$training" ] || kill -TERM "$training"' TERM
 trap finish EXIT
 
@@ -175,7 +177,9 @@ TimeoutStopSec=300
 WantedBy=multi-user.target
 UNIT
 
-systemctl daemon-reload && systemctl enable --now --no-block boltcutter.service || shutdown -h now
+if ! systemctl daemon-reload || ! systemctl enable --now --no-block boltcutter.service; then
+    shutdown -h now
+fi
 USER_DATA
 
 aws ec2 run-instances --cli-input-json "$request" --user-data "$user_data"
