@@ -45,7 +45,11 @@ mount --rbind /sys sys
 mount -t proc proc proc
 mount -t tmpfs machine dev/shm
 mount -t tmpfs -o mode=1777 machine tmp
-for at; do mkdir -p ".$at" && mount --bind "$at" ".$at" && mount -o remount,bind,ro ".$at"; done
+for at; do
+    path=${at#rw:}
+    mkdir -p ".$path" && mount --bind "$path" ".$path"
+    [[ $at == rw:* ]] || mount -o remount,bind,ro ".$path"
+done
 printf '%s' "$names" >etc/hosts
 echo "hosts: files" >etc/nsswitch.conf
 mkdir -p .host
@@ -174,7 +178,11 @@ class Machine:
 
 @contextmanager
 def nodes(
-    count: int = 2, *, hosts: Sequence[str] | None = None, shared: Sequence[Path | str] = ()
+    count: int = 2,
+    *,
+    hosts: Sequence[str] | None = None,
+    shared: Sequence[Path | str] = (),
+    volumes: Sequence[Path] = (),
 ) -> Iterator[list[Machine]]:
     """Boot machines that reach each other and this one, and nothing else.
 
@@ -184,11 +192,13 @@ def nodes(
         count: Number of machines.
         hosts: Their host names, each optionally followed by other names that resolve to it; None: ``node0``, ….
         shared: Folders in ``/tmp`` that the machines see too, read-only; others in ``/tmp`` they do not see.
+        volumes: Folders in ``/tmp`` that all machines can write.
     """
     names = list(hosts or [f"node{number}" for number in range(count)])
     assert len(names) == count
     needed = {Path(path).resolve() for path in (ROOT, sys.prefix, sys.base_prefix, *shared)}
     visible = sorted(str(path) for path in needed if path.is_relative_to("/tmp"))
+    visible += [f"rw:{path.resolve()}" for path in volumes]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nodes-")))
         machines: list[Machine] = []
