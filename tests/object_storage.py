@@ -4,10 +4,12 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -50,3 +52,53 @@ def bucket(s3_variables: dict[str, str], request: pytest.FixtureRequest, monkeyp
     for name, value in s3_variables.items():
         monkeypatch.setenv(name, value)
     return f"s3://bucket/{request.node.name.translate({91: '-', 93: None})}"
+
+
+class Gate:
+    """A proxy of a server, which refuses connections while it is closed; to be used as a context manager."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.address, self.port = (parts.hostname, parts.port), 0
+        self._server: socket.socket | None = None
+        self._connections: set[socket.socket] = set()
+
+    def open(self) -> None:
+        """Accept connections."""
+        if self._server is None:
+            self._server = socket.create_server(("127.0.0.1", self.port))
+            self.port = self._server.getsockname()[1]
+            threading.Thread(target=self._accept, args=[self._server], daemon=True).start()
+
+    def close(self) -> None:
+        """Break all connections, and refuse new ones."""
+        server, self._server = self._server, None
+        for connection in [*([server] if server else []), *self._connections]:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        if server:
+            server.close()
+
+    def __enter__(self) -> "Gate":
+        self.open()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _accept(self, server: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = server.accept()
+                target = socket.create_connection(self.address)
+                for pair in ((client, target), (target, client)):
+                    threading.Thread(target=self._copy, args=pair, daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        self._connections.add(source)
+        with source, suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        self._connections.discard(source)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)

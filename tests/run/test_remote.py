@@ -1,14 +1,20 @@
 import json
+import os
 import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import fsspec
 import pytest
 from conftest import QUICK, Script, assert_same, assert_same_history, environment
-from forkserver import Forked, ForkServer
+from forkserver import Forked, ForkServer, rank_variables
+from object_storage import Gate
+from PIL import Image
 
-from boltcutter.run.transfer import fetch
+from boltcutter.run import remote
+from boltcutter.run.transfer import fetch, publish
 
 SETTINGS = [*QUICK, "report=true", "model=mlp", "trainer.max_epochs=4"]
 
@@ -57,3 +63,287 @@ def test_a_killed_run_resumes_on_another_machine(
     compared = script("compare", f"run={url}", f"with={untouched}", env=second)
     assert compared.returncode == 0, compared.stdout + compared.stderr
     assert "bitwise identical" in compared.stdout
+
+
+def run_nodes(
+    forks: ForkServer, folder: Path, *overrides: str, ends: Callable[[Forked], None] = lambda process: None
+) -> list[str]:
+    """Train on two nodes with a process each, which share no folder; returns what they print."""
+    outputs = [folder.with_name(f"{folder.name}-{rank}.txt") for rank in range(2)]
+    with ExitStack() as stack:
+        processes = []
+        for rank, variables in enumerate(rank_variables(2)):
+            node = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": str(rank), "GROUP_RANK": str(rank)}
+            scratch = {"BOLTCUTTER_SCRATCH": str(folder.with_name(f"{folder.name}-{rank}"))}
+            output = stack.enter_context(open(outputs[rank], "wb")).fileno()
+            env = environment(**variables | node | scratch)
+            processes.append(stack.enter_context(forks.start(["scripts/train.py", *overrides], env, output, output)))
+        ends(processes[0])
+        codes = [process.wait(60) for process in processes]
+    texts = [output.read_text() for output in outputs]
+    assert codes == [0, 0] or ends.__name__ != "<lambda>", texts
+    return texts
+
+
+def test_nodes_without_a_shared_folder(forks: ForkServer, script: Script, bucket: str, tmp_path: Path) -> None:
+    settings = [*SETTINGS, "trainer=ddp", "trainer.accelerator=cpu", "trainer.num_nodes=2", "trainer.devices=1"]
+    url = f"{bucket}/run"
+
+    def preempt(process: Forked) -> None:
+        wait_for_checkpoint(process, url)
+        process.send_signal(signal.SIGTERM)
+
+    run_nodes(forks, tmp_path / "first", *settings, f"folder={url}", ends=preempt)
+    texts = run_nodes(forks, tmp_path / "second", f"resume={url}")
+    assert f"resume={url} trainer.max_epochs=<more>" in texts[0]
+    fetch(url, tmp_path / "run")
+    done = script("train", *settings[:-2], "trainer.devices=2", f"folder={tmp_path}/untouched")
+    assert done.returncode == 0, done.stderr
+    assert_same(tmp_path / "untouched", tmp_path / "run")
+    assert_same_history(tmp_path / "untouched", tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run" / "logs").iterdir()} == {"rank-0.log", "rank-1.log"}
+    assert list((tmp_path / "second-1").rglob("metrics.csv"))  # as it was when the second attempt started
+    assert not list((tmp_path / "second-1").rglob("test/metrics.json"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a run, in a process with its own scratch folder."""
+    monkeypatch.setenv("BOLTCUTTER_SCRATCH", str(tmp_path / "scratch"))
+    monkeypatch.setattr(remote, "_urls", {})
+    monkeypatch.setattr(remote, "_locks", {})
+    return f"{bucket}/name/1"
+
+
+def names(url: str) -> set[str]:
+    store, path = fsspec.url_to_fs(url)
+    store.invalidate_cache()
+    return {found.removeprefix(f"{path}/") for found in store.find(path)}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_only_files_of_the_run_that_changed_are_uploaded(
+    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remote, "INTERVAL", 0.05)
+    uploaded: list[str] = []
+    upload = remote.upload
+    monkeypatch.setattr(remote, "upload", lambda *given: (uploaded.append(given[2]), upload(*given))[1])
+    folder = remote.pull(f"{place}/", "folder")
+    assert (remote.show(f"see {folder}/x"), remote.locate(place), folder.parts[-2:]) == (
+        f"see {place}/x",
+        folder,
+        ("name", "1"),
+    )
+    copied = ["record.json", "logs/rank-0.log", "wandb/offline-run-1/a.wandb"]
+    other = [".record.json.1", "checkpoints/last.ckpt", "ckpt/last.ckpt", "code/train.py", "wandb/run-1/a.wandb"]
+    with remote.mirrored(folder):
+        for name in (*copied, *other):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}")
+        (folder / "wandb" / "latest-run").symlink_to("offline-run-1")
+        (folder / "wandb" / "debug.log").symlink_to(folder / "record.json")
+        wait_until(lambda: names(place) == set(copied))
+        time.sleep(0.3)
+        assert sorted(uploaded) == sorted(copied)
+        (folder / "metrics.csv").write_text("step\n")
+        remote.flush(folder)
+        assert "metrics.csv" in names(place)
+        (folder / "report.html").write_text("")
+    assert names(place) == {*copied, "metrics.csv", "report.html"}
+
+
+def test_nodes_but_the_first_upload_only_their_logs(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_RANK", "1")
+    folder = remote.pull(place, "folder")
+    with remote.mirrored(folder):
+        for name in ("record.json", "logs/rank-1.log"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}")
+    assert names(place) == {"logs/rank-1.log"}
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with remote.mirrored(folder):
+        (folder / "logs" / "rank-2.log").write_text("")
+    assert names(place) == {"logs/rank-1.log"}
+
+
+def test_a_process_of_the_same_node_keeps_files_that_another_one_uses(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "record.json").write_text("1")
+    publish(tmp_path, place, ["record.json"])
+    file = remote.pull(place, "run") / "record.json"
+    (tmp_path / "record.json").write_text("2")
+    publish(tmp_path, place, ["record.json"])
+    first, second = remote._locks, dict[Path, int]()
+    monkeypatch.setattr(remote, "_locks", second)  # as in another process
+    remote.pull(place, "run")
+    assert file.read_text() == "1"
+    for lock in second.values():
+        os.close(lock)
+    monkeypatch.setattr(remote, "_locks", first)
+    remote.pull(place, "run")
+    assert file.read_text() == "2"
+    file.write_text("3")  # not yet uploaded when a process was killed
+    remote.pull(place, "run")
+    assert file.read_text() == "3"
+    remote.push(file.parent)
+    (tmp_path / "metrics.csv").write_text("")
+    publish(tmp_path, place, ["metrics.csv"])
+    store, path = fsspec.url_to_fs(f"{place}/record.json")
+    assert store.cat_file(path) == b"3"
+    store.rm_file(path)
+    remote.pull(place, "run")
+    assert [path.name for path in file.parent.iterdir()] == ["metrics.csv"]
+
+
+@contextmanager
+def failing(folder: Path) -> Iterator[None]:
+    """Let a storage in a folder refuse to write."""
+    away = folder.rename(folder.with_name("away"))
+    folder.touch()
+    yield
+    folder.unlink()
+    away.rename(folder)
+
+
+def test_a_storage_that_fails_for_a_while(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remote, "INTERVAL", 0.05)
+    monkeypatch.setattr(remote, "FINAL_TIMEOUT", 0.1)
+    store, url = tmp_path / "store", f"file://{tmp_path}/store/name/1"
+    store.mkdir()
+    folder = remote.pull(url, "folder")
+
+    with remote.mirrored(folder):
+        with failing(store):
+            for step in range(3):
+                (folder / "metrics.csv").write_text(f"step\n{step}\n")
+                remote.flush(folder)  # does not wait for long
+            time.sleep(0.5)
+            warned = capsys.readouterr().err
+        wait_until(lambda: names(url) == {"metrics.csv"})
+    assert warned.startswith(f"warning: {url}: files are not uploaded (")
+    assert warned.count("\n") == 1
+    assert not capsys.readouterr().err
+    (folder / "metrics.csv").write_text("step\n4\n")
+    with suppress(KeyboardInterrupt), remote.mirrored(folder):
+        raise KeyboardInterrupt
+    assert not capsys.readouterr().err
+    assert (store / "name" / "1" / "metrics.csv").read_text() == "step\n4\n"
+
+
+@pytest.mark.parametrize("error", [None, ValueError("of the training")])
+def test_changes_that_cannot_be_uploaded_in_the_end_are_reported(
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception | None,
+) -> None:
+    monkeypatch.setattr(remote, "FINAL_TIMEOUT", 0.1)
+    store, url = tmp_path / "store", f"file://{tmp_path}/store/name/1"
+    store.mkdir()
+    folder = remote.pull(url, "folder")
+
+    def train() -> None:
+        with remote.mirrored(folder):
+            (folder / "metrics.csv").write_text("step\n")
+            store.rmdir()
+            store.touch()
+            if error:
+                raise error
+
+    with pytest.raises(ValueError if error else remote.UploadError) as caught:
+        train()
+    text = capsys.readouterr().err.splitlines()[-1] if error else str(caught.value)
+    assert f"{url}: the last changes are not uploaded (" in text
+    assert f"they are in {folder}; resume={url} on this machine uploads them" in text
+    assert "\n" not in text
+    store.unlink()
+    remote.push(remote.pull(url, "run"))
+    assert names(url) == {"metrics.csv"}
+
+
+@pytest.mark.slow
+def test_training_goes_on_while_the_storage_cannot_be_reached(forks: ForkServer, bucket: str, tmp_path: Path) -> None:
+    url, errors = f"{bucket}/run", tmp_path / "errors"
+    settings = [*QUICK, "model=linear", "test=false", "trainer.max_epochs=100000", f"folder={url}"]
+    with Gate(os.environ["AWS_ENDPOINT_URL"]) as gate, open(errors, "wb") as file:
+        env = environment(BOLTCUTTER_SCRATCH=str(tmp_path), AWS_ENDPOINT_URL=f"http://127.0.0.1:{gate.port}")
+        with forks.start(["scripts/train.py", *settings], env, file.fileno(), file.fileno()) as process:
+            wait_for_checkpoint(process, url)
+            gate.close()
+            time.sleep(50)
+            gate.open()
+            time.sleep(30)
+            assert process.poll() is None, errors.read_text()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 143
+    assert "last-preempted.ckpt" in "".join(names(url))
+    assert "Traceback" not in errors.read_text()
+    assert 1 <= errors.read_text().count("warning: ") <= 3
+
+
+def test_a_second_training_at_the_url_is_refused(
+    forks: ForkServer, script: Script, bucket: str, tmp_path: Path
+) -> None:
+    url = f"{bucket}/run"
+    settings = [*QUICK, "model=linear", "test=false", "trainer.max_epochs=100000", f"folder={url}"]
+    env = {"BOLTCUTTER_SCRATCH": str(tmp_path / "first")}
+    with forks.start(["scripts/train.py", *settings], environment(**env), 2, 2) as process:
+        wait_for_checkpoint(process, url)
+        for name in ("first", "second"):
+            done = script("train", f"resume={url}", env={"BOLTCUTTER_SCRATCH": str(tmp_path / name)})
+            assert done.returncode == 2
+            assert done.stderr.startswith(f"error: resume={url}: in use by process {process.pid} on ")
+            assert done.stderr.count("\n") == 1
+        store, path = fsspec.url_to_fs(f"{url}/.lease")
+        taken = json.loads(store.cat_file(path)) | {"host": "other-host", "token": "x"}
+        store.pipe_file(path, json.dumps(taken).encode())
+        assert process.wait(30) == 1
+    assert json.loads(store.cat_file(path)) == taken
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("folder=s3://no-bucket/run", "cannot be reached (The specified bucket does not exist); check the address"),
+        ("runs=memory://runs", "memory is lost when the process ends; use s3://, gs:// or az://"),
+        ("resume=s3://bucket/nothing", "no run there (record.json is missing); give the folder of a run"),
+        ("folder=s4://bucket/run", "cannot be reached (Protocol not known: s4); use s3://, gs:// or az://"),
+    ],
+)
+def test_mistakes_are_reported_in_one_line(
+    script: Script, bucket: str, tmp_path: Path, override: str, message: str
+) -> None:
+    done = script("train", *QUICK, override, env={"BOLTCUTTER_SCRATCH": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {override.partition('=')[0]}={override.partition('=')[2]}")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_run_is_evaluated_and_reproduced_by_url(script: Script, bucket: str, tmp_path: Path, untouched: Path) -> None:
+    url, env = f"{bucket}/run", {"BOLTCUTTER_SCRATCH": str(tmp_path / "scratch")}
+    publish(untouched, url, [str(file.relative_to(untouched)) for file in untouched.rglob("*") if file.is_file()])
+    done = script("evaluate", f"run={url}", "split=val", env=env)
+    assert done.returncode == 0, done.stderr
+    assert f"output        {url}/evaluation/val" in done.stdout
+    image = tmp_path / "image.png"
+    Image.new("L", (8, 8)).save(image)
+    done = script("predict", f"run={url}", f"input={image}", env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"1 predictions: {url}/predictions.csv\n"
+    assert {"evaluation/val/metrics.json", "predictions.csv"} <= names(url)
+    done = script("train", f"reproduce={url}", f"folder={url}-again", env=env)
+    assert done.returncode == 0, done.stderr
+    assert f"metrics equal those of {url}\n" in done.stdout
+    assert "checkpoints/last.ckpt" in names(f"{url}-again")

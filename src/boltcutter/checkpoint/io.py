@@ -22,6 +22,7 @@ from boltcutter.checkpoint.storage import (
     error_text,
     is_url,
     remedy_for,
+    repeat,
     resolve_filesystem,
     store_errors,
     write_atomically,
@@ -123,16 +124,19 @@ class AtomicCheckpointIO(CheckpointIO):
         earlier = list(self._pending)
 
         def remove() -> None:
-            if all(job.exception() is None for job in earlier):
-                with store_errors(path):
-                    store, place = resolve_filesystem(path)
-                    if store.isfile(place):
-                        store.rm_file(place)  # not rm, which treats [, * and ? as a pattern
-                    elif store.exists(place):
-                        store.rm(place, recursive=True)
-                    sharded.remove_stale(Path(path))
+            with store_errors(path):
+                store, place = resolve_filesystem(path)
+                if store.isfile(place):
+                    store.rm_file(place)  # not rm, which treats [, * and ? as a pattern
+                elif store.exists(place):
+                    store.rm(place, recursive=True)
+                sharded.remove_stale(Path(path))
 
-        self._submit(remove)
+        def remove_if_replaced() -> None:
+            if all(job.exception() is None for job in earlier):
+                repeat(path, remove)
+
+        self._submit(remove_if_replaced)
 
     def wait(self) -> None:
         """Wait until all checkpoints are written.
@@ -170,7 +174,7 @@ class AtomicCheckpointIO(CheckpointIO):
                 return self._write(path, lambda file: file.write(content))
             try:
                 store, place = resolve_filesystem(path)
-                store.pipe_file(place, bytes(content))
+                repeat(path, lambda: store.pipe_file(place, bytes(content)))
             except Exception as error:  # each store has its own
                 raise CheckpointError(_write_failure(path, error)) from error
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from boltcutter.checkpoint.load import find_damage, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError, is_url, resolve_filesystem, store_errors
@@ -57,8 +58,10 @@ def _files(place: str | Path, start: str = "") -> list[str]:
         try:
             listed = list(map(str, store.ls(folder, detail=False)))  # not glob: a folder's name may hold [, * or ?
         except FileNotFoundError as error:
-            # If the missing path is not the folder, it is the bucket. In the message, quotes in the path are escaped.
-            if folder.strip("/") not in f"{error.filename} {error}":
+            # If the missing path is not the folder, it is the bucket. In the message, quotes in the path are escaped,
+            # and Cloud Storage has its own form of URLs.
+            key = folder.strip("/").partition("/")[2] or folder
+            if key not in unquote(f"{error.filename} {error}"):
                 raise
             return []
         named = [file for file in listed if re.fullmatch(rf"{start}.*\.ckpt", file.rpartition("/")[2], re.S)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -15,6 +17,8 @@ import fsspec
 from boltcutter.checkpoint import atomic
 
 T = TypeVar("T")
+
+RETRY_SECONDS = 300.0  # for which a failing storage is tried again before a checkpoint is given up
 
 _copy: tuple[str, IO[bytes]] | None = None  # key and local copy (a temporary file) of the object last read from a URL
 
@@ -77,6 +81,28 @@ def call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
         return future.result(seconds)
     except TimeoutError as error:
         raise error if future.done() else TimeoutError(f"no response within {seconds:.0f} s") from error
+
+
+def repeat(place: str | Path, call: Callable[[], T]) -> T:
+    """Return the result of a call of a storage at a URL, repeated if it fails for a while.
+
+    Args:
+        place: Path or URL of what is written or read.
+        call: The call.
+    """
+    end, delay = time.monotonic() + RETRY_SECONDS, 1.0
+    while True:
+        try:
+            return call()
+        except Exception as error:  # each storage raises its own
+            is_final = isinstance(error.__cause__ or error, FileNotFoundError | PermissionError)
+            if is_final or not is_url(place) or time.monotonic() + delay > end:
+                raise
+            if delay == 1.0:
+                text = f"warning: {place}: the storage fails ({error_text(error)}); trying for {RETRY_SECONDS:.0f} s"
+                print(text, file=sys.stderr)
+        time.sleep(delay)
+        delay = min(2 * delay, 30.0)
 
 
 @contextmanager
@@ -142,4 +168,4 @@ def remedy_for(place: str | Path) -> str:
     """Return a remedy for checkpoints that cannot be written or reached."""
     if not is_url(place):
         return "free disk space, or set checkpoints=<another folder>"
-    return "check that the storage exists and its variables (AWS_…) are set, or set checkpoints=<folder or URL>"
+    return "check that the storage exists and its credentials are set, or set checkpoints=<folder or URL>"

@@ -19,7 +19,7 @@ from boltcutter.assembly.monitors import MonitorCheck
 from boltcutter.callback.trial import trial_reporter
 from boltcutter.checkpoint.load import load, read_metadata
 from boltcutter.checkpoint.select import find_best, list_names
-from boltcutter.checkpoint.storage import CheckpointError, check_writable
+from boltcutter.checkpoint.storage import CheckpointError, check_writable, repeat
 from boltcutter.checkpoint.weights import incompatibility, load_weights
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
@@ -368,7 +368,8 @@ class Recorder(Callback):
 
     def _is_resumable(self) -> bool:
         """Whether a checkpoint to resume from was written before the one that is being saved."""
-        return any(name.startswith("last") for name in list_names(self.cfg.checkpoints))
+        place = self.cfg.checkpoints
+        return any(name.startswith("last") for name in repeat(place, lambda: list_names(place)))
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the run's id and commit to the checkpoint, and flush metrics so that none logged before it is lost."""
