@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -55,7 +55,10 @@ class AwsAnswers:
         url: Its address.
         replies: The next answers: status, which is 0 for none, and body.
         requests: Operation and body of each request so far.
+        client: Makes clients for it.
     """
+
+    client: Callable[..., Any]
 
     def __init__(self) -> None:
         self.url = ""

@@ -1,5 +1,6 @@
 """Training jobs of SageMaker: what is sent, and what happens when AWS refuses, is busy or does not answer."""
 
+import functools
 import json
 import re
 import time
@@ -99,6 +100,7 @@ GOLDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"nodes": 2, "devices": 4, "gpus": False, "trusted": True},
     ),
+    "sagemaker_jupyter": ({"jupyter": True, "idle_minutes": 30}, {}),
     "sagemaker_keep_alive": ({"keep_alive": 1800, "instance_type": "ml.p5.48xlarge"}, {"nodes": 4, "devices": 8}),
 }
 
@@ -165,6 +167,7 @@ def test_settings_are_checked(settings: dict[str, Any], fault: str) -> None:
             {"devices": 8},
             r"trainer\.devices=8: .*has 4 A10G; try trainer\.devices=4",
         ),
+        ({"jupyter": True}, {"nodes": 2}, r"trainer\.num_nodes=2: .* set trainer\.num_nodes=1"),
         ({"instance_type": "ml.m5.xlarge"}, {}, r"launch\.instance_type=ml\.m5\.xlarge has no GPUs"),
     ],
     ids=str,
@@ -236,6 +239,19 @@ def test_the_job_file_is_what_is_sent(requests: list[tuple[str, dict[str, Any]]]
     assert (missing.state, missing.text) == ("unknown", f"training job {NAME}0: not found in us-east-1")
 
 
+def test_jupyterlab_is_reached_by_a_session_of_systems_manager(
+    answers: AwsAnswers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = launcher(jupyter=True)
+    answers.replies = [(200, {"TrainingJobArn": ARN}), described("InProgress", "Training"), described("Stopped")]
+    own.create(*write_job(tmp_path, (JOBS / "sagemaker_jupyter.json").read_text()))
+    assert answers.requests[0][1]["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
+    shown = capsys.readouterr().out
+    assert f"aws ssm start-session --target sagemaker-training-job:{NAME}_algo-1 --region us-east-1 " in shown
+    assert shown in own.status(ARN).text
+    assert "ssm" not in own.status(ARN).text
+
+
 def test_a_role_of_another_account_is_refused(requests: list[object]) -> None:
     with pytest.raises(ValueError, match=rf"^launch\.role=.*999999999999.* not in the account {ACCOUNT}"):
         launcher(role=ROLE.replace(ACCOUNT, "9" * 12)).check_credentials()
@@ -290,13 +306,21 @@ def described(primary: str, secondary: str = "", reason: str = "") -> Answer:
     }
 
 
+@pytest.fixture(scope="module")
+def answering() -> Iterator[AwsAnswers]:
+    with aws_answers() as server:
+        server.client = functools.cache(aws.client)  # as new clients are slow
+        yield server
+
+
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsAnswers]:
+def answers(answering: AwsAnswers, monkeypatch: pytest.MonkeyPatch) -> AwsAnswers:
     monkeypatch.setitem(aws.LIMITS, "read_timeout", 0.3)
     monkeypatch.setitem(aws.LIMITS, "retries", {"mode": "standard", "total_max_attempts": 1})
-    with aws_answers() as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        yield server
+    monkeypatch.setenv("AWS_ENDPOINT_URL", answering.url)
+    monkeypatch.setattr(aws, "client", answering.client)
+    answering.replies, answering.requests = [], []
+    return answering
 
 
 CREATED: Callable[[int], Answer] = lambda number: (200, {"TrainingJobArn": f"{ARN}-{number}"})  # noqa: E731

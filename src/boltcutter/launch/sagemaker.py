@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from boltcutter.config.errors import one_line
 from boltcutter.launch import aws
+from boltcutter.launch import jupyter as jupyterlab
 from boltcutter.launch.cloud import FINAL, CloudLauncher, job_name
 from boltcutter.launch.job import POLL_SECONDS, Job, State, Status, UnclearSubmissionError, UnreachableError
 from boltcutter.launch.machines import SAGEMAKER, check_devices
@@ -18,7 +20,7 @@ from boltcutter.launch.slurm import seconds
 # Limits of https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
 MAX_TIME = 28 * 86400
 MAX_ARGUMENT, MAX_IMAGE, MAX_VALUE = 256, 255, 512  # characters
-MAX_RETRIES, MAX_KEEP_ALIVE = 30, 21600
+RANGES = {"max_restarts": (0, 30), "keep_alive": (0, 21600), "volume_gb": (1, 16384)}
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+")
 JOB_ID = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):\d{12}:training-job/([a-zA-Z0-9-]+)")
 NOT_FOUND = {"ResourceNotFound", "ValidationException"}
@@ -45,6 +47,8 @@ class SageMakerLauncher(CloudLauncher):
         subnets: Subnets of a VPC.
         security_groups: Security groups in this VPC, which must allow all traffic between their members.
         tags: Tags of the job.
+        jupyter: Whether to start JupyterLab with the project instead of training.
+        idle_minutes: Minutes without activity after which JupyterLab, and with it the job, ends.
         storage: Parent URL of the runs, such as s3://bucket/runs.
         python: Python interpreter in the image.
         environment: Environment variables of the run.
@@ -72,6 +76,8 @@ class SageMakerLauncher(CloudLauncher):
         subnets: list[str] | None = None,
         security_groups: list[str] | None = None,
         tags: dict[str, str] | None = None,
+        jupyter: bool = False,
+        idle_minutes: float = 60,
         storage: str | None = None,
         python: str = "python",
         environment: dict[str, str] | None = None,
@@ -79,12 +85,8 @@ class SageMakerLauncher(CloudLauncher):
         max_code_mb: float = 50,
     ) -> None:
         self.region, self.role, self.instance_type, self.time, self.spot = region, role, instance_type, time, spot
-        self.max_wait, self.volume_gb, self.volume_kms_key, self.keep_alive = (
-            max_wait,
-            volume_gb,
-            volume_kms_key,
-            keep_alive,
-        )
+        self.max_wait, self.volume_gb, self.keep_alive = max_wait, volume_gb, keep_alive
+        self.volume_kms_key, self.jupyter, self.idle_minutes = volume_kms_key, jupyter, idle_minutes
         self.subnets, self.security_groups, self.tags = subnets or [], security_groups or [], tags or {}
         super().__init__(
             storage=storage,
@@ -111,11 +113,7 @@ class SageMakerLauncher(CloudLauncher):
                 raise ValueError(f"launch.max_wait={self.max_wait}: {wait} s are less than launch.time; increase it")
         if self.keep_alive and self.spot:
             raise ValueError("launch.keep_alive: spot instances cannot be retained; remove it or launch.spot")
-        for name, least, most in (
-            ("max_restarts", 0, MAX_RETRIES),
-            ("keep_alive", 0, MAX_KEEP_ALIVE),
-            ("volume_gb", 1, 16384),
-        ):
+        for name, (least, most) in RANGES.items():
             if not least <= (value := getattr(self, name)) <= most:
                 raise ValueError(f"launch.{name}={value} is not in {least}–{most}; try launch.{name}={most}")
         for name, value in self.environment.items():
@@ -153,6 +151,8 @@ class SageMakerLauncher(CloudLauncher):
                 f"launch.role={self.role} is not the ARN of a role; try arn:aws:iam::<account>:role/<name>"
             )
         self._check_image(aws.known_region(self.region))
+        if self.jupyter:
+            jupyterlab.check_job(job, self.idle_minutes)
         check_devices("launch.instance_type", self.instance_type, SAGEMAKER, job)
         for argument in self.command(job):
             if len(argument) > MAX_ARGUMENT:
@@ -170,14 +170,15 @@ class SageMakerLauncher(CloudLauncher):
                 f"set launch.region={place}"
             )
 
+    def command(self, job: Job) -> list[str]:
+        """Return the command of each node."""
+        return [*super().command(job), *(jupyterlab.arguments(self.idle_minutes) if self.jupyter else [])]
+
     def render(self, job: Job) -> str:
         """Render the input of ``aws sagemaker create-training-job --cli-input-json file://job.json``."""
         command, limit = self.command(job), seconds(self.time)
-        resources: dict[str, Any] = {
-            "InstanceType": self.instance_type,
-            "InstanceCount": job.nodes,
-            "VolumeSizeInGB": self.volume_gb,
-        }
+        resources: dict[str, Any] = {"InstanceType": self.instance_type, "InstanceCount": job.nodes}
+        resources["VolumeSizeInGB"] = self.volume_gb
         if self.volume_kms_key:
             resources["VolumeKmsKeyId"] = self.volume_kms_key
         if self.keep_alive:
@@ -206,6 +207,8 @@ class SageMakerLauncher(CloudLauncher):
             request["Tags"] = [{"Key": key, "Value": str(value)} for key, value in self.tags.items()]
         if self.subnets:
             request["VpcConfig"] = {"Subnets": self.subnets, "SecurityGroupIds": self.security_groups}
+        if self.jupyter:
+            request["RemoteDebugConfig"] = {"EnableRemoteDebug": True}  # sessions of AWS Systems Manager
         if self.max_restarts:
             request["RetryStrategy"] = {"MaximumRetryAttempts": self.max_restarts}
         return json.dumps(request, indent=2) + "\n"
@@ -220,10 +223,15 @@ class SageMakerLauncher(CloudLauncher):
         self._check_image(aws.client("sagemaker", self.region).meta.region_name)  # may be that of the profile
 
     def create(self, job: Job, file: Path) -> str:
-        """Create the training job; returns its ARN.
+        """Create the training job; returns its ARN."""
+        arn = self._create(job, file)
+        if self.jupyter:
+            region, name = _split(arn)
+            print(jupyterlab.tunnel("sagemaker", name, region=region))
+        return arn
 
-        The name of a training job cannot be used again, so that of a resumed run gets a number.
-        """
+    def _create(self, job: Job, file: Path) -> str:
+        """Create the training job once; as its name cannot be used again, that of a resumed run gets a number."""
         request = json.loads(file.read_text())
         client, name = aws.client("sagemaker", self.region), request["TrainingJobName"]
         number = 1
@@ -262,8 +270,11 @@ class SageMakerLauncher(CloudLauncher):
         if primary in ("InProgress", "Stopping"):
             state = "pending" if secondary in WAITING else "running"
         words = primary if secondary in ("", primary) else f"{primary} ({secondary})"
-        reason = f": {found['FailureReason']}" if found.get("FailureReason") else ""
-        return Status(state, f"training job {name}, {words}{' '.join(reason.split())}")
+        reason = f": {one_line(found['FailureReason'])}" if found.get("FailureReason") else ""
+        how = (
+            f"\n{jupyterlab.tunnel('sagemaker', name, region=region)}\n" if self.jupyter and state == "running" else ""
+        )
+        return Status(state, f"training job {name}, {words}{reason}{how}")
 
     def cancel(self, job_id: str) -> None:
         """Stop a training job: SageMaker sends SIGTERM, and SIGKILL after 120 seconds."""
