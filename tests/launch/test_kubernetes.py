@@ -191,6 +191,25 @@ def test_without_a_cluster_nothing_is_left_behind(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("git_on_path")
+@pytest.mark.parametrize(("condition", "status"), [("Complete", False), ("Failed", True)])
+def test_the_exit_status_is_that_of_the_job(
+    condition: str, status: bool, server: ApiServer, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = {"conditions": [{"type": condition, "status": "True"}]}
+    submit = KubernetesLauncher.create
+
+    def create(launcher: KubernetesLauncher, job: Job, file: Path) -> str:
+        job_id = submit(launcher, job, file)
+        server.objects[f"{JOBS}/digits-run"]["status"] = ended
+        return job_id
+
+    monkeypatch.setattr(KubernetesLauncher, "create", create)
+    with pytest.raises(SystemExit) as exit:
+        launch(*ARGUMENTS, f"folder={tmp_path}/run", "--wait")
+    assert exit.value.code is status
+
+
 def test_logs_of_replaced_pods_are_followed(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

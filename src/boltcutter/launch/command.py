@@ -22,7 +22,7 @@ from boltcutter.environment.identity import new_run_id
 from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher
-from boltcutter.launch.jobs import last_reason, list_runs, refresh, run_verb
+from boltcutter.launch.jobs import has_completed, list_runs, refresh, run_verb
 from boltcutter.launch.submit import can_copy, submit
 from boltcutter.project import Project
 from boltcutter.run import folder as run
@@ -123,7 +123,7 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
         if "--wait" in flags:
             run_verb("logs", job.folder, follow=True)
             refresh(launcher, *job.run_folders)
-            sys.exit(any(last_reason(folder) != "completed" for folder in job.run_folders))
+            sys.exit(not all(has_completed(folder) for folder in job.run_folders))
 
 
 def is_search(overrides: Sequence[str]) -> bool:

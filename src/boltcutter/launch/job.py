@@ -89,10 +89,12 @@ class Status:
     Args:
         state: State that all launchers have in common.
         text: Description by the launcher.
+        succeeded: Whether the job has succeeded, according to a launcher without access to the run's record.
     """
 
     state: State
     text: str
+    succeeded: bool = False
 
 
 class UnreachableError(ValueError):

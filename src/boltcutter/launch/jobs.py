@@ -143,10 +143,11 @@ def _is_known(file: Path, folders: set[Path]) -> bool:
     return any(folder in (run_folder, run_folder.parent) for run_folder in folders)
 
 
-def last_reason(folder: Path) -> str:
-    """Return how the last attempt ended."""
-    attempts = run.read_record(folder)["attempts"]
-    return str(attempts[-1]["reason"]) if attempts else "never started"
+def has_completed(folder: Path) -> bool:
+    """Whether the last attempt of a run has completed."""
+    if attempts := run.read_record(folder)["attempts"]:
+        return bool(attempts[-1]["reason"] == "completed")
+    return any(launcher.status(job_id).succeeded for launcher, job_id in find_launcher(folder))
 
 
 def display_path(folder: Path) -> str:

@@ -230,7 +230,8 @@ class KubernetesLauncher(CloudLauncher):
         pods = place.pods(name)
         state, text = cluster.summarize(found, pods)
         faults = [fault for pod in pods if (fault := cluster.describe(pod))]
-        return Status(state, one_line("; ".join([f"job {job_id}, {text}", *faults])))
+        succeeded = state == "ended" and not text.startswith("failed")
+        return Status(state, one_line("; ".join([f"job {job_id}, {text}", *faults])), succeeded)
 
     def cancel(self, job_id: str) -> None:
         """Delete the job: its pods get SIGTERM, on which the run saves. What the run has written stays."""
