@@ -88,6 +88,8 @@ class ResourceManager:
             def reply(self, path: str, query: dict[str, str], content: bytes) -> tuple[int, dict[str, str], bytes]:
                 time.sleep(owner.delay)
                 body = json.loads(content) if content else None
+                if path == "/metadata/endpoints":  # of azure-ai-ml
+                    return 200, {"Content-Type": "application/json"}, json.dumps([owner.endpoints()]).encode()
                 owner.requests.append((self.command, f"{path}?{urlsplit(self.path).query}", body))
                 status, answer = 200, {}
                 if self.headers.get("Authorization") != "Bearer token":
@@ -101,6 +103,11 @@ class ResourceManager:
                 return status, {"Content-Type": "application/json"}, json.dumps(answer).encode()
 
         return Requests
+
+    def endpoints(self) -> dict[str, Any]:
+        login = {"loginEndpoint": self.url, "audiences": [self.url], "tenant": "common", "identityProvider": "AAD"}
+        endpoints = dict.fromkeys(("portal", "resourceManager", "mlDataPlane"), self.url)
+        return {"name": "here", **endpoints, "authentication": login, "suffixes": {"storage": "core.local"}}
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         if re.fullmatch(r"(/environments/[\w-]+/versions/\w+)?", path):

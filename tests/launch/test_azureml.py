@@ -2,14 +2,22 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import yaml
+from conftest import STATE, environment, require
+from isodate import parse_duration
 
+from boltcutter.checkpoint.io import AtomicCheckpointIO
+from boltcutter.checkpoint.select import find_newest
 from boltcutter.launch import azure_api
 from boltcutter.launch.azureml import STATES, AzureMLLauncher, next_name, request_body
 from boltcutter.launch.command import job_variables
@@ -48,6 +56,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[R
     with azure(tmp_path) as (manager, storage):
         for name, value in {**manager.env, **storage.env()}.items():
             monkeypatch.setenv(name, value)
+        fsspec.get_filesystem_class("abfss").clear_instance_cache()  # those of servers of other tests
         yield manager, storage
 
 
@@ -257,6 +266,13 @@ def test_a_rejected_job_is_one_line_and_an_unclear_one_may_run(
         submit(server, job, SERVERLESS)
 
 
+def test_the_address_of_a_checkpoint_has_the_account(servers: tuple[ResourceManager, BlobStorage]) -> None:
+    place = f"{SETTINGS['storage']}/digits/one/checkpoints"
+    AtomicCheckpointIO().save_checkpoint(STATE, f"{place}/last.ckpt")
+    assert servers[1].blobs.keys() == {"models/runs/digits/one/checkpoints/last.ckpt"}
+    assert find_newest(place) == f"{place}/last.ckpt"
+
+
 def test_a_resumed_run_has_another_job(servers: tuple[ResourceManager, BlobStorage], job: Job) -> None:
     server, _ = servers
     names = []
@@ -298,3 +314,55 @@ def test_malformed_job_ids_are_refused(job_id: str) -> None:
     for query in (AzureMLLauncher().cancel, AzureMLLauncher().status):
         with pytest.raises(ValueError, match=r"^record\.json has the job id .*; correct it"):
             query(job_id)
+
+
+@pytest.fixture(scope="module")
+def sdk(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Python with azure-ai-ml, which cannot be installed beside the newest versions of other packages."""
+    folder = tmp_path_factory.mktemp("sdk")
+    require("openssl", install="apt-get install openssl")
+    python = str(folder / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+    subprocess.run([python, "-m", "pip", "install", "-q", "azure-ai-ml==1.35.2"], check=True, timeout=600)
+    return python
+
+
+def comparable(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the properties of a job without those that are empty or a default, and with time limits in seconds."""
+    found = {name: value for name, value in body.items() if value not in ({}, None, False)}
+    found["limits"] = {**found["limits"], "timeout": parse_duration(found["limits"]["timeout"])}
+    found["resources"] = {name: value for name, value in found["resources"].items() if value != {}}
+    found["environmentId"] = re.sub(r"(AnonymousEnvironment/versions)/.*", r"\1", found["environmentId"])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_package_of_azure_sends_the_same_job(
+    servers: tuple[ResourceManager, BlobStorage], tmp_path: Path, sdk: str
+) -> None:
+    server, _ = servers
+    broken = {
+        "no command": {"command": None},
+        "unknown field": {"resorces": {}},
+        "distribution": {"distribution": {"type": "nonsense"}},
+        "count": {"resources": {"instance_count": "four"}},
+    }
+    content = yaml.safe_load((JOBS / "azureml.yaml").read_text())
+    for name, changed in broken.items():
+        text = yaml.safe_dump({key: value for key, value in {**content, **changed}.items() if value is not None})
+        (tmp_path / f"{name}.yaml").write_text(text)
+    files = [*(JOBS / name for name in RENDERED), *(tmp_path / f"{name}.yaml" for name in broken)]
+    command = [sdk, str(Path(__file__).with_name("azure_sdk.py")), server.url, WORKSPACE, *map(str, files)]
+    # In a repository, the package would send its commit, too.
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment(**server.env), "timeout": 300}
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr
+    errors = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [bool(found) for found in errors] == [False] * len(RENDERED) + [True] * len(broken), errors
+    sent = [body for method, path, body in server.requests if method == "PUT" and "/jobs/" in path]
+    for name, request in zip(RENDERED, sent, strict=True):
+        ours = request_body(yaml.safe_load((JOBS / name).read_text()), WORKSPACE)
+        assert comparable(request["properties"]) == comparable(ours)
+    environments = [body["properties"] for _, path, body in server.requests if "/environments/" in path]
+    assert [(found["image"], found["isAnonymous"]) for found in environments] == [("registry.example.com/p:1", True)]
