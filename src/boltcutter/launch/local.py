@@ -33,6 +33,7 @@ class LocalLauncher:
         snapshot: Whether the run uses a copy of the code made at submission.
     """
 
+    option = "local"  # of launch=, for messages
     array: str | list[str] | None = None
     job_file = "job.sh"
     log_name = "local.log"
@@ -53,16 +54,17 @@ class LocalLauncher:
     def check(self, job: Job) -> None:
         """Raise ValueError for more than one node."""
         if job.nodes != 1:
-            raise ValueError(f"trainer.num_nodes={job.nodes}: launch=local uses one machine; try launch=slurm")
+            raise ValueError(f"trainer.num_nodes={job.nodes}: launch={self.option} uses one machine; try launch=slurm")
+
+    def command(self, job: Job) -> list[str]:
+        """Return the command that trains."""
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.devices)]
+        return [self.python, *(torchrun if self.torchrun else []), *job.program, f"resume={job.folder}", *job.trust]
 
     def render(self, job: Job) -> str:
         """Render a shell script."""
-        arguments = [self.python]
-        if self.torchrun:
-            arguments += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.devices)]
-        arguments += [*job.program, f"resume={job.folder}", *job.trust]
         variables = assignments({**job.environment, **self.environment})
-        lines = ["#!/bin/bash", *variables, *code_path(job), f"exec {shlex.join(arguments)}"]
+        lines = ["#!/bin/bash", *variables, *code_path(job), f"exec {shlex.join(self.command(job))}"]
         return "\n".join(lines) + "\n"
 
     def submit(self, job: Job, file: Path) -> list[str]:
