@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.model import Shape
 from botocore.session import Session
 from conftest import ROOT
 
@@ -17,7 +16,7 @@ from boltcutter.launch import aws, cloud
 from boltcutter.launch.job import Job, UnclearSubmissionError
 from boltcutter.launch.sagemaker import SageMakerLauncher
 
-from .aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, aws_server
+from .aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, aws_server, check_request
 
 JOBS = Path(__file__).with_name("jobs")
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/train"
@@ -44,41 +43,6 @@ def job(root: Path = Path("/p"), **facts: Any) -> Job:
     folder = root / "runs" / "digits" / NAME.removeprefix("digits-")
     facts = {"root": root, "code": folder / "code", "gpus": True} | facts
     return Job("digits", folder, folder / "code" / "scripts" / "train.py", **facts)
-
-
-def mistakes(shape: Shape, value: Any, place: str = "") -> Iterator[str]:
-    """Yield what the service's own model does not allow: unlike botocore, also patterns, enumerations and limits."""
-    facts = shape.metadata
-    if shape.type_name == "structure":
-        yield from (f"{place}.{name}: unknown" for name in value.keys() - shape.members.keys())
-        yield from (f"{place}.{name}: missing" for name in set(shape.required_members) - value.keys())
-        for name in value.keys() & shape.members.keys():
-            yield from mistakes(shape.members[name], value[name], f"{place}.{name}")
-        return
-    kind = {"string": str, "integer": int, "boolean": bool, "list": list, "map": dict}[shape.type_name]
-    if type(value) is not kind:
-        yield f"{place}: {value!r} is no {shape.type_name}"
-        return
-    size = value if shape.type_name == "integer" else len(value) if shape.type_name != "boolean" else 0
-    if size < facts.get("min", size) or size > facts.get("max", size):
-        yield f"{place}: {value!r} is not in {facts['min']}–{facts.get('max')}"
-    if shape.type_name == "list":
-        for number, item in enumerate(value):
-            yield from mistakes(shape.member, item, f"{place}[{number}]")
-    elif shape.type_name == "map":
-        for key, item in value.items():
-            yield from mistakes(shape.key, key, f"{place}.{key}")
-            yield from mistakes(shape.value, item, f"{place}.{key}")
-    elif shape.type_name == "string":
-        if "enum" in facts and value not in facts["enum"]:
-            yield f"{place}: {value!r} is not in the enumeration"
-        if "pattern" in facts and "\\p{" not in facts["pattern"] and not re.fullmatch(facts["pattern"], value):
-            yield f"{place}: {value!r} does not match {facts['pattern']}"
-
-
-def check_request(request: dict[str, Any]) -> None:
-    model = Session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
-    assert not list(mistakes(model.input_shape, request))
 
 
 GOLDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -110,7 +74,7 @@ def test_the_job_file(name: str) -> None:
     settings, facts = GOLDEN[name]
     text = launcher(**settings).render(job(**facts))
     assert text == (JOBS / f"{name}.json").read_text()
-    check_request(json.loads(text))
+    check_request("sagemaker", "CreateTrainingJob", json.loads(text))
 
 
 def test_a_long_name_fits() -> None:
@@ -118,7 +82,7 @@ def test_a_long_name_fits() -> None:
     folder = long.folder.parent.with_name("digits_" * 20) / long.folder.name
     request = json.loads(launcher().render(Job("digits_" * 20, folder, long.script, root=long.root, code=long.code)))
     assert request["TrainingJobName"].endswith("-20260101-120000-0a1b2c3d")
-    check_request(request | {"TrainingJobName": request["TrainingJobName"] + "-99"})
+    check_request("sagemaker", "CreateTrainingJob", request | {"TrainingJobName": request["TrainingJobName"] + "-99"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,179 @@
+"""Launch runs on AWS Batch, with the image and the machines of a job definition and a queue that exist there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from boltcutter.config.errors import one_line
+from boltcutter.launch import aws
+from boltcutter.launch.cloud import FINAL, CloudLauncher, job_name
+from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, UnreachableError
+from boltcutter.launch.slurm import seconds
+
+MAX_ATTEMPTS = 10
+JOB_ID = re.compile(r"arn:aws[a-z-]*:batch:([a-z0-9-]+):\d{12}:job/([a-z0-9-]+)")
+FORMS = {
+    "queue": r"arn:aws[a-z-]*:batch:[a-z0-9-]+:\d{12}:job-queue/[\w-]+|[\w-]{1,128}",
+    "job_definition": r"arn:aws[a-z-]*:batch:[a-z0-9-]+:\d{12}:job-definition/[\w-]+(:\d+)?|[\w-]{1,128}(:\d+)?",
+}
+STATES: dict[str, State] = {"RUNNING": "running", "SUCCEEDED": "ended", "FAILED": "ended"}  # others: pending
+# A lost or reclaimed host, and SIGTERM from it; https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html
+RETRY_ON = [{"onStatusReason": "Host EC2*", "action": "RETRY"}, {"onExitCode": "143", "action": "RETRY"}]
+
+
+class AwsBatchLauncher(CloudLauncher):
+    """Submit runs to a queue of AWS Batch; with several nodes, as a multi-node parallel job.
+
+    Args:
+        region: Region; null: that of AWS_REGION or of the AWS profile.
+        queue: Job queue, whose compute environment has the machines.
+        job_definition: Job definition with the image, memory, CPUs and role; of type multinode for several nodes.
+        time: Limit of the time of each attempt, H:MM:SS or D-HH:MM:SS.
+        tags: Tags of the job.
+        storage: Parent URL of the runs, such as s3://bucket/runs.
+        python: Python interpreter in the image.
+        environment: Environment variables of the run.
+        max_restarts: How often the run is started again after its host is lost or reclaimed.
+        max_code_mb: Limit of the size of the project's files, which are sent with each job.
+    """
+
+    job_file = "job.json"
+    protocols = ("s3",)
+    platform = "aws_batch"
+
+    def __init__(
+        self,
+        *,
+        region: str | None = None,
+        queue: str | None = None,
+        job_definition: str | None = None,
+        time: str = "1-00:00:00",
+        tags: dict[str, str] | None = None,
+        storage: str | None = None,
+        python: str = "python",
+        environment: dict[str, str] | None = None,
+        max_restarts: int = 9,
+        max_code_mb: float = 50,
+    ) -> None:
+        self.region, self.queue, self.job_definition, self.time = region, queue, job_definition, time
+        self.tags = tags or {}
+        super().__init__(
+            storage=storage,
+            python=python,
+            environment=environment,
+            max_restarts=max_restarts,
+            max_code_mb=max_code_mb,
+        )
+        aws.check_region(region)
+        if seconds(time) < 60:
+            raise ValueError(f"launch.time={time} is less than the minimum of AWS Batch; try launch.time=0:01:00")
+        if max_restarts >= MAX_ATTEMPTS:
+            raise ValueError(f"launch.max_restarts={max_restarts} is too many for AWS Batch; try launch.max_restarts=9")
+        for name, form in FORMS.items():
+            if (value := getattr(self, name)) is not None and not re.fullmatch(form, value):
+                raise ValueError(f"launch.{name}={value} is neither a name nor an ARN; correct it")
+
+    def check(self, job: Job) -> None:
+        """Raise ValueError for a job that AWS Batch cannot run, as far as can be known offline."""
+        super().check(job)
+        if not str(self.storage).startswith("s3://"):
+            raise ValueError(f"launch.storage={self.storage}: the nodes share no disk; use s3://<bucket>/runs")
+        for name in FORMS:
+            if not getattr(self, name):
+                raise ValueError(f"launch.{name}: not set; give the name of one; docs/cloud.md creates it")
+
+    def render(self, job: Job) -> str:
+        """Render the input of ``aws batch submit-job --cli-input-json file://job.json``."""
+        container: dict[str, Any] = {"command": self.command(job)}
+        if variables := self.variables(job):
+            container["environment"] = [{"name": name, "value": value} for name, value in variables.items()]
+        if job.gpus:
+            container["resourceRequirements"] = [{"type": "GPU", "value": str(job.devices)}]
+        request: dict[str, Any] = {
+            "jobName": job_name(job, limit=128),
+            "jobQueue": self.queue,
+            "jobDefinition": self.job_definition,
+            "retryStrategy": {
+                "attempts": 1 + self.max_restarts,
+                "evaluateOnExit": [*RETRY_ON, {"onReason": "*", "action": "EXIT"}],
+            },
+            "timeout": {"attemptDurationSeconds": seconds(self.time)},
+        }
+        if job.nodes > 1:
+            nodes = [{"targetNodes": "0:", "containerOverrides": container}]
+            request["nodeOverrides"] = {"numNodes": job.nodes, "nodePropertyOverrides": nodes}
+        else:
+            request["containerOverrides"] = container
+        if self.tags:
+            request["tags"] = {key: str(value) for key, value in self.tags.items()}
+        return json.dumps(request, indent=2) + "\n"
+
+    def check_credentials(self) -> None:
+        """Raise ValueError with the command to log in, if there are no credentials."""
+        aws.check_credentials(self.region)
+
+    def create(self, job: Job, file: Path) -> str:
+        """Submit the job; returns its ARN.
+
+        Raises:
+            UnclearSubmissionError: AWS did not answer.
+        """
+        request, client = json.loads(file.read_text()), aws.client("batch", self.region)
+        with aws.as_value_errors():
+            self._check_definition(client, job)
+        try:
+            with aws.as_value_errors():
+                return str(client.submit_job(**request)["jobArn"])
+        except UnreachableError as error:
+            raise UnclearSubmissionError(
+                f"{error}; see whether {request['jobName']} is in the queue before you launch again"
+            ) from error
+
+    def _check_definition(self, client: Any, job: Job) -> None:
+        """Check that the job definition exists, and is of the type that the job needs."""
+        name = str(self.job_definition)
+        by_revision = re.search(r":\d+$|^arn:", name)
+        query = {"jobDefinitions": [name]} if by_revision else {"jobDefinitionName": name}
+        pages = client.get_paginator("describe_job_definitions").paginate(**query, status="ACTIVE")
+        found = [definition for page in pages for definition in page["jobDefinitions"]]
+        if not found:
+            raise ValueError(f"launch.job_definition={name} does not exist in {client.meta.region_name}; register it")
+        latest = max(found, key=lambda definition: int(definition["revision"]))
+        if latest["type"] != (needed := "multinode" if job.nodes > 1 else "container"):
+            raise ValueError(
+                f"launch.job_definition={name} is of type {latest['type']}, but trainer.num_nodes={job.nodes} needs "
+                f"{needed}; choose another"
+            )
+
+    def status(self, job_id: str) -> Status:
+        """Return the status of a job."""
+        region, number = _split(job_id)
+        with aws.as_value_errors():
+            found = aws.client("batch", region).describe_jobs(jobs=[number])["jobs"]
+        if not found:
+            return Status("unknown", f"job {number}: not found in {region}")
+        reason = f": {one_line(found[0]['statusReason'])}" if found[0].get("statusReason") else ""
+        text = f"job {number}, {found[0]['status']}{reason}"
+        return Status(STATES.get(found[0]["status"], "pending"), text)
+
+    def cancel(self, job_id: str) -> None:
+        """Terminate a job: AWS Batch sends SIGTERM, and SIGKILL after 30 seconds."""
+        region, number = _split(job_id)
+        if self.status(job_id).state in FINAL:
+            return
+        with aws.as_value_errors():
+            aws.client("batch", region).terminate_job(jobId=number, reason="canceled by the launcher")
+
+
+def _split(job_id: str) -> tuple[str, str]:
+    """Return the region and the ID of a job.
+
+    Raises:
+        ValueError: The recorded ARN is malformed.
+    """
+    if not (found := JOB_ID.fullmatch(job_id)):
+        raise ValueError(f"record.json has the job id {job_id}: expected the ARN of a job of AWS Batch; correct it")
+    return found[1], found[2]
