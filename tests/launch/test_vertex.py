@@ -10,11 +10,13 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch
 import yaml
 from conftest import environment, require
 from fsspec.registry import _registry
 from gcsfs.core import GCSFileSystem
 
+from boltcutter.checkpoint.select import find_newest
 from boltcutter.launch import google_api, vertex
 from boltcutter.launch.job import Job, UnclearSubmissionError, UnreachableError
 from boltcutter.launch.machines import VERTEX
@@ -233,6 +235,14 @@ def bucket(storage: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator
     yield found
     for path in found.find("bucket"):
         found.rm_file(path)
+
+
+def test_checkpoints_on_cloud_storage_are_found(bucket: Any, tmp_path: Path) -> None:
+    assert find_newest("gs://bucket/runs/digits/one/checkpoints") is None
+    torch.save({"state_dict": {}, "global_step": 1}, tmp_path / "last.ckpt")
+    bucket.put_file(str(tmp_path / "last.ckpt"), "bucket/runs/digits/one/checkpoints/last.ckpt")
+    place = "gs://bucket/runs/digits/one/checkpoints"
+    assert find_newest(place) == f"{place}/last.ckpt"
 
 
 def submit(job: Job, **settings: Any) -> str:
