@@ -1,11 +1,11 @@
 # An image with this project and the versions in constraints.txt, for GPUs: docker build -t my-project .
 # For CPUs, which is smaller: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# More packages, such as for object storage: --build-arg PACKAGES="s3fs boto3"
+# PACKAGES are those for object storage; notebooks need jupyterlab and ipykernel, too.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
 ARG TORCH_INDEX=https://pypi.org/simple
-ARG PACKAGES=
+ARG PACKAGES="adlfs gcsfs s3fs"
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends git \

@@ -1,0 +1,157 @@
+"""The Dockerfile of this repository and of a new project: podman builds the image, and trains in it.
+
+The base image is made by debootstrap, as there is no registry; Python is that of Debian.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, require
+
+from boltcutter.project import Project
+from boltcutter.scaffold import new
+
+from .nodes import AS_ROOT
+from .podman import Podman
+from .test_library import git
+from .test_node import bundle as bundle
+
+TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
+BASE = "localhost/python:3.11-slim"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+PACKAGES = "ca-certificates,python3,python3-venv"
+
+
+@pytest.mark.parametrize("folder", [ROOT, TEMPLATE], ids=["repository", "project"])
+def test_the_linter_finds_nothing(folder: Path) -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, folder / "Dockerfile"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", ".dockerignore"])
+def test_repository_and_project_build_the_same_image(name: str) -> None:
+    assert (ROOT / name).read_text() == (TEMPLATE / name).read_text()
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """Podman with the base image."""
+    require("debootstrap", install="apt-get install debootstrap")
+    found = Podman(tmp_path_factory.mktemp("podman"))
+    root = tmp_path_factory.mktemp("base") / "root"
+    source = "http://deb.debian.org/debian"
+    command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root), source]
+    done = subprocess.run([*AS_ROOT, *command], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    subprocess.run([*AS_ROOT, "ln", "-s", "/usr/bin/python3.11", root / "usr/local/bin/python"], check=True)
+    archive = subprocess.run([*AS_ROOT, "tar", "-C", root, "-c", "."], check=True, capture_output=True).stdout
+    subprocess.run([*AS_ROOT, "rm", "-r", root], check=True)
+    found("import", "-q", "-", BASE, given=archive, timeout=300)
+    yield found
+    found.remove()
+
+
+def pip_options(folder: Path) -> list[str]:
+    """Return options of podman with which pip finds packages as it does here."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True)
+    settings = dict(re.findall(r"^(?:global|:env:)\.([\w-]+)='(.*)'$", listed.stdout, re.M))
+    (folder / "pip.conf").write_text("[global]\n" + "".join(f"{name} = {text}\n" for name, text in settings.items()))
+    places = {place for text in settings.values() for place in re.findall(r"(?:^|\s|file://)(/[\w./-]+)", text)}
+    places = {str(Path(place).parent) if place.endswith(".crt") else place for place in places if os.path.exists(place)}
+    index = [] if "find-links" in settings else ["--build-arg", f"TORCH_INDEX={CPU_INDEX}"]
+    volumes = [f"{folder}/pip.conf:/etc/pip.conf:ro", *(f"{place}:{place}:ro" for place in sorted(places))]
+    return [*index, *(word for volume in volumes for word in ("--volume", volume))]
+
+
+@pytest.fixture(scope="module", params=["repository", "project"])
+def build(
+    request: pytest.FixtureRequest, podman: Podman, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Callable[[], str]]:
+    """The folder of the repository or of a project, and a function that builds its image and returns the output."""
+    scratch = tmp_path_factory.mktemp("build")
+    options = [*pip_options(scratch), "--network", "host", "--build-arg", f"BASE={BASE}"]
+    root = scratch / "repository"
+    shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "runs", ".*_cache"))
+    if request.param == "project":
+        for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "The template"]):
+            git(root, *arguments)
+        options += ["--volume", f"{root}:{root}:ro"]  # pip clones the library from there
+        root = new.main(Project.at(ROOT), ["my-project", f"folder={scratch}", f"template={root}"])
+
+    def call() -> str:
+        done = podman("build", "--tag", "image", *options, str(root), timeout=1500)
+        return done.stdout + done.stderr
+
+    call()
+    return root, call
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_an_image_trains_saves_on_sigterm_and_resumes(
+    build: tuple[Path, Callable[[], str]], bundle: Path, podman: Podman, tmp_path: Path
+) -> None:
+    def run(*arguments: str, options: tuple[str, ...] = ()) -> str:
+        return podman("run", "--rm", "--network=none", *options, "image", *arguments, timeout=200).stdout
+
+    (config,) = json.loads(podman("inspect", "image").stdout)
+    assert config["Config"]["Cmd"] == ["python", "scripts/train.py"]
+    assert config["User"] == "1000"
+    for user in ("1000", "54321:0"):  # OpenShift chooses one
+        write = "touch ~/a runs/a data/a && ! touch scripts/a 2>/dev/null && ls -A && id -u"
+        *files, found = run("sh", "-c", write, options=("--user", user)).split()
+        assert found == user.partition(":")[0]
+        assert {"configs", "scripts", "src"} <= set(files)
+        assert not {".git", ".venv"} & set(files)
+    tested = set((build[0] / "constraints.txt").read_text().replace(" ", "\n").splitlines())
+    installed = [line for line in run("pip", "freeze").splitlines() if "==" in line]
+    assert len(installed) > 40
+    assert not {re.sub(r"\+cpu$", "", line).lower().replace("_", "-") for line in installed} - tested
+
+    folder, overrides = "/app/runs/here", ["trainer.accelerator=cpu", "logger=null", "report=false"]
+    podman("volume", "create", "runs")
+    for start in (1, 2):
+        given = f"folder={folder}" if start == 1 else f"resume={folder}"
+        command = ["python", "scripts/train.py", given, *(overrides if start == 1 else []), "trainer.max_epochs=5000"]
+        podman("run", "--detach", "--name=run", "--network=none", "--volume=runs:/app/runs", "image", *command)
+        end = time.monotonic() + 150
+        while "epoch " not in (text := podman("logs", "run").stdout):
+            assert time.monotonic() < end, podman("logs", "run")
+            time.sleep(0.3)
+        assert podman("top", "run", "pid", "comm").stdout.split()[2:4] == ["1", "python"]
+        podman("stop", "--time", "100", "run", timeout=150)
+        logs = podman("logs", "run")
+        assert podman("wait", "run").stdout.strip() == "143", logs
+        assert "preempted by SIGTERM, saved" in logs.stdout + logs.stderr
+        assert ("epoch 1/" in text) == (start == 1)
+        podman("rm", "run")
+    record = json.loads(run("cat", f"{folder}/record.json", options=("--volume=runs:/app/runs",)))
+    assert len(record["attempts"]) == 2
+
+    # As in a cloud: the code comes with the job, and the image has everything else.
+    shutil.copy(bundle, tmp_path / "job.tar.gz")
+    node = ["python", "-m", "boltcutter.launch.node", "/app/runs/node", "--bundle", "/job.tar.gz", "trust=true"]
+    mounted = (f"--volume={tmp_path}/job.tar.gz:/job.tar.gz:ro", "--volume=runs:/app/runs")
+    run(*node, "trainer.accelerator=cpu", options=mounted)
+    record = json.loads(run("cat", "/app/runs/node/record.json", options=mounted))
+    assert record["attempts"][-1]["reason"] == "completed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_a_change_of_the_code_does_not_install_again(build: tuple[Path, Callable[[], str]]) -> None:
+    root, call = build
+    (root / "scripts" / "train.py").write_text((root / "scripts" / "train.py").read_text() + "# changed\n")
+    steps = re.split(r"^\[\d/\d\] ", call(), flags=re.M)
+    installs = [step for step in steps if "RUN" in step and "pip install" in step]
+    assert len(installs) == 2
+    assert all("Using cache" in step for step in installs)
