@@ -96,12 +96,12 @@ def write_token() -> None:
 
 
 def tunnel(platform: Literal["ec2", "sagemaker"], target: str, *, region: str | None = None) -> str:
-    """Return the commands, for a terminal here, that lead to JupyterLab on a machine.
+    """Return the commands, for a terminal here, that lead to JupyterLab on a machine by AWS Systems Manager.
 
     Args:
         platform: Option of ``launch=``.
-        target: Id of the instance on EC2, otherwise name of the job.
-        region: Region on AWS; None: that of the profile.
+        target: Id of the instance on EC2, name of the job on SageMaker.
+        region: Region; None: that of the profile.
     """
     show = f"sudo cat {TOKEN_FILE}" if platform == "ec2" else f"cat {TOKEN_FILE}"
     machine = target if platform == "ec2" else f"sagemaker-training-job:{target}_algo-1"
