@@ -154,6 +154,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "torch._weights_only_unpickler": {
         "": {"_get_allowed_globals": None},
     },
+    "torch.distributed": {
+        "Reducer": {"_push_all_rebuilt_params": None},
+    },
     "torch.distributed.distributed_c10d": {
         "": {"_get_default_store": ""},
     },

@@ -336,3 +336,18 @@ def test_shared_memory_averages_gradients_of_cpus_only(
 def test_sparse_gradients_are_averaged_by_the_process_group() -> None:
     assert has_sparse_gradients(nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 2, sparse=True)))
     assert not has_sparse_gradients(nn.Embedding(3, 2))
+
+
+@pytest.mark.slow
+def test_a_resumed_run_of_four_ranks_without_shared_memory_is_bitwise_identical(script: Script, tmp_path: Path) -> None:
+    """Gloo adds the gradients of more than two ranks in an order that depends on their place in the bucket."""
+    overrides = [*OVERRIDES, "scheduler=null", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=4"]
+    overrides.append("trainer.strategy.shared_memory=false")
+    for arguments in (
+        [*overrides, f"folder={tmp_path}/whole"],
+        [*overrides, f"folder={tmp_path}/resumed", "trainer.max_steps=10"],
+        [f"resume={tmp_path}/resumed", "trainer.max_steps=-1"],
+    ):
+        done = script("train", *arguments, ranks=4)
+        assert done.returncode == 0, done.stderr
+    assert max_difference(tmp_path / "whole", tmp_path / "resumed") == 0

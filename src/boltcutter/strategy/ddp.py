@@ -89,7 +89,11 @@ class DDPStrategy(strategies.DDPStrategy):
         if self.shared_memory and self.root_device.type == "cpu" and self.num_nodes == 1:
             # On CPUs communication does not overlap with computation, so a single bucket needs one wait, not several.
             self._ddp_kwargs.setdefault("bucket_cap_mb", SINGLE_BUCKET)
-        return super()._setup_model(model)
+        wrapped = super()._setup_model(model)
+        if self.root_device.type == "cpu":
+            # Otherwise torch reorders gradients after the first step, of a resumed run too, and gloo's sums round anew.
+            wrapped.reducer._push_all_rebuilt_params()
+        return wrapped
 
     def _register_ddp_hooks(self) -> None:
         super()._register_ddp_hooks()
