@@ -59,6 +59,13 @@ boltcutter train reproduce=runs/…""",
         "boltcutter.evaluation.predict:main",
         "Predict: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=predictions.csv]",
     ),
+    "serve": Command(
+        "boltcutter.serving.server:main",
+        """Serve predictions over HTTP: boltcutter serve run=<folder> [ckpt=best|last|path] [key=value …]
+
+boltcutter serve run=runs/… port=8000 workers=2
+boltcutter serve run=runs/… host=0.0.0.0 max_bytes=1000000    # reachable from other machines""",
+    ),
     "check": Command(
         "boltcutter.assembly.assemble:main",
         """Check a configuration without training: boltcutter check [run=<folder>] [overrides of train]

@@ -1,0 +1,1 @@
+"""Serve the predictions of a run over HTTP."""

@@ -1,0 +1,123 @@
+"""Combine concurrent requests into batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class OverloadedError(RuntimeError):
+    """More samples wait than the limit allows."""
+
+
+@dataclass(eq=False)
+class Waiting:
+    """Samples of a request that wait for a batch."""
+
+    inputs: Array
+    result: asyncio.Future[Array] = field(repr=False)
+
+
+class Batcher:
+    """Call a function on batches of samples from concurrent requests, one batch at a time.
+
+    While one batch is computed, the samples that arrive wait for the next one, so that batches grow with the load.
+
+    Args:
+        function: Computes outputs (N, …) from inputs (N, …); called in a thread.
+        max_batch: Largest number of samples in a batch.
+        max_wait: Seconds to wait for further samples before a batch that is not full.
+        max_waiting: Largest number of samples that wait; further ones are refused.
+    """
+
+    def __init__(
+        self, function: Callable[[Array], Array], *, max_batch: int, max_wait: float, max_waiting: int
+    ) -> None:
+        self.function, self.max_batch, self.max_wait, self.max_waiting = function, max_batch, max_wait, max_waiting
+        self.waiting: list[Waiting] = []
+        self.sizes: list[int] = []  # of the batches since the last call of ``take_sizes``
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "batch")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start to compute batches in the running event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop; requests that still wait are cancelled."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._thread.shutdown()
+
+    async def __call__(self, inputs: Array) -> Array:
+        """Compute the outputs of one request.
+
+        Args:
+            inputs: Samples (N, …), at most ``max_batch``.
+
+        Raises:
+            OverloadedError: Too many samples wait.
+        """
+        if sum(len(request.inputs) for request in self.waiting) + len(inputs) > self.max_waiting:
+            raise OverloadedError(f"more than {self.max_waiting} samples wait")
+        request = Waiting(inputs, asyncio.get_running_loop().create_future())
+        self.waiting.append(request)
+        self._arrived.set()
+        return await request.result
+
+    def take_sizes(self) -> list[int]:
+        """Return the sizes of the batches since the last call."""
+        sizes, self.sizes = self.sizes, []
+        return sizes
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrived.wait()
+            if self.max_wait and sum(len(request.inputs) for request in self.waiting) < self.max_batch:
+                await asyncio.sleep(self.max_wait)
+            batch = self._take()
+            if not batch:
+                continue
+            inputs = np.concatenate([request.inputs for request in batch])
+            self.sizes.append(len(inputs))
+            try:
+                outputs = await loop.run_in_executor(self._thread, self.function, inputs)
+            except Exception as error:
+                for request in batch:
+                    if not request.result.done():
+                        request.result.set_exception(error)
+                continue
+            start = 0
+            for request in batch:
+                end = start + len(request.inputs)
+                if not request.result.done():  # the client may have gone
+                    request.result.set_result(outputs[start:end])
+                start = end
+
+    def _take(self) -> list[Waiting]:
+        """Take the requests of the next batch, all with samples of one shape and type."""
+        self.waiting = [request for request in self.waiting if not request.result.done()]
+        batch, size = list[Waiting](), 0
+        for request in self.waiting:
+            same = not batch or (request.inputs.shape[1:], request.inputs.dtype) == (
+                batch[0].inputs.shape[1:],
+                batch[0].inputs.dtype,
+            )
+            if same and (not batch or size + len(request.inputs) <= self.max_batch):
+                batch.append(request)
+                size += len(request.inputs)
+        self.waiting = [request for request in self.waiting if request not in batch]
+        if not self.waiting:
+            self._arrived.clear()
+        return batch

@@ -1,0 +1,170 @@
+"""Predict raw inputs with a run: images, rows of a table, arrays or texts."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from boltcutter.assembly.assemble import assemble, check_config
+from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.select import find_checkpoint
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+from boltcutter.data.image_io import read_image
+from boltcutter.protocols import GeneratesTokens, HasClasses, HasKind, HasStatistics, NativeData
+
+Array = npt.NDArray[Any]
+Form = Literal["image", "row", "text", "array"]
+IMAGE = Path("the image")  # what messages call it
+
+
+class Predictor:
+    """The model of a run with its preprocessing.
+
+    Args:
+        cfg: Configuration of the run.
+        folder: Folder of the run.
+        ckpt: ``best``, ``last`` or a path.
+
+    Raises:
+        ConfigError: The run has no such checkpoint, or its data module cannot read new inputs.
+    """
+
+    def __init__(self, cfg: DictConfig, folder: Path, ckpt: str = "best") -> None:
+        check_config(cfg)
+        components = assemble(cfg, with_callbacks=False)
+        self.task: Any = components.task
+        self.data: Any = components.data
+        if not isinstance(self.data, NativeData):
+            raise ConfigError(
+                f"run={folder}: {type(self.data).__name__} cannot read new inputs; derive it from DataModule"
+            )
+        state = load(find_checkpoint(cfg.checkpoints, ckpt))
+        self.data.load_state_dict(state.get(type(self.data).__qualname__, {"statistics": {}}))
+        self.task.load_state_dict(state["state_dict"])
+        self.device = components.trainer.strategy.root_device
+        self.task.to(self.device).eval()
+        self.name, self.run = str(cfg.name), folder.name
+        self.shape = tuple(cfg.data.get("shape") or ())
+        self.classes = [str(name) for name in self.data.classes] if isinstance(self.data, HasClasses) else []
+        self.is_regression = isinstance(self.data, HasKind) and self.data.kind == "regression"
+        self.form: Form = self._form()
+
+    def _form(self) -> Form:
+        if isinstance(self.task, GeneratesTokens):
+            return "text"
+        if isinstance(self.data, HasStatistics) and "columns" in self.data.statistics:
+            return "row"
+        return "image" if len(self.shape) == 3 and self.shape[0] in (1, 3) else "array"
+
+    def describe(self) -> dict[str, Any]:
+        """What the model takes and returns."""
+        facts: dict[str, Any] = {"name": self.name, "run": self.run, "input": self.form, "classes": self.classes}
+        if self.form == "row":
+            statistics = self.data.statistics
+            facts["columns"] = {
+                column: list(statistics["categories"][column]) if column in statistics["categories"] else "number"
+                for column in statistics["columns"]
+            }
+        elif self.form != "text":
+            facts["shape"] = list(self.shape)
+        return facts
+
+    def image(self, contents: bytes) -> Array:
+        """Decode an image file as uint8 (1, C, H, W).
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        shape: Any = self.shape
+        return read_image(IMAGE, shape, io.BytesIO(contents)).numpy()[None]
+
+    def rows(self, rows: Sequence[Mapping[str, Any]]) -> Array:
+        """Encode rows of a table (N, F).
+
+        Raises:
+            ValueError: A column is missing, or has a value of another type.
+        """
+        import pandas as pd
+
+        from boltcutter.data.tabular import encode_features
+
+        statistics = self.data.statistics
+        table = pd.DataFrame(list(rows))
+        for column in statistics["columns"]:
+            if column in table and any(isinstance(value, dict | list) for value in table[column]):
+                raise ValueError(f"column {column}: expected numbers or texts")
+        inputs = encode_features(table, statistics, "inputs").numpy()
+        missing = [column for column in statistics["numbers"] if table[column].isna().any()]
+        if missing and not self.data.fill_missing:
+            raise ValueError(f"column {missing[0]} has a missing value; give a number")
+        return inputs
+
+    def array(self, values: Any) -> Array:
+        """Convert nested lists or an array of samples to (N, …).
+
+        Raises:
+            ValueError: It is not numeric, not finite, or of another shape.
+        """
+        try:
+            found = np.asarray(values)
+        except (ValueError, TypeError):
+            raise ValueError("inputs: not a regular array; give samples of equal shape") from None
+        if found.dtype.kind not in "uifb" or found.dtype.itemsize > 8:
+            raise ValueError("inputs: not numbers")
+        if self.shape and found.shape[1:] != self.shape:
+            raise ValueError(f"inputs: shape {list(found.shape)}, expected [N, {', '.join(map(str, self.shape))}]")
+        if self.form == "image" and found.dtype.kind in "ui":
+            if found.size and (found.min() < 0 or found.max() > 255):
+                raise ValueError("inputs: pixels are not between 0 and 255")
+            return found.astype(np.uint8)
+        found = found.astype(np.float32)
+        if not np.isfinite(found).all():
+            raise ValueError("inputs: not all values are finite")
+        return found
+
+    @torch.inference_mode()
+    def predict(self, inputs: Array) -> Array:
+        """Return probabilities (N, C), or values (N, T), of inputs (N, …)."""
+        outputs: torch.Tensor = self.task.predict_step(torch.from_numpy(inputs).to(self.device), 0)
+        return outputs.float().cpu().numpy()
+
+    def format(self, outputs: Array) -> list[dict[str, Any]]:
+        """Convert outputs to what is sent to clients."""
+        if self.is_regression:
+            return [{"values": [float(value) for value in row]} for row in outputs]
+        labels = self.classes or [str(number) for number in range(outputs.shape[1])]
+        return [
+            {
+                "class": labels[int(row.argmax())],
+                "probability": float(row.max()),
+                "probabilities": dict(zip(labels, map(float, row), strict=True)),
+            }
+            for row in outputs
+        ]
+
+    def generate(self, prompt: str, tokens: int, *, temperature: float, top_k: int | None, seed: int) -> Iterator[str]:
+        """Yield the continuation of a text in pieces.
+
+        Raises:
+            ValueError: The prompt has no token.
+        """
+        encoded = list(self.data.tokenizer.encode(prompt.encode()))
+        if not encoded:
+            raise ValueError("prompt: is empty")
+        found, shown = list[int](), ""
+        settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed}
+        for token in self.task.generate(torch.tensor(encoded), tokens, **settings):
+            found.append(token)
+            text = str(self.data.tokenizer.decode(found))
+            if text.startswith(shown) and not text.endswith("\ufffd"):  # a character may consist of several tokens
+                yield text[len(shown) :]
+                shown = text
+        if (rest := str(self.data.tokenizer.decode(found))) != shown:
+            yield rest[len(shown) :]

@@ -1,0 +1,172 @@
+"""Serve a run over HTTP: the command, its settings and the worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+from h11 import IDLE
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.supervisors import Multiprocess
+
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+from boltcutter.environment.warnings import filter_warnings
+from boltcutter.project import Project
+from boltcutter.run import folder as run
+from boltcutter.serving.app import Limits, create_app
+from boltcutter.serving.predictor import Predictor
+
+VARIABLE = "BOLTCUTTER_SERVE"  # JSON with the settings, for worker processes
+SERVER: dict[str, Any] = {"host": "127.0.0.1", "port": 8000, "workers": 1, "drain": 30}
+LIMITS: dict[str, Any] = {field.name: field.default for field in fields(Limits)}
+LEAST = {"port": 0, "max_wait": 0, "drain": 0}  # others are at least 1, or above 0
+
+
+def main(project: Project, overrides: list[str]) -> None:
+    """Serve a run until SIGTERM or SIGINT, after which requests that have begun are completed.
+
+    Args:
+        project: Project whose configuration is used.
+        overrides: ``run=<folder>``, ``ckpt=best|last|<path>``; ``host``, ``port``, ``workers``, ``drain`` (seconds that
+            requests have to complete at the end) and the fields of ``Limits``; other overrides change the run's
+            configuration.
+
+    Raises:
+        ConfigError: A setting is invalid, or the port is in use.
+    """
+    filter_warnings()
+    special, rest = run.split_overrides(overrides, "run", "ckpt", *SERVER, *LIMITS)
+    settings = read_settings(special)
+    cfg, folder = run.load_evaluation_config(project, special, rest)
+    settings |= {"root": str(project.root), "run": special["run"], "ckpt": special.get("ckpt", "best"), "rest": rest}
+    with bind(settings["host"], settings["port"]) as bound:
+        serve(cfg, folder, settings, bound)
+
+
+def serve(cfg: DictConfig, folder: Path, settings: dict[str, Any], bound: socket.socket) -> None:
+    """Serve on an open socket, in this process or in several workers.
+
+    Args:
+        cfg: Configuration of the run.
+        folder: Folder of the run.
+        settings: Settings of the server, and what workers need to find the run.
+        bound: Socket that is bound to the address.
+    """
+    port = bound.getsockname()[1]
+    os.environ[VARIABLE] = json.dumps(settings)
+    options: dict[str, Any] = {"http": LimitedProtocol, "timeout_graceful_shutdown": settings["drain"]}
+    options |= {"log_level": "warning", "access_log": False, "lifespan": "on", "host": settings["host"], "port": port}
+    url = f"http://{settings['host']}:{port}"
+    app = create(cfg, folder, settings)  # for several workers too, so that mistakes are reported only once
+    print(f"{url} (API: {url}/docs)", flush=True)
+    if settings["workers"] == 1:
+        uvicorn.Server(uvicorn.Config(app, **options)).run([bound])
+        return
+    with tempfile.TemporaryDirectory(prefix="boltcutter-metrics-") as metrics:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
+        workers = {"factory": True, "workers": settings["workers"], "timeout_worker_healthcheck": 60}
+        Multiprocess(uvicorn.Config("boltcutter.serving.server:worker", **workers, **options), sockets=[bound]).run()
+
+
+def worker() -> FastAPI:
+    """Create the application of a worker process from the settings in the environment."""
+    filter_warnings()
+    settings = json.loads(os.environ[VARIABLE])
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings["workers"]))
+    project = Project.find(settings["root"])
+    project.activate()
+    cfg, folder = run.load_evaluation_config(project, {"run": settings["run"]}, settings["rest"])
+    return create(cfg, folder, settings)
+
+
+def create(cfg: DictConfig, folder: Path, settings: dict[str, Any]) -> FastAPI:
+    """Load the model and create the application."""
+    return create_app(Predictor(cfg, folder, settings["ckpt"]), Limits(**{name: settings[name] for name in LIMITS}))
+
+
+def read_settings(given: dict[str, str]) -> dict[str, Any]:
+    """Convert the settings of the command line.
+
+    Raises:
+        ConfigError: One is not a number, or too small.
+    """
+    settings = SERVER | LIMITS
+    for name, default in settings.items():
+        if name not in given:
+            continue
+        kind, least = type(default), LEAST.get(name, 1 if isinstance(default, int) else 0)
+        try:
+            settings[name] = value = kind(given[name])
+            valid = kind is str or (value >= least and (value > 0 or name in LEAST) and value < 2**31)
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ConfigError(f"{name}={given[name]} is not a valid number; try {name}={default}")
+    if settings["port"] > 65535:
+        raise ConfigError(f"port={settings['port']} is not a port; try port={SERVER['port']}, or port=0 for a free one")
+    return settings
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Open the socket that all workers share.
+
+    Raises:
+        ConfigError: The address cannot be used.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"host={host}: {error.strerror or error}; try host=127.0.0.1, or 0.0.0.0") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"host={host} port={port}: {error.strerror or error}; choose another, or port=0") from error
+    bound.set_inheritable(True)
+    return bound
+
+
+class LimitedProtocol(H11Protocol):
+    """HTTP whose clients have to send the head of a request within the time limit."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Start the time limit with the first byte of a request, and end it with its head."""
+        if self._deadline is None:
+            seconds = json.loads(os.environ[VARIABLE])["timeout"]
+            self._deadline = self.loop.call_later(seconds, self._close)
+        super().data_received(data)
+        if self.conn.their_state is not IDLE:
+            self._stop()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the time limit for the first byte, too."""
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(json.loads(os.environ[VARIABLE])["timeout"], self._close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the time limit."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def _stop(self) -> None:
+        if self._deadline:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()

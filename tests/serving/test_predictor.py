@@ -1,0 +1,102 @@
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_diabetes, load_digits
+
+from boltcutter.project import Project
+from boltcutter.run import folder as run
+from boltcutter.serving.predictor import Predictor
+
+
+def load(folder: Path) -> Predictor:
+    cfg, _ = run.load_evaluation_config(Project.find(__file__), {"run": str(folder)}, [])
+    return Predictor(cfg, folder)
+
+
+@pytest.fixture(scope="module")
+def digits(trained: Path) -> Predictor:
+    return load(trained)
+
+
+@pytest.fixture(scope="module")
+def diabetes(diabetes_run: Path) -> Predictor:
+    return load(diabetes_run)
+
+
+def test_images_are_predicted(digits: Predictor) -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    images = np.rint(pixels[:50].reshape(-1, 1, 8, 8) * 255 / 16).astype(np.uint8)
+    found = digits.format(digits.predict(digits.array(images.tolist())))
+    assert np.mean([int(one["class"]) == label for one, label in zip(found, labels, strict=False)]) >= 0.9
+    assert all(abs(sum(one["probabilities"].values()) - 1) < 1e-5 for one in found)
+    file = io.BytesIO()
+    Image.fromarray(images[0, 0]).save(file, "PNG")
+    assert np.array_equal(digits.image(file.getvalue()), images[:1])
+    assert digits.describe() == {
+        **{"name": "digits-convnet", "run": digits.run, "input": "image", "classes": [], "shape": [1, 8, 8]}
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([[1, 2]], "shape [1, 2], expected [N, 1, 8, 8]"),
+        ([[1], [2, 3]], "not a regular array"),
+        (["a"], "not numbers"),
+        ([None], "not numbers"),
+        ([[[[256] * 8] * 8]], "pixels are not between 0 and 255"),
+        ([[[[-1] * 8] * 8]], "pixels are not between 0 and 255"),
+        ([[[[float("nan")] * 8] * 8]], "not all values are finite"),
+        ([[[[10**400] * 8] * 8]], "not numbers"),
+    ],
+)
+def test_invalid_arrays(digits: Predictor, values: object, message: str) -> None:
+    with pytest.raises(ValueError, match="inputs") as error:
+        digits.array(values)
+    assert message in str(error.value)
+
+
+def test_a_damaged_image(digits: Predictor) -> None:
+    with pytest.raises(ValueError, match=r"^the image: not a valid PNG or JPEG image \("):
+        digits.image(b"\x89PNG\r\n\x1a\n damaged")
+
+
+def test_rows_are_predicted_in_the_unit_of_the_target(diabetes: Predictor) -> None:
+    frame = load_diabetes(as_frame=True, scaled=False).frame
+    columns = frame.drop(columns="target")
+    found = diabetes.format(diabetes.predict(diabetes.rows(columns.to_dict("records"))))
+    assert np.corrcoef([one["values"][0] for one in found], frame["target"])[0, 1] > 0.6
+    assert diabetes.describe()["input"] == "row"
+    assert diabetes.describe()["columns"] == dict.fromkeys(columns, "number")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"age": None}, "column age has a missing value"),
+        ({"age": "old"}, "column age must be numeric"),
+        ({"age": [1]}, "column age: expected numbers or texts"),
+        ({"other": 1}, "no column age"),
+    ],
+)
+def test_invalid_rows(diabetes: Predictor, change: dict[str, object], message: str) -> None:
+    row = dict.fromkeys(diabetes.describe()["columns"], 1.0)
+    if "other" in change:
+        del row["age"]
+    with pytest.raises(ValueError, match=message):
+        diabetes.rows([row | change])
+
+
+def test_a_text_is_generated_in_pieces(text_run: Path) -> None:
+    predictor = load(text_run)
+    assert predictor.describe()["input"] == "text"
+    pieces = list(predictor.generate("Grüße", 40, temperature=0.8, top_k=5, seed=1))
+    prompt = torch.tensor(predictor.data.tokenizer.encode("Grüße".encode()))
+    tokens = list(predictor.task.generate(prompt, 40, temperature=0.8, top_k=5, seed=1))
+    assert "".join(pieces) == predictor.data.tokenizer.decode(tokens)
+    assert len(pieces) > 5
+    assert pieces == list(predictor.generate("Grüße", 40, temperature=0.8, top_k=5, seed=1))

@@ -1,0 +1,254 @@
+import io
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from conftest import Script
+from PIL import Image
+
+from boltcutter.serving.app import NUMPY
+
+from .conftest import Serve, Served
+
+LIMITS = ["max_bytes=20000", "max_samples=8", "timeout=1.5", "max_batch=4"]
+
+
+@pytest.fixture(scope="module")
+def digits(serve: Serve, trained: Path) -> Served:
+    return serve(trained, *LIMITS)
+
+
+@pytest.fixture(scope="module")
+def text(serve: Serve, text_run: Path) -> Served:
+    return serve(text_run, "max_tokens=500", "max_streams=1")
+
+
+def npy(values: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def images(count: int) -> Any:
+    return np.random.default_rng(0).integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
+
+
+def test_all_media_types_give_the_same_predictions(digits: Served) -> None:
+    pixels = images(6)  # more than a batch
+    file = io.BytesIO()
+    Image.fromarray(pixels[0, 0]).save(file, "PNG")
+    whole = digits.post("/predict", {"inputs": pixels.tolist()}).json()["predictions"]
+    assert len(whole) == 6
+    for part in (
+        digits.post("/predict", npy(pixels), NUMPY).json()["predictions"],
+        digits.post("/predict", file.getvalue(), "image/png").json()["predictions"] + whole[1:],
+    ):
+        for one, other in zip(part, whole, strict=True):
+            assert one["class"] == other["class"]
+            assert np.allclose(list(one["probabilities"].values()), list(other["probabilities"].values()), atol=1e-5)
+
+
+def test_concurrent_requests_are_computed_together(serve: Serve, trained: Path) -> None:
+    served = serve(trained, "max_wait=0.2")
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda _: served.post("/predict", {"inputs": images(1).tolist()}), range(8)))
+    assert {response.status_code for response in done} == {200}
+    assert served.metric("serve_batch_size_sum") == 8
+    assert served.metric("serve_batch_size_count") <= 4
+
+
+def test_the_api_describes_itself(digits: Served, text: Served) -> None:
+    paths = httpx.get(digits.url + "/openapi.json").json()["paths"]
+    assert {"/predict", "/health", "/model", "/metrics"} <= paths.keys()
+    assert "image/png" in paths["/predict"]["post"]["requestBody"]["content"]
+    assert "/generate" in httpx.get(text.url + "/openapi.json").json()["paths"]
+    assert httpx.get(digits.url + "/docs").status_code == 200
+    assert httpx.get(digits.url + "/nowhere").status_code == 404
+    assert httpx.get(digits.url + "/predict").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "message"),
+    [
+        (b"x" * 20001, "application/json", 413, "the request is larger than 20000 bytes"),
+        (npy(images(9)), NUMPY, 413, "9 samples in a request; at most 8"),
+        (b"hello", "text/plain", 415, "content type text/plain: expected application/json"),
+        (b"{", "application/json", 422, "not valid JSON"),
+        (b"[" * 15000, "application/json", 422, "not valid JSON"),
+        (b'{"inputs": []}', "application/json", 422, "inputs: List should have at least 1 item"),
+        (b'{"inputs": [1], "more": 1}', "application/json", 422, "more: Extra inputs are not permitted"),
+        (npy(np.array([object()], object)), NUMPY, 422, "not an array in npy format"),
+        (npy(np.ones((1, 8, 8))), NUMPY, 422, "inputs: shape [1, 8, 8], expected [N, 1, 8, 8]"),
+        (b"\x89PNG broken", "image/png", 422, "the image: not a valid PNG or JPEG image"),
+    ],
+)
+def test_mistakes_have_a_reason(digits: Served, body: bytes, kind: str, status: int, message: str) -> None:
+    response = digits.post("/predict", body, kind)
+    assert response.status_code == status
+    assert response.json()["detail"].startswith(message)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_requests_never_fail_the_server(digits: Served, count: int) -> None:
+    draw = random.Random(0)
+    valid: dict[str, bytes] = {
+        "application/json": json.dumps({"inputs": images(1).tolist()}).encode(),
+        NUMPY: npy(images(1)),
+    }
+    file = io.BytesIO()
+    Image.fromarray(images(1)[0, 0]).save(file, "PNG")
+    valid["image/png"] = file.getvalue()
+
+    def value(depth: int = 0) -> Any:
+        kinds = [None, True, -1, 1e308, float("nan"), 10**400, "text", "\ud800", [], {}]
+        if depth < 4 and draw.random() < 0.6:
+            parts = [value(depth + 1) for _ in range(draw.randrange(4))]
+            return parts if draw.random() < 0.6 else {str(number): part for number, part in enumerate(parts)}
+        return draw.choice(kinds)
+
+    counts = dict.fromkeys(range(200, 600), 0)
+    with httpx.Client(base_url=digits.url, timeout=60) as client:
+        for number in range(count):
+            kind = draw.choice([*valid, "text/plain", "", "application/json; charset=utf-16", "image/jpeg"])
+            body = bytearray(valid.get(kind, b"x" * draw.randrange(30000)))
+            if number % 3 == 0:
+                body = bytearray(json.dumps({"inputs": value()} if draw.random() < 0.7 else value()).encode())
+            else:
+                for _ in range(draw.randrange(20)):
+                    if body:
+                        place = draw.randrange(len(body))
+                        body[place : place + draw.randrange(3)] = draw.randbytes(draw.randrange(3))
+            response = client.post("/predict", content=bytes(body), headers={"content-type": kind})
+            counts[response.status_code] += 1
+            assert response.status_code < 500, (kind, bytes(body), response.text)
+    assert counts[200]  # some stay valid
+    assert counts[422] >= count / 4
+    assert digits.process.poll() is None
+    assert httpx.get(digits.url + "/health").json() == {"status": "ok"}
+
+
+def test_slow_clients_are_disconnected(digits: Served) -> None:
+    port = int(digits.url.rpartition(":")[2])
+    head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    for sent, answer in ((b"", b""), (b"POST /predict HT", b""), (head + b"{", b"HTTP/1.1 408")):
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            began = time.monotonic()
+            client.sendall(sent)
+            received = b""
+            while part := client.recv(4096):
+                received += part
+            assert received.startswith(answer)
+            assert bool(received) == bool(answer)
+            assert 1 <= time.monotonic() - began < 10
+    assert digits.post("/predict", {"inputs": images(1).tolist()}).status_code == 200
+
+
+def test_rows_and_their_mistakes(serve: Serve, diabetes_run: Path) -> None:
+    served = serve(diabetes_run)
+    columns = httpx.get(served.url + "/model").json()["columns"]
+    row = dict.fromkeys(columns, 1.0)
+    (found,) = served.post("/predict", {"inputs": [row]}).json()["predictions"]
+    assert len(found["values"]) == 1
+    assert served.post("/predict", {"inputs": [row | {"age": "old"}]}).json()["detail"].startswith("inputs: column age")
+    assert served.post("/predict", {"inputs": [1]}).status_code == 422
+    assert served.post("/predict", npy(np.ones((1, 10))), NUMPY).status_code == 422
+
+
+def test_texts_are_streamed(text: Served) -> None:
+    asked = {"prompt": "Grüße", "tokens": 60, "seed": 3}
+    with httpx.stream("POST", text.url + "/generate", json=asked, timeout=60) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    streamed = "".join(json.loads(line.removeprefix("data: "))["text"] for line in lines[:-1])
+    assert len(lines) > 5
+    assert text.post("/generate", asked | {"stream": False}).json()["text"] == streamed
+    for change, message in (
+        ({"tokens": 501}, "tokens=501: at most 500"),
+        ({"tokens": 0}, "tokens: Input should be greater than or equal to 1"),
+        ({"prompt": ""}, "prompt: String should have at least 1 character"),
+        ({"temperature": -1}, "temperature: Input should be greater"),
+        ({"top_k": 0}, "top_k: Input should be greater"),
+    ):
+        response = text.post("/generate", asked | change)
+        assert response.status_code == 422
+        assert response.json()["detail"].startswith(message)
+
+
+def test_more_texts_than_allowed_are_refused(text: Served) -> None:
+    with httpx.stream("POST", text.url + "/generate", json={"prompt": "a", "tokens": 500}, timeout=60) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        refused = text.post("/generate", {"prompt": "a"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    end = time.monotonic() + 20  # the client has gone
+    while text.post("/generate", {"prompt": "a", "tokens": 1}).status_code == 503:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_sigterm_completes_what_has_begun(serve: Serve, trained: Path, workers: int) -> None:
+    served = serve(trained, "max_wait=1", f"workers={workers}")
+    answers: list[int] = []
+
+    def ask() -> None:
+        answers.append(served.post("/predict", {"inputs": images(1).tolist()}).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)  # within the wait for further samples
+    served.process.send_signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join(30)
+    assert answers == [200] * 4
+    assert served.process.wait(30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM), served.log.read_text()
+    assert "Traceback" not in served.log.read_text()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(served.url + "/health")
+
+
+@pytest.mark.slow
+def test_workers_share_a_port_and_their_metrics(serve: Serve, trained: Path) -> None:
+    served = serve(trained, "workers=2")
+    before = served.metric("serve_requests_total")
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda _: served.post("/predict", {"inputs": images(1).tolist()}), range(40)))
+    assert [response.status_code for response in done] == [200] * 40
+    assert served.metric("serve_requests_total") >= before + 40
+    os.kill(served.process.pid, signal.SIGTERM)
+    served.process.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["port=70000"], "port=70000 is not a port; try port=8000, or port=0 for a free one"),
+        (["workers=0"], "workers=0 is not a valid number; try workers=1"),
+        (["timeout=soon"], "timeout=soon is not a valid number; try timeout=10.0"),
+        (["host=192.0.2.77"], "host=192.0.2.77 port=8000: Cannot assign requested address; choose another, or port=0"),
+        (["ckpt=none"], "ckpt=none"),
+    ],
+)
+def test_mistakes_of_the_command(script: Script, trained: Path, overrides: list[str], message: str) -> None:
+    done = script("serve", f"run={trained}", *overrides)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use(script: Script, trained: Path, digits: Served) -> None:
+    done = script("serve", f"run={trained}", f"port={digits.url.rpartition(':')[2]}")
+    assert done.returncode == 2
+    assert "Address already in use; choose another, or port=0" in done.stderr
