@@ -16,6 +16,7 @@ import pytest
 import torch
 from browser import browse as browse
 from browser import chromium as chromium
+from browser import open_tab as open_tab
 from forkserver import ForkServer, communicate, rank_variables
 from object_storage import bucket as bucket
 from object_storage import s3_variables as s3_variables

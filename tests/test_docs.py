@@ -12,6 +12,7 @@ from boltcutter.launch.command import FLAGS, VERBS
 from boltcutter.project import Project, tomllib
 from boltcutter.run.folder import read_overrides
 from boltcutter.scaffold import new, vendor
+from boltcutter.serving.server import LIMITS, SERVER
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
@@ -24,6 +25,7 @@ OWN = {  # keys of commands besides overrides of training
     "doctor": {"run", "devices", "memory"},
     "evaluate": {"run", "ckpt", "split"},
     "predict": {"run", "ckpt", "input", "output", "tokens", "temperature", "top_k"},
+    "serve": {"run", "ckpt", *SERVER, *LIMITS},
     "compare": {"run", "with", "ckpt"},
     "sync": {"run"},
     "find-batch-size": set(),

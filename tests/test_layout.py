@@ -18,7 +18,7 @@ FILES = sorted(SRC.rglob("*.py"))
 LAYERS = {
     **dict.fromkeys(("api",), 7),
     **dict.fromkeys(("training", "launch"), 6),
-    **dict.fromkeys(("cli", "scaffold", "evaluation", "planning", "search"), 5),
+    **dict.fromkeys(("cli", "scaffold", "evaluation", "planning", "search", "serving"), 5),
     **dict.fromkeys(("assembly", "report"), 4),
     **dict.fromkeys(("run",), 3),
     **dict.fromkeys(("checkpoint", "callback"), 2),

@@ -197,7 +197,7 @@ def create_app(predictor: Predictor, limits: Limits) -> FastAPI:
     else:
         forms: dict[str, Any] = {JSON: Inputs.model_json_schema(), NUMPY: {"type": "string", "format": "binary"}}
         if predictor.form == "image":
-            forms |= {kind: forms[NUMPY] for kind in IMAGES}
+            forms |= dict.fromkeys(IMAGES, forms[NUMPY])
         app.post("/predict", openapi_extra=body_of(forms))(predict)
     return app
 
