@@ -166,6 +166,7 @@ def test_job_files(name: str, tmp_path: Path) -> None:
         ({"max_hours": 0}, {}, r"launch\.max_hours=0 is less than 0\.1"),
         ({"volume_gb": 1}, {}, r"launch\.volume_gb=1 is less than 8"),
         ({"tags": {TAG: "x"}}, {}, r"launch\.tags\.boltcutter-job: identifies the job; remove it"),
+        ({"jupyter": True}, {}, r"trainer\.num_nodes=2: launch\.jupyter=true uses one machine"),
         ({"setup": ["x" * 16000]}, {}, r"launch\.setup: the script of the instances has \d+ bytes, and EC2 accepts"),
         ({"setup": ["echo\x07"]}, {}, r"launch\.setup='echo\\x07' has the control character"),
     ],
@@ -407,6 +408,25 @@ def test_logs_of_a_set_up_that_failed(project: Path, profile: str, bucket: str) 
     assert "".join(own.logs(job_id, submitted.folder, follow=False)) == "epoch 1\n"
     own.cancel(job_id)
     own.status(job_id)
+
+
+def test_jupyter_is_reached_by_a_tunnel(
+    project: Path, profile: str, bucket: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ec2 = boto3.client("ec2")
+    own = launcher(ami=image(ec2)["ImageId"], jupyter=True, idle_minutes=15)
+    submitted, file = write_job(project, own, nodes=1)
+    user_data = read_job(file.read_text())["UserData"]
+    assert " ./bundle/code s3fs jupyterlab ipykernel\n" in user_data
+    assert f"launch.node s3://bucket/runs/digits/{ID} trust=true --jupyter 15 --nodes 1" in user_data
+    job_id = own.create(submitted, file)
+    states = [{"Name": "instance-state-name", "Values": ["running"]}]
+    (one,) = ec2.describe_instances(Filters=states)["Reservations"][0]["Instances"]
+    tunnel = f"aws ssm start-session --target {one['InstanceId']} --region us-east-1 --document-name"
+    assert tunnel in capsys.readouterr().out
+    assert tunnel in own.status(job_id).text
+    own.cancel(job_id)
+    assert tunnel not in own.status(job_id).text
 
 
 def test_the_default_ami_is_a_public_parameter() -> None:

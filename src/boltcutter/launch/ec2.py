@@ -11,6 +11,7 @@ from typing import Any
 
 from boltcutter.checkpoint.storage import resolve_filesystem, store_errors
 from boltcutter.launch import aws
+from boltcutter.launch import jupyter as notebook
 from boltcutter.launch.bundle import BUNDLE, RECORD
 from boltcutter.launch.cloud import CloudLauncher, job_name, read
 from boltcutter.launch.ec2_script import MAX_USER_DATA, VENV, read_job, render_job, render_user_data
@@ -58,6 +59,8 @@ class EC2Launcher(CloudLauncher):
         environment: Environment variables of the run.
         max_restarts: How often each node starts again after a failure or an interruption.
         max_code_mb: Limit of the size of the project's files, which are sent with each job.
+        jupyter: Whether to start JupyterLab with the project instead of training.
+        idle_minutes: Minutes without activity after which JupyterLab ends, and the instance terminates.
     """
 
     platform, job_file, protocols = "ec2", "job.sh", ("s3",)
@@ -85,6 +88,8 @@ class EC2Launcher(CloudLauncher):
         environment: dict[str, str] | None = None,
         max_restarts: int = 10,
         max_code_mb: float = 50,
+        jupyter: bool = False,
+        idle_minutes: float = 60,
     ) -> None:
         self.install = install and not image
         super().__init__(
@@ -99,6 +104,7 @@ class EC2Launcher(CloudLauncher):
         self.ami, self.spot, self.max_hours, self.key_name = ami, spot, max_hours, key_name
         self.subnet, self.security_group, self.volume_gb = subnet, security_group, volume_gb
         self.root_device, self.tags, self.setup = root_device, tags or {}, setup or []
+        self.jupyter, self.idle_minutes = jupyter, idle_minutes
         aws.check_region(region)
         for name, value in vars(self).items():
             lines = [line.replace("\n", "") for line in value] if name == "setup" else value
@@ -125,6 +131,8 @@ class EC2Launcher(CloudLauncher):
                 "launch.instance_profile: not set, so that instances cannot use the storage; docs/cloud.md shows how "
                 "to create one"
             )
+        if self.jupyter:
+            notebook.check_job(job, self.idle_minutes)
         check_devices("launch.instance_type", self.instance_type, EC2, job)
         if (size := len(self._user_data(job).encode())) > MAX_USER_DATA:
             raise ValueError(
@@ -134,7 +142,8 @@ class EC2Launcher(CloudLauncher):
 
     def command(self, job: Job) -> list[str]:
         """Return the command that each node runs."""
-        return [VENV if self.install else self.python, *super().command(job)[1:]]
+        options = notebook.arguments(self.idle_minutes) if self.jupyter else []
+        return [VENV if self.install else self.python, *super().command(job)[1:], *options]
 
     def render(self, job: Job) -> str:
         """Render a shell script with the request for the instances and the script that they run."""
@@ -183,7 +192,7 @@ class EC2Launcher(CloudLauncher):
             token=_token(job),
             command=self.command(job),
             python=self.python,
-            install=self.install,
+            packages=["s3fs", *(["jupyterlab", "ipykernel"] if self.jupyter else [])] if self.install else [],
             image=self.image,
             registry=(str(self.image).partition("/")[0], region) if region else None,
             setup=self.setup,
@@ -212,7 +221,7 @@ class EC2Launcher(CloudLauncher):
             request["SecurityGroupIds"] = [self._create_group(ec2, request)]
         try:
             with aws.as_value_errors():
-                ec2.run_instances(**request)
+                made = ec2.run_instances(**request)["Instances"]
         except ValueError as error:
             code = aws.error_code(error)
             if not code or code.startswith(("Internal", "Service", "503")):
@@ -226,6 +235,8 @@ class EC2Launcher(CloudLauncher):
                 name = f"launch.instance_profile={self.instance_profile}"
                 raise ValueError(f"{name}: the account has no such instance profile; create it") from None
             raise
+        if self.jupyter:
+            print(notebook.tunnel("ec2", made[0]["InstanceId"], region=ec2.meta.region_name))
         return job_id
 
     def _resolve(self, parameter: str) -> str:
@@ -297,6 +308,9 @@ class EC2Launcher(CloudLauncher):
         state: State = "pending" if "pending" in alive else "running" if alive else "ended"
         if state == "ended" and "shutting-down" not in states:
             _delete_group(ec2, token)
+        if self.jupyter and state == "running":
+            instance = next(one["InstanceId"] for one in found if one["State"]["Name"] in ALIVE)
+            text += "\n" + notebook.tunnel("ec2", instance, region=region)
         return Status(state, text)
 
     def cancel(self, job_id: str) -> None:

@@ -172,7 +172,7 @@ rm -rf bundle venv && mkdir bundle && tar -xzf job.tar.gz -C bundle
 }
 pins=()
 [ ! -e bundle/code/constraints.txt ] || pins=(-c bundle/code/constraints.txt)
-venv/bin/pip install -q --disable-pip-version-check "${pins[@]}" ./bundle/code s3fs
+venv/bin/pip install -q --disable-pip-version-check "${pins[@]}" ./bundle/code %(packages)s
 rm -rf bundle job.tar.gz"""
 
 
@@ -212,7 +212,7 @@ def render_user_data(
     token: str,
     command: list[str],
     python: str,
-    install: bool,
+    packages: list[str],
     image: str | None,
     registry: tuple[str, str] | None,
     setup: list[str],
@@ -229,7 +229,7 @@ def render_user_data(
         token: Identifies the job.
         command: What each instance runs.
         python: Interpreter that creates the virtual environment.
-        install: Whether to create one with the project's dependencies.
+        packages: What is installed in it besides the project and its dependencies; empty: it is not created.
         image: Container image in which the command runs.
         registry: Registry of the image and its region, if that needs a login with the role of the instance.
         setup: Further lines of shell, before all else.
@@ -244,8 +244,10 @@ def render_user_data(
             login = f"docker login --username AWS --password-stdin {shlex.quote(registry[0])}"
             lines.append(f"aws ecr get-login-password --region {registry[1]} | {login}")
         lines.append(f"docker pull -q {shlex.quote(image)}")
-    elif install:
-        lines.append(INSTALL % {"url": shlex.quote(url), "python": shlex.quote(python)})
+    elif packages:
+        lines.append(
+            INSTALL % {"url": shlex.quote(url), "python": shlex.quote(python), "packages": shlex.join(packages)}
+        )
     program = shlex.join(command)
     if image:
         names = ["AWS_DEFAULT_REGION", *environment]
@@ -254,10 +256,10 @@ def render_user_data(
         program = f"docker run {shlex.join(options)} {shlex.quote(image)} {program}"
     program += f' --nodes {job.nodes} --job "$job" --address "$address"'
     variables = {"HOME": "/root", "PYTHONUNBUFFERED": "1", **environment}
-    names = [f"url={shlex.quote(url)} job={shlex.quote(token)}", *(["notice=/run/boltcutter-notice"] if spot else [])]
+    head = [f"url={shlex.quote(url)} job={shlex.quote(token)}", *(["notice=/run/boltcutter-notice"] if spot else [])]
     run = RUN % {
         "home": HOME,
-        "variables": "\n".join([*names, *assignments(variables)]),
+        "variables": "\n".join([*head, *assignments(variables)]),
         "cancel": CANCEL if spot else "",
         "notice": NOTICE if spot else "",
         "interrupted": INTERRUPTED if spot else "",

@@ -1,0 +1,202 @@
+"""A job on EC2 as its instances run it: the user data is executed on machines with a metadata server."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import fsspec
+import pytest
+import torch
+from conftest import QUICK, Script, saved_weights
+
+from boltcutter.launch.ec2_script import read_job
+
+from .aws_server import aws_server
+from .nodes import Machine, nodes
+
+LOG = "/var/log/boltcutter.log"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# In place of systemd, which starts a unit in an environment of its own, and stops it by SIGTERM to its first process.
+SYSTEMCTL = rf"""#!/bin/bash
+unit=/etc/systemd/system/boltcutter.service
+case "$*" in
+"enable --now --no-block boltcutter.service" | start)
+    read -ra command < <(sed -n 's/^ExecStart=//p' $unit)
+    log=$(sed -n 's/^StandardOutput=append://p' $unit)
+    env -i PATH={PATH} setsid "${{command[@]}}" >>"$log" 2>&1 </dev/null &
+    echo $! >/run/unit.pid
+    ;;
+stop) kill -TERM "$(cat /run/unit.pid)" ;;
+daemon-reload) ;;
+*) exit 1 ;;
+esac
+"""
+SHUTDOWN = '#!/bin/sh\necho "$@" >>/run/shutdown\n'
+
+
+class Instance:
+    """An instance of EC2 on a machine."""
+
+    def __init__(self, machine: Machine, number: str) -> None:
+        self.machine, self.number = machine, number
+        machine.run("ip", "addr", "add", "169.254.169.254/32", "dev", "lo")
+        machine.write("/usr/local/bin/systemctl", SYSTEMCTL, "755")
+        machine.write("/usr/local/sbin/shutdown", SHUTDOWN, "755")
+        machine.run("ln", "-s", str(Path(sys.executable).with_name("aws")), "/usr/local/bin/aws")
+        machine.run("mkdir", "-p", "/etc/systemd/system")
+        server = [sys.executable, str(Path(__file__).with_name("instance_metadata.py")), number, machine.address]
+        machine.start(server, {}).wait_for("ready")
+
+    def boot(self, user_data: str) -> None:
+        """Run the user data, as cloud-init does at the first boot."""
+        self.machine.write("/user-data", user_data, "755")
+        process = self.machine.start(["/user-data"], {"PATH": PATH})
+        assert process.wait(30) == 0, process.output
+
+    @property
+    def log(self) -> str:
+        return self.machine.run("sh", "-c", f"cat {LOG} 2>/dev/null || true")
+
+    @property
+    def shutdowns(self) -> list[str]:
+        return self.machine.run("sh", "-c", "cat /run/shutdown 2>/dev/null || true").splitlines()
+
+    def wait_until(self, is_done: Callable[[], object], seconds: float = 240) -> None:
+        end = time.monotonic() + seconds
+        while not is_done():
+            if time.monotonic() > end:
+                pytest.fail(f"{self.number}: not within {seconds} s:\n{self.log}")
+            time.sleep(0.2)
+
+    def wait_for_termination(self) -> str:
+        """Wait until the instance has shut itself down; returns its log."""
+        self.wait_until(lambda: "-h now" in self.shutdowns)
+        return self.log
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    with aws_server("0.0.0.0") as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value.replace("0.0.0.0", "127.0.0.1"))
+        yield variables
+
+
+class Job:
+    """A job that was submitted to the server."""
+
+    def __init__(
+        self, script: Script, folder: Path, server: dict[str, str], machine: Machine, *overrides: str, **variables: str
+    ) -> None:
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        boto3.client("iam").create_instance_profile(InstanceProfileName="train")
+        images = boto3.client("ec2").describe_images()["Images"]
+        image = next(one["ImageId"] for one in images if one["RootDeviceName"] == "/dev/sda1")
+        endpoint = server["AWS_ENDPOINT_URL"].replace("0.0.0.0", machine.gateway)
+        variables |= {"AWS_ENDPOINT_URL": endpoint, "OMP_NUM_THREADS": "1"}  # sums depend on the number of threads
+        settings = ["launch=ec2", "launch.storage=s3://bucket/runs", "launch.instance_type=m5.large"]
+        settings += [f"launch.ami={image}", "launch.instance_profile=train", f"runs={folder}", "name=digits"]
+        settings += [f"launch.environment={json.dumps(variables)}"]
+        done = script("launch", *settings, *QUICK, "model=mlp", "trainer.accelerator=cpu", "test=false", *overrides)
+        assert done.returncode == 0, done.stderr
+        (self.folder,) = (folder / "digits").iterdir()
+        self.store = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+        self.place = f"bucket/runs/digits/{self.folder.name}"
+        self.user_data = read_job((self.folder / "job.sh").read_text())["UserData"]
+
+    def read(self, name: str) -> bytes:
+        return self.store.cat_file(f"{self.place}/{name}")  # type: ignore[no-any-return]
+
+    def attempts(self) -> list[str]:
+        record: Any = json.loads(self.read("record.json"))
+        return [attempt["reason"].partition(",")[0] for attempt in record["attempts"]]
+
+
+def test_a_set_up_that_fails_terminates_the_instance(script: Script, tmp_path: Path, server: dict[str, str]) -> None:
+    with nodes(1) as machines:
+        job = Job(
+            *(script, tmp_path, server, machines[0], "trainer.devices=1", "launch.max_hours=2"),
+            "launch.setup=[echo preparing, apt-get install nothing-of-this-name]",
+        )
+        instance = Instance(machines[0], "i-0123")
+        instance.boot(job.user_data)
+        log = instance.wait_for_termination()
+        assert "ec2: set up i-0123\n" in log
+        assert "\npreparing\n" in log
+        assert "ec2: set-up failed; terminate" in log
+        assert "venv" not in log
+        assert instance.shutdowns[0] in ("-h +120", "-h +119")  # at the latest
+        assert job.read("logs/ec2-i-0123.log").decode() in log
+        assert b"set-up failed; terminate" in job.read("logs/ec2-i-0123.log")
+        assert job.read(f"nodes/digits-{job.folder.name}/ended") == b"set-up failed\n"
+        shown = script("launch", "logs", f"run={job.folder}")
+        assert "set-up failed; terminate" in shown.stdout, shown.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_instance_installs_the_project(script: Script, tmp_path: Path, server: dict[str, str]) -> None:
+    # Without an index, pip finds the packages of this environment.
+    packages = Path(torch.__file__).parents[1]
+    offline = {"PYTHONPATH": str(packages), "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    with nodes(1) as machines:
+        overrides = ["trainer.devices=1", "trainer.max_epochs=1", f"launch.python={sys.executable}"]
+        job = Job(script, tmp_path, server, machines[0], *overrides, **offline)
+        instance = Instance(machines[0], "i-0123")
+        instance.boot(job.user_data)
+        log = instance.wait_for_termination()
+        assert "ec2: completed; terminate" in log
+        assert machines[0].run("sh", "-c", "ls /opt/boltcutter/venv/lib/*/site-packages").count("boltcutter") >= 2
+        assert job.attempts() == ["completed"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_interrupted_spot_instance_continues(script: Script, tmp_path: Path, server: dict[str, str]) -> None:
+    """Two instances train, EC2 interrupts one and starts it again, and the run continues as if nothing had happened."""
+    overrides = ["trainer.max_epochs=6", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1"]
+    with nodes(2) as machines:
+        settings = ["launch.spot=true", "launch.install=false", f"launch.python={sys.executable}"]
+        job = Job(script, tmp_path, server, machines[0], *overrides, *settings)
+        ec2 = boto3.client("ec2")
+        image = ec2.describe_images()["Images"][0]["ImageId"]
+        specification = {"ImageId": image, "InstanceType": "m5.large"}
+        ec2.request_spot_instances(SpotPrice="1", InstanceCount=2, LaunchSpecification=specification)
+        requests = ec2.describe_spot_instance_requests()["SpotInstanceRequests"]
+        instances = [
+            Instance(machine, request["InstanceId"]) for machine, request in zip(machines, requests, strict=True)
+        ]
+        first, second = instances
+        for instance in instances:
+            instance.boot(job.user_data)
+        first.wait_until(lambda: job.store.exists(f"{job.place}/checkpoints/last.ckpt"))
+
+        second.machine.write("/run/interruption", "")
+        second.wait_until(lambda: "wait until EC2 stops this instance" in second.log)
+        assert 'EC2 announces an interruption: {"action": "stop"' in second.log
+        first.wait_until(lambda: "ec2: start 1 on" in first.log)
+        assert "completed" not in job.attempts()
+        second.machine.run("systemctl", "stop")
+        second.wait_until(lambda: "stopped; the run continues if the instance starts again" in second.log)
+        assert "-h now" not in second.shutdowns
+        second.machine.run("sh", "-c", "rm /run/interruption /run/boltcutter-notice")  # /run is empty after a boot
+        second.machine.run("systemctl", "start")
+        for instance in instances:
+            log = instance.wait_for_termination()
+            assert "ec2: completed; terminate" in log
+            assert "the spot request was not cancelled" not in log
+        assert not ec2.describe_spot_instance_requests()["SpotInstanceRequests"]
+        assert job.attempts() == ["preempted by SIGTERM", "completed"]
+        fetched = script("launch", "fetch", f"run={job.folder}")
+        assert fetched.returncode == 0, fetched.stderr
+    whole = script(
+        "train", *QUICK, "model=mlp", "trainer.accelerator=cpu", "test=false", "trainer.max_epochs=6",
+        *("trainer.devices=2", f"folder={tmp_path}/whole"), ranks=2,
+    )  # fmt: skip
+    assert whole.returncode == 0, whole.stderr
+    ours, theirs = saved_weights(job.folder), saved_weights(tmp_path / "whole")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
