@@ -158,7 +158,7 @@ def test_an_instance_installs_the_project(script: Script, tmp_path: Path, server
 @pytest.mark.timeout(600)
 def test_an_interrupted_spot_instance_continues(script: Script, tmp_path: Path, server: dict[str, str]) -> None:
     """Two instances train, EC2 interrupts one and starts it again, and the run continues as if nothing had happened."""
-    overrides = ["trainer.max_epochs=6", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1"]
+    overrides = ["trainer.max_epochs=60", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1"]
     with nodes(2) as machines:
         settings = ["launch.spot=true", "launch.install=false", f"launch.python={sys.executable}"]
         job = Job(script, tmp_path, server, machines[0], *overrides, *settings)
@@ -194,7 +194,7 @@ def test_an_interrupted_spot_instance_continues(script: Script, tmp_path: Path, 
         fetched = script("launch", "fetch", f"run={job.folder}")
         assert fetched.returncode == 0, fetched.stderr
     whole = script(
-        "train", *QUICK, "model=mlp", "trainer.accelerator=cpu", "test=false", "trainer.max_epochs=6",
+        "train", *QUICK, "model=mlp", "trainer.accelerator=cpu", "test=false", "trainer.max_epochs=60",
         *("trainer.devices=2", f"folder={tmp_path}/whole"), ranks=2,
     )  # fmt: skip
     assert whole.returncode == 0, whole.stderr

@@ -54,3 +54,8 @@ def test_a_node_does_not_wait_for_one_that_has_ended(tmp_path: Path) -> None:
     (tmp_path / "job" / rendezvous.ENDED).write_text("completed\n")
     with pytest.raises(EndedError, match=r"^another node of the job job has ended for good: completed$"):
         join(f"file://{tmp_path}/job", "10.0.0.1", 2)
+
+
+def test_a_node_does_not_wait_for_ever(tmp_path: Path) -> None:
+    with pytest.raises(EndedError, match=r"^only 1 of 2 nodes were there within 0\.001 minutes$"):
+        join(f"file://{tmp_path}/job", "10.0.0.1", 2, 0.001)

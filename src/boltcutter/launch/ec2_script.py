@@ -11,6 +11,7 @@ from boltcutter.launch.job import Job, assignments
 
 HOME = "/opt/boltcutter"  # on the instances
 VENV = f"{HOME}/venv/bin/python"
+MAX_WAIT = 60  # minutes for which an instance waits for the others
 MAX_USER_DATA = 16384  # bytes, https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
 
 JOB = """\
@@ -255,6 +256,8 @@ def render_user_data(
         options += [f"--env={name}" for name in names]
         program = f"docker run {shlex.join(options)} {shlex.quote(image)} {program}"
     program += f' --nodes {job.nodes} --job "$job" --address "$address"'
+    if not spot:  # EC2 starts no instance again
+        program += f" --minutes {MAX_WAIT}"
     variables = {"HOME": "/root", "PYTHONUNBUFFERED": "1", **environment}
     head = [f"url={shlex.quote(url)} job={shlex.quote(token)}", *(["notice=/run/boltcutter-notice"] if spot else [])]
     run = RUN % {

@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--nodes", type=int, help="number of nodes, which find one another through the storage")
     parser.add_argument("--job", help="name of the job, unique to each launch; with --nodes")
     parser.add_argument("--address", help="IP address of this node; with --nodes")
+    parser.add_argument("--minutes", type=float, help="how long to wait for the other nodes; by default without limit")
     given, overrides = parser.parse_known_args(arguments)
     try:
         root = fetch_code(given.bundle or f"{given.run.rstrip('/')}/{BUNDLE}")
@@ -52,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             create_run(root, Path(given.run))
         check_library(root)
         if (given.nodes or 1) > 1:
-            rank, first = join(f"{given.run.rstrip('/')}/nodes/{given.job}", given.address, given.nodes)
+            place = f"{given.run.rstrip('/')}/nodes/{given.job}"
+            rank, first = join(place, given.address, given.nodes, given.minutes)
             os.environ.update({"NODE_RANK": str(rank), "MASTER_ADDR": first, "MASTER_PORT": PORT})
         project, arguments = root / CODE, [f"resume={given.run}", *overrides]
         start(project, jupyter.prepare(project, given.jupyter) if given.jupyter else [*program(project), *arguments])

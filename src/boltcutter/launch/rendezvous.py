@@ -17,7 +17,7 @@ class EndedError(ValueError):
     """A node of the job will not start again."""
 
 
-def join(place: str, address: str, num_nodes: int) -> tuple[int, str]:
+def join(place: str, address: str, num_nodes: int, max_minutes: float | None = None) -> tuple[int, str]:
     """Wait for the other nodes; they agree on ranks by sorting their addresses, as after a restart.
 
     Each node writes an entry with its address again and again until the entries of all nodes are recent, by the clock
@@ -27,16 +27,17 @@ def join(place: str, address: str, num_nodes: int) -> tuple[int, str]:
         place: URL of a folder of the job.
         address: IP address of this node.
         num_nodes: Number of nodes.
+        max_minutes: How long to wait; None: without limit.
 
     Returns:
         Rank of this node, and address of the first.
 
     Raises:
-        EndedError: A node has ended for good, so that waiting is useless.
+        EndedError: A node has ended for good, or was not there in time.
     """
     store, folder = resolve_filesystem(place)
     store.makedirs(folder, exist_ok=True)
-    own, written = f"{folder}/{address}", 0.0
+    own, written, begin = f"{folder}/{address}", float("-inf"), time.monotonic()
     while True:
         if time.monotonic() > written + REFRESH_SECONDS:
             store.pipe_file(own, address.encode())
@@ -51,4 +52,6 @@ def join(place: str, address: str, num_nodes: int) -> tuple[int, str]:
         if len(recent) == num_nodes:
             ranked = sorted(recent, key=ipaddress.ip_address)
             return ranked.index(address), ranked[0]
+        if max_minutes is not None and time.monotonic() > begin + 60 * max_minutes:
+            raise EndedError(f"only {len(recent)} of {num_nodes} nodes were there within {max_minutes:g} minutes")
         time.sleep(POLL_SECONDS)

@@ -128,7 +128,7 @@ if [ ! -e ready ]; then
 fi
 for ((restart = 0; restart <= 10; restart++)); do
     report "start $restart on $instance, $address"
-    docker run --rm --network=host --ipc=host --gpus=all --env=AWS_DEFAULT_REGION 123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1.0 python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true --nodes 1 --job "$job" --address "$address" &
+    docker run --rm --network=host --ipc=host --gpus=all --env=AWS_DEFAULT_REGION 123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1.0 python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true --nodes 1 --job "$job" --address "$address" --minutes 60 &
     training=$!
     watch "$training" &
     watcher=$!

@@ -137,7 +137,7 @@ if [ ! -e ready ]; then
 fi
 for ((restart = 0; restart <= 10; restart++)); do
     report "start $restart on $instance, $address"
-    /opt/boltcutter/venv/bin/python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true --nodes 2 --job "$job" --address "$address" &
+    /opt/boltcutter/venv/bin/python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true --nodes 2 --job "$job" --address "$address" --minutes 60 &
     training=$!
     watch "$training" &
     watcher=$!
