@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.launch import jobs
+from boltcutter.launch import jobs, submit
 from boltcutter.launch.cloud import CloudLauncher, job_name, read
 from boltcutter.launch.job import Job, Status
 
@@ -81,6 +81,20 @@ def test_a_job_is_sent_followed_and_fetched(job: Job, tmp_path: Path, capsys: py
     assert (job.folder / "logs" / "rank-0.log").read_text() == "training\n"
     record = json.loads((job.folder / "record.json").read_text())
     assert record == {"attempts": attempts, "test": {"accuracy": 1}, "launch": {"id": "job-1"}}
+
+
+def test_a_resumed_run_keeps_its_attempts(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Platform(storage=f"file://{tmp_path}/bucket")
+    file = job.folder / launcher.job_file
+    file.write_text(launcher.render(job))
+    launcher.submit(job, file)
+    there = tmp_path / "bucket" / "digits" / "one" / "record.json"
+    attempts = [{"start": "now", "reason": "preempted"}]
+    there.write_text(json.dumps({"attempts": attempts}))
+    monkeypatch.setattr(submit, "find_launcher", lambda folder: [(launcher, "job-1")])
+    submit.check_unused(job.folder, resumed=True)
+    launcher.submit(job, file)
+    assert json.loads(there.read_text())["attempts"] == attempts
 
 
 def test_storage_that_cannot_be_reached_is_a_note(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

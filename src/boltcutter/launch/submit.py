@@ -89,3 +89,5 @@ def check_unused(folder: Path, resumed: bool) -> None:
         status = launcher.status(job_id)
         if status.state in ("running", "pending"):
             raise ConfigError(f"resume={display_path(folder)}: {status.text}; cancel it first")
+        if isinstance(launcher, CloudLauncher):
+            launcher.refresh(folder)  # as the record here is sent again, with the attempts that it has
