@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ EVERYTHING = G2 | {
 RENDERED: dict[str, tuple[dict[str, Any], Job]] = {
     "vertex.yaml": (EVERYTHING, replace(JOB, nodes=4)),
     "vertex-cpu.yaml": (SETTINGS | {"machine_type": "n2-standard-8", "restart": False}, ON_CPU),
-    "vertex-wait.yaml": (N1 | {"max_wait": "2:00:00"}, JOB),
+    "vertex-wait.yaml": (SETTINGS | {"machine_type": "a2-highgpu-2g", "max_wait": "2:00:00"}, JOB),
     "vertex-training-input.yaml": (
         {
             **{key: EVERYTHING[key] for key in EVERYTHING if key != "spot"},
@@ -243,6 +244,18 @@ def test_checkpoints_on_cloud_storage_are_found(bucket: Any, tmp_path: Path) -> 
     bucket.put_file(str(tmp_path / "last.ckpt"), "bucket/runs/digits/one/checkpoints/last.ckpt")
     place = "gs://bucket/runs/digits/one/checkpoints"
     assert find_newest(place) == f"{place}/last.ckpt"
+
+
+def test_the_job_is_checked_and_rendered_without_googles_packages(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("google", "google.auth", "gcsfs", "requests"):
+        monkeypatch.setitem(sys.modules, name, None)
+    launcher = VertexLauncher(**EVERYTHING)
+    launcher.check(job)
+    assert launcher.render(job)
+    with pytest.raises(
+        ValueError, match=r"^launch=vertex: google-auth is not installed; pip install 'boltcutter\[gcp\]'$"
+    ):
+        launcher.check_credentials()
 
 
 def submit(job: Job, **settings: Any) -> str:
