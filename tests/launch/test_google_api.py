@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from boltcutter.launch import google_api
-from boltcutter.launch.google_api import NoAnswerError, call, connect, default_setting, endpoint, log_entries
+from boltcutter.launch.google_api import (
+    ForbiddenError,
+    NoAnswerError,
+    call,
+    connect,
+    default_setting,
+    endpoint,
+    log_entries,
+)
 from boltcutter.launch.job import UnreachableError
 
 from .google_server import ACCOUNT, NO_ANSWER, GoogleServer, error, google_server, isolated
@@ -95,7 +103,7 @@ def test_missing_and_rejected_credentials_name_the_command_to_log_in(
                 "PERMISSION_DENIED",
                 "Vertex AI API has not been used in project 1.\nEnable it by visiting https://x",
             ),
-            ValueError,
+            ForbiddenError,
             "launch=vertex: 403 PERMISSION_DENIED: Vertex AI API has not been used in project 1. Enable it by visiting "
             "https://x; enable the API, or ask for the role that the message names",
         ),

@@ -21,6 +21,8 @@ from .google_server import google_server, google_storage
 from .nodes import Machine, Process, nodes
 
 JOB = "projects/123/locations/us-central1/customJobs/4242"
+RESOURCE = {"type": "ml_job", "labels": {"task_name": "service"}}
+ENTRY = {"insertId": "1", "timestamp": "2026-11-22T12:00:00Z", "textPayload": "Job is running.", "resource": RESOURCE}
 HOSTS = [f"cmle-training-workerpool{pool}-1a2b3c4d5e-0" for pool in (0, 1)]
 
 
@@ -68,6 +70,13 @@ def test_an_interrupted_job_resumes(script: Script, tmp_path: Path, monkeypatch:
         assert last["epoch"] < 4
         for process in start():
             assert process.wait() == 0, process.output
+        server.answers[f"POST /v1/{JOB}:cancel"] = [(200, {})]
+        server.answers["POST /v2/entries:list"] = [(200, {"entries": [ENTRY]})]
+        found = {verb: script("launch", verb, f"run={folder}") for verb in ("status", "logs", "cancel")}
+        assert {verb: done.returncode for verb, done in found.items()} == dict.fromkeys(found, 0)
+        assert "completed" in found["status"].stdout
+        assert found["logs"].stdout == "service: Job is running.\n"
+        assert server.requests[-2].path == f"/v1/{JOB}:cancel"
         fetched = script("launch", "fetch", f"run={folder}")
         assert fetched.returncode == 0, fetched.stderr
     record = json.loads((folder / "record.json").read_text())

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import configparser
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from boltcutter.launch.job import UnreachableError
@@ -22,12 +25,18 @@ LOGIN = "run gcloud auth application-default login"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 TIMEOUT = 30.0  # seconds to wait for an answer
 PAGE = 1000  # log entries in an answer, which is the maximum
+POLL = 5.0  # seconds between two queries of the log, of which a project may make 60 a minute
+LATE = 10.0  # seconds by which entries of the log may be late
 REMEDIES = {
     401: LOGIN,
     403: "enable the API, or ask for the role that the message names",
     404: "correct launch.project or launch.region",
     429: "request more quota at https://console.cloud.google.com/iam-admin/quotas, or choose another region or machine",
 }
+
+
+class ForbiddenError(ValueError):
+    """The credentials do not permit the request."""
 
 
 class NoAnswerError(UnreachableError):
@@ -113,7 +122,36 @@ def call(session: AuthorizedSession, method: str, url: str, body: Mapping[str, A
     if answer.status_code >= 500:
         raise UnreachableError(f"{line}; try again later")
     remedy = REMEDIES.get(answer.status_code, "correct the setting that the message names")
-    raise (UnreachableError if answer.status_code == 429 else ValueError)(f"{line}; {remedy}")
+    kinds: dict[int, type[ValueError]] = {403: ForbiddenError, 429: UnreachableError}
+    raise kinds.get(answer.status_code, ValueError)(f"{line}; {remedy}")
+
+
+def follow_log(
+    session: AuthorizedSession, project: str, query: str, is_over: Callable[[], bool] | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the entries of Cloud Logging that match a query, and with ``is_over`` those that are added until then."""
+    seen, since, is_reachable = set[str](), "", True
+    while True:
+        last = is_over is None
+        try:
+            if is_over and (last := is_over()):
+                sleep(LATE)
+            for entry in log_entries(session, project, query + since):
+                moment = datetime.fromisoformat(entry["timestamp"][:19]) - timedelta(seconds=LATE)
+                since = f' AND timestamp>="{moment.isoformat()}Z"'
+                if entry["insertId"] not in seen:
+                    seen.add(entry["insertId"])
+                    yield entry
+            is_reachable = True
+        except UnreachableError as error:  # the job itself may still be running
+            if is_over is None or last:
+                raise
+            if is_reachable:
+                print(f"note: {error}", file=sys.stderr)
+            is_reachable = False
+        if last:
+            return
+        sleep(POLL)
 
 
 def log_entries(session: AuthorizedSession, project: str, query: str) -> Iterator[dict[str, Any]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from time import sleep
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
@@ -60,8 +59,6 @@ STATES: dict[str, State] = {
     "JOB_STATE_CANCELLED": "ended",
     "JOB_STATE_EXPIRED": "ended",
 }
-POLL = 5.0  # seconds between two queries of the log, of which a project may make 60 a minute
-LATE = 10.0  # seconds by which entries of the log may be late
 
 
 class VertexLauncher(CloudLauncher):
@@ -315,22 +312,19 @@ class VertexLauncher(CloudLauncher):
         self._call("POST", split_name(job_id)[1], f"{job_id}:cancel", {})
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
-        """Yield what all nodes have written, and messages of the platform, from Cloud Logging."""
+        """Yield what all nodes have written, and messages of the platform, from Cloud Logging.
+
+        Without permission to read it, the output of rank 0 from the storage.
+        """
         project, _, number = split_name(job_id)
-        base, seen, start = f'resource.type="ml_job" AND resource.labels.job_id="{number}"', set[str](), ""
-        while True:
-            last = not follow or self.status(job_id).state in FINAL
-            if follow and last:
-                sleep(LATE)
-            for entry in google_api.log_entries(self._session, project, base + start):
-                moment = datetime.fromisoformat(entry["timestamp"][:19]) - timedelta(seconds=LATE)
-                start = f' AND timestamp>="{moment.isoformat()}Z"'
-                if entry["insertId"] not in seen:
-                    seen.add(entry["insertId"])
-                    yield _log_line(entry)
-            if last:
-                return
-            sleep(POLL)
+        query = f'resource.type="ml_job" AND resource.labels.job_id="{number}"'
+        is_over = (lambda: self.status(job_id).state in FINAL) if follow else None
+        try:
+            for entry in google_api.follow_log(self._session, project, query, is_over):
+                yield _log_text(entry)
+        except google_api.ForbiddenError as error:
+            print(f"note: {error}; this is the log of rank 0", file=sys.stderr)
+            yield from super().logs(job_id, folder, follow=follow)
 
 
 def split_name(job_id: str) -> tuple[str, str, str]:
@@ -344,7 +338,7 @@ def split_name(job_id: str) -> tuple[str, str, str]:
     return found[1], found[2], found[3]
 
 
-def _log_line(entry: Mapping[str, Any]) -> str:
+def _log_text(entry: Mapping[str, Any]) -> str:
     node = entry.get("resource", {}).get("labels", {}).get("task_name", "")
     text = str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", "")).rstrip("\n")
     return "".join(f"{node}: {line}\n" if node else f"{line}\n" for line in text.split("\n"))
