@@ -1,4 +1,4 @@
-"""A server that speaks S3, for tests of runs and checkpoints on object storage."""
+"""Servers of object storage, for tests of runs and checkpoints there."""
 
 import os
 import socket
@@ -52,6 +52,43 @@ def bucket(s3_variables: dict[str, str], request: pytest.FixtureRequest, monkeyp
     for name, value in s3_variables.items():
         monkeypatch.setenv(name, value)
     return f"s3://bucket/{request.node.name.translate({91: '-', 93: None})}"
+
+
+@contextmanager
+def google_storage(host: str = "127.0.0.1") -> Iterator[dict[str, str]]:
+    """Start a server of Cloud Storage with the bucket ``bucket``; yields the variables with which gcsfs uses it.
+
+    Args:
+        host: Address to bind.
+    """
+    with socket.create_server((host, 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        "timeout",
+        "600",
+        sys.executable,
+        "-m",
+        "gcp_storage_emulator",
+        "start",
+        f"--host={host}",
+        f"--port={port}",
+    ]
+    url, end = f"http://{host}:{port}", time.monotonic() + 60
+    with subprocess.Popen(
+        [*command, "--in-memory", "--default-bucket=bucket"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            while True:
+                with suppress(OSError):
+                    urllib.request.urlopen(f"{url}/storage/v1/b/bucket", timeout=20).close()
+                    break
+                assert process.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            # The second: gcsfs asks another service, which the server lacks, for the kind of the bucket.
+            yield {"STORAGE_EMULATOR_HOST": url, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+        finally:
+            process.terminate()
 
 
 class Gate:

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -135,43 +130,6 @@ def google_server(folder: Path) -> Iterator[tuple[GoogleServer, dict[str, str]]]
         finally:
             server.closing.set()
             server.shutdown()
-
-
-@contextmanager
-def google_storage(host: str = "127.0.0.1") -> Iterator[dict[str, str]]:
-    """Start a server of Cloud Storage with the bucket ``bucket``; yields the variables with which gcsfs uses it.
-
-    Args:
-        host: Address to bind.
-    """
-    with socket.create_server((host, 0)) as free:
-        port = free.getsockname()[1]
-    command = [
-        "timeout",
-        "600",
-        sys.executable,
-        "-m",
-        "gcp_storage_emulator",
-        "start",
-        f"--host={host}",
-        f"--port={port}",
-    ]
-    url, end = f"http://{host}:{port}", time.monotonic() + 60
-    with subprocess.Popen(
-        [*command, "--in-memory", "--default-bucket=bucket"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            while True:
-                with suppress(OSError):
-                    urllib.request.urlopen(f"{url}/storage/v1/b/bucket", timeout=20).close()
-                    break
-                assert process.poll() is None
-                assert time.monotonic() < end
-                time.sleep(0.1)
-            # The second: gcsfs asks another service, which the server lacks, for the kind of the bucket.
-            yield {"STORAGE_EMULATOR_HOST": url, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
-        finally:
-            process.terminate()
 
 
 def isolated(folder: Path) -> dict[str, str]:

@@ -16,6 +16,7 @@ import yaml
 from conftest import environment, require
 from fsspec.registry import _registry
 from gcsfs.core import GCSFileSystem
+from object_storage import google_storage
 
 from boltcutter.checkpoint.select import find_newest
 from boltcutter.launch import google_api, vertex
@@ -23,7 +24,7 @@ from boltcutter.launch.job import Job, UnclearSubmissionError, UnreachableError
 from boltcutter.launch.machines import VERTEX
 from boltcutter.launch.vertex import STATES, VertexLauncher
 
-from .google_server import NO_ANSWER, GoogleServer, error, google_server, google_storage
+from .google_server import NO_ANSWER, GoogleServer, error, google_server
 from .test_library import git
 
 JOBS = Path(__file__).with_name("jobs")

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from conftest import QUICK, Script, assert_same, assert_same_history, environment
 from forkserver import Forked, ForkServer, rank_variables
-from object_storage import Gate
+from object_storage import Gate, google_storage
 from PIL import Image
 
 from boltcutter.run import remote
@@ -39,11 +39,30 @@ def untouched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.fixture(scope="module")
+def google_variables() -> Iterator[dict[str, str]]:
+    """Variables of a server of Cloud Storage."""
+    with google_storage() as variables:
+        yield variables | {"NO_GCE_CHECK": "true"}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "number"), [("s3", signal.SIGTERM), ("s3", signal.SIGKILL), ("gs", signal.SIGKILL)]
+)
 def test_a_killed_run_resumes_on_another_machine(
-    forks: ForkServer, script: Script, bucket: str, tmp_path: Path, untouched: Path, number: signal.Signals
+    forks: ForkServer,
+    script: Script,
+    bucket: str,
+    google_variables: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    untouched: Path,
+    protocol: str,
+    number: signal.Signals,
 ) -> None:
-    url = f"{bucket}/runs/name/1"
+    for name, value in google_variables.items():
+        monkeypatch.setenv(name, value)
+    url = f"{bucket}/runs/name/1".replace("s3:", f"{protocol}:")
     first = environment(BOLTCUTTER_SCRATCH=str(tmp_path / "first"))
     with forks.start(["scripts/train.py", *SETTINGS, f"folder={url}"], first, 2, 2) as process:
         wait_for_checkpoint(process, url)

@@ -66,7 +66,8 @@ def _files(place: str | Path, start: str = "") -> list[str]:
             return []
         named = [file for file in listed if re.fullmatch(rf"{start}.*\.ckpt", file.rpartition("/")[2], re.S)]
         found = sorted(named, key=store.modified, reverse=True)
-        # Not unstrip_protocol: it loses the account of abfss://container@account.dfs.core.windows.net.
+        # Not unstrip_protocol: it loses the account of abfss://container@account.dfs.core.windows.net, and returns
+        # another name of the protocol than Lightning compares with.
         return [f"{str(place).rstrip('/')}/{file.rpartition('/')[2]}" if is_url(place) else file for file in found]
 
 

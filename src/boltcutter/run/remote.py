@@ -267,9 +267,11 @@ class Mirror:
 
     def _run(self) -> None:
         delay = INTERVAL
-        while not self._stopped:
+        while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._asked > self._done or self._stopped, delay)
+                if self._stopped:
+                    return
                 asked = self._asked
             try:
                 lease.check()

@@ -120,7 +120,7 @@ class RemoteLease(Lease):
         except (OSError, NotImplementedError, TypeError, ValueError):
             raise
         except Exception as error:
-            raise OSError(0, error_text(error)) from error
+            raise OSError(0, error_text(error)[:200]) from error
 
 
 def _copy_of_lease(folder: Path, url: str, holder: Holder) -> RemoteLease:
