@@ -16,9 +16,9 @@ WORKDIR /app
 # Changes of the code do not change these layers. What torch itself requires is installed with all other packages.
 COPY constraints.txt pyproject.toml ./
 RUN pip install -q --no-deps -c constraints.txt --index-url "$TORCH_INDEX" torch
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-    | pip install -q -c constraints.txt -r /dev/stdin $PACKAGES
+        > requirements.txt \
+    && pip install -q -c constraints.txt -r requirements.txt $PACKAGES
 
 FROM ${BASE}
 # Any user can write to these folders, such as one that Kubernetes chooses.

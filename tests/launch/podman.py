@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 from conftest import ROOT, require
@@ -21,17 +22,16 @@ INSTALL = "apt-get install -y --no-install-recommends podman runc"
 
 
 class Podman:
-    """Podman.
-
-    Args:
-        folder: Folder for its images and containers.
+    """Podman with a folder of its own for images and containers.
 
     Attributes:
         variables: Environment variables with which podman uses this folder.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         require("podman", "runc", install=INSTALL)
+        # Not in a folder of pytest, which could not remove what is mounted if this process is killed.
+        self.folder = folder = Path(tempfile.mkdtemp(prefix="podman-"))
         storage = {"driver": "overlay", "graphroot": str(folder / "images"), "runroot": str(folder / "run")}
         # A machine of tests may refuse higher limits than its own, and lack systemd.
         limits = ["nofile=4096:4096", "nproc=4096:4096"]
@@ -54,9 +54,13 @@ class Podman:
         return subprocess.CompletedProcess(arguments, done.returncode, out, err)
 
     def remove(self) -> None:
-        """End and remove all containers and images."""
+        """End all containers, and remove the folder."""
         self("rm", "--all", "--force", "--time", "1")
-        self("rmi", "--all", "--force")
+        self("rmi", "--all", "--force", timeout=300)
+        overlay = self.folder / "images" / "overlay"  # which podman mounts on itself
+        subprocess.run(["umount", "--recursive", overlay], capture_output=True)  # not mounted without root
+        remove = ["rm", "-r"] if os.getuid() == 0 else ["podman", "unshare", "rm", "-r"]
+        subprocess.run([*remove, self.folder], check=True, timeout=300, env=os.environ | self.variables)
 
     def import_empty(self) -> None:
         """Create the image ``EMPTY``."""

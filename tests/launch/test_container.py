@@ -68,8 +68,8 @@ os.execvp(given.command[0], given.command)
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    found = Podman(tmp_path_factory.mktemp("podman"))
+def podman() -> Iterator[Podman]:
+    found = Podman()
     found.import_empty()
     yield found
     found.remove()

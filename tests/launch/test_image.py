@@ -46,7 +46,7 @@ def test_repository_and_project_build_the_same_image(name: str) -> None:
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     """Podman with the base image."""
     require("debootstrap", install="apt-get install debootstrap")
-    found = Podman(tmp_path_factory.mktemp("podman"))
+    found = Podman()
     root = tmp_path_factory.mktemp("base") / "root"
     source = "http://deb.debian.org/debian"
     command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root), source]
@@ -66,7 +66,9 @@ def pip_options(folder: Path) -> list[str]:
     settings = dict(re.findall(r"^(?:global|:env:)\.([\w-]+)='(.*)'$", listed.stdout, re.M))
     (folder / "pip.conf").write_text("[global]\n" + "".join(f"{name} = {text}\n" for name, text in settings.items()))
     places = {place for text in settings.values() for place in re.findall(r"(?:^|\s|file://)(/[\w./-]+)", text)}
-    places = {str(Path(place).parent) if place.endswith(".crt") else place for place in places if os.path.exists(place)}
+    # Beside an index are its files, and beside a certificate the folder that others link to.
+    places = {place.removesuffix("/simple") for place in places if os.path.exists(place)}
+    places = {str(Path(place).parent) if os.path.isfile(place) else place for place in places}
     index = [] if "find-links" in settings else ["--build-arg", f"TORCH_INDEX={CPU_INDEX}"]
     volumes = [f"{folder}/pip.conf:/etc/pip.conf:ro", *(f"{place}:{place}:ro" for place in sorted(places))]
     return [*index, *(word for volume in volumes for word in ("--volume", volume))]
