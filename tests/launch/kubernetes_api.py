@@ -46,7 +46,7 @@ class ApiServer:
         objects: Objects by path.
         pods: All pods; the label selector of a request is not evaluated, but asserted on.
         logs: Output of each pod.
-        failures: Status and answer by method and end of the path, instead of the object.
+        failures: Status and answer by method and end of the path, instead of the object; status 0: no answer.
         stopping: Deleted jobs, and the number of reads after which each is gone.
     """
 
@@ -129,6 +129,9 @@ def api_server(folder: Path) -> Iterator[tuple[ApiServer, Path]]:
                     self.wfile.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
                 return
             code, answer = state.answer(request)
+            if not code:  # as if the server was away
+                self.close_connection = True
+                return
             text = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json" if text.startswith(b"{") else "text/plain")

@@ -1,6 +1,8 @@
 """What is said about jobs, pods and errors of the API server."""
 
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +45,15 @@ def test_without_a_cluster_the_command_to_log_in_is_given(
     with pytest.raises(ValueError, match=r"no cluster is configured .*; log in, for example with aws eks") as error:
         Cluster("job", None, None)
     assert "\n" not in str(error.value)
+
+
+def test_the_client_is_imported_only_then(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys; import boltcutter.launch.kubernetes; print('kubernetes' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(ValueError, match=r"kubernetes is not installed; pip install "):
+        Cluster("job", None, None)
 
 
 def test_in_a_pod_the_cluster_is_that_of_the_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 import base64
 import json
 import tarfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,10 +112,10 @@ def test_a_run_is_submitted_followed_and_cancelled(server: ApiServer, launch: La
     labels = {"app.kubernetes.io/name": "boltcutter", "app.kubernetes.io/instance": name}
     owned = {"name": name, "labels": labels, "ownerReferences": [owner]}
     config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": owned}
-    content = base64.b64decode(sent[2].body.pop("binaryData")["job.tar.gz"])
+    content = base64.b64decode(sent[2].body.pop("binaryData")["job.tar.xz"])
     assert [request.body for request in sent] == [job, service | {"metadata": owned}, config_map]
-    assert content == (folder / "job.tar.gz").read_bytes()
-    with tarfile.open(folder / "job.tar.gz") as archive:
+    assert content == (folder / "job.tar.xz").read_bytes()
+    with tarfile.open(folder / "job.tar.xz") as archive:
         assert {"record.json", "config.yaml", "code/scripts/train.py"} <= set(archive.getnames())
 
     server.logs = {"first": [b"epoch 1\n", b"epoch 2\n"]}
@@ -213,28 +215,28 @@ def test_the_exit_status_is_that_of_the_job(
 def test_logs_of_replaced_pods_are_followed(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = {"metadata": {"name": "a"}, "status": {}}
+    """The pod waits, runs, its connection is closed, the server is away, and another pod replaces it."""
+    job: dict[str, Any] = {"metadata": {"name": "a"}, "status": {}}
     server.objects[f"{JOBS}/a"] = job
-    server.logs = {"a-0-x": [b"first\n"], "a-0-y": [b"second\n"]}
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-    steps = iter(
-        [
-            [pod("a-0-x", "Pending", conditions=[unschedulable])],
-            [pod("a-0-x", "Running")],
-            [pod("a-0-x", "Failed"), pod("a-0-y", "Running"), pod("a-1-x", "Running", index=1)],
-        ]
-    )
-
-    def step(*_: Any) -> None:
-        server.pods = next(steps, server.pods)
-        if len(server.pods) == 3:
-            job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
-
-    step()
-    monkeypatch.setattr(kubernetes.time, "sleep", step)
+    first, second, other = pod("x", "Running"), pod("y", "Running"), pod("z", "Running", index=1)
+    complete = {"conditions": [{"type": "Complete", "status": "True"}]}
+    steps: list[Callable[[], Any]] = [
+        lambda: server.pods.append(pod("x", "Pending", conditions=[unschedulable])),
+        lambda: (server.pods.__setitem__(0, first), server.logs.update(x=[b"one\n"])),
+        lambda: server.logs.update(x=[b"one\n", b"two\n"]),
+        lambda: server.failures.update({("GET", "/pods"): (0, "")}),
+        lambda: (server.failures.clear(), first["status"].update(phase="Failed")),
+        lambda: (server.pods.extend([second, other]), server.logs.update(y=[b"three\n"])),
+        lambda: job.update(status=complete),
+    ]
+    steps.pop(0)()
+    monkeypatch.setattr(kubernetes, "time", SimpleNamespace(sleep=lambda _: steps.pop(0)(), monotonic=time.monotonic))
     launcher = KubernetesLauncher(**SETTINGS)
-    assert list(launcher.logs("vision/a@lab", Path("/x"), follow=True)) == ["first\n", "second\n"]
-    assert "no node has room for it (Unschedulable: 0/3 nodes)" in capsys.readouterr().err
+    assert "".join(launcher.logs("vision/a@lab", Path("/x"), follow=True)) == "one\ntwo\nthree\n"
+    notes = capsys.readouterr().err
+    assert "no node has room for it (Unschedulable: 0/3 nodes)" in notes
+    assert "note: launch=kubernetes: the API server of lab does not respond" in notes
 
 
 @pytest.mark.parametrize("job_id", ["--all", "vision", "vision/-x", "../secrets/x@lab"])

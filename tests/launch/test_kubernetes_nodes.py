@@ -118,7 +118,7 @@ def test_pods_that_are_replaced_resume(
         folder = volume / "runs" / "run"
         pods[1].process.wait_until((folder / "checkpoints" / "last.ckpt").is_file)
         pods[1].process.signal(signal)
-        assert base64.b64encode((tmp_path / "runs/run/job.tar.gz").read_bytes()).decode() in files[NAME].values()
+        assert base64.b64encode((tmp_path / "runs/run/job.tar.xz").read_bytes()).decode() in files[NAME].values()
         assert failures <= control(pods, spec) <= 2 * failures
         reasons = [attempt["reason"] for attempt in json.loads((folder / "record.json").read_text())["attempts"]]
         assert reasons[-1] == "completed"

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
+from boltcutter.environment.platform import PLATFORM, export_torchrun_env, launched_layout
 from boltcutter.launch.job import Job
 from boltcutter.launch.kubernetes import KubernetesLauncher
 from boltcutter.launch.manifest import object_name
@@ -148,3 +149,48 @@ def test_values_are_not_expanded() -> None:
     (container,) = found["spec"]["template"]["spec"]["containers"]
     assert {"name": "A", "value": "$$(HOME) $$$$x"} in container["env"]
     assert container["command"][3].startswith("s3://b/$$(USER)/")
+
+
+def operator_variables(kind: str, spec: dict[str, Any]) -> dict[str, str]:
+    """Variables of the second pod that the controller or operator sets.
+
+    https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/,
+    https://www.kubeflow.org/docs/components/trainer/operator-guides/ml-policy/,
+    https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/
+    """
+    if kind in ("job", "jobset"):
+        return {"JOB_COMPLETION_INDEX": "1"}
+    name = object_name(JOB)
+    nodes, first = "2", f"{name}-node-0-0.{name}" if kind == "trainjob" else f"{name}-master-0"
+    each = spec["trainer"]["numProcPerNode"] if kind == "trainjob" else spec["nprocPerNode"]
+    port = "29500" if kind == "trainjob" else "23456"
+    found = {"PET_NNODES": nodes, "PET_NPROC_PER_NODE": str(each), "PET_NODE_RANK": "1", "PET_MASTER_ADDR": first}
+    found["PET_MASTER_PORT"] = port
+    if kind == "pytorchjob":
+        found |= {"RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": first, "MASTER_PORT": port}
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_second_pod_knows_its_rank(kind: str) -> None:
+    found = documents(kind, ALL, JOB)[0]
+    spec = found["spec"]
+    if kind == "trainjob":
+        container = spec["trainer"]
+    else:
+        parts = {"job": lambda: spec, "jobset": lambda: spec["replicatedJobs"][0]["template"]["spec"]}
+        parts["pytorchjob"] = lambda: spec["pytorchReplicaSpecs"]["Worker"]
+        (container,) = parts[kind]()["template"]["spec"]["containers"]
+    references = {"metadata.annotations['batch.kubernetes.io/job-completion-index']": "1"}
+    env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"} | operator_variables(kind, spec)
+    for variable in container["env"]:
+        source = variable.get("valueFrom", {})
+        if "secretKeyRef" not in source:
+            env[variable["name"]] = variable.get("value") or references[source["fieldRef"]["fieldPath"]]
+    export_torchrun_env(env)
+    name = object_name(JOB)
+    first = {"job": f"{name}-0.{name}", "jobset": f"{name}-train-0-0.{name}", "trainjob": f"{name}-node-0-0.{name}"}
+    assert env["MASTER_ADDR"] == first.get(kind, f"{name}-master-0")
+    assert (env["NODE_RANK"], env["BOLTCUTTER_NODES"]) == ("1", "2")
+    assert launched_layout(env) in ((env[PLATFORM], 2, 8), (env[PLATFORM], 2, None))
+    assert not env.keys() & {"RANK", "WORLD_SIZE"}

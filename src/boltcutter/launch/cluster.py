@@ -6,6 +6,7 @@ import codecs
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 from boltcutter.config.errors import one_line
 from boltcutter.launch.job import State, UnclearSubmissionError, UnreachableError
 from boltcutter.launch.manifest import API, INSTANCE, Manifest
+from boltcutter.project import install_command
 
 TIMEOUT = (5, 30)  # seconds to connect, and to wait for an answer
 LOG_TIMEOUT = (5, 24 * 3600)  # a training may be silent for long
@@ -49,7 +51,7 @@ class Cluster:
             from kubernetes import client, config
         except ImportError:
             raise ValueError(
-                "launch=kubernetes: kubernetes is not installed; pip install 'boltcutter[kubernetes]'"
+                f"launch=kubernetes: kubernetes is not installed; {install_command('kubernetes')}"
             ) from None
         self.group, self.version, self.plural, self.kind = API[kind]
         settings, self.context, default = client.Configuration(), context or "", "default"
@@ -115,11 +117,32 @@ class Cluster:
         return sorted(found, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
 
     def log(self, pod: str, *, follow: bool) -> Iterator[str]:
-        """Yield the output of a pod; with ``follow`` until it ends."""
+        """Yield the output of a pod; with ``follow`` until it ends or the connection is closed."""
+        from urllib3.exceptions import HTTPError
+
         read, decoder = self._core.read_namespaced_pod_log, codecs.getincrementaldecoder("utf-8")(errors="replace")
         answer = self._call(read, pod, self.namespace, follow=follow, _preload_content=False, timeout=LOG_TIMEOUT)
-        for content in answer.stream(65536):
-            yield decoder.decode(content)
+        with suppress(HTTPError):  # a connection that is closed while the pod runs: more is read later
+            for content in answer.stream(65536):
+                yield decoder.decode(content)
+
+    def new_output(self, pod: Manifest, shown: dict[tuple[str, int], int], *, follow: bool) -> Iterator[str]:
+        """Yield the output of a pod that was not shown before.
+
+        Args:
+            pod: The pod.
+            shown: Number of characters that were shown, by pod and restart; -1: all. Updated.
+            follow: Whether to yield what is written until the pod ends.
+        """
+        status = pod["status"]
+        start = pod["metadata"]["uid"], sum(one.get("restartCount", 0) for one in status.get("containerStatuses", ()))
+        before, length = shown.get(start, 0), 0
+        if status["phase"] == "Pending" or before < 0:
+            return
+        for text in self.log(pod["metadata"]["name"], follow=follow):
+            yield text[max(0, before - length) :]
+            length += len(text)
+        shown[start] = length if status["phase"] == "Running" else -1
 
     def _call(
         self,
@@ -200,8 +223,3 @@ def is_first(pod: Manifest) -> bool:
     metadata = pod["metadata"]
     index = metadata.get("annotations", {}).get("batch.kubernetes.io/job-completion-index", "0")
     return bool(index == "0" and metadata["labels"].get("training.kubeflow.org/replica-type") != "worker")
-
-
-def start_of(pod: Manifest) -> tuple[str, int]:
-    """Return what identifies one start of a pod's container."""
-    return pod["metadata"]["uid"], sum(one.get("restartCount", 0) for one in pod["status"].get("containerStatuses", ()))

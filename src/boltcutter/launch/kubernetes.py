@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
 import re
 import sys
 import time
@@ -17,11 +19,11 @@ from boltcutter.config.errors import one_line
 from boltcutter.launch import cluster, manifest
 from boltcutter.launch.bundle import BUNDLE
 from boltcutter.launch.cloud import FINAL, CloudLauncher
-from boltcutter.launch.job import POLL_SECONDS, Job, Status, check_control_characters
+from boltcutter.launch.job import POLL_SECONDS, Job, Status, UnreachableError, check_control_characters
 from boltcutter.launch.slurm import seconds
 
 DELETE_SECONDS = 120  # for the objects of an ended job
-MAX_CONFIG_MAP = 1_000_000  # bytes; Kubernetes allows 1 MiB with the names
+MAX_CONFIG_MAP = 1024 * 1024  # bytes
 SAVE_SECONDS = 30  # least time to save
 RESERVED = {"containers", "restartPolicy", "volumes", "subdomain", "terminationGracePeriodSeconds"}
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -160,7 +162,9 @@ class KubernetesLauncher(CloudLauncher):
 
     def command(self, job: Job) -> list[str]:
         """Return the command that each pod runs."""
-        return super().command(job) + ([f"--bundle={manifest.CODE}/{BUNDLE}"] if self.code_in_config_map else [])
+        return super().command(job) + (
+            [f"--bundle={manifest.CODE}/{manifest.BUNDLE}"] if self.code_in_config_map else []
+        )
 
     def render(self, job: Job) -> str:
         """Render the manifests."""
@@ -184,7 +188,7 @@ class KubernetesLauncher(CloudLauncher):
         """Create the objects; those besides the job belong to it, so that Kubernetes deletes them with it."""
         main, *parts = yaml.safe_load_all(file.read_text())
         if self.code_in_config_map:
-            parts.append(self._config_map(main["metadata"], job.folder / BUNDLE))
+            parts.append(self._config_map(main["metadata"], job.folder))
         place, _ = self._cluster()
         job_id = f"{place.namespace}/{main['metadata']['name']}@{place.context}"
         created = place.create(main)
@@ -202,14 +206,15 @@ class KubernetesLauncher(CloudLauncher):
             raise
         return job_id
 
-    def _config_map(self, metadata: dict[str, Any], bundle: Path) -> manifest.Manifest:
-        content = bundle.read_bytes()
+    def _config_map(self, metadata: dict[str, Any], folder: Path) -> manifest.Manifest:
+        content = lzma.compress(gzip.decompress((folder / BUNDLE).read_bytes()))  # smaller by a quarter
+        (folder / manifest.BUNDLE).write_bytes(content)
         if len(content) > MAX_CONFIG_MAP:
             raise ValueError(
                 f"launch.storage={self.storage}: the packed code has {len(content) / 1e6:.1f} MB, but Kubernetes "
                 "stores at most 1 MB with a job; have git ignore large files, or use storage such as s3://<bucket>/runs"
             )
-        data = {BUNDLE: b64encode(content).decode()}
+        data = {manifest.BUNDLE: b64encode(content).decode()}
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
 
     def _delete_ended(self, job_id: str) -> None:
@@ -240,15 +245,18 @@ class KubernetesLauncher(CloudLauncher):
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of the first pod, and of those that replace it; without pods that in the storage."""
-        shown: set[tuple[str, int]] = set()
+        shown: dict[tuple[str, int], int] = {}
         place, name = self._cluster(job_id)
         note = ""
         while True:
-            status = self.status(job_id)
-            for pod in filter(cluster.is_first, place.pods(name)):
-                if (start := cluster.start_of(pod)) not in shown and pod["status"]["phase"] != "Pending":
-                    shown.add(start)
-                    yield from place.log(pod["metadata"]["name"], follow=follow)
+            try:
+                status = self.status(job_id)
+                for pod in filter(cluster.is_first, place.pods(name)):
+                    yield from place.new_output(pod, shown, follow=follow)
+            except UnreachableError as error:
+                if not follow:
+                    raise
+                status = Status("pending", str(error))  # or still running
             if not follow or status.state in FINAL:
                 break
             if status.state == "pending" and status.text != note:

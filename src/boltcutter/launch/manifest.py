@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from boltcutter.checkpoint.storage import is_url
-from boltcutter.launch.bundle import BUNDLE
 from boltcutter.launch.cloud import job_name
 from boltcutter.launch.job import Job
 from boltcutter.launch.slurm import seconds
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from boltcutter.launch.kubernetes import KubernetesLauncher
 
 CODE = "/etc/boltcutter"  # where a pod finds the packed code if the storage is a path
+BUNDLE = "job.tar.xz"  # name of the packed code there
 INSTANCE = "app.kubernetes.io/instance"  # label of all objects and pods of a job
 PORT = 29500
 PREEMPTED, INVALID = 143, 2  # exit statuses of the training: saved after SIGTERM, a mistake in the configuration
