@@ -118,6 +118,7 @@ def create_app(predictor: Predictor, limits: Limits) -> FastAPI:
         await batcher.stop()
 
     app = FastAPI(title=predictor.name, version=predictor.run, lifespan=lifespan)
+    app.state.predictor = predictor
 
     @app.middleware("http")
     async def measure(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
