@@ -36,6 +36,16 @@ def test_scripts_are_correct_shell(file: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
+def test_the_unit_is_valid(tmp_path: Path) -> None:
+    unit = write_scripts(JOBS / "ec2.sh", tmp_path)["UNIT"].rename(tmp_path / "boltcutter.service")
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
+    assert "boltcutter.service" not in done.stderr, done.stderr
+    unit.write_text(unit.read_text().replace("KillMode=mixed", "KillMode=mixture"))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
+    assert "boltcutter.service:11: Failed to parse kill mode" in done.stderr  # it does check
+
+
 def test_a_job_file_without_request_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^job\.sh: has no REQUEST and USER_DATA; launch the run again$"):
         read_job("#!/bin/bash\n")

@@ -5,14 +5,17 @@ import os
 import sys
 from pathlib import Path
 
+import boto3
+import pytest
 import torch
 from conftest import ROOT, Script
 
+from .aws_server import aws_server
 from .nodes import nodes
 
 # No dropout, BatchNorm or Adam, so that the number of processes changes only rounding.
 OVERRIDES = ["data=digits", "model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "logger=null", "report=false"]
-OVERRIDES += ["trainer.accelerator=cpu", "trainer.max_steps=20", "test=false"]
+OVERRIDES += ["trainer.accelerator=cpu", "trainer.max_steps=20"]
 
 
 def test_machines_have_a_network_files_and_processes_of_their_own(tmp_path: Path) -> None:
@@ -44,25 +47,28 @@ def test_machines_have_a_network_files_and_processes_of_their_own(tmp_path: Path
     assert not Path(f"/proc/{first.pid}").exists()
 
 
-def test_two_machines_train_as_one_process(script: Script, tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "folder=/tmp/run"]
-    with nodes(2) as machines:
+def test_two_machines_train_as_one_process(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share no disk, only a bucket, and get the plain variables of their ranks."""
+    overrides = [*OVERRIDES, "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1"]
+    with aws_server("0.0.0.0") as server, nodes(2) as machines:
+        url = server["AWS_ENDPOINT_URL"].replace("0.0.0.0", machines[0].gateway)
+        for name, value in server.items():
+            monkeypatch.setenv(name, value)
+        s3 = boto3.client("s3", endpoint_url=url)
+        s3.create_bucket(Bucket="bucket")
+        variables = server | {"AWS_ENDPOINT_URL": url, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+        variables |= {"MASTER_ADDR": machines[0].address, "MASTER_PORT": "29500"}
         processes = [
             machine.start(
-                [sys.executable, "scripts/train.py", *overrides],
-                {
-                    "PATH": "/usr/bin:/bin",
-                    "NODE_RANK": str(rank),
-                    "MASTER_ADDR": machines[0].address,
-                    "MASTER_PORT": "29500",
-                },
+                [sys.executable, "scripts/train.py", *overrides, "folder=s3://bucket/runs/digits/one"],
+                variables | {"NODE_RANK": str(rank)},
                 cwd=str(ROOT),
             )
             for rank, machine in enumerate(machines)
         ]
         for process in processes:
             assert process.wait() == 0, process.output
-        content = machines[0].read("/tmp/run/checkpoints/last.ckpt")
+        content = s3.get_object(Bucket="bucket", Key="runs/digits/one/checkpoints/last.ckpt")["Body"].read()
     ours = torch.load(io.BytesIO(content), weights_only=True)["state_dict"]
     single = script("train", *OVERRIDES, f"folder={tmp_path}/run")
     assert single.returncode == 0, single.stderr
