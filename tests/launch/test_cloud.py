@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.launch import jobs, submit
+from boltcutter.launch import cloud, jobs, submit
 from boltcutter.launch.cloud import CloudLauncher, job_name, read
-from boltcutter.launch.job import Job, Status
+from boltcutter.launch.job import Job, Status, UnreachableError
 
 from .test_library import git
 
@@ -95,6 +95,27 @@ def test_a_resumed_run_keeps_its_attempts(job: Job, tmp_path: Path, monkeypatch:
     submit.check_unused(job.folder, resumed=True)
     launcher.submit(job, file)
     assert json.loads(there.read_text())["attempts"] == attempts
+
+
+def test_the_output_is_followed_over_interruptions(
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cloud, "POLL_SECONDS", 0)
+    launcher = Platform(storage=f"file://{tmp_path}/bucket")
+    log = tmp_path / "bucket" / "digits" / "one" / "logs" / "rank-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("Epoch 0\n")
+    answers = [Status("running", ""), UnreachableError("no answer"), UnreachableError("no answer"), Status("ended", "")]
+
+    def status(job_id: str) -> Status:
+        if isinstance(answer := answers.pop(0), Status):
+            return answer
+        log.write_text("Epoch 0\nEpoch 1\n")
+        raise answer
+
+    monkeypatch.setattr(launcher, "status", status)
+    assert "".join(launcher.logs("job-1", job.folder, follow=True)) == "Epoch 0\nEpoch 1\n"
+    assert capsys.readouterr().err == "note: no answer\n"
 
 
 def test_storage_that_cannot_be_reached_is_a_note(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

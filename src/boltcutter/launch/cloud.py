@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,14 @@ from typing import Any
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.storage import error_text, is_url, resolve_filesystem
 from boltcutter.launch.bundle import BUNDLE, RECORD, check_size, pack
-from boltcutter.launch.job import POLL_SECONDS, Job, Status, check_control_characters, check_environment
+from boltcutter.launch.job import (
+    POLL_SECONDS,
+    Job,
+    Status,
+    UnreachableError,
+    check_control_characters,
+    check_environment,
+)
 from boltcutter.run import folder as run
 from boltcutter.run.remote import fetch, publish
 
@@ -111,12 +119,21 @@ class CloudLauncher:
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of rank 0 from the storage; with ``follow`` until the job has ended."""
-        place, position = f"{self.remote_folder(folder)}/logs/rank-0.log", 0
+        place, position, is_reachable = f"{self.remote_folder(folder)}/logs/rank-0.log", 0, True
         while True:
-            last = not follow or self.status(job_id).state in FINAL
-            if content := read(place, position):
-                position += len(content)
-                yield content.decode(errors="replace")
+            last = not follow
+            try:
+                last = last or self.status(job_id).state in FINAL
+                if content := read(place, position):
+                    position += len(content)
+                    yield content.decode(errors="replace")
+                is_reachable = True
+            except UnreachableError as error:  # the run itself may still be running
+                if last:
+                    raise
+                if is_reachable:
+                    print(f"note: {error}", file=sys.stderr)
+                is_reachable = False
             if last:
                 return
             time.sleep(5 * POLL_SECONDS)
@@ -141,7 +158,7 @@ def read(place: str, start: int = 0) -> bytes:
     """Read an object from a position on; empty if it does not exist.
 
     Raises:
-        ValueError: The storage cannot be reached.
+        UnreachableError: The storage cannot be reached.
     """
     try:
         store, path = resolve_filesystem(place)
@@ -150,7 +167,7 @@ def read(place: str, start: int = 0) -> bytes:
     except FileNotFoundError:
         return b""
     except Exception as error:  # each storage raises its own exceptions
-        raise ValueError(f"{place}: cannot be read ({error_text(error)}); check the credentials") from error
+        raise UnreachableError(f"{place}: cannot be read ({error_text(error)}); check the credentials") from error
 
 
 def job_name(job: Job, *, limit: int = 63, pattern: str = r"[^a-z0-9-]+") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+")
 JOB_ID = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):\d{12}:training-job/([a-zA-Z0-9-]+)")
 NOT_FOUND = {"ResourceNotFound", "ValidationException"}
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # https://docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html
+DELAY = 5.0  # seconds after which the last lines are there
 LATE = 60  # seconds by which the lines of one instance may appear later than those of another
 WAITING = {"Starting", "Pending", "Downloading", "Interrupted", "Restarting"}  # secondary status before the run starts
 FORMS = {"subnets": "subnet-", "security_groups": "sg-"}
@@ -287,16 +289,23 @@ class SageMakerLauncher(CloudLauncher):
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of all instances from CloudWatch; without access to it, that of rank 0 from the storage."""
         region, name = _split(job_id)
-        client, seen, since = aws.client("logs", region), dict[str, int](), 0
+        client, seen, since, is_reachable = aws.client("logs", region), dict[str, int](), 0, True
         while True:
-            last = not follow or self.status(job_id).state in FINAL
+            last = not follow
             try:
-                for event in _events(client, name, since):
+                if follow and (last := self.status(job_id).state in FINAL):
+                    time.sleep(DELAY)
+                for event in aws.log_events(client, LOG_GROUP, f"{name}/algo-", since):
                     if event["eventId"] not in seen:
                         seen[event["eventId"]] = event["timestamp"]
                         yield _line(event, name)
-            except UnreachableError:
-                raise
+                is_reachable = True
+            except UnreachableError as error:  # the run itself may still be running
+                if last:
+                    raise
+                if is_reachable:
+                    print(f"note: {error}", file=sys.stderr)
+                is_reachable = False
             except ValueError as error:
                 if (
                     last or aws.error_code(error) != "ResourceNotFoundException"
@@ -330,16 +339,6 @@ def _describe(client: Any, name: str) -> dict[str, Any]:
         if aws.error_code(error) in NOT_FOUND and re.search("not f(ind|ound)", str(error)):
             return {}
         raise
-
-
-def _events(client: Any, name: str, since: int) -> Iterator[dict[str, Any]]:
-    """Yield the lines that a training job has written since a time in milliseconds, from all instances and attempts."""
-    pages = client.get_paginator("filter_log_events")
-    with aws.as_value_errors():
-        for page in pages.paginate(
-            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/algo-", startTime=max(0, since)
-        ):
-            yield from page["events"]
 
 
 def _line(event: dict[str, Any], name: str) -> str:
