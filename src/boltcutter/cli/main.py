@@ -19,7 +19,7 @@ from boltcutter.environment import mpi, platform, slurm
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
 from boltcutter.project import Project
 from boltcutter.protocols import HidesTraceback
-from boltcutter.run import remote, trust
+from boltcutter.run import registry, remote, trust
 
 FLAGS = {
     "--help": "show this help",
@@ -138,7 +138,7 @@ def main(
             begin()
             prepare_process()
             if not module.startswith(FOLDERS_ONLY):
-                arguments = remote.localize(arguments)
+                arguments = remote.localize(registry.resolve(project, arguments))
             importlib.import_module(module).main(project, arguments)
     except ConfigError as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":
@@ -227,7 +227,9 @@ def _resolved(project: Project, arguments: list[str]) -> str:
     """The configuration as YAML, with references resolved."""
     from boltcutter.run.folder import load_evaluation_config, read_overrides, split_overrides
 
-    special, rest = split_overrides(remote.localize(arguments), "run", "ckpt", "split", "input", "output")
+    special, rest = split_overrides(
+        remote.localize(registry.resolve(project, arguments)), "run", "ckpt", "split", "input", "output"
+    )
     cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, arguments)
     if not cfg.get("folder"):
         # The id is created when the run starts.

@@ -1,0 +1,215 @@
+"""A registry of models: numbered versions of trained runs under a name, in a folder or on object storage.
+
+``<registry>/<name>/v1/`` is the folder of a run with one checkpoint, its exports and its reports, and can be used wherever
+a run can: as ``registry:<name>@v1``, ``@latest`` or ``@best``. A later registration adds a
+version and changes none. ``registered.json`` has the lineage, and the checksum of each file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+from boltcutter.run import folder as run
+from boltcutter.run import remote, trust
+from boltcutter.run.transfer import publish, storage_errors
+
+VARIABLE = "BOLTCUTTER_REGISTRY"  # folder or URL of the registry
+PREFIX = "registry:"
+LINEAGE = "registered.json"
+KEPT = (
+    "record.json",
+    "config.yaml",
+    "code.patch",
+    "library.patch",
+    "metrics.csv",
+    "report.html",
+    "evaluation",
+    "export",
+)
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+def location(project: Project) -> str:
+    """The folder or URL of the registry: that of ``BOLTCUTTER_REGISTRY``, or ``registry`` in the project."""
+    return os.environ.get(VARIABLE) or str(project.root / "registry")
+
+
+def register(project: Project, name: str, folder: Path, checkpoint: str) -> str:
+    """Copy a run with one of its checkpoints to the registry, as the next version of a name.
+
+    Args:
+        project: The project.
+        name: Name of the model: letters, digits, ``_``, ``-`` and ``.``.
+        folder: Folder of the run.
+        checkpoint: Path or URL of the checkpoint.
+
+    Returns:
+        The reference of the version, such as ``registry:digits@v3``.
+
+    Raises:
+        ConfigError: The name is invalid, or the registry cannot be written.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"export.register={name}: not a name; use letters, digits, _, - and .")
+    place = remote.join(location(project), name)
+    if not remote.is_url(place):
+        Path(place).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".draft-", dir=None if remote.is_url(place) else place) as parent:
+        draft = Path(parent, "run")
+        collect(folder, checkpoint, draft)
+        for number in range(max(versions(place), default=0) + 1, 10**6):
+            write_lineage(draft, name, number, folder, checkpoint)
+            if publish_version(draft, remote.join(place, f"v{number}")):
+                return f"{PREFIX}{name}@v{number}"
+    raise ConfigError(f"export.register={name}: no further version; use another name")
+
+
+def collect(folder: Path, checkpoint: str, draft: Path) -> None:
+    """Copy what belongs to a version of a model to a new folder."""
+    from boltcutter.checkpoint.storage import resolve_filesystem
+
+    draft.mkdir()
+    for part in (folder / name for name in KEPT):
+        if part.is_dir():
+            shutil.copytree(part, draft / part.name)
+        elif part.is_file():
+            shutil.copy2(part, draft / part.name)
+    (draft / "checkpoints").mkdir()
+    with storage_errors(checkpoint, checkpoint):
+        store, path = resolve_filesystem(checkpoint)
+        parent, _, file = path.rpartition("/")
+        for found in store.ls(parent, detail=False):
+            if str(found).rpartition("/")[2].startswith(file):  # with its shards
+                store.get(str(found), str(draft / "checkpoints" / str(found).rpartition("/")[2]), recursive=True)
+    record = run.read_record(draft)
+    config = {**record["config"], "checkpoints": "${folder}/checkpoints"}
+    if config != record["config"] and run.is_signed_by_user(draft):
+        record["signature"] = trust.sign(config)
+    record = {name: value for name, value in record.items() if name != "launch"}
+    record |= {"config": config, "best": f"checkpoints/{file}"}
+    write_text(draft / "record.json", json.dumps(record, indent=2) + "\n")
+
+
+def write_lineage(draft: Path, name: str, number: int, folder: Path, checkpoint: str) -> None:
+    """Write ``registered.json``."""
+    from boltcutter.checkpoint.load import read_metadata
+
+    record = run.read_record(draft)
+    files = sorted(file for file in draft.rglob("*") if file.is_file() and file.name != LINEAGE)
+    facts: dict[str, Any] = {
+        "name": name,
+        "version": number,
+        "registered": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "run": record.get("id"),
+        "folder": remote.show(folder),
+        "checkpoint": checkpoint.rpartition("/")[2],
+        "commit": (record.get("git") or {}).get("commit"),
+        "data": record.get("data"),
+        "test": record.get("test"),
+        "best": {key: read_metadata(checkpoint).get("best", {}).get(key) for key in ("monitor", "mode", "score")},
+        "files": {str(file.relative_to(draft)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
+    }
+    write_text(draft / LINEAGE, json.dumps(facts, indent=2) + "\n")
+
+
+def publish_version(draft: Path, target: str) -> bool:
+    """Move a draft to its place, or upload it; whether that was still free."""
+    if remote.is_url(target):
+        names = [str(file.relative_to(draft)) for file in draft.rglob("*") if file.is_file()]
+        publish(draft, target, sorted(names, key=lambda name: name == LINEAGE))  # the lineage last: then it exists
+        return True
+    try:
+        draft.rename(target)
+    except OSError:
+        if not Path(target).exists():
+            raise
+        return False
+    return True
+
+
+def versions(place: str) -> list[int]:
+    """The numbers of the complete versions of a name, in increasing order."""
+    from boltcutter.checkpoint.storage import resolve_filesystem
+
+    with storage_errors(place, place):
+        store, path = resolve_filesystem(place)
+        found = store.glob(f"{path}/v*/{LINEAGE}")
+    numbers = [re.fullmatch(r"v(\d+)", str(file).split("/")[-2]) for file in found]
+    return sorted(int(number[1]) for number in numbers if number)
+
+
+def read_lineage(place: str) -> dict[str, Any]:
+    """Read ``registered.json`` of a version."""
+    from boltcutter.checkpoint.storage import resolve_filesystem
+
+    with storage_errors(place, place):
+        store, path = resolve_filesystem(f"{place}/{LINEAGE}")
+        return dict(json.loads(store.cat_file(path)))
+
+
+def find(project: Project, reference: str) -> str:
+    """The folder or URL of a version.
+
+    Args:
+        project: The project.
+        reference: ``registry:<name>``, or with ``@v<number>``, ``@latest`` or ``@best``; ``latest`` is the default.
+
+    Raises:
+        ConfigError: There is no such version, or versions cannot be compared.
+    """
+    name, _, which = reference.removeprefix(PREFIX).partition("@")
+    place = remote.join(location(project), name)
+    known = versions(place) if NAME.fullmatch(name) else []
+    if not known:
+        raise ConfigError(f"{reference}: not in {location(project)}; register it with export.register={name}")
+    if which in ("", "latest"):
+        return remote.join(place, f"v{known[-1]}")
+    if which == "best":
+        return remote.join(place, f"v{best(place, known, reference)}")
+    if which not in [f"v{number}" for number in known]:
+        there = ", ".join(f"v{number}" for number in known)
+        raise ConfigError(f"{reference}: no such version (there are: {there}); use one of them, latest or best")
+    return remote.join(place, which)
+
+
+def best(place: str, known: Sequence[int], reference: str) -> int:
+    """The version whose checkpoint has the best score; of equal ones the latest.
+
+    Raises:
+        ConfigError: The scores are of different metrics.
+    """
+    scores = {number: read_lineage(remote.join(place, f"v{number}"))["best"] for number in known}
+    metrics = {(score["monitor"], score["mode"]) for score in scores.values()}
+    if len(metrics) > 1 or None in next(iter(metrics)):
+        names = ", ".join(sorted(str(monitor) for monitor, _ in metrics))
+        raise ConfigError(f"{reference}: versions have no metric in common ({names}); choose a version, such as @v1")
+    sign = 1 if next(iter(metrics))[1] == "max" else -1
+    return max(known, key=lambda number: (sign * float(scores[number]["score"]), number))
+
+
+def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
+    """Replace references to the registry in overrides by folders or URLs of runs.
+
+    Raises:
+        ConfigError: There is no such version, or the run is to be resumed.
+    """
+    found = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        is_reference = key in remote.KEYS and value.startswith(PREFIX)
+        if is_reference and key == "resume":
+            raise ConfigError(f"{override}: registered runs do not continue; use init_from=<checkpoint> in a new run")
+        found.append(f"{key}={find(project, value)}" if is_reference else override)
+    return found

@@ -1,0 +1,97 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, Script
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+from boltcutter.run import registry
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.delenv(registry.VARIABLE, raising=False)
+    (tmp_path / "project").mkdir()
+    return Project.at(tmp_path / "project")
+
+
+def add(project: Project, folder: Path, name: str = "digits", ckpt: str = "best") -> str:
+    return registry.register(project, name, folder, f"{folder}/checkpoints/{ckpt}.ckpt")
+
+
+def set_score(project: Project, number: int, **score: object) -> None:
+    file = project.root / "registry" / "digits" / f"v{number}" / registry.LINEAGE
+    lineage = json.loads(file.read_text())
+    file.write_text(json.dumps(lineage | {"best": lineage["best"] | score}))
+
+
+def test_versions_are_numbered_and_found(project: Project, trained: Path) -> None:
+    assert [add(project, trained) for _ in range(3)] == [f"registry:digits@v{number}" for number in (1, 2, 3)]
+    parent = project.root / "registry" / "digits"
+    assert {path.name for path in parent.iterdir()} == {"v1", "v2", "v3"}
+    lineage = json.loads((parent / "v2" / "registered.json").read_text())
+    record = json.loads((trained / "record.json").read_text())
+    assert (lineage["run"], lineage["commit"]) == (record["id"], record["git"]["commit"])
+    assert lineage["best"]["monitor"] == "val/loss"
+    assert {"record.json", "checkpoints/best.ckpt"} <= lineage["files"].keys()
+    assert not [name for name in lineage["files"] if name.startswith(("logs", "code/", "checkpoints/last"))]
+    for number, score in ((1, 0.3), (2, 0.1), (3, 0.2)):
+        set_score(project, number, score=score)
+    names = {which: Path(registry.find(project, f"registry:digits{which}")).name for which in ("", "@latest", "@best")}
+    assert names == {"": "v3", "@latest": "v3", "@best": "v2"}
+    for number in (1, 2, 3):
+        set_score(project, number, mode="max")
+    assert Path(registry.find(project, "registry:digits@best")).name == "v1"
+    set_score(project, 3, monitor="val/accuracy")
+    with pytest.raises(ConfigError, match=r"versions have no metric in common \(val/accuracy, val/loss\)"):
+        registry.find(project, "registry:digits@best")
+
+
+def test_an_interrupted_registration_is_no_version(project: Project, trained: Path) -> None:
+    add(project, trained)
+    (project.root / "registry" / "digits" / "v1" / registry.LINEAGE).unlink()
+    with pytest.raises(ConfigError, match=r"registry:digits: not in .*registry; register it with export\.register"):
+        registry.find(project, "registry:digits")
+    assert add(project, trained) == "registry:digits@v2"  # its folder is not replaced
+
+
+@pytest.mark.parametrize("reference", ["registry:other", "registry:../digits@v1", "registry:digits@v9", "registry:@v1"])
+def test_unknown_references(project: Project, trained: Path, reference: str) -> None:
+    add(project, trained)
+    with pytest.raises(ConfigError, match=r"^registry:.*(not in|no such version \(there are: v1\))"):
+        registry.find(project, reference)
+    with pytest.raises(ConfigError, match=r"export\.register=\.\./x: not a name"):
+        add(project, trained, "../x")
+    with pytest.raises(ConfigError, match=r"resume=registry:digits: registered runs do not continue"):
+        registry.resolve(project, ["resume=registry:digits"])
+
+
+def test_a_registered_run_is_evaluated_without_the_original(script: Script, tmp_path: Path) -> None:
+    folder, checkpoints = tmp_path / "run", tmp_path / "elsewhere"
+    done = script("train", *QUICK, "trainer.max_epochs=1", f"folder={folder}", f"checkpoints={checkpoints}")
+    assert done.returncode == 0, done.stderr
+    project = Project.find(__file__)
+    env = {registry.VARIABLE: str(tmp_path / "registry")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(registry.VARIABLE, env[registry.VARIABLE])
+        registry.register(project, "digits", folder, f"{checkpoints}/best.ckpt")
+    shutil.rmtree(folder)
+    shutil.rmtree(checkpoints)
+    done = script("evaluate", "run=registry:digits@best", env=env)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "registry" / "digits" / "v1" / "evaluation" / "test" / "metrics.json").is_file()
+    done = script("evaluate", "run=registry:digits@v2", env=env)
+    assert done.returncode == 2
+    assert (
+        done.stderr == "error: registry:digits@v2: no such version (there are: v1); use one of them, latest or best\n"
+    )
+
+
+def test_a_registry_at_a_url(project: Project, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(registry.VARIABLE, f"file://{tmp_path}/shared")
+    (tmp_path / "shared" / "digits").mkdir(parents=True)
+    assert [add(project, trained) for _ in range(2)] == ["registry:digits@v1", "registry:digits@v2"]
+    assert registry.find(project, "registry:digits@latest") == f"file://{tmp_path}/shared/digits/v2"
+    assert (tmp_path / "shared" / "digits" / "v2" / "checkpoints" / "best.ckpt").is_file()
