@@ -13,7 +13,6 @@ serve     requests of 32 clients, relative to calling the model in a loop: [work
 search    trainings by a search, relative to a shell loop, and cost per trial: [work=trainings,trials] [trials=1000]
 """
 
-import re
 import sys
 
 from boltcutter.cli.main import main

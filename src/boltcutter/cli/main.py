@@ -227,9 +227,8 @@ def _resolved(project: Project, arguments: list[str]) -> str:
     """The configuration as YAML, with references resolved."""
     from boltcutter.run.folder import load_evaluation_config, read_overrides, split_overrides
 
-    special, rest = split_overrides(
-        remote.localize(registry.resolve(project, arguments)), "run", "ckpt", "split", "input", "output"
-    )
+    local = remote.localize(registry.resolve(project, arguments))
+    special, rest = split_overrides(local, "run", "ckpt", "split", "input", "output")
     cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, arguments)
     if not cfg.get("folder"):
         # The id is created when the run starts.

@@ -1,8 +1,8 @@
 """A registry of models: numbered versions of trained runs under a name, in a folder or on object storage.
 
-``<registry>/<name>/v1/`` is the folder of a run with one checkpoint, its exports and its reports, and can be used wherever
-a run can: as ``registry:<name>@v1``, ``@latest`` or ``@best``. A later registration adds a
-version and changes none. ``registered.json`` has the lineage, and the checksum of each file.
+``<registry>/<name>/v1/`` is the folder of a run with one checkpoint, its exports and its reports, and can be used
+wherever a run can: as ``registry:<name>@v1``, ``@latest`` or ``@best``. A later registration adds a version and changes
+none. ``registered.json`` has the lineage, and the checksum of each file.
 """
 
 from __future__ import annotations
