@@ -19,6 +19,7 @@ from browser import chromium as chromium
 from browser import open_tab as open_tab
 from forkserver import ForkServer, communicate, rank_variables
 from object_storage import bucket as bucket
+from object_storage import place as place
 from object_storage import s3_variables as s3_variables
 
 ROOT = Path(__file__).parents[1]

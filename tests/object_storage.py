@@ -9,9 +9,13 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import fsspec
 import pytest
+
+from boltcutter.run import remote
 
 
 @contextmanager
@@ -89,6 +93,22 @@ def google_storage(host: str = "127.0.0.1") -> Iterator[dict[str, str]]:
             yield {"STORAGE_EMULATOR_HOST": url, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
         finally:
             process.terminate()
+
+
+def names(url: str) -> set[str]:
+    """Names of all objects below a URL."""
+    store, path = fsspec.url_to_fs(url)
+    store.invalidate_cache()
+    return {found.removeprefix(f"{path}/") for found in store.find(path)}
+
+
+@pytest.fixture
+def place(tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a run, for a test with its own scratch folder."""
+    monkeypatch.setenv("BOLTCUTTER_SCRATCH", str(tmp_path / "scratch"))
+    monkeypatch.setattr(remote, "_urls", {})
+    monkeypatch.setattr(remote, "_locks", {})
+    return f"{bucket}/name/1"
 
 
 class Gate:

@@ -3,14 +3,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import fsspec
 import pytest
 from conftest import QUICK, Script, assert_same, assert_same_history, environment
 from forkserver import Forked, ForkServer, rank_variables
-from object_storage import Gate, google_storage
+from object_storage import Gate, google_storage, names
 from PIL import Image
 
 from boltcutter.run import remote
@@ -116,66 +116,13 @@ def test_nodes_without_a_shared_folder(forks: ForkServer, script: Script, bucket
     texts = run_nodes(forks, tmp_path / "second", f"resume={url}")
     assert f"resume={url} trainer.max_epochs=<more>" in texts[0]
     fetch(url, tmp_path / "run")
-    done = script("train", *settings[:-2], "trainer.devices=2", f"folder={tmp_path}/untouched")
+    done = script("train", *settings[:-2], "trainer.devices=2", f"folder={tmp_path}/untouched", ranks=2)
     assert done.returncode == 0, done.stderr
     assert_same(tmp_path / "untouched", tmp_path / "run")
     assert_same_history(tmp_path / "untouched", tmp_path / "run")
     assert {path.name for path in (tmp_path / "run" / "logs").iterdir()} == {"rank-0.log", "rank-1.log"}
     assert list((tmp_path / "second-1").rglob("metrics.csv"))  # as it was when the second attempt started
     assert not list((tmp_path / "second-1").rglob("test/metrics.json"))
-
-
-@pytest.fixture
-def place(tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of a run, in a process with its own scratch folder."""
-    monkeypatch.setenv("BOLTCUTTER_SCRATCH", str(tmp_path / "scratch"))
-    monkeypatch.setattr(remote, "_urls", {})
-    monkeypatch.setattr(remote, "_locks", {})
-    return f"{bucket}/name/1"
-
-
-def names(url: str) -> set[str]:
-    store, path = fsspec.url_to_fs(url)
-    store.invalidate_cache()
-    return {found.removeprefix(f"{path}/") for found in store.find(path)}
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def test_only_files_of_the_run_that_changed_are_uploaded(
-    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(remote, "INTERVAL", 0.05)
-    uploaded: list[str] = []
-    upload = remote.upload
-    monkeypatch.setattr(remote, "upload", lambda *given: (uploaded.append(given[2]), upload(*given))[1])
-    folder = remote.pull(f"{place}/", "folder")
-    assert (remote.show(f"see {folder}/x"), remote.locate(place), folder.parts[-2:]) == (
-        f"see {place}/x",
-        folder,
-        ("name", "1"),
-    )
-    copied = ["record.json", "logs/rank-0.log", "wandb/offline-run-1/a.wandb"]
-    other = [".record.json.1", "checkpoints/last.ckpt", "ckpt/last.ckpt", "code/train.py", "wandb/run-1/a.wandb"]
-    with remote.mirrored(folder):
-        for name in (*copied, *other):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text("{}")
-        (folder / "wandb" / "latest-run").symlink_to("offline-run-1")
-        (folder / "wandb" / "debug.log").symlink_to(folder / "record.json")
-        wait_until(lambda: names(place) == set(copied))
-        time.sleep(0.3)
-        assert sorted(uploaded) == sorted(copied)
-        (folder / "metrics.csv").write_text("step\n")
-        remote.flush(folder)
-        assert "metrics.csv" in names(place)
-        (folder / "report.html").write_text("")
-    assert names(place) == {*copied, "metrics.csv", "report.html"}
 
 
 def test_nodes_but_the_first_upload_only_their_logs(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,75 +167,6 @@ def test_a_process_of_the_same_node_keeps_files_that_another_one_uses(
     store.rm_file(path)
     remote.pull(place, "run")
     assert [path.name for path in file.parent.iterdir()] == ["metrics.csv"]
-
-
-@contextmanager
-def failing(folder: Path) -> Iterator[None]:
-    """Let a storage in a folder refuse to write."""
-    away = folder.rename(folder.with_name("away"))
-    folder.touch()
-    yield
-    folder.unlink()
-    away.rename(folder)
-
-
-def test_a_storage_that_fails_for_a_while(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(remote, "INTERVAL", 0.05)
-    monkeypatch.setattr(remote, "FINAL_TIMEOUT", 0.1)
-    store, url = tmp_path / "store", f"file://{tmp_path}/store/name/1"
-    store.mkdir()
-    folder = remote.pull(url, "folder")
-
-    with remote.mirrored(folder):
-        with failing(store):
-            for step in range(3):
-                (folder / "metrics.csv").write_text(f"step\n{step}\n")
-                remote.flush(folder)  # does not wait for long
-            time.sleep(0.5)
-            warned = capsys.readouterr().err
-        wait_until(lambda: names(url) == {"metrics.csv"})
-    assert warned.startswith(f"warning: {url}: files are not uploaded (")
-    assert warned.count("\n") == 1
-    assert not capsys.readouterr().err
-    (folder / "metrics.csv").write_text("step\n4\n")
-    with suppress(KeyboardInterrupt), remote.mirrored(folder):
-        raise KeyboardInterrupt
-    assert not capsys.readouterr().err
-    assert (store / "name" / "1" / "metrics.csv").read_text() == "step\n4\n"
-
-
-@pytest.mark.parametrize("error", [None, ValueError("of the training")])
-def test_changes_that_cannot_be_uploaded_in_the_end_are_reported(
-    place: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception | None,
-) -> None:
-    monkeypatch.setattr(remote, "FINAL_TIMEOUT", 0.1)
-    store, url = tmp_path / "store", f"file://{tmp_path}/store/name/1"
-    store.mkdir()
-    folder = remote.pull(url, "folder")
-
-    def train() -> None:
-        with remote.mirrored(folder):
-            (folder / "metrics.csv").write_text("step\n")
-            store.rmdir()
-            store.touch()
-            if error:
-                raise error
-
-    with pytest.raises(ValueError if error else remote.UploadError) as caught:
-        train()
-    text = capsys.readouterr().err.splitlines()[-1] if error else str(caught.value)
-    assert f"{url}: the last changes are not uploaded (" in text
-    assert f"they are in {folder}; resume={url} on this machine uploads them" in text
-    assert "\n" not in text
-    store.unlink()
-    remote.push(remote.pull(url, "run"))
-    assert names(url) == {"metrics.csv"}
 
 
 @pytest.mark.slow

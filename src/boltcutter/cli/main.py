@@ -20,6 +20,7 @@ from boltcutter.environment.process import distributed_rank, is_rank_zero, retai
 from boltcutter.project import Project
 from boltcutter.protocols import HidesTraceback
 from boltcutter.run import registry, remote, trust
+from boltcutter.run.mirror import UploadError
 
 FLAGS = {
     "--help": "show this help",
@@ -153,7 +154,7 @@ def main(
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not is_expected:
             raise
         rank = distributed_rank()
-        text = str(error) if isinstance(error, remote.UploadError) else remote.show(str(error))
+        text = str(error) if isinstance(error, UploadError) else remote.show(str(error))
         print("error" if rank is None else f"error on rank {rank}", text, sep=": ", file=sys.stderr)
         sys.exit(1)
 

@@ -8,59 +8,35 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import getpass
 import hashlib
-import json
 import os
 import re
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
 from boltcutter.environment import lease
 from boltcutter.environment.process import in_slurm_step, is_rank_zero
+from boltcutter.run.mirror import Mirror, is_copied
 from boltcutter.run.remote_lease import RemoteLease
-from boltcutter.run.transfer import (
-    Index,
-    download,
-    is_file_of_run,
-    read_index,
-    read_stamp,
-    reason,
-    storage_errors,
-    upload,
-)
+from boltcutter.run.transfer import download, storage_errors
 from boltcutter.run.transfer import fetch as fetch
 from boltcutter.run.transfer import publish as publish
 
 SCRATCH = "BOLTCUTTER_SCRATCH"  # folder of the local folders
+INDEX = "index.json"  # beside a local folder
 KEYS = ("run", "with", "resume", "reproduce")  # whose values are runs
-INTERVAL = 10.0  # seconds between two uploads of changed files
-MAX_INTERVAL = 300.0  # seconds between two attempts while the storage cannot be reached
-BYTES_PER_SECOND = 2**20  # of a file that keeps growing, which is uploaded as a whole each time
-URGENT = ("record.json", "metrics.csv")  # uploaded before each checkpoint, so that a checkpoint never has more steps
 FLUSH_TIMEOUT = 20.0  # seconds that a checkpoint waits for the upload of urgent files
-FINAL_TIMEOUT = 30.0  # seconds that the last upload is repeated, if the storage cannot be reached
-STALL_TIMEOUT = 300.0  # seconds without a complete object, after which the last upload fails
 
 _urls: dict[Path, str] = {}  # by local folder
 _locks: dict[Path, int] = {}  # open files, locked while this process uses a local folder
 _mirrors: dict[Path, Mirror] = {}
-
-
-class UploadError(RuntimeError):
-    """The last changes of a run are only in its local folder."""
-
-    hide_traceback = True
 
 
 def is_url(place: object) -> bool:
@@ -78,7 +54,7 @@ def locate(place: str | Path) -> Path:
     if not is_url(place):
         return Path(place)
     url = str(place).rstrip("/")
-    root = Path(os.environ.get(SCRATCH) or Path(tempfile.gettempdir(), f"boltcutter-{getpass.getuser()}"))
+    root = Path(os.environ.get(SCRATCH) or Path(tempfile.gettempdir(), f"boltcutter-{os.getuid()}"))
     names = [re.sub(r"[^\w.-]|^\.+", "_", name) for name in url.partition("://")[2].split("/")[-2:]]
     folder = root.absolute().joinpath(hashlib.sha256(url.encode()).hexdigest()[:12], *names)
     _urls[folder] = url
@@ -123,7 +99,7 @@ def pull(place: str | Path, setting: str, *, again: bool = False) -> Path:
         except BlockingIOError:
             fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process downloads
         if again:
-            _, removed = download(url, folder, home / "index.json", _is_copied)
+            _, removed = download(url, folder, home / INDEX, is_copied)
             for name in removed:
                 (folder / name).unlink(missing_ok=True)
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -172,7 +148,7 @@ def push(folder: Path) -> None:
     Raises:
         UploadError: The storage cannot be reached.
     """
-    if folder in _urls and (error := Mirror(folder, _urls[folder], _is_copied).close()):
+    if folder in _urls and (error := Mirror(folder, _urls[folder], _home(folder) / INDEX, is_copied).close()):
         raise error
 
 
@@ -189,7 +165,7 @@ def mirrored(folder: Path) -> Iterator[None]:
         return
     if first:
         pull(_urls[folder], "folder", again=True)  # the lease is held now, so no other process changes them
-    mirror = _mirrors[folder] = Mirror(folder, _urls[folder], _is_copied if first else _is_log)
+    mirror = _mirrors[folder] = Mirror(folder, _urls[folder], _home(folder) / INDEX, is_copied if first else _is_log)
     failed = True
     try:
         yield
@@ -206,103 +182,6 @@ def flush(folder: Path) -> None:
     """Wait until the record and the metrics of a mirrored folder are uploaded, unless the storage fails."""
     if mirror := _mirrors.get(folder):
         mirror.flush(FLUSH_TIMEOUT)
-
-
-class Mirror:
-    """Uploads the files of a local folder that have changed, in a thread.
-
-    Args:
-        folder: The local folder.
-        url: Where to.
-        wanted: Which files, by name.
-    """
-
-    def __init__(self, folder: Path, url: str, wanted: Callable[[str], bool]) -> None:
-        self.folder, self.url, self.wanted = folder, url, wanted
-        self._file = _home(folder) / "index.json"
-        self._index = read_index(self._file)
-        self._due: dict[str, float] = {}  # time at which a large file may be uploaded again
-        self._uploaded = 0
-        self._error: Exception | None = None
-        self._warned = self._stopped = self._everything = False
-        self._asked = self._done = 0  # uploads
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="upload")
-        self._thread.start()
-
-    def flush(self, timeout: float) -> None:
-        """Wait until urgent files are uploaded, unless the storage fails or this is a forked process."""
-        if self._thread.is_alive() and self._error is None:
-            self._upload_now(timeout)
-
-    def close(self) -> UploadError | None:
-        """Upload all that has changed, and stop; returns an error if that fails."""
-        self._everything = True
-        end = time.monotonic() + FINAL_TIMEOUT
-        while not lease.is_lost():
-            before = self._uploaded
-            if not self._upload_now(STALL_TIMEOUT) and self._uploaded == before:
-                self._error = TimeoutError(f"no progress in {STALL_TIMEOUT:.0f} s")
-                break
-            if self._error is None or time.monotonic() > end:
-                break
-            time.sleep(1.0)
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-        if self._error is None or lease.is_lost():
-            return None
-        return UploadError(
-            f"{self.url}: the last changes are not uploaded ({reason(self._error)}); they are in {self.folder}; "
-            f"resume={self.url} on this machine uploads them"
-        )
-
-    def _upload_now(self, timeout: float) -> bool:
-        """Ask for an upload, and wait for it; returns whether it ended, with or without an error."""
-        with self._changed:
-            self._asked += 1
-            asked = self._asked
-            self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._done >= asked, timeout)
-
-    def _run(self) -> None:
-        delay = INTERVAL
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked > self._done or self._stopped, delay)
-                if self._stopped:
-                    return
-                asked = self._asked
-            try:
-                lease.check()
-                self._upload_changed(only=URGENT if asked > self._done and not self._everything else ())
-                self._error, delay = None, INTERVAL
-            except lease.LeaseLostError:
-                return
-            except Exception as error:  # each storage raises its own
-                if not self._warned:
-                    text = f"warning: {self.url}: files are not uploaded ({reason(error)}); trying again until it works"
-                    print(text, file=sys.stderr)
-                self._warned, self._error, delay = True, error, min(2 * delay, MAX_INTERVAL)
-            with self._changed:
-                self._done = asked
-                self._changed.notify_all()
-
-    def _upload_changed(self, only: tuple[str, ...]) -> None:
-        found: Index = {}
-        try:
-            for name in only or _list_files(self.folder):
-                with suppress(FileNotFoundError):  # removed in the meantime
-                    stamp = read_stamp(self.folder / name)
-                    is_due = self._everything or name in URGENT or time.monotonic() >= self._due.get(name, 0.0)
-                    if self.wanted(name) and is_due and self._index.get(name, [])[1:] != stamp:
-                        version = upload(self.folder, self.url, name)
-                        found[name] = self._index[name] = [version, *stamp]
-                        self._due[name] = time.monotonic() + stamp[0] / BYTES_PER_SECOND
-                        self._uploaded += 1
-        finally:
-            if found:
-                write_text(self._file, json.dumps(read_index(self._file) | found))
 
 
 def _home(folder: Path) -> Path:
@@ -326,21 +205,5 @@ def _is_first_of_node() -> bool:
     return not any(int(os.environ.get(name, 0)) for name in names)
 
 
-def _is_copied(name: str) -> bool:
-    """Whether a file of a run is in the local folder as well."""
-    is_online = name.startswith("wandb/run-")  # uploaded by W&B
-    return is_file_of_run(name) and not name.startswith("checkpoints/") and ".ckpt" not in name and not is_online
-
-
 def _is_log(name: str) -> bool:
     return name.startswith(("logs/", "nonfinite-"))
-
-
-def _list_files(folder: Path) -> Iterator[str]:
-    for parent, folders, files in os.walk(folder):
-        place = Path(parent)
-        folders[:] = [name for name in folders if place != folder or name not in ("checkpoints", "code")]
-        for name in files:
-            path = str((place / name).relative_to(folder))
-            if not name.startswith(".") and _is_copied(path) and not (place / name).is_symlink():
-                yield path
