@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+import shutil
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +20,12 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.launch import kubernetes
 from boltcutter.launch.job import Job
 from boltcutter.launch.kubernetes import KubernetesLauncher
+from boltcutter.project import Project
+from boltcutter.run import lineage
 
 from .conftest import Launch
 from .kubernetes_api import ApiServer, api_server, pod, status
+from .test_library import git
 
 SETTINGS: dict[str, Any] = {"image": "img:1", "storage": "/mnt/runs", "volumes": {"runs": "/mnt"}}
 ARGUMENTS = ["launch=kubernetes", "launch.image=img:1", "launch.storage=/mnt/runs", "launch.volumes={runs: /mnt}"]
@@ -86,11 +91,19 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
 
 
 @pytest.fixture
-def git_on_path(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "bin" / "git").symlink_to("/usr/bin/git")
+def launch(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    """Calls the launch command in a small project, whose library is installed."""
+    (tmp_path / "bin" / "git").symlink_to(shutil.which("git", path=os.defpath))
+    root = tmp_path / "project"
+    (root / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "train.py", root / "scripts")
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    monkeypatch.setattr(Project, "find", lambda *_: Project.at(root))
+    monkeypatch.setattr(lineage, "is_editable", lambda: False)
+    return launch
 
 
-@pytest.mark.usefixtures("git_on_path")
 def test_a_run_is_submitted_followed_and_cancelled(server: ApiServer, launch: Launch, tmp_path: Path) -> None:
     arguments = [*ARGUMENTS, f"runs={tmp_path}/runs", "trainer.num_nodes=2", "trainer.devices=1"]
     assert launch(*arguments, "--dry-run").count("---\n") == 1
@@ -132,7 +145,6 @@ def test_a_run_is_submitted_followed_and_cancelled(server: ApiServer, launch: La
         launch("fetch", f"run={folder}")
 
 
-@pytest.mark.usefixtures("git_on_path")
 def test_a_run_is_resumed_in_a_new_job_of_its_name(server: ApiServer, launch: Launch, tmp_path: Path) -> None:
     launch(*ARGUMENTS, f"folder={tmp_path}/run")
     path, job = next(iter(server.objects.items()))
@@ -150,7 +162,6 @@ def test_a_run_is_resumed_in_a_new_job_of_its_name(server: ApiServer, launch: La
     assert config_maps[-2].path.endswith("/configmaps/digits-run")
 
 
-@pytest.mark.usefixtures("git_on_path")
 def test_a_job_that_was_submitted_by_hand_is_not_replaced(server: ApiServer, launch: Launch, tmp_path: Path) -> None:
     server.objects[f"{JOBS}/digits-run"] = {"metadata": {"name": "digits-run"}, "status": {}}
     with pytest.raises(ConfigError, match=r"launch=kubernetes: job vision/.*, pending; cancel it first"):
@@ -158,7 +169,6 @@ def test_a_job_that_was_submitted_by_hand_is_not_replaced(server: ApiServer, lau
     assert not server.sent("DELETE")
 
 
-@pytest.mark.usefixtures("git_on_path")
 def test_a_job_is_submitted_as_a_whole_or_not_at_all(server: ApiServer, launch: Launch, tmp_path: Path) -> None:
     server.failures["POST", "/configmaps"] = (
         403,
@@ -172,18 +182,16 @@ def test_a_job_is_submitted_as_a_whole_or_not_at_all(server: ApiServer, launch: 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("git_on_path")
 def test_code_that_kubernetes_cannot_store_is_refused(
     server: ApiServer, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes, "MAX_CONFIG_MAP", 1000)
+    monkeypatch.setattr(kubernetes, "MAX_CONFIG_MAP", 100)
     message = r"launch\.storage=/mnt/runs: the packed code has .* MB, but Kubernetes stores at most 1 MB with a job;"
     with pytest.raises(ConfigError, match=message):
         launch(*ARGUMENTS, f"folder={tmp_path}/run")
     assert not server.requests
 
 
-@pytest.mark.usefixtures("git_on_path")
 def test_without_a_cluster_nothing_is_left_behind(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +201,6 @@ def test_without_a_cluster_nothing_is_left_behind(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("git_on_path")
 @pytest.mark.parametrize(("condition", "status"), [("Complete", False), ("Failed", True)])
 def test_the_exit_status_is_that_of_the_job(
     condition: str, status: bool, server: ApiServer, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
