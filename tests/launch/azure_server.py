@@ -52,6 +52,15 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    """A server that ends with the test, and does not print that a client has closed its connection."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
 class ResourceManager:
     """Azure Resource Manager with one workspace, and the endpoint of a managed identity.
 
@@ -241,8 +250,7 @@ def serve(
     stack: ExitStack, handler: type[Handler], *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> int:
     """Serve requests in threads until the stack ends; returns the port."""
-    server = ThreadingHTTPServer((host, 0), handler)
-    server.daemon_threads = True
+    server = Server((host, 0), handler)
     if tls:
         server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()

@@ -99,4 +99,10 @@ def test_missing_credentials_are_one_line_with_the_command_to_log_in(
     monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
     with pytest.raises(ValueError, match=r"^launch=azureml: no valid credentials of Azure \(.*\); run az login$"):
         azure_api.connect(server.url)
+    monkeypatch.delenv("AZURE_TOKEN_CREDENTIALS")
+    for name in ("CLIENT_ID", "TENANT_ID", "CLIENT_SECRET"):  # of a service principal
+        monkeypatch.setenv(f"AZURE_{name}", "x")
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", server.url)
+    with pytest.raises(ValueError, match=r"\(EnvironmentCredential: Authentication failed: .*\); run az login$"):
+        azure_api.connect(server.url)
     assert capfd.readouterr().err == ""

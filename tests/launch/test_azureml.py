@@ -19,7 +19,8 @@ from isodate import parse_duration
 from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.checkpoint.select import find_newest
 from boltcutter.launch import azure_api
-from boltcutter.launch.azureml import STATES, AzureMLLauncher, next_name, request_body
+from boltcutter.launch.azure_api import request_body
+from boltcutter.launch.azureml import STATES, AzureMLLauncher, next_name
 from boltcutter.launch.command import job_variables
 from boltcutter.launch.job import Job, Status, UnclearSubmissionError
 
@@ -126,8 +127,9 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
         ({"image": "azureml:a@latest"}, {}, "launch.image=azureml:a@latest has no version; try launch.image=azureml:"),
         ({"instance_type": None}, {}, "launch.compute: not set; give a cluster, or try launch.instance_type=St"),
         ({"instance_type": None}, {"gpus": False}, "launch.compute: not set; give a cluster, or try launch.inst"),
-        ({"compute": "c"}, {}, "launch.instance_type=Standard_NC48ads_A100_v4: set by the cluster c; remove one"),
-        ({"compute": "c", "instance_type": None}, {}, "launch.spot=true: set by the cluster c; remove one of them"),
+        ({"compute": "a/b"}, {}, "launch.compute=a/b is not the name of a cluster; correct it"),
+        ({"compute": "cc"}, {}, "launch.instance_type=Standard_NC48ads_A100_v4: set by the cluster cc; remove one"),
+        ({"compute": "cc", "instance_type": None}, {}, "launch.spot=true: set by the cluster cc; remove one of them"),
         ({"inputs": {"a": "data/a"}}, {}, "launch.inputs.a=data/a is not in the cloud; try launch.inputs.a=azureml://"),
         ({"workspace": None}, {}, "launch.workspace: not set; give launch.workspace=…, export AZURE_ML_WORKSPACE=…"),
         ({}, {"devices": 3}, "trainer.devices=3: launch.instance_type=Standard_NC48ads_A100_v4 has 2 A100; try"),

@@ -6,6 +6,7 @@ azure-core and azure-identity come with adlfs, which reads and writes runs on Bl
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -30,6 +31,8 @@ WORKSPACE = {
     "resource_group": (("AZURE_RESOURCE_GROUP", "AZURE_DEFAULTS_GROUP"), "resource_group"),
     "workspace": (("AZURE_ML_WORKSPACE", "AZURE_DEFAULTS_WORKSPACE"), "workspace_name"),
 }
+ANONYMOUS = "CliV2AnonymousEnvironment"  # name that az ml gives to environments that only have an image
+ENVIRONMENT = re.compile(r"azureml:(?P<name>[\w.-]+):(?P<version>[\w.-]+)|azureml://registries/[^/]+/environments/.+")
 REMEDIES = {
     401: LOGIN,
     403: "ask for the role AzureML Data Scientist on the workspace",
@@ -85,7 +88,9 @@ def connect(endpoint: str) -> PipelineClient[Any, Any]:
     try:
         credential.get_token(scope)
     except ClientAuthenticationError as error:
-        reason = str(error.message).partition("\n")[0]
+        text = str(error.message)
+        found = re.search(r"\w+Credential: Authentication failed.*", text)
+        reason = found[0] if found else text.partition("\n")[0]
         raise ValueError(f"launch=azureml: no valid credentials of Azure ({_line(reason)}); {LOGIN}") from None
     policies = [RetryPolicy(retry_total=RETRIES), BearerTokenCredentialPolicy(credential, scope)]
     return PipelineClient(endpoint, policies=policies)
@@ -118,6 +123,55 @@ def call(
     except AzureError as error:
         host = url.split("/")[2]
         raise UnreachableError(f"launch=azureml: no answer from {host} ({_line(error)}); try again") from None
+
+
+def request_body(content: Mapping[str, Any], workspace: str) -> dict[str, Any]:
+    """Convert a job file to what Azure Resource Manager expects, as ``az ml job create`` does.
+
+    Args:
+        content: The job file.
+        workspace: Path of the workspace.
+
+    Source: https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update#commandjob.
+    """
+    environment, compute, distribution = content["environment"], content.get("compute"), content["distribution"]
+    if isinstance(environment, dict):
+        version = hashlib.sha256(environment["image"].encode()).hexdigest()
+        environment_id = f"{workspace}/environments/{ANONYMOUS}/versions/{version}"
+    elif (found := ENVIRONMENT.fullmatch(environment)) and found["name"]:
+        environment_id = f"{workspace}/environments/{found['name']}/versions/{found['version']}"
+    else:
+        environment_id = environment
+    resources = {"instanceCount": content["resources"]["instance_count"], "shmSize": content["resources"]["shm_size"]}
+    if not compute:
+        resources["instanceType"] = content["resources"]["instance_type"]
+    body = {
+        "jobType": "Command",
+        "displayName": content["display_name"],
+        "experimentName": content["experiment_name"],
+        "command": content["command"],
+        "environmentId": environment_id,
+        "environmentVariables": content.get("environment_variables", {}),
+        "distribution": {
+            "distributionType": "PyTorch",
+            "processCountPerInstance": distribution["process_count_per_instance"],
+        },
+        "resources": resources,
+        "limits": {"jobLimitsType": "Command", "timeout": f"PT{content['limits']['timeout']}S"},
+        "identity": {"identityType": "Managed"},
+        "inputs": {
+            name: {"jobInputType": value["type"], "uri": value["path"], "mode": "ReadOnlyMount"}
+            for name, value in content.get("inputs", {}).items()
+        },
+        "tags": content.get("tags", {}),
+    }
+    if compute:
+        body["computeId"] = f"{workspace}/computes/{compute.removeprefix('azureml:')}"
+    else:
+        body["queueSettings"] = {"jobTier": content["queue_settings"]["job_tier"].capitalize()}
+    if "services" in content:
+        body["services"] = {name: {"jobServiceType": "JupyterLab"} for name in content["services"]}
+    return body
 
 
 def _line(reason: object) -> str:

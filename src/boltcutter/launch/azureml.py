@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -32,9 +31,7 @@ if TYPE_CHECKING:
     from azure.core import PipelineClient
 
 SCHEMA = "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
-ANONYMOUS = "CliV2AnonymousEnvironment"  # name that az ml gives to environments that only have an image
 INPUT = "INPUT_"  # prefix of the variables with the folders of inputs
-ENVIRONMENT = re.compile(r"azureml:(?P<name>[\w.-]+):(?P<version>[\w.-]+)|azureml://registries/[^/]+/environments/.+")
 STORAGE = re.compile(r"\w+://(?P<container>[a-z0-9-]{3,63})(@(?P<account>[a-z0-9]{3,24})\.(dfs|blob)\.[\w.]+)?(/.*)?")
 JOB = re.compile(
     r"/subscriptions/[\w-]+/resourceGroups/[\w.()-]+/providers/Microsoft\.MachineLearningServices"
@@ -138,11 +135,13 @@ class AzureMLLauncher(CloudLauncher):
             )
         if not self.image:
             raise ValueError("launch.image: not set; give launch.image=<registry>/<image>:<tag>")
-        if self.image.startswith("azureml:") and not ENVIRONMENT.fullmatch(self.image):
+        if self.image.startswith("azureml:") and not azure_api.ENVIRONMENT.fullmatch(self.image):
             raise ValueError(f"launch.image={self.image} has no version; try launch.image=azureml:<name>:<version>")
         if not self.compute and not self.instance_type:
             example = "Standard_NC24ads_A100_v4" if job.gpus else "Standard_D8s_v5"
             raise ValueError(f"launch.compute: not set; give a cluster, or try launch.instance_type={example}")
+        if self.compute and not re.fullmatch(r"[A-Za-z][\w-]+", self.compute):
+            raise ValueError(f"launch.compute={self.compute} is not the name of a cluster; correct it")
         for name in ("instance_type", "spot"):
             if self.compute and (value := getattr(self, name)):
                 shown = str(value).lower() if name == "spot" else value
@@ -249,7 +248,7 @@ class AzureMLLauncher(CloudLauncher):
     def create(self, job: Job, file: Path) -> str:
         """Submit the job file; returns the path of the job in Azure."""
         place, content = self._workspace, yaml.safe_load(file.read_text())
-        body = request_body(content, place)
+        body = azure_api.request_body(content, place)
         if isinstance(content["environment"], dict):
             image = {"image": content["environment"]["image"], "isAnonymous": True}
             self._call("PUT", body["environmentId"], {"properties": image})
@@ -302,52 +301,3 @@ def job_path(job_id: str) -> str:
     if not JOB.fullmatch(job_id):
         raise ValueError(f"record.json has the job id {job_id}: expected /subscriptions/…/jobs/<name>; correct it")
     return job_id
-
-
-def request_body(content: Mapping[str, Any], workspace: str) -> dict[str, Any]:
-    """Convert a job file to what Azure Resource Manager expects, as ``az ml job create`` does.
-
-    Args:
-        content: The job file.
-        workspace: Path of the workspace.
-
-    Source: https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update#commandjob.
-    """
-    environment, compute, distribution = content["environment"], content.get("compute"), content["distribution"]
-    if isinstance(environment, dict):
-        version = hashlib.sha256(environment["image"].encode()).hexdigest()
-        environment_id = f"{workspace}/environments/{ANONYMOUS}/versions/{version}"
-    elif (found := ENVIRONMENT.fullmatch(environment)) and found["name"]:
-        environment_id = f"{workspace}/environments/{found['name']}/versions/{found['version']}"
-    else:
-        environment_id = environment
-    resources = {"instanceCount": content["resources"]["instance_count"], "shmSize": content["resources"]["shm_size"]}
-    if not compute:
-        resources["instanceType"] = content["resources"]["instance_type"]
-    body = {
-        "jobType": "Command",
-        "displayName": content["display_name"],
-        "experimentName": content["experiment_name"],
-        "command": content["command"],
-        "environmentId": environment_id,
-        "environmentVariables": content.get("environment_variables", {}),
-        "distribution": {
-            "distributionType": "PyTorch",
-            "processCountPerInstance": distribution["process_count_per_instance"],
-        },
-        "resources": resources,
-        "limits": {"jobLimitsType": "Command", "timeout": f"PT{content['limits']['timeout']}S"},
-        "identity": {"identityType": "Managed"},
-        "inputs": {
-            name: {"jobInputType": value["type"], "uri": value["path"], "mode": "ReadOnlyMount"}
-            for name, value in content.get("inputs", {}).items()
-        },
-        "tags": content.get("tags", {}),
-    }
-    if compute:
-        body["computeId"] = f"{workspace}/computes/{compute.removeprefix('azureml:')}"
-    else:
-        body["queueSettings"] = {"jobTier": content["queue_settings"]["job_tier"].capitalize()}
-    if "services" in content:
-        body["services"] = {name: {"jobServiceType": "JupyterLab"} for name in content["services"]}
-    return body
