@@ -9,28 +9,17 @@ parts     cost of each feature per training step: [work=mlp]
 all       all of the above except parts, in less than half an hour
 strategy  final weights and speed of each strategy, relative to one process: [epochs=3]
 precision accuracy and speed of each precision, relative to 32 bits: [epochs=5]
-serve     requests of 32 clients, relative to calling the model in a loop: [work=resnet,convnet]
 search    trainings by a search, relative to a shell loop, and cost per trial: [work=trainings,trials] [trials=1000]
+serve     requests of 32 clients, relative to calling the model in a loop: [work=resnet,convnet]
 """
 
+import re
 import sys
 
 from boltcutter.cli.main import main
 from boltcutter.project import Project
 
 if __name__ == "__main__":
-    benchmarks = (
-        "step",
-        "scaling",
-        "startup",
-        "memory",
-        "loader",
-        "parts",
-        "all",
-        "strategy",
-        "precision",
-        "search",
-        "serve",
-    )
+    benchmarks = re.findall(r"^([a-z]+) ", __doc__ or "", re.M)
     name = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in benchmarks else "all"
     main(Project.find(__file__), f"benchmarks.{name}", __doc__ or "")
