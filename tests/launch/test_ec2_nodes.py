@@ -17,6 +17,8 @@ from boltcutter.launch.ec2_script import read_job
 
 from .aws_server import aws_server
 from .nodes import Machine, nodes
+from .test_ec2 import job as job_without_folder
+from .test_ec2 import launcher
 
 LOG = "/var/log/boltcutter.log"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -135,6 +137,42 @@ def test_a_set_up_that_fails_terminates_the_instance(script: Script, tmp_path: P
         assert job.read(f"nodes/digits-{job.folder.name}/ended") == b"set-up failed\n"
         shown = script("launch", "logs", f"run={job.folder}")
         assert "set-up failed; terminate" in shown.stdout, shown.stderr
+
+
+def test_an_instance_always_terminates(server: dict[str, str]) -> None:
+    """After too many restarts, after a mistake, and when its time is over, unless it is stopped before."""
+    boto3.client("s3").create_bucket(Bucket="bucket")
+    with nodes(1) as machines:
+        endpoint = server["AWS_ENDPOINT_URL"].replace("0.0.0.0", machines[0].gateway)
+        own = launcher(install=False, python="/node", max_restarts=1, environment={"AWS_ENDPOINT_URL": endpoint})
+        instance = Instance(machines[0], "i-0123")
+        instance.machine.write("/node", "#!/bin/sh\nexec $(cat /behaviour)\n", "755")
+        instance.machine.write("/mistake", "#!/bin/sh\nexit 2\n", "755")
+
+        def start(behaviour: str, *, is_first: bool = False) -> None:
+            instance.machine.write("/behaviour", behaviour)
+            instance.machine.run("rm", "-f", "/run/shutdown", LOG)
+            if is_first:
+                instance.boot(read_job(own.render(job_without_folder()))["UserData"])
+            else:
+                instance.machine.run("systemctl", "start")
+
+        start("false", is_first=True)
+        log = instance.wait_for_termination()
+        assert log.count("ec2: start ") == 2
+        assert "ec2: ended with status 1, launch.max_restarts=1 reached; terminate" in log
+        start("/mistake")
+        log = instance.wait_for_termination()
+        assert log.count("ec2: start ") == 1
+        assert "ec2: ended with status 2; terminate" in log
+        start("sleep 1000")
+        instance.wait_until(lambda: "ec2: start 0" in instance.log)
+        instance.machine.run("systemctl", "stop")
+        instance.wait_until(lambda: "stopped; the run continues if the instance starts again" in instance.log)
+        assert "-h now" not in instance.shutdowns
+        instance.machine.write("/opt/boltcutter/deadline", "0")
+        start("sleep 1000")
+        assert "ec2: launch.max_hours=24 reached; terminate" in instance.wait_for_termination()
 
 
 @pytest.mark.slow

@@ -81,11 +81,13 @@ metadata() { # PATH: by IMDSv2
         curl -sf -m 10 --noproxy '*' -H "X-aws-ec2-metadata-token: $token" "$server/meta-data/$1"
 }
 upload() { aws s3 cp --only-show-errors /var/log/boltcutter.log "$url/logs/ec2-$instance.log"; }
+leave() { aws s3 rm --only-show-errors "$url/nodes/$job/$address"; } # the others then wait for this instance
 is_over() { [ "$(date +%%s)" -ge "$(cat deadline)" ]; }
 finish() { # terminate the instance, unless EC2 stops it and will start it again
     trap '' TERM
     if [ -n "$stopping" ] && ! is_over; then
         report "stopped; the run continues if the instance starts again"
+        leave
         upload
         exit
     fi
@@ -126,6 +128,7 @@ for ((restart = 0; restart <= %(restarts)d; restart++)); do
     report "start $restart on $instance, $address"
     %(command)s &
     training=$!
+    [ -z "$stopping" ] || kill -TERM "$training" # the signal came before
     watch "$training" &
     watcher=$!
     while
@@ -151,10 +154,11 @@ NOTICE = r"""        if [ ! -s "$notice" ] && metadata spot/instance-action >"$n
         fi
 """
 INTERRUPTED = r"""    if [ -s "$notice" ]; then
+        leave
         report "$result; wait until EC2 stops this instance"
         upload
-        sleep 600 &
-        wait $!
+        end=$((SECONDS + 600))
+        until [ -n "$stopping" ] || [ $SECONDS -ge $end ]; do sleep 2; done
         [ -z "$stopping" ] || exit
         rm -f "$notice"
     fi

@@ -85,11 +85,13 @@ metadata() { # PATH: by IMDSv2
         curl -sf -m 10 --noproxy '*' -H "X-aws-ec2-metadata-token: $token" "$server/meta-data/$1"
 }
 upload() { aws s3 cp --only-show-errors /var/log/boltcutter.log "$url/logs/ec2-$instance.log"; }
+leave() { aws s3 rm --only-show-errors "$url/nodes/$job/$address"; } # the others then wait for this instance
 is_over() { [ "$(date +%s)" -ge "$(cat deadline)" ]; }
 finish() { # terminate the instance, unless EC2 stops it and will start it again
     trap '' TERM
     if [ -n "$stopping" ] && ! is_over; then
         report "stopped; the run continues if the instance starts again"
+        leave
         upload
         exit
     fi
@@ -130,6 +132,7 @@ for ((restart = 0; restart <= 10; restart++)); do
     report "start $restart on $instance, $address"
     docker run --rm --network=host --ipc=host --gpus=all --env=AWS_DEFAULT_REGION 123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1.0 python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true --nodes 1 --job "$job" --address "$address" --minutes 60 &
     training=$!
+    [ -z "$stopping" ] || kill -TERM "$training" # the signal came before
     watch "$training" &
     watcher=$!
     while

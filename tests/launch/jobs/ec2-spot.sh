@@ -134,11 +134,13 @@ metadata() { # PATH: by IMDSv2
         curl -sf -m 10 --noproxy '*' -H "X-aws-ec2-metadata-token: $token" "$server/meta-data/$1"
 }
 upload() { aws s3 cp --only-show-errors /var/log/boltcutter.log "$url/logs/ec2-$instance.log"; }
+leave() { aws s3 rm --only-show-errors "$url/nodes/$job/$address"; } # the others then wait for this instance
 is_over() { [ "$(date +%s)" -ge "$(cat deadline)" ]; }
 finish() { # terminate the instance, unless EC2 stops it and will start it again
     trap '' TERM
     if [ -n "$stopping" ] && ! is_over; then
         report "stopped; the run continues if the instance starts again"
+        leave
         upload
         exit
     fi
@@ -188,6 +190,7 @@ for ((restart = 0; restart <= 3; restart++)); do
     report "start $restart on $instance, $address"
     /opt/boltcutter/venv/bin/python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true --nodes 2 --job "$job" --address "$address" &
     training=$!
+    [ -z "$stopping" ] || kill -TERM "$training" # the signal came before
     watch "$training" &
     watcher=$!
     while
@@ -204,10 +207,11 @@ for ((restart = 0; restart <= 3; restart++)); do
     esac
     [ -z "$stopping" ] || exit
     if [ -s "$notice" ]; then
+        leave
         report "$result; wait until EC2 stops this instance"
         upload
-        sleep 600 &
-        wait $!
+        end=$((SECONDS + 600))
+        until [ -n "$stopping" ] || [ $SECONDS -ge $end ]; do sleep 2; done
         [ -z "$stopping" ] || exit
         rm -f "$notice"
     fi
