@@ -86,6 +86,24 @@ def unpack(bundle: Path, folder: Path) -> None:
     try:
         content = gzip.decompress(bundle.read_bytes())  # as a whole, since tarfile overlooks that the end is missing
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            archive.extractall(folder, filter="data")
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(folder, filter="data")
+            else:  # Python before 3.10.12 and 3.11.4, such as that of Debian 12
+                for entry in archive:
+                    archive.extract(_checked(entry, folder.resolve()), folder)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise ValueError(f"{bundle}: cannot be unpacked ({error}); launch the run again") from error
+
+
+def _checked(entry: tarfile.TarInfo, folder: Path) -> tarfile.TarInfo:
+    """Return an entry that is a file, a folder or a relative link inside of the folder, with those extracted so far.
+
+    Raises:
+        TarError: It is not.
+    """
+    place = (folder / entry.name).resolve()
+    target = (place.parent / entry.linkname).resolve() if entry.issym() else place
+    is_inside = place.is_relative_to(folder) and target.is_relative_to(folder)
+    if not is_inside or not (entry.isreg() or entry.isdir() or entry.issym()):
+        raise tarfile.TarError(f"{entry.name!r} would be extracted outside the folder")
+    return entry
