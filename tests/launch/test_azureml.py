@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,11 +22,11 @@ from boltcutter.checkpoint.select import find_newest
 from boltcutter.launch import azure_api
 from boltcutter.launch.azure_api import request_body
 from boltcutter.launch.azureml import STATES, AzureMLLauncher, next_name
-from boltcutter.launch.command import job_variables
 from boltcutter.launch.job import Job, Status, UnclearSubmissionError
 
 from .azure_server import WORKSPACE, BlobStorage, ResourceManager, azure, clean_environment
-from .test_library import git
+from .conftest import Launch
+from .test_library import git, read_record
 
 JOBS = Path(__file__).with_name("jobs")
 JOB = Job("digits", Path("/project/runs/digits/20261122-120000-1a2b3c4d"), None, devices=2, gpus=True, trusted=True)
@@ -156,14 +157,21 @@ def test_the_account_of_the_environment_is_that_of_the_nodes(job: Job, monkeypat
     assert variables == {"AZURE_STORAGE_ACCOUNT_NAME": "account"}
 
 
-def test_folders_of_inputs_are_known_only_in_the_job() -> None:
-    launcher = AzureMLLauncher(**CLUSTER)
-    with job_variables([], launcher.environment) as unset:
-        assert unset == ["INPUT_IMAGES"]
-        assert os.environ["INPUT_IMAGES"] == "${{inputs.images}}"
-    content = yaml.safe_load((JOBS / "azureml.yaml").read_text())
-    assert 'export INPUT_IMAGES="${{inputs.images}}"; exec ' in content["command"]
-    assert content["environment_variables"].keys() == {"NCCL_DEBUG", "EMPTY"}
+def test_the_folder_of_an_input_is_set_in_the_job(
+    servers: tuple[ResourceManager, BlobStorage], launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, _ = servers
+    server.clusters["gpu-cluster"] = cluster()
+    (tmp_path / "bin" / "git").symlink_to(str(shutil.which("git", path=os.defpath)))
+    given = [f"launch.{name}={SETTINGS[name]}" for name in (*azure_api.WORKSPACE, "storage", "image")]
+    given += ["launch.compute=gpu-cluster", "launch.inputs={images: azureml:images:1}", f"folder={tmp_path}/run"]
+    given += ["trainer.devices=1", "data=images", "data.folder=${oc.env:INPUT_IMAGES}"]
+    out = launch("launch=azureml", f"launch.resource_manager={server.url}", *given)
+    assert out.startswith("note: INPUT_IMAGES will be set only in the job, which then checks the configuration\n")
+    (job,) = server.jobs.values()
+    assert '; export INPUT_IMAGES="${{inputs.images}}"; exec ' in job["command"]
+    assert job["environmentVariables"] == {}
+    assert read_record(tmp_path / "run")["config"]["data"]["folder"] == "${oc.env:INPUT_IMAGES}"
 
 
 def test_a_job_is_created_with_the_content_of_its_file(servers: tuple[ResourceManager, BlobStorage], job: Job) -> None:

@@ -119,9 +119,8 @@ class AzureMLLauncher(CloudLauncher):
         seconds(time)
         if not re.fullmatch(r"[1-9]\d*[bkmg]", shm_size):
             raise ValueError(f"launch.shm_size={shm_size} is not a number with a unit; try launch.shm_size=16g")
-        # Resolved in the job; until then, they stand for the folders in the configuration of training.
-        folders = {f"{INPUT}{name.upper()}": f"${{{{inputs.{name}}}}}" for name in self.inputs}
-        self.environment = self.environment | folders
+        variables = [f"{INPUT}{name.upper()}" for name in self.inputs]
+        self.environment = self.environment | {name: f"${name}" for name in variables}  # set only in the job
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that Azure would reject, as far as can be known before submission."""
@@ -182,8 +181,8 @@ class AzureMLLauncher(CloudLauncher):
         shell = ['[ -z "$DEFAULT_IDENTITY_CLIENT_ID" ] || export AZURE_CLIENT_ID="$DEFAULT_IDENTITY_CLIENT_ID"']
         variables = self.variables(job)
         for name in self.inputs:
-            variable = f"{INPUT}{name.upper()}"
-            shell.append(f'export {variable}="{variables.pop(variable)}"')
+            del variables[variable := f"{INPUT}{name.upper()}"]
+            shell.append(f'export {variable}="${{{{inputs.{name}}}}}"')
         if self.jupyter:  # which the platform starts in the working directory
             shell.append(f"{shlex.join([*self.command(job), '--unpack'])} && exec sleep infinity")
         else:

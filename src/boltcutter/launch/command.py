@@ -156,7 +156,7 @@ def job_variables(cfgs: Sequence[DictConfig], environment: Mapping[str, str]) ->
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
-        yield [name for name, value in values.items() if JOB_VARIABLE.search(value) or "${{" in value]
+        yield [name for name, value in values.items() if JOB_VARIABLE.search(value) or value == f"${name}"]
     finally:
         for name, value in before.items():
             if value is None:
