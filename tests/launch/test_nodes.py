@@ -40,7 +40,8 @@ def test_machines_have_a_network_files_and_processes_of_their_own(tmp_path: Path
         server.wait_for("Serving")
         fetch = "import urllib.request; print(urllib.request.urlopen('http://first:8000/x').read())"
         assert "written" in second.run(sys.executable, "-c", fetch)
-        assert second.run("ps", "ax", "-o", "comm").count("python") == 0
+        assert "http.server" in first.run("sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null; true")
+        assert "http.server" not in second.run("sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null; true")
         server.signal("INT")
         server.wait(30)
     assert not server.is_running
