@@ -1,4 +1,6 @@
+import gzip
 import io
+import lzma
 import os
 import tarfile
 from pathlib import Path
@@ -77,9 +79,13 @@ def test_an_old_tarfile_unpacks_the_same(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.tar.gz"
-    damaged.write_bytes(pack(run_folder(tmp_path)).read_bytes()[:200])
-    with pytest.raises(ValueError, match=r"damaged\.tar\.gz: cannot be unpacked"):
+    content = pack(run_folder(tmp_path)).read_bytes()
+    for packed in (content, lzma.compress(gzip.decompress(content))):
+        damaged.write_bytes(packed)
         unpack(damaged, tmp_path / "there")
+        damaged.write_bytes(packed[:200])
+        with pytest.raises(ValueError, match=r"damaged\.tar\.gz: cannot be unpacked"):
+            unpack(damaged, tmp_path / "elsewhere")
 
 
 def test_large_files_are_listed(tmp_path: Path) -> None:

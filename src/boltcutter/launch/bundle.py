@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import os
 import tarfile
 import zlib
@@ -78,20 +79,22 @@ def _archive(out: IO[bytes], folder: Path, files: Iterable[Path]) -> None:
 
 
 def unpack(bundle: Path, folder: Path) -> None:
-    """Unpack a bundle into a folder; entries that lead out of it are refused.
+    """Unpack a bundle, by gzip or xz, into a folder; entries that lead out of it are refused.
 
     Raises:
         ValueError: The file is damaged.
     """
     try:
-        content = gzip.decompress(bundle.read_bytes())  # as a whole, since tarfile overlooks that the end is missing
+        packed = bundle.read_bytes()
+        compression = lzma if packed.startswith(b"\xfd7zXZ") else gzip
+        content = compression.decompress(packed)  # as a whole, since tarfile overlooks that the end is missing
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             if hasattr(tarfile, "data_filter"):
                 archive.extractall(folder, filter="data")
             else:  # Python before 3.10.12 and 3.11.4, such as that of Debian 12
                 for entry in archive:
                     archive.extract(_checked(entry, folder.resolve()), folder)
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         raise ValueError(f"{bundle}: cannot be unpacked ({error}); launch the run again") from error
 
 
