@@ -70,6 +70,7 @@ class ResourceManager:
         requests: Method, path with query, and body of each request.
         jobs: Properties of each job by its path.
         clusters: Properties of each compute cluster by name.
+        identities: Query of each request for a token of the managed identity.
         failures: Status, code and message of the answer, by the end of a path.
         delay: Seconds before each answer.
     """
@@ -87,7 +88,8 @@ class ResourceManager:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(certificate, key)
         self.url = f"https://localhost:{serve(stack, self._handler(), tls=tls)}"
-        identity = f"http://localhost:{serve(stack, Identity)}/msi/token"
+        self.identities: list[dict[str, str]] = []
+        identity = f"http://localhost:{serve(stack, identity_handler(self.identities))}/msi/token"
         self.env = {"MSI_ENDPOINT": identity, "MSI_SECRET": "secret", "REQUESTS_CA_BUNDLE": str(certificate)}
 
     def _handler(self) -> type[Handler]:
@@ -136,14 +138,19 @@ class ResourceManager:
         return 404, error("ResourceNotFound", f"{kind} {name} not found in the workspace.")
 
 
-class Identity(Handler):
-    """The endpoint of a managed identity on nodes of Azure ML."""
+def identity_handler(queries: list[dict[str, str]]) -> type[Handler]:
+    """The endpoint of a managed identity on nodes of Azure ML, which records the queries."""
 
-    def reply(self, path: str, query: dict[str, str], content: bytes) -> tuple[int, dict[str, str], bytes]:
-        if self.headers.get("secret") != "secret" or not query["resource"].startswith("https://"):
-            return 401, {}, b"{}"
-        answer = {"access_token": "token", "expires_on": str(int(time.time()) + 3600), "token_type": "Bearer"}
-        return 200, {"Content-Type": "application/json"}, json.dumps(answer | {"resource": query["resource"]}).encode()
+    class Requests(Handler):
+        def reply(self, path: str, query: dict[str, str], content: bytes) -> tuple[int, dict[str, str], bytes]:
+            queries.append(query)
+            if self.headers.get("secret") != "secret" or not query["resource"].startswith("https://"):
+                return 401, {}, b"{}"
+            answer = {"access_token": "token", "expires_on": str(int(time.time()) + 3600), "token_type": "Bearer"}
+            answer["resource"] = query["resource"]
+            return 200, {"Content-Type": "application/json"}, json.dumps(answer).encode()
+
+    return Requests
 
 
 class BlobStorage:

@@ -230,6 +230,23 @@ def test_serverless_compute_has_a_tier_and_a_size(servers: tuple[ResourceManager
     assert request_body(content, WORKSPACE)["environmentId"] == registry
 
 
+@pytest.mark.parametrize("assigned", ["11111111-2222-3333-4444-555555555555", None])
+def test_a_node_accesses_the_storage_with_the_identity_of_its_cluster(
+    servers: tuple[ResourceManager, BlobStorage], job: Job, assigned: str | None
+) -> None:
+    launcher = AzureMLLauncher(**SERVERLESS)
+    shell, _, _ = yaml.safe_load(launcher.render(job))["command"].partition("exec ")
+    env = servers[0].env | ({"DEFAULT_IDENTITY_CLIENT_ID": assigned} if assigned else {})
+    program = "import asyncio, adlfs; credential = adlfs.AzureBlobFileSystem('account').credential; "
+    program += "print(asyncio.run(credential.get_token('https://storage.azure.com/.default')).token)"
+    command = ["bash", "-c", f'{shell}exec "$0" -c "$1"', sys.executable, program]
+    done = subprocess.run(command, env={"PATH": os.defpath, **env}, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "token\n", done.stderr
+    (query,) = servers[0].identities
+    assert query.pop("api-version")
+    assert query == {"resource": "https://storage.azure.com", **({"clientid": assigned} if assigned else {})}
+
+
 def test_jupyter_is_a_service_of_the_platform(servers: tuple[ResourceManager, BlobStorage], job: Job) -> None:
     server, _ = servers
     submit(server, replace(job, nodes=1), SERVERLESS | {"jupyter": True})
