@@ -215,17 +215,35 @@ def test_a_second_training_at_the_url_is_refused(
         ("folder=s3://no-bucket/run", "cannot be reached (The specified bucket does not exist); check the address"),
         ("runs=memory://runs", "memory is lost when the process ends; use s3://, gs:// or az://"),
         ("resume=s3://bucket/nothing", "no run there (record.json is missing); give the folder of a run"),
+        (
+            "folder=s3://bucket/run trainer=fsdp2 trainer.strategy.save_distributed_checkpoint=true",
+            "trainer.strategy.save_distributed_checkpoint=true: shards need a folder that all ranks can access, not ",
+        ),
+        (
+            "checkpoints=s3://bucket/run trainer.strategy=deepspeed_stage_3",
+            "trainer.strategy=deepspeed_stage_3: shards need a folder that all ranks can access, not s3://bucket/run;",
+        ),
         ("folder=s4://bucket/run", "cannot be reached (Protocol not known: s4); use s3://, gs:// or az://"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(
     script: Script, bucket: str, tmp_path: Path, override: str, message: str
 ) -> None:
-    done = script("train", *QUICK, override, env={"BOLTCUTTER_SCRATCH": str(tmp_path)})
+    done = script("train", *QUICK, *override.split(), env={"BOLTCUTTER_SCRATCH": str(tmp_path)})
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {override.partition('=')[0]}={override.partition('=')[2]}")
+    assert done.stderr.startswith(f"error: {message if message.startswith('trainer') else override}")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_commands_that_need_a_folder_refuse_urls(script: Script) -> None:
+    for name, overrides in (("search", ["search=random"]), ("launch", ["launch=local", "trainer.devices=1"])):
+        for setting in ("runs", "folder"):
+            done = script(name, *overrides, f"{setting}=s3://bucket/runs", "--check")
+            assert done.returncode == 2
+            assert done.stderr.startswith(f"error: {setting}=s3://bucket/runs: ")
+            assert done.stderr.endswith(f"; set {setting} to a folder\n")
+            assert done.stderr.count("\n") == 1
 
 
 def test_a_run_is_evaluated_and_reproduced_by_url(script: Script, bucket: str, tmp_path: Path, untouched: Path) -> None:

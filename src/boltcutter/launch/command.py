@@ -26,7 +26,7 @@ from boltcutter.launch.jobs import has_completed, list_runs, refresh, run_verb
 from boltcutter.launch.submit import can_copy, submit
 from boltcutter.project import Project
 from boltcutter.run import folder as run
-from boltcutter.run import trust
+from boltcutter.run import remote, trust
 
 USER_CONFIGS = Path("~/.config/boltcutter/launch")  # <option>.yaml there overrides values of configs/launch
 SLURM_REFERENCE = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # a reference without a default
@@ -277,6 +277,8 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: b
     Raises:
         ConfigError: Runs of the array need different resources.
     """
+    key = "folder" if cfgs[0].folder else "runs"
+    remote.refuse({key: cfgs[0][key]}, "a job has a folder on this machine")
     home = Path(cfgs[0].folder or Path(cfgs[0].runs) / cfgs[0].name / new_run_id()).absolute()
     folders = [str(home)]
     code = home / "code" if copies else None

@@ -13,14 +13,14 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
+from boltcutter.config.values import format_value, plain
 from boltcutter.environment import lease
 from boltcutter.environment.process import in_slurm_step, is_rank_zero
 from boltcutter.run.mirror import Mirror, is_copied
@@ -119,11 +119,45 @@ def localize(overrides: Sequence[str]) -> list[str]:
     return found
 
 
+def refuse(settings: Mapping[str, str | None], reason: str) -> None:
+    """Refuse URLs where only folders are supported.
+
+    Args:
+        settings: Values by key.
+        reason: Why they are not supported.
+
+    Raises:
+        ConfigError: A value is a URL.
+    """
+    for key, value in settings.items():
+        if is_url(value):
+            raise ConfigError(f"{key}={value}: {reason}; set {key} to a folder")
+
+
 def use_url(cfg: DictConfig) -> None:
     """Let a configuration whose folder is that of a URL have its checkpoints at the URL."""
     url = _urls.get(Path(cfg.folder))
     if url and str(cfg.checkpoints).startswith(f"{cfg.folder}/"):
         cfg.checkpoints = url + str(cfg.checkpoints).removeprefix(str(cfg.folder))
+
+
+def check_sharding(cfg: DictConfig) -> None:
+    """Check that checkpoints are single files if they are written to a URL.
+
+    Raises:
+        ConfigError: Each rank would write its shard to a folder.
+    """
+    strategy = plain(cfg.trainer).get("strategy")
+    options = strategy if isinstance(strategy, dict) else {"_target_": strategy}
+    keys = {"save_distributed_checkpoint": True, "state_dict_type": "sharded"}
+    found = next((f".{key}={format_value(value)}" for key, value in keys.items() if options.get(key) == value), None)
+    if "deepspeed" in str(options.get("_target_")).lower():
+        found = f"={cfg.choices.trainer if isinstance(strategy, dict) else strategy}"
+    if found and is_url(cfg.checkpoints):
+        raise ConfigError(
+            f"trainer.strategy{found}: shards need a folder that all ranks can access, not {cfg.checkpoints}; set "
+            "checkpoints=<folder>, or another strategy"
+        )
 
 
 def portable(cfg: DictConfig) -> dict[str, Any]:

@@ -23,12 +23,13 @@ from boltcutter.data.folds import check_accepts_folds
 from boltcutter.environment.identity import new_run_id
 from boltcutter.project import Project, command, install_command
 from boltcutter.run import folder as run
-from boltcutter.run import trust
+from boltcutter.run import remote, trust
 from boltcutter.search.settings import Mode, Search, objectives
 from boltcutter.search.space import Space
 from boltcutter.search.trial import Sampled, Trial, trial_overrides
 
 RECORD = "search.json"
+SHARED = "trials share a folder"
 CHANGEABLE = ("num_trials", "max_parallel", "max_time", "target", "cpus", "gpus", "address", "dashboard", "ports")
 
 
@@ -105,6 +106,7 @@ def planned(project: Project, arguments: Sequence[str], *, runs_here: bool = Tru
     search = make_search(settings)
     plan = check(project, search, settings, overrides, runs_here=runs_here)
     name = plan.folder
+    remote.refuse(special, SHARED)
     plan.folder = Path(special.get("folder") or name / new_run_id()).absolute()
     if (plan.folder / RECORD).exists():
         raise ConfigError(f"folder={plan.folder} holds a search; use resume={plan.folder}, or another folder")
@@ -251,6 +253,7 @@ def check(
     # Of seeds and folds, the first ones are enough.
     firsts = [v for v in fixed if not v.get("data.fold") and v.get("seed", cfg.seed) == cfg.seed] or fixed
     cfg, *_ = [read_config(project, [*base, *trial_overrides(values)]) for values in firsts]
+    remote.refuse({"runs": cfg.runs}, SHARED)
     name = Path(cfg.runs) / cfg.name
     cfg.folder = str(name / "search")
     if runs_here:

@@ -83,6 +83,7 @@ def main(project: Project, overrides: list[str]) -> Path:
         folder = remote.pull(place, "folder" if given else "runs")
         cfg.folder = str(folder)
         remote.use_url(cfg)
+        remote.check_sharding(cfg)
         try:
             holding = lease.hold(folder, is_holder=is_rank_zero(), lease=remote.remote_lease(folder))
             with holding, remote.mirrored(folder):
