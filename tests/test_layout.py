@@ -16,9 +16,10 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # A package or module imports only those of lower layers.
 LAYERS = {
-    **dict.fromkeys(("api",), 7),
-    **dict.fromkeys(("training", "launch"), 6),
-    **dict.fromkeys(("cli", "scaffold", "evaluation", "planning", "search", "serving"), 5),
+    **dict.fromkeys(("api",), 8),
+    **dict.fromkeys(("training", "launch"), 7),
+    **dict.fromkeys(("cli", "scaffold", "evaluation", "planning", "search", "serving"), 6),
+    **dict.fromkeys(("export",), 5),
     **dict.fromkeys(("assembly", "report"), 4),
     **dict.fromkeys(("run",), 3),
     **dict.fromkeys(("checkpoint", "callback"), 2),
@@ -33,7 +34,7 @@ PUBLIC = {f"boltcutter.{name}": module for name, module in boltcutter._MODULES.i
 ONLY_IN = {
     "omegaconf": {"config"},
     "wandb": {"logger"},
-    "subprocess": {"run", "launch", "planning", "scaffold", "search"},
+    "subprocess": {"run", "launch", "planning", "scaffold", "search", "export"},
 }
 
 

@@ -59,6 +59,13 @@ boltcutter train reproduce=runs/…""",
         "boltcutter.evaluation.predict:main",
         "Predict: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=predictions.csv]",
     ),
+    "export": Command(
+        "boltcutter.export.command:main",
+        """Export: boltcutter export run=<folder> export=<formats> [ckpt=best|last|path] [key=value …]
+
+boltcutter export run=runs/… export=onnx
+boltcutter export run=runs/… export=[torch,int8,int4] export.max_drop=1    # several, which may lose one point""",
+    ),
     "serve": Command(
         "boltcutter.serving.server:main",
         """Serve predictions over HTTP: boltcutter serve run=<folder> [ckpt=best|last|path] [key=value …]

@@ -28,7 +28,7 @@ KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
 OVERRIDE = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
 PATH_KEY = re.compile(r"^runs$|^data\.(.*_)?(dir|file|folder|path|root)$")
 # Groups that training or a launch instantiates; others are instantiated where they are referred to.
-ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger", "launch", "search")
+ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger", "launch", "search", "export")
 
 
 def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | None = None) -> DictConfig:

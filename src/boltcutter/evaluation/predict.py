@@ -22,6 +22,7 @@ from boltcutter.data.batches import count_samples
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.outcomes import to_columns
 from boltcutter.evaluation.table import Table, concatenate, count_rows, write_csv
+from boltcutter.export.exported import ExportedModel
 from boltcutter.project import Project
 from boltcutter.protocols import GeneratesTokens, NativeData
 from boltcutter.run import folder as run
@@ -38,28 +39,31 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     Args:
         project: Project whose configuration is used.
         overrides: ``run=<folder>``, ``input=<file or folder>`` (several separated by commas), and
-            ``ckpt=best|last|<path>``, ``output=<file>``; for a text ``input=<file or text>``,
-            ``tokens=<number to generate>``, ``temperature=<0 or more>``, ``top_k=<tokens to sample from>`` and
-            ``seed=<number>``; other overrides change the run's configuration.
+            ``ckpt=best|last|<path>`` or ``export=<format or file>``, ``output=<file>``; for a text
+            ``input=<file or text>``, ``tokens=<number to generate>``, ``temperature=<0 or more>``,
+            ``top_k=<tokens to sample from>`` and ``seed=<number>``; other overrides change the run's configuration.
 
     Returns:
         The columns of a table with one row per sample, by name; the text and its continuation if the task can
         ``generate``; a list of outputs over batches if they do not fit into a table.
     """
     filter_warnings()
-    special, rest = run.split_overrides(overrides, "run", "input", "ckpt", "output", *SAMPLING)
+    special, rest = run.split_overrides(overrides, "run", "input", "ckpt", "export", "output", *SAMPLING)
     cfg, folder = run.load_evaluation_config(project, special, rest)
     check_config(cfg)
+    if "export" in special and "ckpt" in special:
+        raise ConfigError(f"export={special['export']}: used in place of a checkpoint; remove ckpt={special['ckpt']}")
     components = assemble(cfg, with_callbacks=False)
+    exported = ExportedModel(folder, special["export"]) if "export" in special else None
     if not isinstance(components.data, NativeData):
-        return predict_loader(components, cfg, folder, special)
+        return predict_loader(components, cfg, folder, special, exported)
     generates = isinstance(components.task, GeneratesTokens)
     if not special.get("input"):
         what = "<text or file>" if generates else "<file or folder>, several separated by commas"
         raise ConfigError(f"input is not set; set input={what}")
-    checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
+    model = exported or find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
     if generates:
-        text = generate_text(components, checkpoint, special)
+        text = generate_text(components, model, special)
         _write_text(text, special.get("output"))
         return text
     if unused := [name for name in SAMPLING if name in special and name != "seed"]:
@@ -67,7 +71,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     inputs = [Path(text) for text in special["input"].split(",")]
     if missing := [str(path) for path in inputs if not path.exists()]:
         raise ConfigError(f"input={missing[0]}: no such file or folder; set it to an existing path")
-    table = predict(components, checkpoint, inputs)
+    table = predict(components, model, inputs)
     if components.trainer.is_global_zero:
         output = Path(special.get("output") or folder / "predictions.csv")
         write_csv(output, table)
@@ -76,23 +80,34 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     return table
 
 
-def predict(components: Components, checkpoint: str, inputs: list[Path]) -> Table:
+def predict(components: Components, model: str | ExportedModel, inputs: list[Path]) -> Table:
     """Predict each sample in ``inputs``: a table with its name, prediction and the probability of each class.
+
+    Args:
+        components: Components of a run.
+        model: Checkpoint to load, or an export.
+        inputs: Files to read.
 
     Raises:
         ConfigError: The data module cannot read an input.
     """
     data: Any = components.data
-    _restore(data, checkpoint)
+    _restore(data, model)
     with as_config_error():
         inputs_read, names = data.read(inputs)
+    if isinstance(model, ExportedModel):
+        return _table(model.predict(inputs_read, data.batch_size), names, list(data.classes), data.kind)
     loader = DataLoader(TensorDataset(inputs_read), batch_size=data.batch_size)
-    found: Any = components.trainer.predict(components.task, loader, ckpt_path=checkpoint, weights_only=True)
+    found: Any = components.trainer.predict(components.task, loader, ckpt_path=model, weights_only=True)
     return _table(torch.cat(found).float(), names, list(data.classes), data.kind)
 
 
 def predict_loader(
-    components: Components, cfg: DictConfig, folder: Path, overrides: dict[str, str]
+    components: Components,
+    cfg: DictConfig,
+    folder: Path,
+    overrides: dict[str, str],
+    exported: ExportedModel | None = None,
 ) -> Table | list[Any]:
     """Write the outputs of ``predict_step`` for ``predict_dataloader`` of any module or data module.
 
@@ -117,11 +132,15 @@ def predict_loader(
         raise ConfigError(
             f"trainer.devices={components.trainer.num_devices}: prediction runs on one device; try trainer.devices=1"
         )
-    checkpoint = find_checkpoint(cfg.checkpoints, overrides.get("ckpt", "best"))
-    found: Any = components.trainer.predict(
-        components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True
-    )
-    multiple = len(components.trainer.num_predict_batches) > 1  # then Lightning returns a list per loader
+    if exported is not None:
+        found: Any = list(exported.predict_batches(_only_loader(components)))
+        multiple = False
+    else:
+        checkpoint = find_checkpoint(cfg.checkpoints, overrides.get("ckpt", "best"))
+        found = components.trainer.predict(
+            components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True
+        )
+        multiple = len(components.trainer.num_predict_batches) > 1  # then Lightning returns a list per loader
     batches = [_plain(batch) for batch in found]
     table = _columns_of_each(batches) if multiple else _columns(batches)
     output = Path(overrides.get("output") or folder / "predictions.csv")
@@ -170,12 +189,12 @@ def _columns_of_each(loaders: list[Any]) -> Table | None:
     return concatenate(tables) or None
 
 
-def generate_text(components: Components, checkpoint: str, overrides: dict[str, str]) -> str:
+def generate_text(components: Components, model: str | ExportedModel, overrides: dict[str, str]) -> str:
     """Return the text of ``input``, which may be a file, followed by its continuation by the model.
 
     Args:
         components: Components of a run whose task can ``generate`` and whose data has a ``tokenizer``.
-        checkpoint: Checkpoint to load.
+        model: Checkpoint to load, or an export.
         overrides: ``input``, ``tokens`` (200), ``temperature`` (0.8), ``top_k`` (50), ``seed`` (0).
 
     Raises:
@@ -185,7 +204,7 @@ def generate_text(components: Components, checkpoint: str, overrides: dict[str, 
     temperature, top_k = _number(overrides, "temperature", 0.8, float, 0), _number(overrides, "top_k", 50, int, 1)
     data: Any = components.data
     task: Any = components.task
-    state = _restore(data, checkpoint)
+    state = _restore(data, model)
     with as_config_error():
         tokenizer = data.tokenizer
         text, file = overrides["input"].encode(), Path(overrides["input"])
@@ -193,7 +212,10 @@ def generate_text(components: Components, checkpoint: str, overrides: dict[str, 
         if len(text) < 256 and file.is_file():
             text = file.read_bytes()
         prompt = torch.tensor(tokenizer.encode(text))
-    task.load_state_dict(state["state_dict"])
+    if isinstance(model, ExportedModel):
+        task.model = model
+    else:
+        task.load_state_dict(state["state_dict"])
     task.to(components.trainer.strategy.root_device)
     found = list(task.generate(prompt, count, temperature=temperature, top_k=top_k, seed=seed))
     return str(tokenizer.decode([*prompt.tolist(), *found]))
@@ -219,9 +241,27 @@ def _number(overrides: dict[str, str], name: str, default: Any, kind: type, leas
     return kind(text)
 
 
-def _restore(data: Any, checkpoint: str) -> dict[str, Any]:
-    """Restore the data module from a checkpoint, and return the checkpoint."""
-    state = load(checkpoint)
+def _only_loader(components: Components) -> Any:
+    """The loader of samples to predict, for an export.
+
+    Raises:
+        ConfigError: There are several.
+    """
+    owner: Any = loader_owner(components.data, components.task, "predict")
+    owner.prepare_data()
+    owner.setup("predict")
+    loader = owner.predict_dataloader()
+    if isinstance(loader, list | tuple):
+        raise ConfigError(f"export: {type(owner).__name__} has {len(loader)} loaders to predict; use the checkpoint")
+    return loader
+
+
+def _restore(data: Any, model: str | ExportedModel) -> dict[str, Any]:
+    """Restore the data module from a checkpoint or an export, and return the checkpoint."""
+    if isinstance(model, ExportedModel):
+        data.load_state_dict({"statistics": model.statistics})
+        return {}
+    state = load(model)
     data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
     return state
 

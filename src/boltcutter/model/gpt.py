@@ -145,7 +145,11 @@ class GPT(nn.Module):
 
     def rope_at(self, x: Tensor, offset: int = 0) -> Tensor | None:
         """Return the RoPE table (2, T, D) for the positions of ``x`` (B, T, C), or ``None`` without RoPE."""
-        return None if self.rope is None else self.rope[:, offset : offset + x.size(1)].to(x.dtype)
+        if self.rope is None:
+            return None
+        # A copy rather than a view, whose strides would depend on whether T is the context length; `torch.export` needs
+        # the same for any T.
+        return torch.stack([table[offset : offset + x.size(1)] for table in self.rope]).to(x.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
         """Map the output of the last block, (B, T, C), to logits (B, T, V)."""

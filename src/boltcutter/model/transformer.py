@@ -88,13 +88,13 @@ class Block(nn.Module):
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         # A single new position attends to all others; several new ones after cached ones need an explicit mask.
-        causal, offset = length > 1, k.size(2) - length
         mask = None
-        if causal and offset:
-            mask, causal = torch.ones(length, offset + length, dtype=torch.bool, device=x.device).tril(offset), False
+        if past is not None and length > 1:
+            offset = k.size(2) - length
+            mask = torch.ones(length, offset + length, dtype=torch.bool, device=x.device).tril(offset)
         dropout = self.attention_dropout if self.training else 0.0
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=h != g
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=past is None, enable_gqa=h != g
         )  # (B, H, T, D)
         return out.transpose(1, 2).reshape(batch, length, h * self.head_size), (k, v)
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import yaml
 
 from boltcutter.checkpoint.atomic import write_text
+from boltcutter.report.exports import read_exports
 from boltcutter.report.image import encode_image
 from boltcutter.report.template import format_number, load_template, redact_command
 from boltcutter.run.metrics import Mode, infer_mode, parse_name
@@ -37,7 +38,7 @@ def write(folder: Path) -> Path:
 
 def render(folder: Path) -> str:
     """Render the report as HTML."""
-    test = folder / "evaluation" / "test"
+    test, exports = folder / "evaluation" / "test", folder / "export" / "export.json"
     reader = ReportReader(folder)
     record = reader.get("Record", {}, _read_object, folder / "record.json")
     config, sections = reader.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
@@ -64,6 +65,7 @@ def render(folder: Path) -> str:
         worst=reader.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes])
         if has_samples
         else [],
+        exports=reader.get("Exports", {}, read_exports, exports) if exports.is_file() else {},
         attempts=reader.get("Attempts", [], _attempts, record.get("attempts") or []),
         missing=reader.missing,
         data={"charts": _charts(groups, modes), "confusion": confusion, "scatters": scatters},

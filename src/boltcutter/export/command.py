@@ -1,0 +1,213 @@
+"""The export command: write a run's model in each format, verify it, and report what it costs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from boltcutter.assembly.adapt import loader_owner
+from boltcutter.assembly.assemble import Components, as_config_error, assemble, check_config
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.select import find_checkpoint
+from boltcutter.config import instantiate as build
+from boltcutter.config.compose import DictConfig, compose
+from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import plain
+from boltcutter.environment.warnings import filter_warnings
+from boltcutter.export import table
+from boltcutter.export.card import add_result, write_card
+from boltcutter.export.program import ModuleProgram, Program, TaskProgram
+from boltcutter.export.settings import Export, ExportError, Format
+from boltcutter.export.verify import Reference, Result, verify
+from boltcutter.project import LIBRARY, Project
+from boltcutter.protocols import HasStatistics, NativeData, NativeTask
+from boltcutter.report import html
+from boltcutter.run import folder as run
+
+RESULTS = "export.json"
+
+
+@dataclass
+class Settings:
+    """Configuration of the export command besides that of the run.
+
+    Args:
+        export: The export.
+    """
+
+    export: Export
+
+
+def main(project: Project, overrides: list[str]) -> dict[str, Result]:
+    """Export a run, and verify each file in a new process.
+
+    Args:
+        project: Project whose configuration is used.
+        overrides: ``run=<folder>`` and ``export=<formats>``; ``ckpt=best|last|<path>``; ``export.<key>=<value>``; other
+            overrides change the run's configuration.
+
+    Returns:
+        How the original and each export perform, by format.
+
+    Raises:
+        ConfigError: The run, a format or an override does not exist, or a package is missing.
+        ExportError: The model cannot be exported, or an export loses more than ``export.max_drop``.
+    """
+    filter_warnings()
+    special, rest = run.split_overrides(overrides, "run", "ckpt")
+    own = [override for override in rest if override.lstrip("+~").partition("=")[0].partition(".")[0] == "export"]
+    settings = read_settings(project, own)
+    cfg, folder = run.load_evaluation_config(project, special, [override for override in rest if override not in own])
+    cfg.trainer = {**cfg.trainer, "accelerator": "cpu"}
+    check_config(cfg)
+    checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
+    components = assemble(cfg, with_callbacks=False)
+    restore(components, checkpoint)
+    split = next(
+        (name for name in ("test", "val", "train") if loader_owner(components.data, components.task, name)), None
+    )
+    if split is None:
+        raise ConfigError(f"run={folder}: {type(components.data).__name__} has no dataloader; add a test_dataloader")
+    with quiet():
+        program = make_program(components, next(iter(batches(components, split))))
+        program.capture()
+        reference = Reference(program, lambda: batches(components, split))
+        results = {"fp32": reference.result(sum(weight.numel() * 4 for weight in program.core.parameters()))}
+        foreign = {"lightning", "pytorch_lightning", LIBRARY, project.package or LIBRARY}
+        for name, form in settings.formats.items():
+            print(f"export={name}", flush=True)
+            target = folder / "export" / name
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir(parents=True)
+            form.write(program, target / form.file, lambda: calibration(components, program, split))
+            write_model_config(target, form, cfg)
+            source = {"run": folder, "checkpoint": checkpoint, "project": project}
+            write_card(target, name, form, program, components.data, **source)
+            results[name] = verify(reference, results["fp32"], target, foreign)
+            add_result(target, results[name])
+            save_results(folder, results, split, checkpoint)
+    table.show(results)
+    print(f"\n{folder / 'export'}")
+    if (folder / "report.html").is_file():
+        html.write(folder)
+    check_drop(results, settings.max_drop)
+    return results
+
+
+def read_settings(project: Project, overrides: Sequence[str]) -> Export:
+    """Compose and check the settings of the export.
+
+    Args:
+        project: Project in which options are searched.
+        overrides: ``export=<option or list>`` and ``export.<key>=<value>``.
+
+    Raises:
+        ConfigError: No format was chosen, or a setting is wrong.
+    """
+    if not any(override.startswith("export=") for override in overrides):
+        raise ConfigError(f"export: not set; give export=…{project.list_options('export')}")
+    cfg = DictConfig({"export": plain(compose(project, overrides, base=DictConfig({})).export)})
+    if mistakes := build.check(cfg, Settings):
+        raise ConfigError("\n".join(mistakes))
+    settings: Export = build.build(cfg.export, "export")
+    for name, form in settings.formats.items():
+        form.check_packages(name)
+    return settings
+
+
+def restore(components: Components, checkpoint: str) -> None:
+    """Load the weights, and what the data module keeps in checkpoints."""
+    state = load(checkpoint)
+    data: Any = components.data
+    task = components.task
+    with as_config_error():
+        data.prepare_data()
+        if isinstance(data, NativeData):
+            saved = state.get(type(data).__qualname__)
+            if saved:
+                data.load_state_dict({"statistics": saved["statistics"]})  # type: ignore[attr-defined]
+        if not isinstance(task, NativeTask):  # whose hooks may create layers, or need the trainer
+            task.trainer = data.trainer = components.trainer
+            components.trainer.strategy.connect(task)
+            task.configure_model()
+            task.setup("test")
+            data.setup("test")
+            task.trainer = None
+    task.load_state_dict(state["state_dict"], strict=task.strict_loading)
+
+
+def make_program(components: Components, batch: Any) -> Program:
+    """Wrap the task with its pre- and post-processing."""
+    task, data = components.task, components.data
+    if isinstance(task, NativeTask):
+        return TaskProgram(task, batch, data.statistics if isinstance(data, HasStatistics) else {})
+    return ModuleProgram(task, batch)
+
+
+def batches(components: Components, split: str) -> Iterator[Any]:
+    """Batches of a split, in the main process."""
+    data: Any = components.data
+    if isinstance(data, NativeData):
+        with as_config_error():
+            yield from data.loader(split)
+        return
+    owner: Any = loader_owner(data, components.task, split)
+    loader = getattr(owner, f"{split}_dataloader")()
+    yield from loader[0] if isinstance(loader, list | tuple) else loader
+
+
+def calibration(components: Components, program: Program, fallback: str) -> Iterator[tuple[Any, ...]]:
+    """Inputs of validation samples; of the tested ones if there are no others."""
+    has_split = loader_owner(components.data, components.task, "val") is not None
+    for batch in batches(components, "val" if has_split else fallback):
+        yield program.split(batch)[0]
+
+
+def write_model_config(folder: Path, form: Format, cfg: DictConfig) -> None:
+    """Write the configuration of the model beside plain weights, from which it can be built again."""
+    if not form.is_runnable:
+        content = {"model": plain(cfg).get("model") or plain(cfg)["task"]}
+        write_text(folder / "config.json", json.dumps(content, indent=2) + "\n")
+
+
+def save_results(folder: Path, results: dict[str, Result], split: str, checkpoint: str) -> None:
+    """Write ``export.json``; results of other formats that were exported from the same checkpoint are kept."""
+    path = folder / "export" / RESULTS
+    earlier = json.loads(path.read_text()) if path.is_file() else {}
+    same = earlier.get("checkpoint") == checkpoint and earlier.get("split") == split
+    found = {**(earlier["results"] if same else {}), **{name: result.as_dict() for name, result in results.items()}}
+    content = {"split": split, "checkpoint": checkpoint, "results": found}
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def check_drop(results: dict[str, Result], limit: float) -> None:
+    """Check that no export lost too much.
+
+    Raises:
+        ExportError: One did.
+    """
+    original = results["fp32"]
+    for name, result in results.items():
+        if not result.drop <= limit:
+            unit = "points" if result.metric == "accuracy" else "%"
+            raise ExportError(
+                f"export={name}: {result.metric} {result.value:.4f} instead of {original.value:.4f} is worse by "
+                f"{result.drop:.2f} {unit}, more than export.max_drop={limit}; use another format, or raise it"
+            )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the log messages of exporters, which name internals; their warnings are filtered already."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

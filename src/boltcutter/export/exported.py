@@ -1,0 +1,95 @@
+"""Use an export in place of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.export.card import PREPROCESSING
+from boltcutter.export.program import select_inputs
+from boltcutter.export.runner import CARD, Runner
+from boltcutter.export.tables import TableEncoder, describes_table
+
+
+class ExportedModel(nn.Module):
+    """An export as a module.
+
+    Args:
+        run: Folder of the run.
+        export: Name of a format that the run was exported to, or the path of an export or of its file.
+
+    Attributes:
+        context_length: Maximum number of tokens of a language model.
+        statistics: Those of the data module at the time of the export.
+
+    Raises:
+        ConfigError: There is no such export, it has changed, or the package that runs it is missing.
+    """
+
+    def __init__(self, run: Path, export: str) -> None:
+        super().__init__()
+        folder = find_export(run, export)
+        try:
+            self.runner = Runner(folder, torch.get_num_threads())
+        except ImportError as error:
+            raise ConfigError(
+                f"export={export}: {error.name} is not installed; pip install 'boltcutter[export]'"
+            ) from None
+        except ValueError as error:
+            raise ConfigError(f"export={export}: {error}") from error
+        self.statistics: dict[str, Any] = json.loads((folder / PREPROCESSING).read_text())
+        self.encoder = TableEncoder(self.statistics) if describes_table(self.statistics) else None
+        given = self.runner.card["inputs"][0]
+        size = given["shape"][1] if len(given["shape"]) > 1 else None
+        self.length = size if isinstance(size, int) else None
+        self.context_length: int = given.get("max_length") or self.length or 1
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits (N, T, V) of tokens (N, T)."""
+        length = tokens.size(1)
+        padded = F.pad(tokens, (0, (self.length or max(2, length)) - length))  # which earlier positions do not see
+        return torch.from_numpy(self.runner(padded.numpy())[0])[:, :length]
+
+    def predict(self, inputs: Tensor, batch_size: int) -> Tensor:
+        """Return the first output for inputs as the data module reads them."""
+        found = []
+        for batch in inputs.split(batch_size):
+            raw = self.encoder.invert(batch) if self.encoder else batch
+            found.append(torch.from_numpy(self.runner(raw.numpy())[0]))
+        return torch.cat(found)
+
+    def predict_batches(self, batches: Any) -> Iterator[Any]:
+        """Yield the outputs for batches of a loader, as ``predict_step`` would return them."""
+        names = [facts["name"] for facts in self.runner.card["outputs"]]
+        for batch in batches:
+            outputs = self.runner(*(tensor.numpy() for tensor in select_inputs(batch, self.runner.card)))
+            tensors = [torch.from_numpy(output) for output in outputs]
+            yield tensors[0] if names == ["output"] else dict(zip(names, tensors, strict=True))
+
+
+def find_export(run: Path, export: str) -> Path:
+    """Find the folder of an export.
+
+    Args:
+        run: Folder of the run.
+        export: Name of a format, or the path of an export or of its file.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    path = Path(export)
+    for folder in (run / "export" / export, path, path.parent):
+        if (folder / CARD).is_file() and (folder != path.parent or path.is_file()):
+            return folder
+    known = sorted(card.parent.name for card in (run / "export").glob(f"*/{CARD}"))
+    raise ConfigError(
+        f"export={export}: not an export of the run (there are: {', '.join(known) or 'none yet'}); "
+        f"create it with boltcutter export run={run}"
+    )

@@ -1,0 +1,194 @@
+"""Load an exported model and run it; needs only NumPy, and torch or ONNX Runtime.
+
+This file imports nothing of the library, so a copy of it works in any program: ``Runner(folder)(inputs)``. As a
+program, ``python -I runner.py <folder> <threads>``, it serves requests over its standard input and output, by which
+exports are verified in a process that has never imported the code of the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+CARD = "card.json"
+WARMUP, MIN_CALLS, MAX_CALLS, MAX_SECONDS = 3, 10, 300, 1.0  # of each measured latency
+
+
+class Runner:
+    """An exported model as a function of arrays.
+
+    Args:
+        folder: Folder of the export, with its ``card.json``.
+        threads: Number of threads; None: as many as the engine chooses.
+
+    Attributes:
+        card: Contents of ``card.json``: inputs and outputs with shapes and dtypes, classes, metrics, versions.
+
+    Raises:
+        ValueError: The folder holds no export, a file has changed, or the format has no graph that could be run.
+    """
+
+    def __init__(self, folder: str | Path, threads: int | None = None) -> None:
+        self.folder = Path(folder)
+        self.card = read_card(self.folder)
+        for name, facts in self.card["files"].items():
+            if sha256(self.folder / name) != facts["sha256"]:
+                raise ValueError(f"{self.folder / name} is not the file that {CARD} describes; export it again")
+        path = self.folder / self.card["program"] if self.card["program"] else self.folder
+        loaders: dict[str, Callable[[Path, int | None], Callable[..., list[Array]]]] = {
+            ".pt2": load_torch,
+            ".onnx": load_onnx,
+        }
+        if path.suffix not in loaders:
+            raise ValueError(f"{self.folder}: {self.card['format']} holds only weights; use another format")
+        self._call = loaders[path.suffix](path, threads)
+
+    def __call__(self, *inputs: Array) -> list[Array]:
+        """Return the outputs for a batch, in the order of ``card["outputs"]``."""
+        return self._call(*inputs)
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """Read ``card.json``.
+
+    Raises:
+        ValueError: The folder holds no export.
+    """
+    try:
+        card: dict[str, Any] = json.loads((folder / CARD).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{folder} holds no export ({CARD} is missing); give the folder of an export") from None
+    return card
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def load_torch(path: Path, threads: int | None) -> Callable[..., list[Array]]:
+    """Load a program of ``torch.export``."""
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+    module = torch.export.load(path).module()
+
+    def call(*inputs: Array) -> list[Array]:
+        with torch.inference_mode():
+            outputs = module(*map(torch.from_numpy, inputs))
+        return [output.numpy() for output in outputs]
+
+    return call
+
+
+def load_onnx(path: Path, threads: int | None) -> Callable[..., list[Array]]:
+    """Load an ONNX file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def call(*inputs: Array) -> list[Array]:
+        outputs: list[Array] = session.run(None, dict(zip(names, inputs, strict=True)))
+        return outputs
+
+    return call
+
+
+def measure(call: Callable[[], Any]) -> float:
+    """Median time of a call in milliseconds."""
+    seconds: list[float] = []
+    for count in range(WARMUP + MAX_CALLS):
+        begin = time.perf_counter()
+        call()
+        if count >= WARMUP:
+            seconds.append(time.perf_counter() - begin)
+        if len(seconds) >= MIN_CALLS and sum(seconds) > MAX_SECONDS:
+            break
+    return 1e3 * statistics.median(seconds)
+
+
+def read_tensors(path: Path) -> dict[str, bytes]:
+    """Bytes of each tensor of a safetensors file, read without its package."""
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header.pop("__metadata__", None)
+    return {name: content[begin + at["data_offsets"][0] : begin + at["data_offsets"][1]] for name, at in header.items()}
+
+
+def send(stream: BinaryIO, answer: dict[str, Any], arrays: list[Array]) -> None:
+    """Write one line of JSON, followed by the bytes of arrays."""
+    facts = [{"dtype": array.dtype.str, "shape": array.shape} for array in arrays]
+    stream.write(json.dumps({**answer, "arrays": facts}).encode() + b"\n")
+    for array in arrays:
+        stream.write(np.ascontiguousarray(array).tobytes())
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> tuple[dict[str, Any], list[Array]]:
+    """Read what ``send`` wrote; an empty dictionary at the end of the stream."""
+    line = stream.readline()
+    if not line:
+        return {}, []
+    header: dict[str, Any] = json.loads(line)
+    arrays = []
+    for facts in header["arrays"]:
+        dtype = np.dtype(facts["dtype"])
+        content = bytearray(stream.read(dtype.itemsize * math.prod(facts["shape"])))  # which torch may write to
+        arrays.append(np.frombuffer(content, dtype).reshape(facts["shape"]))
+    return header, arrays
+
+
+def answer(runner: Runner, request: dict[str, Any], inputs: list[Array]) -> tuple[dict[str, Any], list[Array]]:
+    """Run a batch, or measure the latency of one."""
+    if request["do"] == "measure":
+        return {"milliseconds": measure(lambda: runner(*inputs))}, []
+    begin = time.perf_counter()
+    outputs = runner(*inputs)
+    return {"seconds": time.perf_counter() - begin}, outputs
+
+
+def main(folder: Path, threads: int) -> None:
+    """Serve requests until the input ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not be among the answers
+    requests = sys.stdin.buffer
+    if (folder / "model.safetensors").is_file():
+        digests = {
+            name: hashlib.sha256(data).hexdigest() for name, data in read_tensors(folder / "model.safetensors").items()
+        }
+        send(answers, {"modules": list(sys.modules), "tensors": digests}, [])
+        return
+    runner = Runner(folder, threads)
+    send(answers, {"modules": list(sys.modules)}, [])
+    while True:
+        request, inputs = receive(requests)
+        if not request:
+            return
+        found, outputs = answer(runner, request, inputs)
+        send(answers, found, outputs)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
