@@ -8,6 +8,7 @@ import pytest
 
 from boltcutter.assembly.assemble import read_config
 from boltcutter.cli.commands import COMMANDS, run
+from boltcutter.export.command import read_settings
 from boltcutter.launch.command import FLAGS, VERBS
 from boltcutter.project import Project, tomllib
 from boltcutter.run.folder import read_overrides
@@ -24,8 +25,9 @@ OWN = {  # keys of commands besides overrides of training
     "check": {"run"},
     "doctor": {"run", "devices", "memory"},
     "evaluate": {"run", "ckpt", "split"},
-    "predict": {"run", "ckpt", "input", "output", "tokens", "temperature", "top_k"},
+    "predict": {"run", "ckpt", "input", "output", "tokens", "temperature", "top_k", "export"},
     "serve": {"run", "ckpt", *SERVER, *LIMITS},
+    "export": {"run", "ckpt"},
     "compare": {"run", "with", "ckpt"},
     "sync": {"run"},
     "find-batch-size": set(),
@@ -73,6 +75,9 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
         fresh = [argument for argument in arguments if not argument.startswith(("resume=", "--"))]
         run(name, [*fresh, "--check"], str(project.root))
     else:
+        if name == "export":
+            read_settings(project, [argument for argument in arguments if argument.startswith("export")])
+            arguments = [argument for argument in arguments if not argument.startswith("export")]
         overrides = [argument for argument in arguments if argument.partition("=")[0] not in OWN[name]]
         assert not [override for override in overrides if override.startswith("-")]
         if "data=huggingface" in overrides:  # whose files are not here; sizes would be read from them

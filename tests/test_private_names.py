@@ -145,6 +145,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "torch._guards": {
         "": {"active_fake_mode": ""},
     },
+    "torch._inductor.decomposition": {
+        "": {"decompositions": None},
+    },
     "torch._ops": {
         "": {"OpOverloadPacket": None},
     },
@@ -205,7 +208,11 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         "": {"TorchDispatchMode": None},
     },
     "torch.utils._pytree": {
-        "": {"tree_leaves": "tree is_leaf"},
+        "": {
+            "tree_leaves": "tree is_leaf",
+            "tree_flatten": "tree is_leaf",
+            "tree_unflatten": "leaves treespec",
+        },
     },
     "torch.utils.data._utils.pin_memory": {
         "": {"pin_memory": "data device"},

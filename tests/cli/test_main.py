@@ -166,7 +166,7 @@ if find_spec("keras") is None:  # it needs Python 3.11
 OPTIONS = [
     f"{p.parent.name}={p.stem}"
     for p in sorted(PROJECT.config_dirs[0].glob("*/*.yaml"))
-    if p.parent.name not in ("launch", "search")  # of other commands
+    if p.parent.name not in ("launch", "search", "export")  # of other commands
 ]
 
 
@@ -192,7 +192,7 @@ def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("exp", "experiment="),
+        ("expe", "experiment="),
         ("m", "model= matmul_precision= model."),
         ("model=", " ".join([*(option for option in OPTIONS if option.startswith("model=")), "model=null"])),
         ("model=ml", "model=mlp"),
@@ -300,7 +300,7 @@ def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
     train, evaluate = f"{ROOT}/scripts/train.py", f"{ROOT}/scripts/evaluate.py"
     with shell(name, tmp_path) as after_tab:
         for line, expected in {
-            f"python {train} exp": f"python {train} experiment=",
+            f"python {train} expe": f"python {train} experiment=",
             f"python {train} model=ml": f"python {train} model=mlp ",
             f"python {train} seed=1 model=ml": f"python {train} seed=1 model=mlp ",
             f"{sys.executable} {train} model=ml": f"{sys.executable} {train} model=mlp ",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -17,8 +18,13 @@ from boltcutter.export.program import Program
 from boltcutter.export.settings import Format
 from boltcutter.export.tables import describes_table
 from boltcutter.export.verify import Result
-from boltcutter.project import Project, tomllib
+from boltcutter.project import Project
 from boltcutter.run.folder import read_record
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PREPROCESSING = "preprocessing.json"
 PACKAGES = ("boltcutter", "torch", "torchao", "onnx", "onnxruntime", "safetensors")
@@ -76,7 +82,8 @@ def add_result(folder: Path, result: Result) -> None:
 def find_license(project: Project) -> str | None:
     """License of the project, as ``pyproject.toml`` names it; None if it names none."""
     file = project.root / "pyproject.toml"
-    found = tomllib.loads(file.read_text()).get("project", {}).get("license") if file.is_file() else None
+    table = tomllib.loads(file.read_text()) if file.is_file() else {}
+    found = table.get("project", {}).get("license")
     return found.get("text") or found.get("file") if isinstance(found, dict) else found
 
 

@@ -88,8 +88,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
             target.mkdir(parents=True)
             form.write(program, target / form.file, lambda: calibration(components, program, split))
             write_model_config(target, form, cfg)
-            source = {"run": folder, "checkpoint": checkpoint, "project": project}
-            write_card(target, name, form, program, components.data, **source)
+            write_card(target, name, form, program, components.data, run=folder, checkpoint=checkpoint, project=project)
             results[name] = verify(reference, results["fp32"], target, foreign)
             add_result(target, results[name])
             save_results(folder, results, split, checkpoint)
@@ -181,7 +180,8 @@ def save_results(folder: Path, results: dict[str, Result], split: str, checkpoin
     """Write ``export.json``; results of other formats that were exported from the same checkpoint are kept."""
     path = folder / "export" / RESULTS
     earlier = json.loads(path.read_text()) if path.is_file() else {}
-    same = earlier.get("checkpoint") == checkpoint and earlier.get("split") == split
+    then = earlier.get("results", {}).get("fp32", {}).get("value")
+    same = then == results["fp32"].value and earlier["split"] == split  # of the same weights, wherever they are
     found = {**(earlier["results"] if same else {}), **{name: result.as_dict() for name, result in results.items()}}
     content = {"split": split, "checkpoint": checkpoint, "results": found}
     write_text(path, json.dumps(content, indent=2) + "\n")

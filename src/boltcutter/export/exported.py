@@ -60,7 +60,7 @@ class ExportedModel(nn.Module):
     def predict(self, inputs: Tensor, batch_size: int) -> Tensor:
         """Return the first output for inputs as the data module reads them."""
         found = []
-        for batch in inputs.split(batch_size):
+        for batch in torch.split(inputs, batch_size):
             raw = self.encoder.invert(batch) if self.encoder else batch
             found.append(torch.from_numpy(self.runner(raw.numpy())[0]))
         return torch.cat(found)

@@ -119,11 +119,6 @@ def without_torchao(program: ExportedProgram) -> ExportedProgram:
     """Replace operators of torchao by those of torch, so that the file can be loaded without torchao."""
     from torch._inductor.decomposition import decompositions  # where torchao registers those of its operators
 
-    targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
-    return program.run_decompositions(
-        {
-            target: decompositions[target]
-            for target in targets & decompositions.keys()
-            if getattr(target, "namespace", None) == "torchao"
-        }
-    )
+    targets = {node.target for node in program.graph.nodes if getattr(node.target, "namespace", None) == "torchao"}
+    found: ExportedProgram = program.run_decompositions({target: decompositions[target] for target in targets})
+    return found

@@ -18,14 +18,21 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 class ONNX(Format):
-    """An ONNX file with a dynamic batch size, written by the exporter of ``torch.export`` programs."""
+    """An ONNX file with a dynamic batch size, written by the exporter of ``torch.export`` programs.
+
+    Args:
+        opset: Version of the operators, for engines that do not know the latest; None: chosen by torch.
+    """
 
     file: ClassVar[str] = "model.onnx"
     packages: ClassVar[tuple[str, ...]] = PACKAGES
 
+    def __init__(self, opset: int | None = None) -> None:
+        self.opset = opset
+
     def write(self, program: Program, path: Path, calibration: Batches) -> None:
         """Write the file, with external data beside it if it is larger than 2 GB."""
-        convert(program).save(path)
+        convert(program, self.opset).save(path)
 
 
 class StaticInt8(Format):
@@ -128,8 +135,12 @@ class Calibration:
                 return
 
 
-def convert(program: Program) -> Any:
+def convert(program: Program, opset: int | None = None) -> Any:
     """Convert a program to ONNX.
+
+    Args:
+        program: The program.
+        opset: Version of the operators.
 
     Raises:
         ExportError: An operation has no ONNX equivalent.
@@ -142,6 +153,7 @@ def convert(program: Program) -> Any:
             verbose=False,
             input_names=program.inputs,
             output_names=program.outputs,
+            opset_version=opset,
         )
         for node in found.model.graph:  # traces of the code of the model, which would be larger than a small model
             node.metadata_props.clear()

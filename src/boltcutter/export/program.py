@@ -70,8 +70,9 @@ class Program(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs, in float32."""
-        cast = [tensor.to(self.dtype) if tensor.dtype == torch.float32 else tensor for tensor in inputs]
-        return tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in self.run(*cast).values())
+        if self.dtype != torch.float32:
+            inputs = tuple(tensor.to(self.dtype) if tensor.dtype == torch.float32 else tensor for tensor in inputs)
+        return tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in self.run(*inputs).values())
 
     @property
     def dimensions(self) -> dict[int, str]:
@@ -109,7 +110,7 @@ class Program(nn.Module):
         example = self.example
         if self.max_length:
             shapes[1] = Dim("length", min=2, max=self.max_length)
-            example = tuple(tensor[:, : max(2, self.max_length - 1)] for tensor in example)
+            example = tuple(tensor[:, : max(2, self.max_length - 1)].contiguous() for tensor in example)
         plain = self.clone()  # with weights in the format that files store
         for weight in [weight for weight in plain.parameters() if weight.ndim == 4 and not weight.is_contiguous()]:
             weight.data = weight.data.contiguous()

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -137,7 +137,7 @@ def read_tensors(path: Path) -> dict[str, bytes]:
     return {name: content[begin + at["data_offsets"][0] : begin + at["data_offsets"][1]] for name, at in header.items()}
 
 
-def send(stream: BinaryIO, answer: dict[str, Any], arrays: list[Array]) -> None:
+def send(stream: IO[bytes], answer: dict[str, Any], arrays: list[Array]) -> None:
     """Write one line of JSON, followed by the bytes of arrays."""
     facts = [{"dtype": array.dtype.str, "shape": array.shape} for array in arrays]
     stream.write(json.dumps({**answer, "arrays": facts}).encode() + b"\n")
@@ -146,7 +146,7 @@ def send(stream: BinaryIO, answer: dict[str, Any], arrays: list[Array]) -> None:
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> tuple[dict[str, Any], list[Array]]:
+def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[Array]]:
     """Read what ``send`` wrote; an empty dictionary at the end of the stream."""
     line = stream.readline()
     if not line:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -151,10 +152,7 @@ class Reference:
         for (inputs, targets), outputs, took in self:
             metric.update(outputs[0], targets, outputs[0])
             seconds, count = seconds + took, count + len(inputs[0])
-        latency = {
-            size: runner.measure(lambda inputs=inputs: self.call(*inputs))
-            for size, inputs in self.latency_inputs().items()
-        }
+        latency = {rows: runner.measure(partial(self.call, *inputs)) for rows, inputs in self.latency_inputs().items()}
         return Result(size, metric.name, metric.value, latency=latency, throughput=count / seconds)
 
     def latency_inputs(self) -> dict[int, Inputs]:

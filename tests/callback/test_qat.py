@@ -1,0 +1,31 @@
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import QUICK, Script, saved_weights
+
+MODEL = ["model=mlp", "model.hidden_sizes=[16]", "callback=[default,qat]", *QUICK[:2], "test=false"]
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(script: Script, tmp_path: Path) -> None:
+    plain = [*MODEL, "scheduler=null"]
+    for folder, overrides in {
+        "whole": [*plain, "trainer.max_epochs=2", f"folder={tmp_path}/whole"],
+        "parts": [*plain, "trainer.max_epochs=1", f"folder={tmp_path}/parts"],
+        "again": [f"resume={tmp_path}/parts", "trainer.max_epochs=2"],
+        "without": [*plain, "callback=default", "trainer.max_epochs=2", f"folder={tmp_path}/without"],
+    }.items():
+        done = script("train", *overrides)
+        assert done.returncode == 0, f"{folder}: {done.stderr}"
+    expected, found, without = (saved_weights(tmp_path / name) for name in ("whole", "parts", "without"))
+    assert expected.keys() == found.keys() == without.keys()  # those of the plain model
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert not all(torch.equal(expected[name], without[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_the_export_loses_nothing(script: Script, tmp_path: Path) -> None:
+    done = script("train", *MODEL, "trainer.max_epochs=5", f"folder={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    done = script("export", f"run={tmp_path}/run", "export=int8-dynamic", "export.max_drop=0.5", timeout=600)
+    assert done.returncode == 0, done.stderr

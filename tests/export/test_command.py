@@ -1,0 +1,90 @@
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import Script
+
+from boltcutter.export.command import check_drop
+from boltcutter.export.settings import ExportError
+from boltcutter.export.verify import Result
+
+
+def results(run: Path) -> dict[str, dict[str, float]]:
+    return dict(json.loads((run / "export" / "export.json").read_text())["results"])
+
+
+def test_exports_of_a_classifier_equal_the_original(digits: Path) -> None:
+    found = results(digits)
+    assert list(found) == ["fp32", "torch", "onnx", "int8-static", "safetensors"]
+    recorded = json.loads((digits / "record.json").read_text())["test"]["test/accuracy"]
+    assert found["fp32"]["value"] == pytest.approx(recorded)
+    assert found["torch"]["value"] == found["onnx"]["value"] == recorded
+    assert max(found["torch"]["max_difference"], found["onnx"]["max_difference"]) < 1e-5
+    assert 0 < found["int8-static"]["max_difference"] < 0.3
+    assert found["int8-static"]["size"] < 0.4 * found["onnx"]["size"]
+    assert all(found[name]["latency"].keys() == {"1", "32"} for name in ("fp32", "torch", "onnx"))
+    assert found["safetensors"]["latency"] is None
+    report = (digits / "report.html").read_text()
+    assert "int8-static" in report
+
+
+def test_exports_of_a_regression_and_a_language_model_equal_the_original(diabetes: Path, gpt: Path) -> None:
+    for run, metric, name in ((diabetes, "rmse", "test/rmse"), (gpt, "loss", "test/loss")):
+        found = results(run)
+        recorded = json.loads((run / "record.json").read_text())["test"][name]
+        assert found["fp32"]["metric"] == metric
+        assert found["fp32"]["value"] == pytest.approx(recorded, rel=1e-4)
+        assert found["onnx"]["value"] == pytest.approx(recorded, rel=1e-4)
+
+
+def test_results_of_other_formats_are_kept(script: Script, digits: Path, tmp_path: Path) -> None:
+    shutil.copytree(digits, tmp_path / "run")
+    done = script("export", f"run={tmp_path}/run", "export=safetensors")
+    assert done.returncode == 0, done.stderr
+    assert results(tmp_path / "run").keys() == results(digits).keys()
+
+
+def test_a_drop_beyond_the_bound_fails() -> None:
+    found = {"fp32": Result(1, "accuracy", 0.98), "int4": Result(1, "accuracy", 0.97, drop=1.0)}
+    check_drop(found, 1.0)
+    with pytest.raises(ExportError, match=r"export=int4: accuracy 0.9700 .*; "):
+        check_drop(found, 0.5)
+    with pytest.raises(ExportError):
+        check_drop({**found, "int4": Result(1, "loss", float("nan"), drop=float("nan"))}, 0.5)
+
+
+def test_a_drop_beyond_the_bound_is_an_exit_status(script: Script, gpt: Path, tmp_path: Path) -> None:
+    shutil.copytree(gpt, tmp_path / "run")
+    done = script("export", f"run={tmp_path}/run", "export=int8-static", "export.max_drop=0", "ckpt=best")
+    drop = results(tmp_path / "run")["int8-static"]["drop"]
+    assert done.returncode == (1 if drop > 0 else 0)
+    assert done.stderr.count("\n") == done.returncode
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["run={run}"], "export: not set; give export="),
+        (["run={run}", "export=onx"], "export=onx: no such option; did you mean onnx?"),
+        (["run={run}", "export=onnx", "export.formats.onnx.opst=3"], "did you mean opset?"),
+        (["run={run}", "export=onnx", "export.max_drop=-1"], "export.max_drop=-1"),
+        (["run={run}", "export=onnx", "ckpt=nowhere"], "ckpt=nowhere: "),
+        (["run={run}/nowhere", "export=onnx"], "no run there"),
+        (["export=onnx"], "run is not set"),
+    ],
+)
+def test_mistakes_are_one_line(script: Script, trained: Path, overrides: list[str], message: str) -> None:
+    done = script("export", *(override.format(run=trained) for override in overrides))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_run_without_checkpoint_is_named(script: Script, trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    done = script("export", f"run={tmp_path}/run", "export=onnx")
+    assert done.returncode == 2
+    assert re.search(r"ckpt=best: .*none yet", done.stderr)

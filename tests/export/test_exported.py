@@ -1,0 +1,59 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import Script
+from PIL import Image
+from sklearn.datasets import load_diabetes, load_digits
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.export.exported import ExportedModel, find_export
+
+
+def test_images_are_predicted_as_by_the_checkpoint(script: Script, digits: Path, tmp_path: Path) -> None:
+    pixels = load_digits().images[:12] * 255 / 16
+    for number, image in enumerate(pixels):
+        Image.fromarray(image.astype(np.uint8)).save(tmp_path / f"{number:02}.png")
+    tables = []
+    for name, source in (("a", "ckpt=best"), ("b", "export=onnx"), ("c", f"export={digits}/export/torch/model.pt2")):
+        done = script("predict", f"run={digits}", f"input={tmp_path}", source, f"output={tmp_path}/{name}.csv")
+        assert done.returncode == 0, done.stderr
+        tables.append(pd.read_csv(tmp_path / f"{name}.csv"))
+    for table in tables[1:]:
+        pd.testing.assert_frame_equal(tables[0], table, atol=1e-5)
+
+
+def test_rows_are_predicted_without_the_checkpoint(script: Script, diabetes: Path, tmp_path: Path) -> None:
+    load_diabetes(as_frame=True, scaled=False).data.head(20).to_csv(tmp_path / "rows.csv", index=False)
+    predict = ["predict", f"run={diabetes}", f"input={tmp_path}/rows.csv"]
+    assert script(*predict, f"output={tmp_path}/a.csv").returncode == 0
+    shutil.copytree(diabetes, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    predict[1] = f"run={tmp_path}/run"
+    done = script(*predict, "export=onnx", f"output={tmp_path}/b.csv")
+    assert done.returncode == 0, done.stderr
+    found, expected = (pd.read_csv(tmp_path / f"{name}.csv")["prediction"] for name in "ba")
+    assert np.allclose(found, expected, rtol=1e-4)
+
+
+def test_text_is_continued_as_by_the_checkpoint(script: Script, gpt: Path) -> None:
+    # One token, and more than the context length in all, of which the older half is then dropped.
+    for prompt in ("#", "python scripts/train.py"):
+        options = [f"run={gpt}", f"input={prompt}", "tokens=20", "temperature=0"]
+        expected, found = script("predict", *options), script("predict", *options, "export=onnx")
+        assert found.returncode == 0, found.stderr
+        assert found.stdout == expected.stdout != ""
+
+
+def test_mistakes_are_one_line(digits: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"export=int2: not an export .* int8-static, onnx.*; create it"):
+        find_export(digits, "int2")
+    with pytest.raises(ConfigError, match="holds only weights; use another format"):
+        ExportedModel(digits, "safetensors")
+    shutil.copytree(digits / "export" / "onnx", tmp_path / "onnx")
+    with open(tmp_path / "onnx" / "model.onnx", "ab") as file:
+        file.write(b"\0")
+    with pytest.raises(ConfigError, match=r"model.onnx is not the file that card.json describes; export it again"):
+        ExportedModel(digits, str(tmp_path / "onnx"))

@@ -1,0 +1,122 @@
+from functools import partial
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+
+from boltcutter.export.program import ModuleProgram, TaskProgram, select_inputs
+from boltcutter.export.settings import ExportError
+from boltcutter.model.gpt import GPT
+from boltcutter.model.mlp import MLP
+from boltcutter.task.classification import Classification
+from boltcutter.task.language import LanguageModeling
+from boltcutter.task.regression import Regression
+
+ADAM = partial(torch.optim.Adam, lr=0.1)
+IMAGES = torch.randint(0, 256, (6, 1, 4, 4), dtype=torch.uint8)
+
+
+def test_images_become_probabilities_for_any_batch_size() -> None:
+    task = Classification(MLP((1, 4, 4), 3, dropout=0.5), optimizer=ADAM)
+    program = TaskProgram(task, (IMAGES, torch.zeros(6, dtype=torch.int64)), {})
+    captured: Any = program.capture().module()
+    for size in (1, 6):
+        expected = task.eval().predict_step(IMAGES[:size], 0)
+        assert torch.allclose(captured(IMAGES[:size])[0], expected)
+    assert program.split((IMAGES, torch.ones(6)))[0][0] is IMAGES
+    assert torch.allclose(program.convert(torch.bfloat16)(IMAGES)[0], expected, atol=0.02)
+    assert next(program.core.parameters()).dtype == torch.float32
+
+
+def test_values_are_in_the_unit_of_the_target() -> None:
+    statistics = {"columns": ["a", "b"], "numbers": {"a": [0.0, 5.0, 2.0], "b": [0.0, -1.0, 4.0]}, "categories": {}}
+    task = Regression(MLP((2,), 1, hidden_sizes=[8]), optimizer=ADAM)
+    task.mean.fill_(100.0)
+    task.std.fill_(20.0)
+    features = torch.randn(5, 2)
+    program = TaskProgram(task, (features, torch.zeros(5, 1)), statistics)
+    (rows,), _ = program.split((features, torch.zeros(5, 1)))
+    assert torch.allclose(rows[:, 0].float(), features[:, 0] * 2 + 5)
+    captured: Any = program.capture().module()
+    assert torch.allclose(captured(rows)[0], task.predict_step(features, 0), atol=1e-4)
+    assert abs(program.convert(torch.bfloat16)(rows)[0].mean() - 100) < 40  # mean and deviation stay in float32
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_the_length_of_a_text_is_dynamic(position: Any) -> None:
+    task = LanguageModeling(GPT((8,), 16, num_layers=1, hidden_size=16, position=position), optimizer=ADAM)
+    tokens = torch.randint(0, 16, (3, 8), dtype=torch.int32)
+    program = TaskProgram(task, (tokens, tokens), {})
+    captured: Any = program.capture().module()
+    assert program.dimensions == {0: "batch", 1: "length"}
+    for length in (2, 5, 8):
+        (found,) = captured(tokens[:1, :length].long())
+        assert torch.allclose(found, task.model(tokens[:1, :length]), atol=1e-5)
+
+
+class Step(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        scores = self.layer(batch["x"]) * batch["weight"][:, None]
+        return {"score": scores[:, 0], "best": scores.argmax(dim=1)}
+
+
+def test_a_predict_step_takes_the_tensors_that_it_uses() -> None:
+    batch = {"name": ["a", "b", "c"], "x": torch.randn(3, 4), "weight": torch.rand(3), "y": torch.zeros(3)}
+    program = ModuleProgram(Step(), batch)
+    assert (program.inputs, program.outputs) == (["input_0", "input_1"], ["score", "best"])
+    (x, weight), targets = program.split(batch)
+    assert x is batch["x"]
+    assert weight is batch["weight"]
+    assert targets is None
+    captured: Any = program.capture().module()
+    found = captured(x[:1], weight[:1])
+    expected = program.task.predict_step({"x": x[:1], "weight": weight[:1]}, 0)
+    assert torch.allclose(found[0], expected["score"])
+    assert found[1].dtype == torch.int64
+    card = {"takes": program.takes, "leaves": 4, "inputs": [{"leaf": leaf} for leaf in program.used]}
+    assert [tensor is given for tensor, given in zip(select_inputs(batch, card), (x, weight), strict=True)] == [
+        True
+    ] * 2
+
+
+class Forward(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.example_input_array = (torch.zeros(2, 4), torch.zeros(2, 2))
+
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        return self.layer(x) + shift
+
+
+def test_forward_takes_the_structure_of_the_example() -> None:
+    task, x, shift = Forward(), torch.randn(5, 4), torch.randn(5, 2)
+    program = ModuleProgram(task, [x, shift])
+    captured: Any = program.capture().module()
+    assert torch.allclose(captured(x, shift)[0], task(x, shift))
+    assert program.split([x, shift])[0] == (x, shift)
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+
+def test_code_that_cannot_be_captured_is_named() -> None:
+    task = Classification(Branch(), optimizer=ADAM)
+    with pytest.raises(ExportError) as caught:
+        TaskProgram(task, (torch.randn(3, 4), torch.zeros(3)), {}).capture()
+    message = str(caught.value)
+    assert message.startswith("export: Branch cannot be captured by torch.export: ")
+    assert "test_program.py:" in message
+    assert "\n" not in message

@@ -1,0 +1,49 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from boltcutter.export import runner
+
+PROGRAM = """
+import sys
+import numpy as np
+from runner import Runner
+run = Runner(sys.argv[1])
+assert not {"torch", "lightning", "boltcutter"} & set(sys.modules)
+for size in (1, 7):
+    (found,) = run(np.zeros((size, 1, 8, 8), np.uint8))
+    assert found.shape == (size, 10) and np.allclose(found.sum(axis=1), 1, atol=1e-5)
+print(run.card["classes"])
+"""
+
+
+def test_a_copy_runs_without_the_library(digits: Path, tmp_path: Path) -> None:
+    shutil.copy(runner.__file__, tmp_path)
+    command = [sys.executable, "-c", PROGRAM, str(digits / "export" / "onnx")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{[str(digit) for digit in range(10)]}\n"
+
+
+def test_arrays_pass_through_a_stream(tmp_path: Path) -> None:
+    arrays = [np.arange(6, dtype=np.int64).reshape(2, 3), np.zeros((0, 4), np.float32), np.float64(3.5).reshape(())]
+    with open(tmp_path / "stream", "wb") as stream:
+        runner.send(stream, {"do": "run"}, arrays)
+    with open(tmp_path / "stream", "rb") as stream:
+        header, found = runner.receive(stream)
+        assert header["do"] == "run"
+        assert runner.receive(stream) == ({}, [])
+    assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(arrays, found, strict=True))
+
+
+def test_an_engine_that_the_card_does_not_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"card.json is missing.*; give the folder"):
+        runner.Runner(tmp_path)
+    (tmp_path / "card.json").write_text(json.dumps({"format": "safetensors", "program": None, "files": {}}))
+    with pytest.raises(ValueError, match="holds only weights; use another format"):
+        runner.Runner(tmp_path)

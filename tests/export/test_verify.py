@@ -1,0 +1,45 @@
+import math
+
+import pytest
+import torch
+
+from boltcutter.export.verify import Metric, infer_kind
+
+
+def test_accuracy_drops_by_points() -> None:
+    metric = Metric("classification")
+    outputs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7]])
+    for part in (slice(0, 3), slice(3, 4)):
+        metric.update(outputs[part], torch.tensor([0, 1, 1, 1])[part], outputs[part])
+    assert (metric.name, metric.value) == ("accuracy", 0.75)
+    assert metric.drop(0.8) == pytest.approx(5.0)
+
+
+def test_other_metrics_drop_by_percent() -> None:
+    metric = Metric("regression")
+    metric.update(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [4.0]]), torch.zeros(2, 1))
+    assert (metric.name, metric.value) == ("rmse", 1.0)
+    assert metric.drop(0.8) == pytest.approx(25.0)
+    metric = Metric("language_modeling")
+    metric.update(torch.zeros(2, 3, 8), torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(2, 3, 8))
+    assert metric.value == pytest.approx(math.log(8))
+
+
+def test_outputs_of_unknown_meaning_are_compared_themselves() -> None:
+    metric = Metric("")
+    metric.update(torch.tensor([3.0, 4.4]), None, torch.tensor([3.0, 4.0]))
+    assert metric.name == "relative error"
+    assert metric.drop(0.0) == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "target", "kind"),
+    [
+        ((4, 3), torch.zeros(4, dtype=torch.int64), "classification"),
+        ((4, 1), torch.zeros(4), "regression"),
+        ((4, 3), torch.zeros(4), "outputs"),
+        ((4, 3), None, "outputs"),
+    ],
+)
+def test_kinds_are_inferred(shape: tuple[int, ...], target: torch.Tensor | None, kind: str) -> None:
+    assert infer_kind(torch.zeros(shape), target) == kind
