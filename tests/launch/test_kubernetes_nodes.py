@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -50,7 +51,13 @@ class Pod:
         for variable in container["env"]:
             value = variable.get("value", "").replace("$$", "$")
             env[variable["name"]] = value or annotations[variable["valueFrom"]["fieldRef"]["fieldPath"]]
-        self._start = lambda: machine.start(container["command"], env)
+        user, limits = spec["securityContext"], container["securityContext"]
+        assert limits == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        shutil.chown(volume, user["runAsUser"], user["fsGroup"])
+        machine.run("chmod", "o+x", "/root")  # Python may be there; not that of this machine
+        as_user = ["setpriv", f"--reuid={user['runAsUser']}", f"--regid={user['runAsGroup']}", "--clear-groups"]
+        command = [*as_user, "--no-new-privs", "--bounding-set=-all", *container["command"]]
+        self._start = lambda: machine.start(command, env)
         self.process: Process = self._start()
 
     def replace(self) -> None:

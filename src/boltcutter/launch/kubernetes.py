@@ -35,6 +35,7 @@ class KubernetesLauncher(CloudLauncher):
     """Submit runs to Kubernetes; the numbers of nodes, devices and GPUs are those of the trainer.
 
     Args:
+        storage: Parent URL of the runs, such as s3://bucket/runs, or a path on one of the volumes.
         kind: Object to create; trainjob and pytorchjob need Kubeflow on the cluster, jobset the JobSet controller.
         context: Context of the kubeconfig file; null: the current one.
         namespace: Namespace; null: that of the context.
@@ -57,7 +58,6 @@ class KubernetesLauncher(CloudLauncher):
         grace: Seconds between SIGTERM, on which the run saves, and SIGKILL.
         time: Time limit of the job, H:MM:SS or D-HH:MM:SS; null: none.
         keep_days: Days after which an ended job is deleted on the cluster; the run stays.
-        **shared: Arguments of all clouds: storage, image, python, environment, max_restarts, max_code_mb.
     """
 
     platform = "kubernetes"
