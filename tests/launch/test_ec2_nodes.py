@@ -137,6 +137,16 @@ def test_a_set_up_that_fails_terminates_the_instance(script: Script, tmp_path: P
         assert job.read(f"nodes/digits-{job.folder.name}/ended") == b"set-up failed\n"
         shown = script("launch", "logs", f"run={job.folder}")
         assert "set-up failed; terminate" in shown.stdout, shown.stderr
+        # The server does not know that the instance has terminated.
+        again = script("launch", f"resume={job.folder}")
+        assert f"job digits-{job.folder.name}, 1 running; cancel it first" in again.stderr
+        assert script("launch", "cancel", f"run={job.folder}").returncode == 0
+        again = script("launch", f"resume={job.folder}", "launch.max_hours=3")
+        assert again.returncode == 0, again.stderr
+        request = read_job((job.folder / "job.sh").read_text())
+        assert request["ClientToken"].startswith(f"digits-{job.folder.name}-")
+        assert request["InstanceType"] == "m5.large"
+        assert "+ 10800)) >deadline" in request["UserData"]
 
 
 def test_an_instance_always_terminates(server: dict[str, str]) -> None:
