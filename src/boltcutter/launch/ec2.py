@@ -14,7 +14,7 @@ from boltcutter.launch import aws
 from boltcutter.launch import jupyter as notebook
 from boltcutter.launch.bundle import BUNDLE, RECORD
 from boltcutter.launch.cloud import CloudLauncher, job_name, read
-from boltcutter.launch.ec2_script import MAX_USER_DATA, VENV, read_job, render_job, render_user_data
+from boltcutter.launch.ec2_script import MAX_USER_DATA, VENV, check_requirements, read_job, render_job, render_user_data
 from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, check_control_characters
 from boltcutter.launch.machines import EC2, check_devices
 from boltcutter.run import folder as run
@@ -133,6 +133,8 @@ class EC2Launcher(CloudLauncher):
             )
         if self.jupyter:
             notebook.check_job(job, self.idle_minutes)
+        if self.install and job.root:
+            check_requirements(job.root)
         check_devices("launch.instance_type", self.instance_type, EC2, job)
         if (size := len(self._user_data(job).encode())) > MAX_USER_DATA:
             raise ValueError(

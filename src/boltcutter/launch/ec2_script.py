@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 from boltcutter.launch.job import Job, assignments
@@ -13,6 +14,7 @@ HOME = "/opt/boltcutter"  # on the instances
 VENV = f"{HOME}/venv/bin/python"
 MAX_WAIT = 60  # minutes for which an instance waits for the others
 MAX_USER_DATA = 16384  # bytes, https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
+PRIVATE = re.compile(r"""["']([\w.-]+(?:\[[\w,. -]*\])? *@ *(?:git\+)?(?:file|ssh):[^"']*)["']""")  # of requirements
 
 JOB = """\
 #!/bin/bash
@@ -208,6 +210,20 @@ def read_job(text: str) -> dict[str, Any]:
     if not found[0] or not found[1]:
         raise ValueError("job.sh: has no REQUEST and USER_DATA; launch the run again")
     return {**json.loads(found[0][1]), "UserData": found[1][1] + "\n"}
+
+
+def check_requirements(project: Path) -> None:
+    """Check that instances can install what a project requires, as far as its addresses tell.
+
+    Raises:
+        ValueError: A requirement is on this machine, or needs a key.
+    """
+    file = project / "pyproject.toml"
+    if file.is_file() and (found := PRIVATE.search(file.read_text())):
+        raise ValueError(
+            f"launch.install: pyproject.toml requires {found[1]}, which instances cannot read; give an https address, "
+            "set launch.image, or use an AMI that has it with launch.install=false"
+        )
 
 
 def render_user_data(
