@@ -22,7 +22,7 @@ from boltcutter.checkpoint.select import find_newest
 from boltcutter.launch import azure_api
 from boltcutter.launch.azure_api import request_body
 from boltcutter.launch.azureml import STATES, AzureMLLauncher, next_name
-from boltcutter.launch.job import Job, Status, UnclearSubmissionError
+from boltcutter.launch.job import Job, Status, UnclearSubmissionError, UnreachableError
 
 from .azure_server import WORKSPACE, BlobStorage, ResourceManager, azure, clean_environment
 from .conftest import Launch
@@ -288,6 +288,9 @@ def test_a_rejected_job_is_one_line_and_an_unclear_one_may_run(
     with pytest.raises(ValueError, match=r"^launch=azureml: 400 UserError: Insufficient quota of Standard.*; correct"):
         submit(server, job, SERVERLESS)
     monkeypatch.setattr(azure_api, "RETRIES", 0)
+    server.failures["digits-one"] = (429, "TooManyRequests", "Slow down.")
+    with pytest.raises(UnreachableError, match=r"^launch=azureml: 429 TooManyRequests: Slow down; try again later$"):
+        submit(server, job, SERVERLESS)
     server.failures["digits-one"] = (500, "InternalServerError", "An error.")
     with pytest.raises(UnclearSubmissionError, match=r"500 .* may have been created: az ml job show --name digits-one"):
         submit(server, job, SERVERLESS)

@@ -40,6 +40,10 @@ REMEDIES = {
 }
 
 
+class NoAnswerError(UnreachableError):
+    """The request may have had an effect, although it was not answered, or with an error of the server."""
+
+
 def workspace_path(settings: Mapping[str, str | None]) -> str:
     """Return the path of the workspace from the settings, the environment or the ``config.json`` of Azure ML.
 
@@ -117,12 +121,13 @@ def call(
         status = error.status_code or 401  # none: the credentials could not be renewed
         reason = _line(f"{error.error.code}: {error.error.message}" if error.error else error.message)
         if status == 429 or status >= 500:
-            raise UnreachableError(f"launch=azureml: {status} {reason}; try again later") from None
+            kind = UnreachableError if status == 429 else NoAnswerError
+            raise kind(f"launch=azureml: {status} {reason}; try again later") from None
         remedy = REMEDIES.get(status, "correct the setting that the message names")
         raise ValueError(f"launch=azureml: {status} {reason}; {remedy}") from None
     except AzureError as error:
         host = url.split("/")[2]
-        raise UnreachableError(f"launch=azureml: no answer from {host} ({_line(error)}); try again") from None
+        raise NoAnswerError(f"launch=azureml: no answer from {host} ({_line(error)}); try again") from None
 
 
 def request_body(content: Mapping[str, Any], workspace: str) -> dict[str, Any]:

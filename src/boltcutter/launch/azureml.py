@@ -20,7 +20,6 @@ from boltcutter.launch.job import (
     State,
     Status,
     UnclearSubmissionError,
-    UnreachableError,
     check_control_characters,
 )
 from boltcutter.launch.machines import AZURE, check_devices
@@ -253,7 +252,7 @@ class AzureMLLauncher(CloudLauncher):
             self._call("PUT", body["environmentId"], {"properties": image})
         try:
             self._call("PUT", path := f"{place}/jobs/{content['name']}", {"properties": body})
-        except UnreachableError as error:
+        except azure_api.NoAnswerError as error:
             raise UnclearSubmissionError(
                 f"{error}; the job may have been created: az ml job show --name {content['name']}"
             ) from None
