@@ -121,7 +121,7 @@ def api_server(folder: Path) -> Iterator[tuple[ApiServer, Path]]:
             body = json.loads(content) if content else None
             request = Request(self.command, parts.path, query, body, self.headers.get("Authorization"))
             state.requests.append(request)
-            if parts.path.endswith("/log"):
+            if parts.path.endswith("/log") and parts.path.split("/")[-2] in state.logs:
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()

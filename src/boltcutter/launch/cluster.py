@@ -121,7 +121,9 @@ class Cluster:
         from urllib3.exceptions import HTTPError
 
         read, decoder = self._core.read_namespaced_pod_log, codecs.getincrementaldecoder("utf-8")(errors="replace")
-        answer = self._call(read, pod, self.namespace, follow=follow, _preload_content=False, timeout=LOG_TIMEOUT)
+        options = {"follow": follow, "_preload_content": False}
+        if not (answer := self._call(read, pod, self.namespace, timeout=LOG_TIMEOUT, none_if=404, **options)):
+            return  # deleted since it was listed
         with suppress(HTTPError):  # a connection that is closed while the pod runs: more is read later
             for content in answer.stream(65536):
                 yield decoder.decode(content)

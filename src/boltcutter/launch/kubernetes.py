@@ -246,9 +246,9 @@ class KubernetesLauncher(CloudLauncher):
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of the first pod, and of those that replace it; without pods that in the storage."""
         shown: dict[tuple[str, int], int] = {}
-        place, name = self._cluster(job_id)
         note = ""
         while True:
+            place, name = self._cluster(job_id)  # credentials may expire
             try:
                 status = self.status(job_id)
                 for pod in filter(cluster.is_first, place.pods(name)):
