@@ -271,6 +271,11 @@ def test_spot_requests_end_with_the_job(requests: Requests, project: Path, profi
         TagSpecifications=[{"ResourceType": "spot-instances-request", "Tags": tags}],
     )
     request = made["SpotInstanceRequests"][0]["SpotInstanceRequestId"]
+    (one,) = ec2.describe_instances(Filters=[{"Name": f"tag:{TAG}", "Values": [TOKEN]}])["Reservations"]
+    ec2.stop_instances(InstanceIds=[one["Instances"][0]["InstanceId"]])  # as EC2 does to interrupt it
+    status = own.status(job_id)
+    assert (status.state, status.text) == ("pending", f"job {TOKEN}, 1 stopped, waits for Spot capacity")
+    assert launcher().status(job_id).text == f"job {TOKEN}, 1 stopped"
     requests.clear()
     own.cancel(job_id)
     names = [name for name, _ in requests if name != "DescribeInstances"]

@@ -54,9 +54,7 @@ def test_requirements_on_this_machine_are_refused(tmp_path: Path) -> None:
         check_requirements(tmp_path)
     for refused in ("file:///home/me/boltcutter", "git+file://localhost/home/me@0123", "git+ssh://git@server/it@0123"):
         file.write_text(f'dependencies = [\n    "boltcutter @ {refused}",\n]\n')
-        with pytest.raises(
-            ValueError, match=r"^launch\.install: .* requires boltcutter @ .*https"
-        ) as error:
+        with pytest.raises(ValueError, match=r"^launch\.install: .* requires boltcutter @ .*https") as error:
             check_requirements(tmp_path)
         assert refused in str(error.value)
 

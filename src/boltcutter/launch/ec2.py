@@ -306,7 +306,7 @@ class EC2Launcher(CloudLauncher):
         counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no instances"
         text = f"job {token}, {counted}"
         if "stopped" in alive or waiting:
-            return Status("pending", f"{text}, waits for Spot capacity")
+            return Status("pending", f"{text}, waits for Spot capacity" if self.spot else text)
         state: State = "pending" if "pending" in alive else "running" if alive else "ended"
         if state == "ended" and "shutting-down" not in states:
             _delete_group(ec2, token)
