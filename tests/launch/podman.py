@@ -56,7 +56,6 @@ class Podman:
     def remove(self) -> None:
         """End all containers, and remove the folder."""
         self("rm", "--all", "--force", "--time", "1")
-        self("rmi", "--all", "--force", timeout=300)
         overlay = self.folder / "images" / "overlay"  # which podman mounts on itself
         subprocess.run(["umount", "--recursive", overlay], capture_output=True)  # not mounted without root
         remove = ["rm", "-r"] if os.getuid() == 0 else ["podman", "unshare", "rm", "-r"]
