@@ -13,6 +13,7 @@ from forkserver import Forked, ForkServer, rank_variables
 from object_storage import Gate, google_storage, names
 from PIL import Image
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.run import remote
 from boltcutter.run.transfer import fetch, publish
 
@@ -123,6 +124,18 @@ def test_nodes_without_a_shared_folder(forks: ForkServer, script: Script, bucket
     assert {path.name for path in (tmp_path / "run" / "logs").iterdir()} == {"rank-0.log", "rank-1.log"}
     assert list((tmp_path / "second-1").rglob("metrics.csv"))  # as it was when the second attempt started
     assert not list((tmp_path / "second-1").rglob("test/metrics.json"))
+
+
+def test_the_local_folder_must_be_writable_and_own(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BOLTCUTTER_SCRATCH", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=rf"^BOLTCUTTER_SCRATCH={tmp_path}/file: .* cannot be created \(.*; set "):
+        remote.pull(place, "run")
+    monkeypatch.setenv("BOLTCUTTER_SCRATCH", str(tmp_path))
+    remote.pull(place, "run")
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    with pytest.raises(ConfigError, match=rf"^BOLTCUTTER_SCRATCH={tmp_path}: .* belongs to another user; set "):
+        remote.pull(place, "run")
 
 
 def test_nodes_but_the_first_upload_only_their_logs(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ a user on a node. Checkpoints are not in it: they are written to the URL directl
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -89,8 +88,8 @@ def pull(place: str | Path, setting: str, *, again: bool = False) -> Path:
     url = _urls[folder]
     if url.startswith("memory:"):
         raise ConfigError(f"{setting}={url}: memory is lost when the process ends; use s3://, gs:// or az://")
+    home = _home(folder)
     with storage_errors(f"{setting}={url}", url):
-        home = _home(folder)
         lock = _locks.get(home) or os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         _locks[home] = lock
         try:
@@ -222,13 +221,17 @@ def _home(folder: Path) -> Path:
     """The folder of a local folder, with its index and lock; readable only by this user.
 
     Raises:
-        OSError: It belongs to another user.
+        ConfigError: It cannot be created, or belongs to another user.
     """
     home = folder.parents[1]
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for path in (home, home.parent):
-        if path.stat().st_uid not in (os.getuid(), 0):
-            raise PermissionError(errno.EPERM, f"{path} belongs to another user; set {SCRATCH}=<folder>")
+    setting, remedy = f"{SCRATCH}={home.parent}", f"set {SCRATCH} to another folder"
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{setting}: {home} cannot be created ({error.strerror}); {remedy}") from error
+    for path in [home] if os.environ.get(SCRATCH) else [home.parent, home]:
+        if path.stat().st_uid != os.getuid():
+            raise ConfigError(f"{setting}: {path} belongs to another user; {remedy}")
     return home
 
 
