@@ -1,12 +1,17 @@
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from object_storage import names
 
+from boltcutter.environment import lease, signals
+from boltcutter.environment.lease import Holder
 from boltcutter.run import mirror, remote
+from boltcutter.run.transfer import publish
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -114,3 +119,16 @@ def test_changes_that_cannot_be_uploaded_in_the_end_are_reported(
     store.unlink()
     remote.push(remote.pull(url, "run"))
     assert names(url) == {"metrics.csv"}
+
+
+def test_nothing_is_uploaded_once_another_process_has_taken_over(place: str, tmp_path: Path) -> None:
+    folder, began = remote.pull(place, "folder"), time.monotonic()
+    with lease.hold(folder, lease=remote.remote_lease(folder)), remote.mirrored(folder):
+        taken = json.dumps(asdict(replace(Holder.here(), host="other-host")))
+        (tmp_path / ".lease").write_text(taken)
+        publish(tmp_path, place, [".lease"])
+        (folder / "metrics.csv").write_text("")
+        remote.flush(folder)
+    assert "metrics.csv" not in names(place)
+    assert time.monotonic() - began < 15  # without waiting for an upload
+    signals.restore_handlers()

@@ -100,6 +100,9 @@ class Mirror:
                 self._upload_changed(only=URGENT if asked > self._done and not self._everything else ())
                 self._error, delay = None, INTERVAL
             except lease.LeaseLostError:
+                with self._changed:
+                    self._done = sys.maxsize  # nobody waits any more
+                    self._changed.notify_all()
                 return
             except Exception as error:  # each storage raises its own
                 if not self._warned:

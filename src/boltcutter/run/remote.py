@@ -22,6 +22,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import format_value, plain
 from boltcutter.environment import lease
 from boltcutter.environment.process import in_slurm_step, is_rank_zero
+from boltcutter.environment.warnings import filter_warnings
 from boltcutter.run.mirror import Mirror, is_copied
 from boltcutter.run.remote_lease import RemoteLease
 from boltcutter.run.transfer import download, storage_errors
@@ -89,6 +90,7 @@ def pull(place: str | Path, setting: str, *, again: bool = False) -> Path:
     if url.startswith("memory:"):
         raise ConfigError(f"{setting}={url}: memory is lost when the process ends; use s3://, gs:// or az://")
     home = _home(folder)
+    filter_warnings()
     with storage_errors(f"{setting}={url}", url):
         lock = _locks.get(home) or os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         _locks[home] = lock
@@ -198,13 +200,15 @@ def mirrored(folder: Path) -> Iterator[None]:
         return
     if first:
         pull(_urls[folder], "folder", again=True)  # the lease is held now, so no other process changes them
-    mirror = _mirrors[folder] = Mirror(folder, _urls[folder], _home(folder) / INDEX, is_copied if first else _is_log)
+    mirror = Mirror(folder, _urls[folder], _home(folder) / INDEX, is_copied if first else _is_log)
+    if first:
+        _mirrors[folder] = mirror
     failed = True
     try:
         yield
         failed = False
     finally:
-        del _mirrors[folder]
+        _mirrors.pop(folder, None)
         if error := mirror.close():
             if first and not failed:
                 raise error
