@@ -26,7 +26,7 @@ OWN = {  # keys of commands besides overrides of training
     "doctor": {"run", "devices", "memory"},
     "evaluate": {"run", "ckpt", "split"},
     "predict": {"run", "ckpt", "input", "output", "tokens", "temperature", "top_k", "export"},
-    "serve": {"run", "ckpt", *SERVER, *LIMITS},
+    "serve": {"run", "ckpt", "export", *SERVER, *LIMITS},
     "export": {"run", "ckpt"},
     "compare": {"run", "with", "ckpt"},
     "sync": {"run"},

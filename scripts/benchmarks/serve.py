@@ -64,7 +64,7 @@ def main(project: Project, overrides: list[str]) -> None:
 
 def measure(cfg: Any, folder: Path, clients: int, rounds: int, seconds: float) -> dict[str, list[float]]:
     """Samples per second of server and loop, and latencies of the requests in seconds, by round."""
-    settings = {"ckpt": "last", **LIMITS}
+    settings = {"ckpt": "last", "export": None, **LIMITS}
     os.environ[VARIABLE] = json.dumps(settings)
     app = create(cfg, folder, settings)
     predictor = app.state.predictor

@@ -1,9 +1,11 @@
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import Script
 from PIL import Image
 from sklearn.datasets import load_diabetes, load_digits
 
@@ -12,9 +14,9 @@ from boltcutter.run import folder as run
 from boltcutter.serving.predictor import Predictor
 
 
-def load(folder: Path) -> Predictor:
+def load(folder: Path, export: str | None = None) -> Predictor:
     cfg, _ = run.load_evaluation_config(Project.find(__file__), {"run": str(folder)}, [])
-    return Predictor(cfg, folder)
+    return Predictor(cfg, folder, export=export)
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +102,15 @@ def test_a_text_is_generated_in_pieces(text_run: Path) -> None:
     assert "".join(pieces) == predictor.data.tokenizer.decode(tokens)
     assert len(pieces) > 5
     assert pieces == list(predictor.generate("Grüße", 40, temperature=0.8, top_k=5, seed=1))
+
+
+def test_exports_predict_what_the_checkpoint_does(script: Script, diabetes_run: Path, text_run: Path) -> None:
+    for folder in (diabetes_run, text_run):
+        done = script("export", f"run={folder}", "export=onnx")
+        assert done.returncode == 0, done.stdout + done.stderr
+    original, exported = load(diabetes_run), load(diabetes_run, "onnx")
+    rows = original.rows([dict.fromkeys(original.describe()["columns"], value) for value in (1.0, 50.0, 200.0)])
+    assert np.allclose(original.predict(rows), exported.predict(rows), rtol=1e-4)
+    settings: dict[str, Any] = {"temperature": 0, "top_k": None, "seed": 0}
+    texts = ["".join(load(text_run, export).generate("Grüße", 40, **settings)) for export in (None, "onnx")]
+    assert texts[0] == texts[1]

@@ -239,6 +239,8 @@ def test_workers_share_a_port_and_their_metrics(serve: Serve, trained: Path) -> 
         (["timeout=soon"], "timeout=soon is not a valid number; try timeout=10.0"),
         (["host=192.0.2.77"], "host=192.0.2.77 port=8000: Cannot assign requested address; choose another, or port=0"),
         (["ckpt=none"], "ckpt=none"),
+        (["export=none"], "export=none: not an export of the run"),
+        (["export=onnx", "ckpt=last"], "export=onnx: used in place of a checkpoint; remove ckpt=last"),
     ],
 )
 def test_mistakes_of_the_command(script: Script, trained: Path, overrides: list[str], message: str) -> None:

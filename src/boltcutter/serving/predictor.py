@@ -17,6 +17,7 @@ from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.data.image_io import read_image
+from boltcutter.export.exported import ExportedModel
 from boltcutter.protocols import GeneratesTokens, HasClasses, HasKind, HasStatistics, NativeData
 
 Array = npt.NDArray[Any]
@@ -31,12 +32,13 @@ class Predictor:
         cfg: Configuration of the run.
         folder: Folder of the run.
         ckpt: ``best``, ``last`` or a path.
+        export: Used in place of a checkpoint: a format that the run was exported to, or the path of an export.
 
     Raises:
-        ConfigError: The run has no such checkpoint, or its data module cannot read new inputs.
+        ConfigError: The run has no such checkpoint or export, or its data module cannot read new inputs.
     """
 
-    def __init__(self, cfg: DictConfig, folder: Path, ckpt: str = "best") -> None:
+    def __init__(self, cfg: DictConfig, folder: Path, ckpt: str = "best", export: str | None = None) -> None:
         check_config(cfg)
         components = assemble(cfg, with_callbacks=False)
         self.task: Any = components.task
@@ -45,10 +47,17 @@ class Predictor:
             raise ConfigError(
                 f"run={folder}: {type(self.data).__name__} cannot read new inputs; derive it from DataModule"
             )
-        state = load(find_checkpoint(cfg.checkpoints, ckpt))
-        self.data.load_state_dict(state.get(type(self.data).__qualname__, {"statistics": {}}))
-        self.task.load_state_dict(state["state_dict"])
+        self.export: ExportedModel | None = None
         self.device = components.trainer.strategy.root_device
+        if export:
+            self.export, self.device = ExportedModel(folder, export), torch.device("cpu")
+            self.data.load_state_dict({"statistics": self.export.statistics})
+            if isinstance(self.task, GeneratesTokens):
+                self.task.model = self.export
+        else:
+            state = load(find_checkpoint(cfg.checkpoints, ckpt))
+            self.data.load_state_dict(state.get(type(self.data).__qualname__, {"statistics": {}}))
+            self.task.load_state_dict(state["state_dict"])
         self.task.to(self.device).eval()
         self.name, self.run = str(cfg.name), folder.name
         self.shape = tuple(cfg.data.get("shape") or ())
@@ -132,7 +141,10 @@ class Predictor:
     @torch.inference_mode()
     def predict(self, inputs: Array) -> Array:
         """Return probabilities (N, C), or values (N, T), of inputs (N, …)."""
-        outputs: torch.Tensor = self.task.predict_step(torch.from_numpy(inputs).to(self.device), 0)
+        given = torch.from_numpy(inputs)
+        if self.export:
+            return np.asarray(self.export.predict(given, len(given)))
+        outputs: torch.Tensor = self.task.predict_step(given.to(self.device), 0)
         return outputs.float().cpu().numpy()
 
     def format(self, outputs: Array) -> list[dict[str, Any]]:

@@ -37,18 +37,21 @@ def main(project: Project, overrides: list[str]) -> None:
 
     Args:
         project: Project whose configuration is used.
-        overrides: ``run=<folder>``, ``ckpt=best|last|<path>``; ``host``, ``port``, ``workers``, ``drain`` (seconds that
-            requests have to complete at the end) and the fields of ``Limits``; other overrides change the run's
-            configuration.
+        overrides: ``run=<folder>``, ``ckpt=best|last|<path>`` or ``export=<format or file>``; ``host``, ``port``,
+            ``workers``, ``drain`` (seconds that requests have to complete at the end) and the fields of ``Limits``; other
+            overrides change the run's configuration.
 
     Raises:
         ConfigError: A setting is invalid, or the port is in use.
     """
     filter_warnings()
-    special, rest = run.split_overrides(overrides, "run", "ckpt", *SERVER, *LIMITS)
+    special, rest = run.split_overrides(overrides, "run", "ckpt", "export", *SERVER, *LIMITS)
     settings = read_settings(special)
     cfg, folder = run.load_evaluation_config(project, special, rest)
-    settings |= {"root": str(project.root), "run": special["run"], "ckpt": special.get("ckpt", "best"), "rest": rest}
+    if "export" in special and "ckpt" in special:
+        raise ConfigError(f"export={special['export']}: used in place of a checkpoint; remove ckpt={special['ckpt']}")
+    settings |= {"root": str(project.root), "run": special["run"], "rest": rest}
+    settings |= {"ckpt": special.get("ckpt", "best"), "export": special.get("export")}
     with bind(settings["host"], settings["port"]) as bound:
         serve(cfg, folder, settings, bound)
 
@@ -91,7 +94,10 @@ def worker() -> FastAPI:
 
 def create(cfg: DictConfig, folder: Path, settings: dict[str, Any]) -> FastAPI:
     """Load the model and create the application."""
-    return create_app(Predictor(cfg, folder, settings["ckpt"]), Limits(**{name: settings[name] for name in LIMITS}))
+    return create_app(
+        Predictor(cfg, folder, settings["ckpt"], settings["export"]),
+        Limits(**{name: settings[name] for name in LIMITS}),
+    )
 
 
 def read_settings(given: dict[str, str]) -> dict[str, Any]:
