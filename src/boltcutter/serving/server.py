@@ -38,8 +38,8 @@ def main(project: Project, overrides: list[str]) -> None:
     Args:
         project: Project whose configuration is used.
         overrides: ``run=<folder>``, ``ckpt=best|last|<path>`` or ``export=<format or file>``; ``host``, ``port``,
-            ``workers``, ``drain`` (seconds that requests have to complete at the end) and the fields of ``Limits``; other
-            overrides change the run's configuration.
+            ``workers``, ``drain`` (seconds that requests have to complete at the end) and the fields of ``Limits``;
+            other overrides change the run's configuration.
 
     Raises:
         ConfigError: A setting is invalid, or the port is in use.
