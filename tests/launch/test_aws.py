@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.launch import aws
+from boltcutter.launch.aws_batch import AwsBatchLauncher
 from boltcutter.launch.job import UnreachableError
 
 from .aws_server import ACCOUNT, CREDENTIALS, aws_server
@@ -77,7 +78,7 @@ def test_missing_credentials_give_the_login_command(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("code", ["ExpiredToken", "InvalidClientTokenId"])
 def test_expired_credentials_give_the_login_command(rejecting: type[Rejecting], code: str) -> None:
     rejecting.code = code
-    with pytest.raises(ValueError, match=rf"{code}: No\..* `aws sso login`") as error:
+    with pytest.raises(ValueError, match=rf"{code}: No\).* `aws sso login`") as error:
         aws.check_credentials(None)
     assert "\n" not in str(error.value)
     assert aws.error_code(error.value) == code
@@ -85,7 +86,7 @@ def test_expired_credentials_give_the_login_command(rejecting: type[Rejecting], 
 
 def test_a_rejected_request_gives_its_reason_on_one_line(rejecting: type[Rejecting]) -> None:
     rejecting.code, rejecting.message = "ResourceLimitExceeded", "The limit is 0\n  instances."
-    rejected = r"StopTrainingJob .*The limit is 0 instances\.\); request"
+    rejected = r"StopTrainingJob .*The limit is 0 instances\); request"
     with pytest.raises(ValueError, match=rejected), aws.as_value_errors():
         aws.client("sagemaker", None).stop_training_job(TrainingJobName="job")
     assert len(rejecting.calls) == 1
@@ -124,13 +125,13 @@ def test_no_region_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.mark.parametrize("region", [None, "us-east-1", "us-gov-west-1", "eusc-de-east-1", "cn-northwest-1"])
 def test_regions_are_accepted(region: str | None) -> None:
-    aws.check_region(region)
+    assert AwsBatchLauncher(region=region).region == region
 
 
 @pytest.mark.parametrize(("region", "remedy"), [("us-east-1a", "=us-east-1$"), ("us-east1", "try"), ("US", "try")])
 def test_what_is_no_region_is_refused(region: str, remedy: str) -> None:
     with pytest.raises(ValueError, match=rf"^launch\.region={region} .*{remedy}"):
-        aws.check_region(region)
+        AwsBatchLauncher(region=region)
 
 
 def test_the_region_of_an_image_is_that_of_its_registry() -> None:

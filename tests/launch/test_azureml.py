@@ -124,7 +124,7 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
             {},
             "launch.storage=az://models/runs has no storage account; try launch.storage=abfss://models@<account>.dfs.",
         ),
-        ({"image": None}, {}, "launch.image: not set; give launch.image=<registry>/<image>:<tag>"),
+        ({"image": None}, {}, "launch.image: not set; give the image of the nodes, launch.image="),
         ({"image": "azureml:a@latest"}, {}, "launch.image=azureml:a@latest has no version; try launch.image=azureml:"),
         ({"instance_type": None}, {}, "launch.compute: not set; give a cluster, or try launch.instance_type=St"),
         ({"instance_type": None}, {"gpus": False}, "launch.compute: not set; give a cluster, or try launch.inst"),

@@ -13,7 +13,7 @@ from .test_library import git
 class Platform(CloudLauncher):
     """A platform that accepts every job, and whose jobs end at once."""
 
-    platform, protocols = "platform", ("file",)
+    option, protocols = "platform", ("file",)
 
     def render(self, job: Job) -> str:
         return json.dumps({"command": self.command(job), "environment": self.variables(job)})

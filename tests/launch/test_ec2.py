@@ -126,9 +126,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ec2.sh": ({}, {}),
     "ec2-spot.sh": (
         {
-            **{"instance_type": "g5.12xlarge", "spot": True, "region": "eu-west-1", "max_hours": 1.5},
+            **{"instance_type": "g5.12xlarge", "spot": True, "region": "eu-west-1", "time": "1:30:00"},
             **{"key_name": "mine", "subnet": "subnet-0123456789abcdef0", "security_group": "sg-0123456789abcdef0"},
-            **{"ami": "ami-0123456789abcdef0", "volume_gb": 500, "root_device": "/dev/xvda", "max_restarts": 3},
+            **{"ami": "ami-0123456789abcdef0", "disk_gb": 500, "root_device": "/dev/xvda", "max_restarts": 3},
             **{"tags": {"project": "digits"}, "environment": {"A": "it's 1"}, "setup": ["dnf install -y git"]},
             **{"python": "python3.12", "instance_profile": "arn:aws:iam::123456789012:instance-profile/train"},
         },
@@ -164,8 +164,8 @@ def test_job_files(name: str, tmp_path: Path) -> None:
         ({"region": "us-east-1a"}, {}, r"launch\.region=us-east-1a .*try launch\.region=us-east-1"),
         ({"ami": "ubuntu"}, {}, r"launch\.ami=ubuntu is not the ID of an AMI or a parameter of SSM"),
         ({"subnet": "10.0.0.0/8"}, {}, r"launch\.subnet=10\.0\.0\.0/8 is not the ID of a subnet"),
-        ({"max_hours": 0}, {}, r"launch\.max_hours=0 is less than 0\.1"),
-        ({"volume_gb": 1}, {}, r"launch\.volume_gb=1 is less than 8"),
+        ({"time": "0:05:00"}, {}, r"launch\.time=0:05:00 is too short to set an instance up; try launch\.time=0:10:00"),
+        ({"disk_gb": 1}, {}, r"launch\.disk_gb=1 is less than 8"),
         ({"tags": {TAG: "x"}}, {}, r"launch\.tags\.boltcutter-job: identifies the job; remove it"),
         ({"jupyter": True}, {}, r"trainer\.num_nodes=2: launch\.jupyter=true uses one machine"),
         ({"setup": ["x" * 16000]}, {}, r"launch\.setup: the script of the instances has \d+ bytes, and EC2 accepts"),
@@ -245,7 +245,7 @@ def test_spot_requests_end_with_the_job(requests: Requests, project: Path, profi
     ec2 = boto3.client("ec2")
     parameter = "/golden/ami"
     boto3.client("ssm").put_parameter(Name=parameter, Value=image(ec2)["ImageId"], Type="String", Overwrite=True)
-    own = launcher(ami=parameter, spot=True, max_hours=2)
+    own = launcher(ami=parameter, spot=True, time="2:00:00")
     submitted, file = write_job(project, own, nodes=1)
     assert read_job(file.read_text())["ImageId"] == f"resolve:ssm:{parameter}"
     begin = datetime.now(timezone.utc)

@@ -121,7 +121,7 @@ class Job:
 def test_a_set_up_that_fails_terminates_the_instance(script: Script, tmp_path: Path, server: dict[str, str]) -> None:
     with nodes(1) as machines:
         job = Job(
-            *(script, tmp_path, server, machines[0], "trainer.devices=1", "launch.max_hours=2"),
+            *(script, tmp_path, server, machines[0], "trainer.devices=1", "launch.time=2:00:00"),
             "launch.setup=[echo preparing, apt-get install nothing-of-this-name]",
         )
         instance = Instance(machines[0], "i-0123")
@@ -182,7 +182,7 @@ def test_an_instance_always_terminates(server: dict[str, str]) -> None:
         assert "-h now" not in instance.shutdowns
         instance.machine.write("/opt/boltcutter/deadline", "0")
         start("sleep 1000")
-        assert "ec2: launch.max_hours=24 reached; terminate" in instance.wait_for_termination()
+        assert "ec2: launch.time=1-00:00:00 reached; terminate" in instance.wait_for_termination()
 
 
 @pytest.mark.slow

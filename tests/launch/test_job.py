@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.launch import job
-from boltcutter.launch.job import Job, UnreachableError, assignments, follow_log, quote
+from boltcutter.launch.job import Job, UnreachableError, assignments, follow_log, quote, seconds
 
 
 def test_runs_of_an_array_have_unique_names() -> None:
@@ -58,3 +58,8 @@ def test_a_log_is_followed_while_the_scheduler_is_unreachable(
 
     assert "".join(follow_log(tmp_path / "log", over)) == "line\n" * 4
     assert capsys.readouterr().err == "note: silent\n"
+
+
+def test_time_limits_are_parsed() -> None:
+    times = {"1:30:00": 5400, "90:00": 5400, "2-12": 216000, "1-00:30": 88200, "0-1:00:05": 3605}
+    assert {time: seconds(time) for time in times} == times

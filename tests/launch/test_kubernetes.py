@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +43,7 @@ JOBS = "/apis/batch/v1/namespaces/vision/jobs"
         ({"image_pull_secrets": ["a b"]}, "launch.image_pull_secrets: a b is not a name"),
         ({"memory": "64"}, "launch.memory=64 has no unit; try launch.memory=64Gi"),
         ({"memory": "64GB"}, "launch.memory=64GB is not a quantity; try launch.memory=64Gi"),
-        ({"shm": "lots"}, "launch.shm=lots is not a quantity"),
+        ({"shm_size": "lots"}, "launch.shm_size=lots is not a quantity"),
         ({"resources": {"rdma/hca": "x"}}, "launch.resources.rdma/hca=x is not a quantity"),
         ({"secrets": ["wandb/a/b"]}, "launch.secrets=wandb/a/b: write it as"),
         (
@@ -53,7 +52,7 @@ JOBS = "/apis/batch/v1/namespaces/vision/jobs"
         ),
         ({"pod": {"restartPolicy": "Always"}}, "launch.pod.restartPolicy: set by launch and trainer; remove it"),
         ({"environment": {"WANDB_API_KEY": "x"}}, "launch.environment.WANDB_API_KEY: secrets must not be written"),
-        ({"labels": {"a": "b\nc"}}, "launch.labels=.* has the control character"),
+        ({"tags": {"a": "b\nc"}}, "launch.tags=.* has the control character"),
         ({"max_restarts": -1}, "launch.max_restarts=-1 is less than 0"),
     ],
 )
@@ -67,7 +66,7 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
     [
         ({"storage": None}, "launch.storage: not set"),
         ({"storage": "ftp://x"}, "launch.storage=ftp://x: the nodes cannot write there; use s3:// or gs:// or az://"),
-        ({"image": None}, "launch.image: not set; give the container image"),
+        ({"image": None}, "launch.image: not set; give the image"),
         (
             {"volumes": {}},
             r"launch.storage=/mnt/runs is on no volume of the pods; mount one there with",
@@ -238,7 +237,7 @@ def test_logs_of_replaced_pods_are_followed(
         lambda: job.update(status=complete),
     ]
     steps.pop(0)()
-    monkeypatch.setattr(kubernetes, "time", SimpleNamespace(sleep=lambda _: steps.pop(0)(), monotonic=time.monotonic))
+    monkeypatch.setattr("boltcutter.launch.job.time", SimpleNamespace(sleep=lambda delay: delay and steps.pop(0)()))
     launcher = KubernetesLauncher(**SETTINGS)
     assert "".join(launcher.logs("vision/a@lab", Path("/x"), follow=True)) == "one\ntwo\nthree\n"
     notes = capsys.readouterr().err

@@ -53,8 +53,8 @@ GOLDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "time": "2:00:00",
             "spot": True,
             "max_wait": "10:00:00",
-            "volume_gb": 200,
-            "volume_kms_key": f"arn:aws:kms:us-east-1:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab",
+            "disk_gb": 200,
+            "disk_kms_key": f"arn:aws:kms:us-east-1:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab",
             "subnets": ["subnet-0123456789abcdef0"],
             "security_groups": ["sg-0123456789abcdef0"],
             "tags": {"team": "vision"},
@@ -98,11 +98,11 @@ def test_a_long_name_fits() -> None:
         ({"spot": True, "keep_alive": 60}, r"launch\.keep_alive: .*remove it"),
         ({"keep_alive": 30_000}, r"launch\.keep_alive=30000 is not in 0–21600; try launch\.keep_alive=21600"),
         ({"max_restarts": 31}, r"launch\.max_restarts=31 is not in 0–30; try launch\.max_restarts=30"),
-        ({"volume_gb": 0}, r"launch\.volume_gb=0 is not in 1–16384"),
-        ({"volume_kms_key": "alias/key"}, r"launch\.volume_kms_key: ml\.g5\.xlarge has local disks.*; remove it"),
+        ({"disk_gb": 0}, r"launch\.disk_gb=0 is not in 1–16384"),
+        ({"disk_kms_key": "alias/key"}, r"launch\.disk_kms_key: ml\.g5\.xlarge has local disks.*; remove it"),
         ({"subnets": ["subnet-1"]}, r"launch\.security_groups: not set"),
         ({"security_groups": ["sg-1"]}, r"launch\.subnets: not set"),
-        ({"subnets": ["vpc-1"], "security_groups": ["sg-1"]}, r"launch\.subnets: vpc-1 .*expected subnet-"),
+        ({"subnets": ["vpc-1"], "security_groups": ["sg-1"]}, r"launch\.subnets=vpc-1 .*expected subnet-"),
         ({"environment": {"A": "b" * 513}}, r"launch\.environment\.A has more than 512 characters"),
         ({"environment": {"API_KEY": "b"}}, r"launch\.environment\.API_KEY: secrets"),
     ],
@@ -316,7 +316,7 @@ def test_a_job_is_created_once(answers: AwsAnswers, replies: list[Answer], expec
         (
             [(400, {"__type": "ResourceLimitExceeded", "message": "The account-level limit is 0 Instances."})],
             ValueError,
-            r"CreateTrainingJob .*limit is 0 Instances\.\); request a higher quota",
+            r"CreateTrainingJob .*limit is 0 Instances\); request a higher quota",
         ),
         ([(400, {"__type": "AccessDeniedException", "message": "no iam:PassRole"})], ValueError, "PassRole.*; ask for"),
         ([(400, {"__type": "ExpiredTokenException", "message": "expired"})], ValueError, "`aws sso login`"),
@@ -363,14 +363,14 @@ def test_the_output_is_followed_over_interruptions(
     answers: AwsAnswers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sagemaker, "DELAY", 0)
-    monkeypatch.setattr(sagemaker, "POLL_SECONDS", 0)
+    monkeypatch.setattr(cloud, "POLL_SECONDS", 0)
     running, now = described("InProgress", "Training"), int(time.time() * 1000)
     events = [
         {"eventId": str(number), "timestamp": now, "message": f"Epoch {number}", "logStreamName": f"{NAME}/algo-1-17"}
         for number in range(3)
     ]
     missing = (400, {"__type": "ResourceNotFoundException", "message": "The specified log group does not exist."})
-    answers.replies = [running, missing, running, (200, {"events": events[:2]}), BUSY, running, SILENT]
+    answers.replies = [running, missing, running, (200, {"events": events[:2]}), BUSY, BUSY, running, SILENT]
     answers.replies += [described("Completed"), (200, {"events": events[1:], "nextToken": "a"}), (200, {"events": []})]
     assert "".join(launcher().logs(ARN, tmp_path, follow=True)) == "Epoch 0\nEpoch 1\nEpoch 2\n"
     assert capsys.readouterr().err.count("note: AWS ") == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from boltcutter.launch.job import Job
-from boltcutter.launch.slurm import SlurmLauncher, seconds
+from boltcutter.launch.slurm import SlurmLauncher
 
 JOB = Job("digits convnet", Path("/runs/a b/x"), Path("/p/scripts/train.py"))
 
@@ -39,11 +39,6 @@ JOB = Job("digits convnet", Path("/runs/a b/x"), Path("/p/scripts/train.py"))
 def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SlurmLauncher(**settings)
-
-
-def test_time_limits_are_parsed() -> None:
-    times = {"1:30:00": 5400, "90:00": 5400, "2-12": 216000, "1-00:30": 88200, "0-1:00:05": 3605}
-    assert {time: seconds(time) for time in times} == times
 
 
 @pytest.mark.parametrize(

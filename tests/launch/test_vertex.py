@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -33,22 +34,22 @@ ON_CPU = replace(JOB, devices=1, gpus=False)
 PLACE = {"project": "my-project", "region": "us-central1"}
 SETTINGS = PLACE | {"storage": "gs://bucket/runs", "image": "us-docker.pkg.dev/my-project/r/boltcutter:1"}
 G2 = SETTINGS | {"machine_type": "g2-standard-24"}
-N1 = SETTINGS | {"machine_type": "n1-standard-8", "accelerator": "NVIDIA_TESLA_T4"}
+N1 = SETTINGS | {"machine_type": "n1-standard-8", "gpu_type": "NVIDIA_TESLA_T4"}
 EVERYTHING = G2 | {
     "worker_image": "us-docker.pkg.dev/my-project/r/worker:1",
     "spot": True,
     "time": "1-12:00:00",
     "service_account": "train@my-project.iam.gserviceaccount.com",
     "network": "projects/123/global/networks/private",
-    "boot_disk_gb": 200,
-    "boot_disk_type": "pd-ssd",
-    "labels": {"team": "vision", "empty": ""},
+    "disk_gb": 200,
+    "disk_type": "pd-ssd",
+    "tags": {"team": "vision", "empty": ""},
     "environment": {"NCCL_DEBUG": "INFO", "EMPTY": ""},
     "python": "/opt/venv/bin/python",
 }
 RENDERED: dict[str, tuple[dict[str, Any], Job]] = {
     "vertex.yaml": (EVERYTHING, replace(JOB, nodes=4)),
-    "vertex-cpu.yaml": (SETTINGS | {"machine_type": "n2-standard-8", "restart": False}, ON_CPU),
+    "vertex-cpu.yaml": (SETTINGS | {"machine_type": "n2-standard-8", "max_restarts": 0}, ON_CPU),
     "vertex-wait.yaml": (SETTINGS | {"machine_type": "a2-highgpu-2g", "max_wait": "2:00:00"}, JOB),
     "vertex-training-input.yaml": (
         {
@@ -109,8 +110,8 @@ def test_the_job_file(name: str) -> None:
         ({"max_wait": "1h"}, "launch.max_wait=1h is not a time limit; write H:MM:SS"),
         ({"spot": True, "max_wait": "1:00:00"}, "launch.max_wait: not possible with launch.spot=true; remove one"),
         ({"spot": True, "api": "trainingInput"}, "launch.spot=true: launch.api=trainingInput has no spot VMs"),
-        ({"labels": {"Team": "a"}}, "launch.labels.Team=a: labels have up to 63 lower-case letters, digits, - and _"),
-        ({"labels": {"team": "a b"}}, "launch.labels.team=a b: labels have"),
+        ({"tags": {"Team": "a"}}, "launch.tags.Team=a: labels have up to 63 lower-case letters, digits, - and _"),
+        ({"tags": {"team": "a b"}}, "launch.tags.team=a b: labels have"),
         ({"image": "a\nb"}, "launch.image='a\\nb' has the control character"),
         ({"environment": {"WANDB_API_KEY": "x"}}, "launch.environment.WANDB_API_KEY: secrets must not be written"),
     ],
@@ -135,7 +136,7 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
             {},
             "launch.storage=az://a/runs: the nodes cannot write there; use gs:// or s3://",
         ),
-        ({"storage": "/shared/runs"}, {}, "launch.storage=/shared/runs: the nodes do not share this path; use gs://"),
+        ({"storage": "/shared/runs"}, {}, "launch.storage=/shared/runs: the nodes share no disk; use gs://"),
         (
             {"image": None},
             {},
@@ -163,24 +164,24 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
             "launch.machine_type=n1-standard-8 has no GPUs; choose one with GPUs, or ",
         ),
         (
-            {"accelerator": "NVIDIA_TESLA_T4"},
+            {"gpu_type": "NVIDIA_TESLA_T4"},
             {},
-            "launch.accelerator=NVIDIA_TESLA_T4: g2-standard-24 has 2 NVIDIA_L4; remove",
+            "launch.gpu_type=NVIDIA_TESLA_T4: g2-standard-24 has 2 NVIDIA_L4; remove",
         ),
         (
-            {"accelerator": "NVIDIA_TESLA_T4", "machine_type": "e2-standard-4"},
+            {"gpu_type": "NVIDIA_TESLA_T4", "machine_type": "e2-standard-4"},
             {},
-            "launch.accelerator=NVIDIA_TESLA_T4: e2-standard-4 takes no GPUs; remove it, or choose an n1 machine",
+            "launch.gpu_type=NVIDIA_TESLA_T4: e2-standard-4 takes no GPUs; remove it, or choose an n1 machine",
         ),
-        (N1 | {"accelerator": "T4"}, {}, "launch.accelerator=T4: n1 machines take NVIDIA_TESLA_T4, NVIDIA_TESLA_P4, "),
+        (N1 | {"gpu_type": "T4"}, {}, "launch.gpu_type=T4: n1 machines take NVIDIA_TESLA_T4, NVIDIA_TESLA_P4, "),
         (N1, {"devices": 3}, "trainer.devices=3: n1-standard-8 takes 1, 2, 4 NVIDIA_TESLA_T4; try trainer.devices=2"),
         (
             N1,
             {"gpus": False},
-            "launch.accelerator=NVIDIA_TESLA_T4: the run does not use it; remove it or trainer.accel",
+            "launch.gpu_type=NVIDIA_TESLA_T4: the run does not use it; remove it or trainer.accel",
         ),
         (
-            N1 | {"accelerator": "NVIDIA_TESLA_V100", "machine_type": "n1-standard-32"},
+            N1 | {"gpu_type": "NVIDIA_TESLA_V100", "machine_type": "n1-standard-32"},
             {},
             "launch.machine_type=n1-standard-32: with 2 NVIDIA_TESLA_V100, a machine has at most 24 CPUs; choose",
         ),
@@ -212,7 +213,7 @@ def test_the_project_and_the_region_are_required(job: Job, tmp_path: Path, monke
 @pytest.mark.parametrize(("machine", "gpus"), [("a3-highgpu-8g", 8), ("g2-standard-4", 1), ("z9-future", 2)])
 def test_machines_have_all_of_their_gpus(job: Job, machine: str, gpus: int) -> None:
     fitting = replace(job, devices=min(2, gpus))
-    settings = {"machine_type": machine, "accelerator": None if machine in VERTEX else "NVIDIA_NEW"}
+    settings = {"machine_type": machine, "gpu_type": None if machine in VERTEX else "NVIDIA_NEW"}
     launcher = VertexLauncher(**G2 | settings)
     launcher.check(fitting)
     pools = yaml.safe_load(launcher.render(fitting))["workerPoolSpecs"]
@@ -366,7 +367,7 @@ def entry(number: int, second: int, task: str = "workerpool0-0", **payload: Any)
 def test_the_log_has_the_output_of_all_nodes_once(
     server: GoogleServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(google_api, "sleep", lambda _: None)
+    monkeypatch.setattr("boltcutter.launch.job.time", SimpleNamespace(sleep=lambda _: None))
     early = [
         entry(1, 20, "service", textPayload="Job is preparing.\n"),
         entry(2, 30, jsonPayload={"message": "a\nb\n"}),
@@ -439,7 +440,7 @@ def test_gcloud_sends_the_same_job(name: str, server: GoogleServer, tmp_path: Pa
             pool["replicaCount"] = str(pool["replicaCount"])
         assert request.body["jobSpec"] == content
         assert request.body["displayName"] == "digits"
-        assert request.body.get("labels", {}) == RENDERED[name][0].get("labels", {})
+        assert request.body.get("labels", {}) == RENDERED[name][0].get("tags", {})
 
 
 @pytest.mark.slow

@@ -19,6 +19,9 @@ def hint(word: str, known: Iterable[Any]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def one_line(error: object) -> str:
-    """An error's text on one line."""
-    return " ".join(str(error).split())
+def one_line(error: object, limit: int | None = None) -> str:
+    """An error's text on one line; with a limit, as part of a sentence of at most this many characters."""
+    text = " ".join(str(error).split())
+    if limit is None:
+        return text
+    return (text if len(text) <= limit else f"{text[:limit]}…").rstrip(".;")

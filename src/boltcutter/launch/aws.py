@@ -19,7 +19,8 @@ from boltcutter.project import install_command
 
 LOGIN = "run `aws sso login` or `aws configure`, or set AWS_PROFILE"
 LIMITS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"mode": "standard", "total_max_attempts": 3}}
-REGION = re.compile(r"[a-z]{2,4}(?:-[a-z]+)+-\d+")
+REGION = r"[a-z]{2,4}(?:-[a-z]+)+-\d+"
+REGION_FORM = (REGION, "a region of AWS; try launch.region=us-east-1")
 ECR_IMAGE = re.compile(r"\d{12}\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws)/.+")
 # Error codes of the services, https://docs.aws.amazon.com/general/latest/gr/api-error-codes.html and of each API.
 NO_CREDENTIALS = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId", "AuthFailure"}
@@ -38,19 +39,6 @@ REMEDIES = {
     "ResourceLimitExceeded": "request a higher quota at Service Quotas, or use fewer or smaller machines",
     "VcpuLimitExceeded": "request a higher quota at Service Quotas, or use fewer or smaller machines",
 }
-
-
-def check_region(region: str | None) -> None:
-    """Check the form of ``launch.region``.
-
-    Raises:
-        ValueError: It is not the name of a region.
-    """
-    if region is None or REGION.fullmatch(region):
-        return
-    zone = re.fullmatch(rf"({REGION.pattern})[a-z]", region)
-    remedy = f"it is an availability zone; try launch.region={zone[1]}" if zone else "try one such as us-east-1"
-    raise ValueError(f"launch.region={region} is not a region of AWS; {remedy}")
 
 
 def known_region(region: str | None) -> str | None:
@@ -150,7 +138,7 @@ def as_value_errors() -> Iterator[None]:
     try:
         yield
     except exceptions.ClientError as error:
-        code, text = error_code(error), one_line(error.response.get("Error", {}).get("Message", error))[:500]
+        code, text = error_code(error), one_line(error.response.get("Error", {}).get("Message", error), 500)
         if code in NO_CREDENTIALS:
             raise ValueError(f"AWS does not accept the credentials ({code}: {text}); {LOGIN}") from error
         if code in UNAVAILABLE:

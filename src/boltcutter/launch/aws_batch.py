@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from boltcutter.config.errors import one_line
 from boltcutter.launch import aws
-from boltcutter.launch.cloud import FINAL, CloudLauncher, job_name
-from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, UnreachableError
-from boltcutter.launch.slurm import seconds
+from boltcutter.launch.cloud import CloudLauncher, job_name
+from boltcutter.launch.job import (
+    FINAL,
+    Job,
+    State,
+    Status,
+    UnclearSubmissionError,
+    UnreachableError,
+    match_job_id,
+    seconds,
+)
 
 MAX_ATTEMPTS = 10
-JOB_ID = re.compile(r"arn:aws[a-z-]*:batch:([a-z0-9-]+):\d{12}:job/([a-z0-9-]+)")
-FORMS = {
-    "queue": r"arn:aws[a-z-]*:batch:[a-z0-9-]+:\d{12}:job-queue/[\w-]+|[\w-]{1,128}",
-    "job_definition": r"arn:aws[a-z-]*:batch:[a-z0-9-]+:\d{12}:job-definition/[\w-]+(:\d+)?|[\w-]{1,128}(:\d+)?",
-}
+NAME = "a name or an ARN; correct it"
 STATES: dict[str, State] = {"RUNNING": "running", "SUCCEEDED": "ended", "FAILED": "ended"}  # others: pending
 # A lost or reclaimed host, and SIGTERM from it; https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html
 RETRY_ON = [{"onStatusReason": "Host EC2*", "action": "RETRY"}, {"onExitCode": "143", "action": "RETRY"}]
@@ -31,18 +35,19 @@ class AwsBatchLauncher(CloudLauncher):
         region: Region; null: that of AWS_REGION or of the AWS profile.
         queue: Job queue, whose compute environment has the machines.
         job_definition: Job definition with the image, memory, CPUs and role; of type multinode for several nodes.
-        time: Limit of the time of each attempt, H:MM:SS or D-HH:MM:SS.
-        tags: Tags of the job.
-        storage: Parent URL of the runs, such as s3://bucket/runs.
-        python: Python interpreter in the image.
-        environment: Environment variables of the run.
         max_restarts: How often the run is started again after its host is lost or reclaimed.
-        max_code_mb: Limit of the size of the project's files, which are sent with each job.
+        **shared: Settings of all clouds; ``time`` limits each attempt.
     """
 
-    job_file = "job.json"
-    protocols = ("s3",)
-    platform = "aws_batch"
+    option, job_file, protocols = "aws_batch", "job.json", ("s3",)
+    forms: ClassVar = {
+        "region": aws.REGION_FORM,
+        "queue": (r"arn:aws[a-z-]*:batch:[a-z0-9-]+:\d{12}:job-queue/[\w-]+|[\w-]{1,128}", NAME),
+        "job_definition": (
+            r"arn:aws[a-z-]*:batch:[a-z0-9-]+:\d{12}:job-definition/[\w-]+(:\d+)?|[\w-]{1,128}(:\d+)?",
+            NAME,
+        ),
+    }
 
     def __init__(
         self,
@@ -50,40 +55,21 @@ class AwsBatchLauncher(CloudLauncher):
         region: str | None = None,
         queue: str | None = None,
         job_definition: str | None = None,
-        time: str = "1-00:00:00",
-        tags: dict[str, str] | None = None,
-        storage: str | None = None,
-        python: str = "python",
-        environment: dict[str, str] | None = None,
-        max_restarts: int = 9,
-        max_code_mb: float = 50,
+        max_restarts: int = MAX_ATTEMPTS - 1,
+        **shared: Any,
     ) -> None:
-        self.region, self.queue, self.job_definition, self.time = region, queue, job_definition, time
-        self.tags = tags or {}
-        super().__init__(
-            storage=storage,
-            python=python,
-            environment=environment,
-            max_restarts=max_restarts,
-            max_code_mb=max_code_mb,
-        )
-        aws.check_region(region)
-        if seconds(time) < 60:
-            raise ValueError(f"launch.time={time} is less than the minimum of AWS Batch; try launch.time=0:01:00")
+        self.region, self.queue, self.job_definition, self.max_restarts = region, queue, job_definition, max_restarts
+        super().__init__(**shared)
+        if seconds(self.time) < 60:
+            raise ValueError(f"launch.time={self.time} is less than the minimum of AWS Batch; try launch.time=0:01:00")
         if max_restarts >= MAX_ATTEMPTS:
             raise ValueError(f"launch.max_restarts={max_restarts} is too many for AWS Batch; try launch.max_restarts=9")
-        for name, form in FORMS.items():
-            if (value := getattr(self, name)) is not None and not re.fullmatch(form, value):
-                raise ValueError(f"launch.{name}={value} is neither a name nor an ARN; correct it")
 
     def check(self, job: Job) -> None:
-        """Raise ValueError for a job that AWS Batch cannot run, as far as can be known offline."""
+        """Raise ValueError for a job that AWS Batch cannot run, as far as can be known before submission."""
         super().check(job)
-        if not str(self.storage).startswith("s3://"):
-            raise ValueError(f"launch.storage={self.storage}: the nodes share no disk; use s3://<bucket>/runs")
-        for name in FORMS:
-            if not getattr(self, name):
-                raise ValueError(f"launch.{name}: not set; give the name of one; docs/cloud.md creates it")
+        for name in ("queue", "job_definition"):
+            self.check_set(name, "give the name of one; docs/cloud.md creates it")
 
     def render(self, job: Job) -> str:
         """Render the input of ``aws batch submit-job --cli-input-json file://job.json``."""
@@ -108,7 +94,7 @@ class AwsBatchLauncher(CloudLauncher):
         else:
             request["containerOverrides"] = container
         if self.tags:
-            request["tags"] = {key: str(value) for key, value in self.tags.items()}
+            request["tags"] = self.tags
         return json.dumps(request, indent=2) + "\n"
 
     def check_credentials(self) -> None:
@@ -169,11 +155,6 @@ class AwsBatchLauncher(CloudLauncher):
 
 
 def _split(job_id: str) -> tuple[str, str]:
-    """Return the region and the ID of a job.
-
-    Raises:
-        ValueError: The recorded ARN is malformed.
-    """
-    if not (found := JOB_ID.fullmatch(job_id)):
-        raise ValueError(f"record.json has the job id {job_id}: expected the ARN of a job of AWS Batch; correct it")
+    """Return the region and the ID of a job."""
+    found = match_job_id(r"arn:aws[a-z-]*:batch:([a-z0-9-]+):\d{12}:job/([a-z0-9-]+)", job_id, "the ARN of a job")
     return found[1], found[2]

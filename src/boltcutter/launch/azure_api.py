@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from boltcutter.config.errors import one_line
 from boltcutter.launch.job import UnreachableError
 from boltcutter.project import install_command
 
@@ -95,7 +96,7 @@ def connect(endpoint: str) -> PipelineClient[Any, Any]:
         text = str(error.message)
         found = re.search(r"\w+Credential: Authentication failed.*", text)
         reason = found[0] if found else text.partition("\n")[0]
-        raise ValueError(f"launch=azureml: no valid credentials of Azure ({_line(reason)}); {LOGIN}") from None
+        raise ValueError(f"launch=azureml: no valid credentials of Azure ({one_line(reason, 400)}); {LOGIN}") from None
     policies = [RetryPolicy(retry_total=RETRIES), BearerTokenCredentialPolicy(credential, scope)]
     return PipelineClient(endpoint, policies=policies)
 
@@ -119,7 +120,7 @@ def call(
         return dict(answer.json()) if answer.content else {}
     except HttpResponseError as error:
         status = error.status_code or 401  # none: the credentials could not be renewed
-        reason = _line(f"{error.error.code}: {error.error.message}" if error.error else error.message)
+        reason = one_line(f"{error.error.code}: {error.error.message}" if error.error else error.message, 400)
         if status == 429 or status >= 500:
             kind = UnreachableError if status == 429 else NoAnswerError
             raise kind(f"launch=azureml: {status} {reason}; try again later") from None
@@ -127,7 +128,7 @@ def call(
         raise ValueError(f"launch=azureml: {status} {reason}; {remedy}") from None
     except AzureError as error:
         host = url.split("/")[2]
-        raise NoAnswerError(f"launch=azureml: no answer from {host} ({_line(error)}); try again") from None
+        raise NoAnswerError(f"launch=azureml: no answer from {host} ({one_line(error, 400)}); try again") from None
 
 
 def request_body(content: Mapping[str, Any], workspace: str) -> dict[str, Any]:
@@ -177,8 +178,3 @@ def request_body(content: Mapping[str, Any], workspace: str) -> dict[str, Any]:
     if "services" in content:
         body["services"] = {name: {"jobServiceType": "JupyterLab"} for name in content["services"]}
     return body
-
-
-def _line(reason: object) -> str:
-    text = " ".join(str(reason).split())
-    return (text if len(text) <= 400 else f"{text[:400]}…").rstrip(".;")

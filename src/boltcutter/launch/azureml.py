@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
 from boltcutter.launch import azure_api
-from boltcutter.launch.cloud import CloudLauncher, job_name
+from boltcutter.launch.cloud import CloudLauncher, earlier_id, job_name, to_yaml
 from boltcutter.launch.job import (
     Job,
     State,
     Status,
     UnclearSubmissionError,
-    check_control_characters,
+    match_job_id,
+    seconds,
 )
 from boltcutter.launch.machines import AZURE, check_devices
-from boltcutter.launch.slurm import seconds
-from boltcutter.run import folder as run
 
 if TYPE_CHECKING:
     from azure.core import PipelineClient
@@ -32,9 +30,9 @@ if TYPE_CHECKING:
 SCHEMA = "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
 INPUT = "INPUT_"  # prefix of the variables with the folders of inputs
 STORAGE = re.compile(r"\w+://(?P<container>[a-z0-9-]{3,63})(@(?P<account>[a-z0-9]{3,24})\.(dfs|blob)\.[\w.]+)?(/.*)?")
-JOB = re.compile(
+JOB = (
     r"/subscriptions/[\w-]+/resourceGroups/[\w.()-]+/providers/Microsoft\.MachineLearningServices"
-    r"/workspaces/[\w-]+/jobs/(?P<name>[\w-]+)"
+    r"/workspaces/[\w-]+/jobs/([\w-]+)"
 )
 # https://learn.microsoft.com/rest/api/azureml/jobs/get#jobstatus
 STATES: dict[str, State] = {
@@ -62,27 +60,25 @@ class AzureMLLauncher(CloudLauncher):
         subscription: ID of the subscription; null: ``AZURE_SUBSCRIPTION_ID``, else that in ``config.json``.
         resource_group: Resource group; null: ``AZURE_RESOURCE_GROUP``, else that in ``config.json``.
         workspace: Name of the workspace; null: ``AZURE_ML_WORKSPACE``, else that in ``config.json``.
-        storage: Parent URL of the runs, such as abfss://container@account.dfs.core.windows.net/runs.
         image: Container image with Python, the library and the project's dependencies, or an environment of the
             workspace as azureml:<name>:<version>.
         compute: Compute cluster; null: serverless compute.
         instance_type: Size of the machines of serverless compute, such as Standard_NC24ads_A100_v4.
         spot: Whether serverless compute uses low-priority machines; a cluster determines this itself.
+        shm_size: Shared memory of each container, which dataloader workers need, such as 16g.
         inputs: Data to mount by name, such as {images: "azureml://datastores/<name>/paths/images"}; its folder is
             ``${oc.env:INPUT_IMAGES}`` in overrides of training.
-        shm_size: Shared memory of each container, which dataloader workers need, such as 16g.
-        time: Time limit of the job, H:MM:SS or D-HH:MM:SS.
-        tags: Tags of the job.
         jupyter: Whether to start the JupyterLab of Azure ML with the project instead of training; it runs until the job
             is cancelled or its time limit is reached.
-        python: Python interpreter in the image.
-        environment: Environment variables of the run.
-        max_code_mb: Limit of the size of the project's files, which are sent with each job.
         resource_manager: Azure Resource Manager; other clouds of Azure have another.
+        **shared: Settings of all clouds.
     """
 
-    platform = "azureml"
-    protocols = ("abfss", "abfs", "az")
+    option, protocols = "azureml", ("abfss", "abfs", "az")
+    forms: ClassVar = {
+        "compute": (r"[A-Za-z][\w-]+", "the name of a cluster; correct it"),
+        "shm_size": (r"[1-9]\d*[bkmg]", "a number with a unit; try launch.shm_size=16g"),
+    }
 
     def __init__(
         self,
@@ -90,39 +86,29 @@ class AzureMLLauncher(CloudLauncher):
         subscription: str | None = None,
         resource_group: str | None = None,
         workspace: str | None = None,
-        storage: str | None = None,
         image: str | None = None,
         compute: str | None = None,
         instance_type: str | None = None,
         spot: bool = False,
-        inputs: dict[str, str] | None = None,
         shm_size: str = "16g",
-        time: str = "7-00:00:00",
-        tags: dict[str, str] | None = None,
+        inputs: dict[str, str] | None = None,
         jupyter: bool = False,
-        python: str = "python",
-        environment: dict[str, str] | None = None,
-        max_code_mb: float = 50,
         resource_manager: str = "https://management.azure.com",
+        **shared: Any,
     ) -> None:
-        super().__init__(storage=storage, image=image, python=python, environment=environment, max_code_mb=max_code_mb)
         self.subscription, self.resource_group, self.workspace = subscription, resource_group, workspace
-        self.compute, self.instance_type, self.spot = compute, instance_type, spot
-        self.inputs, self.shm_size, self.time, self.tags = inputs or {}, shm_size, time, tags or {}
-        self.jupyter, self.resource_manager = jupyter, resource_manager.rstrip("/")
-        for name, value in vars(self).items():
-            check_control_characters(f"launch.{name}", value)
+        self.image, self.compute, self.instance_type, self.spot = image, compute, instance_type, spot
+        self.shm_size, self.inputs, self.jupyter = shm_size, inputs or {}, jupyter
+        self.resource_manager = resource_manager.rstrip("/")
+        super().__init__(**shared)
         for name in self.inputs:
             if not re.fullmatch(r"[A-Za-z]\w*", name):
                 raise ValueError(f"launch.inputs.{name}: not a valid name; use letters, digits and _")
-        seconds(time)
-        if not re.fullmatch(r"[1-9]\d*[bkmg]", shm_size):
-            raise ValueError(f"launch.shm_size={shm_size} is not a number with a unit; try launch.shm_size=16g")
         variables = [f"{INPUT}{name.upper()}" for name in self.inputs]
         self.environment = self.environment | {name: f"${name}" for name in variables}  # set only in the job
 
     def check(self, job: Job) -> None:
-        """Raise ValueError for a job that Azure would reject, as far as can be known before submission."""
+        """Raise ValueError for a job that Azure ML cannot run, as far as can be known before submission."""
         super().check(job)
         found = STORAGE.fullmatch(str(self.storage))
         if not found or not (found["account"] or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
@@ -131,15 +117,12 @@ class AzureMLLauncher(CloudLauncher):
                 f"launch.storage=abfss://{found['container'] if found else '<container>'}"
                 f"@<account>.dfs.core.windows.net/runs"
             )
-        if not self.image:
-            raise ValueError("launch.image: not set; give launch.image=<registry>/<image>:<tag>")
-        if self.image.startswith("azureml:") and not azure_api.ENVIRONMENT.fullmatch(self.image):
+        self.check_set("image", "give the image of the nodes, launch.image=<registry>/<image>:<tag>")
+        if str(self.image).startswith("azureml:") and not azure_api.ENVIRONMENT.fullmatch(str(self.image)):
             raise ValueError(f"launch.image={self.image} has no version; try launch.image=azureml:<name>:<version>")
-        if not self.compute and not self.instance_type:
+        if not self.instance_type:
             example = "Standard_NC24ads_A100_v4" if job.gpus else "Standard_D8s_v5"
-            raise ValueError(f"launch.compute: not set; give a cluster, or try launch.instance_type={example}")
-        if self.compute and not re.fullmatch(r"[A-Za-z][\w-]+", self.compute):
-            raise ValueError(f"launch.compute={self.compute} is not the name of a cluster; correct it")
+            self.check_set("compute", f"give a cluster, or try launch.instance_type={example}")
         for name in ("instance_type", "spot"):
             if self.compute and (value := getattr(self, name)):
                 shown = str(value).lower() if name == "spot" else value
@@ -148,10 +131,6 @@ class AzureMLLauncher(CloudLauncher):
             if not path.startswith(("azureml:", "abfss://", "wasbs://", "https://")):
                 example = f"launch.inputs.{name}=azureml://datastores/workspaceblobstore/paths/{name}"
                 raise ValueError(f"launch.inputs.{name}={path} is not in the cloud; try {example}")
-        if self.jupyter and job.nodes > 1:
-            raise ValueError(
-                f"trainer.num_nodes={job.nodes}: launch.jupyter=true uses one machine; set trainer.num_nodes=1"
-            )
         _ = self._workspace
         if self.instance_type:
             check_size(self.instance_type, "launch.instance_type", self.instance_type, job)
@@ -164,15 +143,10 @@ class AzureMLLauncher(CloudLauncher):
         """Render the file for ``az ml job create``."""
         _, _, subscription, _, group, *_, workspace = self._workspace.split("/")
         where = ["--subscription", subscription, "--resource-group", group, "--workspace-name", workspace]
-        lines = [
-            "# Command job of Azure Machine Learning; to submit it by hand:",
-            "#",
-            f"#   az ml job create --file {self.job_file} {shlex.join(where)}",
-            "#",
-            f"# Each process reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it.",
-        ]
-        content = json.loads(json.dumps(self._content(job)))  # without aliases
-        return "\n".join(lines) + "\n" + yaml.safe_dump(content, sort_keys=False, width=1000)
+        submit = f"  az ml job create --file {self.job_file} {shlex.join(where)}"
+        code = f"Each process reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it."
+        title = "Command job of Azure Machine Learning; to submit it by hand:"
+        return to_yaml(self._content(job), title, "", submit, "", code)
 
     def _content(self, job: Job) -> dict[str, Any]:
         """Source: https://learn.microsoft.com/azure/machine-learning/reference-yaml-job-command."""
@@ -182,10 +156,8 @@ class AzureMLLauncher(CloudLauncher):
         for name in self.inputs:
             del variables[variable := f"{INPUT}{name.upper()}"]
             shell.append(f'export {variable}="${{{{inputs.{name}}}}}"')
-        if self.jupyter:  # which the platform starts in the working directory
-            shell.append(f"{shlex.join([*self.command(job), '--unpack'])} && exec sleep infinity")
-        else:
-            shell.append(f"exec {shlex.join(self.command(job))}")
+        command = shlex.join(self.command(job))  # the platform starts JupyterLab in the working directory
+        shell.append(f"{command} && exec sleep infinity" if self.jupyter else f"exec {command}")
         if account := os.environ.get("AZURE_STORAGE_ACCOUNT_NAME"):
             variables.setdefault("AZURE_STORAGE_ACCOUNT_NAME", account)
         content: dict[str, Any] = {
@@ -260,9 +232,10 @@ class AzureMLLauncher(CloudLauncher):
 
     def status(self, job_id: str) -> Status:
         """Return the status of a job, with the addresses of its page and of JupyterLab."""
-        found = self._call("GET", job_path(job_id))["properties"]
+        name = match_job_id(JOB, job_id, "/subscriptions/…/jobs/<name>")[1]
+        found = self._call("GET", job_id)["properties"]
         state = str(found.get("status", "Unknown"))
-        text = f"job {job_path(job_id).rpartition('/')[2]}, {state}"
+        text = f"job {name}, {state}"
         services = found.get("services") or {}
         for name in ("Studio", "jupyter"):
             address = (services.get(name) or {}).get("endpoint")
@@ -272,7 +245,8 @@ class AzureMLLauncher(CloudLauncher):
 
     def cancel(self, job_id: str) -> None:
         """Cancel the job."""
-        self._call("POST", f"{job_path(job_id)}/cancel")
+        match_job_id(JOB, job_id, "/subscriptions/…/jobs/<name>")
+        self._call("POST", f"{job_id}/cancel")
 
 
 def check_size(size: str, setting: str, value: str, job: Job) -> None:
@@ -284,18 +258,5 @@ def check_size(size: str, setting: str, value: str, job: Job) -> None:
 def next_name(job: Job) -> str:
     """Return a name for the job that differs from that of the run's previous job, if it had one."""
     name = job_name(job, limit=60)
-    known = run.read_record(job.folder) if (job.folder / "record.json").is_file() else {}
-    earlier = str((known.get("launch") or {}).get("id", "")).rpartition("/")[2]
-    found = re.fullmatch(rf"{re.escape(name)}(?:-(\d+))?", earlier)
+    found = re.fullmatch(rf"{re.escape(name)}(?:-(\d+))?", earlier_id(job).rpartition("/")[2])
     return f"{name}-{int(found[1] or 1) + 1}" if found else name
-
-
-def job_path(job_id: str) -> str:
-    """Return the path of a job.
-
-    Raises:
-        ValueError: The recorded path is malformed; it could lead to another address.
-    """
-    if not JOB.fullmatch(job_id):
-        raise ValueError(f"record.json has the job id {job_id}: expected /subscriptions/…/jobs/<name>; correct it")
-    return job_id

@@ -4,78 +4,107 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import yaml
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.storage import error_text, is_url, resolve_filesystem
+from boltcutter.launch import jupyter
 from boltcutter.launch.bundle import BUNDLE, RECORD, check_size, pack
 from boltcutter.launch.job import (
+    FINAL,
     POLL_SECONDS,
     Job,
     Status,
     UnreachableError,
-    check_control_characters,
     check_environment,
+    check_texts,
+    follow,
+    seconds,
 )
 from boltcutter.run import folder as run
 from boltcutter.run.remote import fetch, publish
-
-FINAL = ("ended", "unknown")
 
 
 class CloudLauncher:
     """Base class of launchers whose nodes do not share the disk of this machine.
 
-    A subclass renders the job file of its platform, in which each node runs ``command(job)``, and submits it.
+    A subclass renders the job file of its platform, in which each node runs ``command(job)``, and submits it. It sets
+    its own settings, and then calls the constructor of this class, which checks all of them.
 
     Args:
         storage: Parent URL of the runs, such as s3://bucket/runs, that all nodes can write.
-        image: Container image with Python, the library and the project's dependencies.
-        python: Python interpreter on the nodes.
+        time: Time limit of the job, H:MM:SS or D-HH:MM:SS.
+        tags: Tags of the job, which also appear in the bill.
         environment: Environment variables of the run.
-        max_restarts: How often the run is started again after a failure or a preemption.
+        python: Python interpreter in the image.
         max_code_mb: Limit of the size of the project's files, which are sent with each job.
     """
 
     array: str | list[str] | None = None
     snapshot = True
     job_file = "job.yaml"
+    option = ""  # of launch=, for messages
     protocols: tuple[str, ...] = ("s3", "gs", "az")  # of the storage
-    platform = ""  # option of launch=, for messages
+    takes_path = False  # as storage, on a volume of the nodes
+    forms: ClassVar[Mapping[str, tuple[str, str]]] = {}  # of settings, and what they are
+    # Settings that only some platforms have:
+    image: str | None = None
+    max_restarts: Any = None  # a number, unless the platform decides
+    max_wait: str | None = None
+    jupyter = False
+    idle_minutes: float | None = None  # None: the platform has a JupyterLab of its own
 
     def __init__(
         self,
         *,
         storage: str | None = None,
-        image: str | None = None,
-        python: str = "python",
+        time: str = "1-00:00:00",
+        tags: dict[str, str] | None = None,
         environment: dict[str, str] | None = None,
-        max_restarts: int = 10,
+        python: str = "python",
         max_code_mb: float = 50,
     ) -> None:
-        self.storage, self.image, self.python = storage, image, python
-        self.environment, self.max_restarts, self.max_code_mb = environment or {}, max_restarts, max_code_mb
+        self.storage, self.time, self.python, self.max_code_mb = storage, time, python, max_code_mb
+        self.tags, self.environment = as_text(tags), environment or {}
         check_environment(self.environment)
-        for name, value in vars(self).items():
-            check_control_characters(f"launch.{name}", value)
-        if max_restarts < 0:
-            raise ValueError(f"launch.max_restarts={max_restarts} is less than 0; try launch.max_restarts=0")
+        check_texts(vars(self))
+        for name in ("time", "max_wait"):
+            if text := getattr(self, name):
+                seconds(text, f"launch.{name}")
+        if self.max_restarts is not None and self.max_restarts < 0:
+            raise ValueError(f"launch.max_restarts={self.max_restarts} is less than 0; try launch.max_restarts=0")
+        for name, (form, what) in self.forms.items():
+            value = getattr(self, name)
+            for text in value if isinstance(value, list) else [value]:
+                if text is not None and not re.fullmatch(form, text):
+                    zone = re.fullmatch(rf"({form})-?[a-z]", text) if name == "region" else None
+                    what = f"a zone, not a region; try launch.region={zone[1]}" if zone else f"not {what}"
+                    raise ValueError(f"launch.{name}={text} is {what}")
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that the platform cannot run, as far as can be known before submission."""
-        if not self.storage:
-            example = f"{self.protocols[0]}://<bucket>/runs"
-            raise ValueError(f"launch.storage: not set; give the parent URL of the runs, launch.storage={example}")
-        if is_url(self.storage) and self.storage.partition("://")[0] not in self.protocols:
+        example = f"{self.protocols[0]}://<bucket>/runs"
+        self.check_set("storage", f"give the parent URL of the runs, launch.storage={example}")
+        storage = str(self.storage)
+        if not is_url(storage) and not self.takes_path:
+            raise ValueError(f"launch.storage={storage}: the nodes share no disk; use {example}")
+        if is_url(storage) and storage.partition("://")[0] not in self.protocols:
             expected = " or ".join(f"{protocol}://" for protocol in self.protocols)
-            raise ValueError(f"launch.storage={self.storage}: the nodes cannot write there; use {expected}")
+            raise ValueError(f"launch.storage={storage}: the nodes cannot write there; use {expected}")
         if not job.code or not job.root:
-            raise ValueError(f"launch={self.platform}: only files tracked by git are sent; git init, then git add them")
+            raise ValueError(f"launch={self.option}: only files tracked by git are sent; git init, then git add them")
         check_size(job.root, job.folder, self.max_code_mb)
+        if self.jupyter:
+            jupyter.check_job(job, self.idle_minutes)
+
+    def check_set(self, name: str, remedy: str) -> None:
+        """Raise ValueError if a setting is not set."""
+        if not getattr(self, name):
+            raise ValueError(f"launch.{name}: not set; {remedy}")
 
     def remote_folder(self, folder: Path) -> str:
         """Return the URL of a run, or its path on the nodes, from its folder on this machine."""
@@ -83,7 +112,8 @@ class CloudLauncher:
 
     def command(self, job: Job) -> list[str]:
         """Return the command that each node runs."""
-        return [self.python, "-m", "boltcutter.launch.node", self.remote_folder(job.folder), *job.trust]
+        command = [self.python, "-m", "boltcutter.launch.node", self.remote_folder(job.folder), *job.trust]
+        return command + (jupyter.arguments(self.idle_minutes) if self.jupyter else [])
 
     def variables(self, job: Job) -> dict[str, str]:
         """Return the environment variables of the run."""
@@ -119,24 +149,20 @@ class CloudLauncher:
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of rank 0 from the storage; with ``follow`` until the job has ended."""
-        place, position, is_reachable = f"{self.remote_folder(folder)}/logs/rank-0.log", 0, True
-        while True:
-            last = not follow
-            try:
-                last = last or self.status(job_id).state in FINAL
-                if content := read(place, position):
-                    position += len(content)
-                    yield content.decode(errors="replace")
-                is_reachable = True
-            except UnreachableError as error:  # the run itself may still be running
-                if last:
-                    raise
-                if is_reachable:
-                    print(f"note: {error}", file=sys.stderr)
-                is_reachable = False
-            if last:
-                return
-            time.sleep(5 * POLL_SECONDS)
+        place, position = f"{self.remote_folder(folder)}/logs/rank-0.log", 0
+
+        def new() -> Iterator[str]:
+            nonlocal position
+            if content := read(place, position):
+                position += len(content)
+                yield content.decode(errors="replace")
+
+        return self.follow(new, job_id if follow else None)
+
+    def follow(self, read: Callable[[], Iterator[str]], job_id: str | None, late: float = 0) -> Iterator[str]:
+        """Yield output until a job has ended, or what there is now if the job is None; see ``job.follow``."""
+        is_over = (lambda: self.status(job_id).state in FINAL) if job_id else None
+        return follow(read, is_over, 5 * POLL_SECONDS, late)
 
     def fetch(self, folder: Path) -> list[str]:
         """Download the run into its folder on this machine; returns the names of new and changed files."""
@@ -168,6 +194,33 @@ def read(place: str, start: int = 0) -> bytes:
         return b""
     except Exception as error:  # each storage raises its own exceptions
         raise UnreachableError(f"{place}: cannot be read ({error_text(error)}); check the credentials") from error
+
+
+def earlier_id(job: Job) -> str:
+    """Return the id of the previous job of a run; empty if there was none."""
+    known = run.read_record(job.folder) if (job.folder / RECORD[0]).is_file() else {}
+    return str((known.get("launch") or {}).get("id", ""))
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes repeated values in full."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """No value is an alias."""
+        return True
+
+
+def to_yaml(content: Any, *comments: str) -> str:
+    """Return a job file in YAML, after lines of comments."""
+    lines = "".join(f"# {line}".rstrip() + "\n" for line in comments)
+    return lines + yaml.dump(content, Dumper=Dumper, sort_keys=False, width=1000)
+
+
+def as_text(values: Mapping[str, Any] | None) -> dict[str, str]:
+    """Convert values to text, as platforms expect: YAML reads an unquoted true or 1 as something else."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in (values or {}).items()
+    }
 
 
 def job_name(job: Job, *, limit: int = 63, pattern: str = r"[^a-z0-9-]+") -> str:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from boltcutter.config.errors import one_line
 from boltcutter.launch.cloud import job_name
-from boltcutter.launch.job import Job, check_control_characters
+from boltcutter.launch.job import Job, check_texts
 from boltcutter.launch.local import LocalLauncher
 
 Engine = Literal["docker", "podman", "apptainer"]
@@ -27,7 +27,7 @@ class ContainerLauncher(LocalLauncher):
         mounts: Folders to mount besides those of the project and the run: source, source:target or source:target:ro.
         shm_size: Size of /dev/shm, through which dataloader workers send batches; apptainer uses that of this machine.
         user: User and group, such as 1000:1000; null: the user who launches. Rootless docker needs 0:0.
-        stop_timeout: Seconds that the run has to save when the engine stops the container, such as at shutdown.
+        grace: Seconds between SIGTERM, on which the run saves, and SIGKILL, if the engine stops the container.
         pass_environment: Names of variables, such as secrets, whose values the container gets when it starts.
         options: Further options of the engine, such as ["--network=host"].
         torchrun: Whether torchrun starts the processes; otherwise Lightning does.
@@ -47,7 +47,7 @@ class ContainerLauncher(LocalLauncher):
         mounts: list[str] | None = None,
         shm_size: str = "8g",
         user: str | None = None,
-        stop_timeout: int = 600,
+        grace: int = 600,
         pass_environment: list[str] | None = None,
         options: list[str] | None = None,
         torchrun: bool = False,
@@ -57,10 +57,9 @@ class ContainerLauncher(LocalLauncher):
     ) -> None:
         super().__init__(torchrun=torchrun, python=python, environment=environment, snapshot=snapshot)
         self.image, self.engine, self.mounts, self.options = image, engine, mounts or [], options or []
-        self.shm_size, self.user, self.stop_timeout = shm_size, user, stop_timeout
+        self.shm_size, self.user, self.grace = shm_size, user, grace
         self.pass_environment = pass_environment or []
-        for name, value in vars(self).items():
-            check_control_characters(f"launch.{name}", value)
+        check_texts(vars(self))
         if not re.fullmatch(r"\d+[bkmg]?", shm_size, re.I):
             raise ValueError(f"launch.shm_size={shm_size} is not a size; try launch.shm_size=8g")
         if engine == "apptainer" and user:
@@ -110,7 +109,7 @@ class ContainerLauncher(LocalLauncher):
         else:
             lines, command = [], [f"{self.engine} run --rm", f"--name {job_name(job)}", *self._user()]
             command += [f"--workdir {shlex.quote(root)}", f"--shm-size {self.shm_size}"]
-            command += [f"--stop-timeout {self.stop_timeout}"]
+            command += [f"--stop-timeout {self.grace}"]
             if gpus:
                 command.append("--gpus all" if self.engine == "docker" else "--device nvidia.com/gpu=all")
             command += [

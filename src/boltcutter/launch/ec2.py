@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from boltcutter.checkpoint.storage import resolve_filesystem, store_errors
 from boltcutter.launch import aws
 from boltcutter.launch import jupyter as notebook
 from boltcutter.launch.bundle import BUNDLE, RECORD
-from boltcutter.launch.cloud import CloudLauncher, job_name, read
+from boltcutter.launch.cloud import CloudLauncher, earlier_id, job_name, read
 from boltcutter.launch.ec2_script import MAX_USER_DATA, VENV, check_requirements, read_job, render_job, render_user_data
-from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, check_control_characters
+from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, match_job_id, seconds
 from boltcutter.launch.machines import EC2, check_devices
-from boltcutter.run import folder as run
 
 TAG = "boltcutter-job"  # of all that belongs to a job
-FORMS = {
-    "ami": (r"ami-[0-9a-f]{8}([0-9a-f]{9})?|/[\w./-]+", "the ID of an AMI or a parameter of SSM, such as {}"),
-    "instance_type": (r"[a-z0-9-]+\.[a-z0-9-]+", "an instance type; try one such as g5.xlarge"),
-    "subnet": (r"subnet-[0-9a-f]{8}([0-9a-f]{9})?", "the ID of a subnet; try one such as subnet-0123456789abcdef0"),
-    "security_group": (r"sg-[0-9a-f]{8}([0-9a-f]{9})?", "the ID of a group; try one such as sg-0123456789abcdef0"),
-    "instance_profile": (
-        r"[\w+=,.@-]+|arn:aws[a-z-]*:iam::\d{12}:instance-profile/\S+",
-        "the name or ARN of an instance profile; correct it",
-    ),
-}
 # With the NVIDIA driver, Docker, Python 3.12 and the AWS CLI: https://docs.aws.amazon.com/dlami/latest/devguide
 AMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+MIN_TIME = 360  # seconds
 ALIVE = ("pending", "running", "stopping", "stopped")
 
 
@@ -39,103 +28,82 @@ class EC2Launcher(CloudLauncher):
     """Run on instances that set themselves up, find one another through the storage, and terminate at the end.
 
     Args:
-        storage: Parent URL of the runs, such as s3://bucket/runs.
-        instance_type: Type of each instance, such as g5.xlarge.
+        region: Region; null: that of AWS_REGION or of the AWS profile.
         instance_profile: Name or ARN of the instance profile with whose role instances use the storage.
-        region: Region; null: that of the environment or of the AWS profile.
-        ami: ID of the image of the machine, or a parameter of SSM that has it.
+        image: Container image with Python, the library and the project's dependencies; null: none is used.
+        instance_type: Type of each instance, such as g5.12xlarge.
         spot: Whether to use Spot Instances. EC2 stops interrupted ones, and starts them again when it has capacity.
-        max_hours: Lifetime after which each instance terminates, whatever happens.
+        max_restarts: How often each node starts again after a failure or an interruption.
+        disk_gb: Size of the root volume.
+        ami: ID of the image of the machine, or a parameter of SSM that has it.
+        root_device: Name of the root device of the AMI.
         key_name: Key pair for SSH.
         subnet: Subnet; null: one of the default network.
         security_group: Security group, which must let instances reach one another; null: one of the job's own.
-        volume_gb: Size of the root volume.
-        root_device: Name of the root device of the AMI.
-        tags: Tags of instances, volumes and requests.
-        image: Container image with Python, the library and the project's dependencies; null: none is used.
         install: Whether to create a virtual environment with the project's dependencies; not with an image.
-        python: Python interpreter that creates the environment, or runs the training if there is none.
         setup: Lines of shell that root runs at the first boot, before all else.
-        environment: Environment variables of the run.
-        max_restarts: How often each node starts again after a failure or an interruption.
-        max_code_mb: Limit of the size of the project's files, which are sent with each job.
         jupyter: Whether to start JupyterLab with the project instead of training.
-        idle_minutes: Minutes without activity after which JupyterLab ends, and the instance terminates.
+        idle_minutes: Minutes without activity after which JupyterLab, and with it the job, ends.
+        python: Python interpreter that creates the environment, or runs the training if there is none.
+        **shared: Settings of all clouds; ``time`` is the lifetime of each instance, which then terminates.
     """
 
-    platform, job_file, protocols = "ec2", "job.sh", ("s3",)
+    option, job_file, protocols = "ec2", "job.sh", ("s3",)
+    forms: ClassVar = {
+        "region": aws.REGION_FORM,
+        "ami": (r"ami-[0-9a-f]{8}([0-9a-f]{9})?|/[\w./-]+", f"the ID of an AMI or a parameter of SSM, such as {AMI}"),
+        "instance_type": (r"[a-z0-9-]+\.[a-z0-9-]+", "an instance type; try one such as g5.xlarge"),
+        "subnet": (r"subnet-[0-9a-f]{8}([0-9a-f]{9})?", "the ID of a subnet; try one such as subnet-0123456789abcdef0"),
+        "security_group": (r"sg-[0-9a-f]{8}([0-9a-f]{9})?", "the ID of a group; try one such as sg-0123456789abcdef0"),
+        "instance_profile": (
+            r"[\w+=,.@-]+|arn:aws[a-z-]*:iam::\d{12}:instance-profile/\S+",
+            "the name or ARN of an instance profile; correct it",
+        ),
+    }
 
     def __init__(
         self,
         *,
-        storage: str | None = None,
-        instance_type: str | None = None,
-        instance_profile: str | None = None,
         region: str | None = None,
-        ami: str = AMI,
+        instance_profile: str | None = None,
+        image: str | None = None,
+        instance_type: str | None = None,
         spot: bool = False,
-        max_hours: float = 24,
+        max_restarts: int = 10,
+        disk_gb: int = 100,
+        ami: str = AMI,
+        root_device: str = "/dev/sda1",
         key_name: str | None = None,
         subnet: str | None = None,
         security_group: str | None = None,
-        volume_gb: int = 100,
-        root_device: str = "/dev/sda1",
-        tags: dict[str, str] | None = None,
-        image: str | None = None,
         install: bool = True,
-        python: str | None = None,
         setup: list[str] | None = None,
-        environment: dict[str, str] | None = None,
-        max_restarts: int = 10,
-        max_code_mb: float = 50,
         jupyter: bool = False,
         idle_minutes: float = 60,
+        python: str | None = None,
+        **shared: Any,
     ) -> None:
-        self.install = install and not image
-        super().__init__(
-            storage=storage,
-            image=image,
-            python=python or ("python" if image else "python3"),
-            environment=environment,
-            max_restarts=max_restarts,
-            max_code_mb=max_code_mb,
-        )
-        self.instance_type, self.instance_profile, self.region = instance_type, instance_profile, region
-        self.ami, self.spot, self.max_hours, self.key_name = ami, spot, max_hours, key_name
-        self.subnet, self.security_group, self.volume_gb = subnet, security_group, volume_gb
-        self.root_device, self.tags, self.setup = root_device, tags or {}, setup or []
-        self.jupyter, self.idle_minutes = jupyter, idle_minutes
-        aws.check_region(region)
-        for name, value in vars(self).items():
-            lines = [line.replace("\n", "") for line in value] if name == "setup" else value
-            check_control_characters(f"launch.{name}", lines)
-        for name, (form, what) in FORMS.items():
-            if (value := getattr(self, name)) is not None and not re.fullmatch(form, value):
-                raise ValueError(f"launch.{name}={value} is not {what.format(AMI)}")
-        for name, least in (("max_hours", 0.1), ("volume_gb", 8)):
-            if getattr(self, name) < least:
-                raise ValueError(f"launch.{name}={getattr(self, name)} is less than {least}; try launch.{name}={least}")
+        self.region, self.instance_profile, self.instance_type = region, instance_profile, instance_type
+        self.image, self.install, self.setup = image, install and not image, setup or []
+        self.spot, self.max_restarts, self.disk_gb, self.ami = spot, max_restarts, disk_gb, ami
+        self.root_device, self.key_name, self.jupyter, self.idle_minutes = root_device, key_name, jupyter, idle_minutes
+        self.subnet, self.security_group = subnet, security_group
+        super().__init__(python=python or ("python" if image else "python3"), **shared)
+        if seconds(self.time) < MIN_TIME:
+            raise ValueError(f"launch.time={self.time} is too short to set an instance up; try launch.time=0:10:00")
+        if disk_gb < 8:
+            raise ValueError(f"launch.disk_gb={disk_gb} is less than 8; try launch.disk_gb=8")
         if TAG in self.tags:
             raise ValueError(f"launch.tags.{TAG}: identifies the job; remove it")
 
     def check(self, job: Job) -> None:
-        """Raise ValueError for a job that cannot run, as far as can be known before submission."""
+        """Raise ValueError for a job that EC2 cannot run, as far as can be known before submission."""
         super().check(job)
-        if not str(self.storage).startswith("s3://"):
-            raise ValueError(f"launch.storage={self.storage}: instances share no path; use s3://<bucket>/runs")
-        if not self.instance_type:
-            example = "g5.xlarge" if job.gpus else "m7i.xlarge"
-            raise ValueError(f"launch.instance_type: not set; try launch.instance_type={example}")
-        if not self.instance_profile:
-            raise ValueError(
-                "launch.instance_profile: not set, so that instances cannot use the storage; docs/cloud.md shows how "
-                "to create one"
-            )
-        if self.jupyter:
-            notebook.check_job(job, self.idle_minutes)
+        self.check_set("instance_type", f"try launch.instance_type={'g5.xlarge' if job.gpus else 'm7i.xlarge'}")
+        self.check_set("instance_profile", "instances use the storage with it; docs/cloud.md shows how to create one")
         if self.install and job.root:
             check_requirements(job.root)
-        check_devices("launch.instance_type", self.instance_type, EC2, job)
+        check_devices("launch.instance_type", str(self.instance_type), EC2, job)
         if (size := len(self._user_data(job).encode())) > MAX_USER_DATA:
             raise ValueError(
                 f"launch.setup: the script of the instances has {size} bytes, and EC2 accepts {MAX_USER_DATA}; move "
@@ -144,8 +112,7 @@ class EC2Launcher(CloudLauncher):
 
     def command(self, job: Job) -> list[str]:
         """Return the command that each node runs."""
-        options = notebook.arguments(self.idle_minutes) if self.jupyter else []
-        return [VENV if self.install else self.python, *super().command(job)[1:], *options]
+        return [VENV if self.install else self.python, *super().command(job)[1:]]
 
     def render(self, job: Job) -> str:
         """Render a shell script with the request for the instances and the script that they run."""
@@ -155,7 +122,7 @@ class EC2Launcher(CloudLauncher):
             self._user_data(job),
             url=self.remote_folder(job.folder),
             files=f"{names} of this folder",
-            hours=self.max_hours,
+            time=self.time,
             region=self.region,
         )
 
@@ -166,9 +133,9 @@ class EC2Launcher(CloudLauncher):
         """
         token = _token(job)
         tags = [{"Key": "Name", "Value": token}, {"Key": TAG, "Value": token}]
-        tags += [{"Key": str(key), "Value": str(value)} for key, value in self.tags.items()]
+        tags += [{"Key": key, "Value": value} for key, value in self.tags.items()]
         tagged = ["instance", "volume", *(["spot-instances-request"] if self.spot else [])]
-        disk = {"VolumeSize": self.volume_gb, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+        disk = {"VolumeSize": self.disk_gb, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
         profile = str(self.instance_profile)
         # The token makes EC2 answer a repeated request with the instances of the first one.
         request: dict[str, Any] = {"ClientToken": token, "MinCount": job.nodes, "MaxCount": job.nodes}
@@ -200,7 +167,7 @@ class EC2Launcher(CloudLauncher):
             setup=self.setup,
             environment=self.variables(job),
             restarts=self.max_restarts,
-            hours=self.max_hours,
+            time=self.time,
             spot=self.spot,
         )
 
@@ -217,7 +184,7 @@ class EC2Launcher(CloudLauncher):
             request["ImageId"] = self._resolve(request["ImageId"].removeprefix("resolve:ssm:"))
         self._check_root_device(ec2, request)
         if self.spot:  # from then on EC2 starts no further instance
-            limit = datetime.now(timezone.utc) + timedelta(hours=self.max_hours)
+            limit = datetime.now(timezone.utc) + timedelta(seconds=seconds(self.time))
             request["InstanceMarketOptions"]["SpotOptions"]["ValidUntil"] = limit.replace(microsecond=0)
         if own := "SecurityGroupIds" not in request:
             request["SecurityGroupIds"] = [self._create_group(ec2, request)]
@@ -352,22 +319,14 @@ class EC2Launcher(CloudLauncher):
 
 def _token(job: Job) -> str:
     """Return what identifies the job: unique to the run, and to each launch of it."""
-    name = job_name(job, limit=50)
-    is_new = not (job.folder / RECORD[0]).is_file()
-    earlier = None if is_new else (run.read_record(job.folder).get("launch") or {}).get("id")
-    return f"{name}-{zlib.crc32(str(earlier).encode()):08x}" if earlier else name
+    name, earlier = job_name(job, limit=50), earlier_id(job)
+    return f"{name}-{zlib.crc32(earlier.encode()):08x}" if earlier else name
 
 
 def _split(job_id: str) -> tuple[str, str]:
-    """Split a recorded ID into the region and the tag.
-
-    Raises:
-        ValueError: It is malformed.
-    """
-    region, _, token = job_id.partition("/")
-    if not re.fullmatch(aws.REGION, region) or not re.fullmatch(r"[a-z0-9-]+", token):
-        raise ValueError(f"record.json has the job id {job_id}: expected <region>/<tag of the job>; correct it")
-    return region, token
+    """Split a recorded ID into the region and the tag."""
+    found = match_job_id(rf"({aws.REGION})/([a-z0-9-]+)", job_id, "<region>/<tag of the job>")
+    return found[1], found[2]
 
 
 def _filters(token: str) -> list[dict[str, Any]]:

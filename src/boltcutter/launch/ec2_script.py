@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from boltcutter.launch.job import Job, assignments
+from boltcutter.launch.job import Job, assignments, seconds
 
 HOME = "/opt/boltcutter"  # on the instances
 VENV = f"{HOME}/venv/bin/python"
@@ -18,7 +18,7 @@ PRIVATE = re.compile(r"""["']([\w.-]+(?:\[[\w,. -]*\])? *@ *(?:git\+)?(?:file|ss
 
 JOB = """\
 #!/bin/bash
-# %(count)s in EC2, which terminate when the run has ended, at the latest after %(hours)g hours.
+# %(count)s in EC2, which terminate when the run has ended, at the latest after launch.time=%(time)s.
 # Without launch.py: copy %(files)s to
 # %(url)s/ and run this script, with the AWS CLI.%(group)s
 set -euo pipefail
@@ -105,7 +105,7 @@ watch() { # PID: upload the log, and let the training save when EC2 announces an
 %(notice)s        (((seconds += 5) %% 60)) || upload
     done
 }
-stopping='' training='' result="launch.max_hours=%(hours)g reached"
+stopping='' training='' result="launch.time=%(time)s reached"
 trap 'stopping=yes; [ -z "$training" ] || kill -TERM "$training"' TERM
 trap finish EXIT
 
@@ -183,14 +183,12 @@ venv/bin/pip install -q --disable-pip-version-check "${pins[@]}" ./bundle/code %
 rm -rf bundle job.tar.gz"""
 
 
-def render_job(
-    request: dict[str, Any], user_data: str, *, url: str, files: str, hours: float, region: str | None
-) -> str:
+def render_job(request: dict[str, Any], user_data: str, *, url: str, files: str, time: str, region: str | None) -> str:
     """Render the shell script that submits the job, from which ``read_job`` gets the request."""
     count = request["MaxCount"]
     return JOB % {
         "count": f"{count} instances" if count > 1 else "An instance",
-        "hours": hours,
+        "time": time,
         "files": files,
         "url": url,
         "group": GROUP if count > 1 and "SecurityGroupIds" not in request else "",
@@ -239,7 +237,7 @@ def render_user_data(
     setup: list[str],
     environment: dict[str, str],
     restarts: int,
-    hours: float,
+    time: str,
     spot: bool,
 ) -> str:
     """Render the script of the instances.
@@ -256,7 +254,7 @@ def render_user_data(
         setup: Further lines of shell, before all else.
         environment: Environment variables.
         restarts: How often to start again.
-        hours: Largest lifetime of the instance.
+        time: Largest lifetime of the instance.
         spot: Whether EC2 may interrupt it.
     """
     lines = list(setup)
@@ -286,8 +284,8 @@ def render_user_data(
         "cancel": CANCEL if spot else "",
         "notice": NOTICE if spot else "",
         "interrupted": INTERRUPTED if spot else "",
-        "hours": hours,
-        "seconds": round(3600 * hours),
+        "time": time,
+        "seconds": seconds(time),
         "restarts": restarts,
         "command": program,
     }

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import configparser
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from time import sleep
 from typing import TYPE_CHECKING, Any
 
+from boltcutter.config.errors import one_line
 from boltcutter.launch.job import UnreachableError
 from boltcutter.project import install_command
 
@@ -25,7 +23,6 @@ LOGIN = "run gcloud auth application-default login"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 TIMEOUT = 30.0  # seconds to wait for an answer
 PAGE = 1000  # log entries in an answer, which is the maximum
-POLL = 5.0  # seconds between two queries of the log, of which a project may make 60 a minute
 LATE = 10.0  # seconds by which entries of the log may be late
 REMEDIES = {
     401: LOGIN,
@@ -126,34 +123,6 @@ def call(session: AuthorizedSession, method: str, url: str, body: Mapping[str, A
     raise kinds.get(answer.status_code, ValueError)(f"{line}; {remedy}")
 
 
-def follow_log(
-    session: AuthorizedSession, project: str, query: str, is_over: Callable[[], bool] | None
-) -> Iterator[dict[str, Any]]:
-    """Yield the entries of Cloud Logging that match a query, and with ``is_over`` those that are added until then."""
-    seen, since, is_reachable = set[str](), "", True
-    while True:
-        last = is_over is None
-        try:
-            if is_over and (last := is_over()):
-                sleep(LATE)
-            for entry in log_entries(session, project, query + since):
-                moment = datetime.fromisoformat(entry["timestamp"][:19]) - timedelta(seconds=LATE)
-                since = f' AND timestamp>="{moment.isoformat()}Z"'
-                if entry["insertId"] not in seen:
-                    seen.add(entry["insertId"])
-                    yield entry
-            is_reachable = True
-        except UnreachableError as error:  # the job itself may still be running
-            if is_over is None or last:
-                raise
-            if is_reachable:
-                print(f"note: {error}", file=sys.stderr)
-            is_reachable = False
-        if last:
-            return
-        sleep(POLL)
-
-
 def log_entries(session: AuthorizedSession, project: str, query: str) -> Iterator[dict[str, Any]]:
     """Yield the entries of Cloud Logging that match a query, the oldest first."""
     body = {"resourceNames": [f"projects/{project}"], "filter": query, "orderBy": "timestamp asc", "pageSize": PAGE}
@@ -168,5 +137,4 @@ def log_entries(session: AuthorizedSession, project: str, query: str) -> Iterato
 def _line(reason: object) -> str:
     if isinstance(reason, Exception) and reason.args:  # google-auth adds the whole answer
         reason = reason.args[0]
-    text = " ".join(str(reason).split())
-    return (text if len(text) <= 400 else f"{text[:400]}…").rstrip(".;")
+    return one_line(reason, 400)

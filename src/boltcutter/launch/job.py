@@ -9,14 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from boltcutter.config.redaction import looks_secret
 
 State = Literal["pending", "running", "ended", "unknown"]
+FINAL = ("ended", "unknown")  # states that do not change
 POLL_SECONDS = 1.0  # between two reads of a log that is followed
+TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d\d))?(?::(\d\d))?|(\d+):(\d\d)(?::(\d\d))?)")
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # some start a new line in a job script
 JOB_VARIABLE = re.compile(r"\$(?:\{SLURM_\w+\}|SLURM_\w+)")  # variables that are set only in the job
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -187,23 +190,90 @@ def check_control_characters(name: str, value: object) -> None:
             raise ValueError(f"{name}={text!r} has the control character {found[0]!r}; remove it")
 
 
+def check_texts(settings: Mapping[str, object]) -> None:
+    """Check that no setting has control characters, except for the ends of lines of shell in ``setup``."""
+    for name, value in settings.items():
+        if name == "setup" and isinstance(value, list):
+            value = [str(line).replace("\n", "") for line in value]
+        check_control_characters(f"launch.{name}", value)
+
+
+def seconds(time: str, setting: str = "launch.time") -> int:
+    """Convert a time limit to seconds.
+
+    Args:
+        time: The limit, as SLURM writes it.
+        setting: Its name, for messages.
+
+    Raises:
+        ValueError: Invalid syntax. A plain number is refused too, since YAML reads an unquoted 2:00:00 as one.
+    """
+    found = TIME.fullmatch(time)
+    if not found:
+        raise ValueError(f"{setting}={time} is not a time limit; write H:MM:SS or D-HH:MM:SS, quoted in YAML")
+    days, hours, minutes, rest, first, second, third = (int(part or 0) for part in found.groups())
+    if found[1]:
+        return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    return (first * 60 + second) * 60 + third if found[7] else first * 60 + second
+
+
+def match_job_id(pattern: str, job_id: str, expected: str) -> re.Match[str]:
+    """Match the job id in the record of a run.
+
+    Raises:
+        ValueError: It is malformed; a command could take it for an option, and a request for another address.
+    """
+    if not (found := re.fullmatch(pattern, job_id)):
+        raise ValueError(f"record.json has the job id {job_id}: expected {expected}; correct it")
+    return found
+
+
+def follow(
+    read: Callable[[], Iterator[T]], is_over: Callable[[], bool] | None, interval: float, late: float = 0
+) -> Iterator[T]:
+    """Yield output again and again until a job has ended; one that does not respond meanwhile is a note.
+
+    Args:
+        read: Yields what is new since its last call.
+        is_over: Whether the job has ended; None: read once.
+        interval: Seconds between two reads.
+        late: Seconds after the end of the job by which its last output may be late.
+
+    Raises:
+        UnreachableError: The last read has failed.
+    """
+    is_reachable = True
+    while True:
+        last, fault = is_over is None, None
+        try:
+            if is_over and (last := is_over()):
+                time.sleep(late)
+        except UnreachableError as error:  # the run itself may still be running
+            fault = error
+        try:
+            yield from read()
+        except UnreachableError as error:
+            if last:
+                raise
+            fault = error
+        if fault and is_reachable:
+            print(f"note: {fault}", file=sys.stderr)
+        is_reachable = fault is None
+        if last:
+            return
+        time.sleep(interval)
+
+
 def follow_log(file: Path, is_over: Callable[[], bool]) -> Iterator[str]:
     """Yield the content of a file, and what is appended until ``is_over``."""
     position = 0
-    is_reachable = True
-    while True:
-        try:
-            last = is_over()
-            is_reachable = True
-        except UnreachableError as error:  # the run itself may still be running
-            if is_reachable:
-                print(f"note: {error}", file=sys.stderr)
-            last = is_reachable = False
+
+    def read() -> Iterator[str]:
+        nonlocal position
         if file.is_file():
             with file.open(errors="replace", newline="") as log:
                 log.seek(position)
                 yield log.read()
                 position = log.tell()
-        if last:
-            return
-        time.sleep(POLL_SECONDS)
+
+    return follow(read, is_over, POLL_SECONDS)

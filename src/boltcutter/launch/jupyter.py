@@ -4,8 +4,8 @@ The server is bound to 127.0.0.1 behind a random token, which is written to a fi
 file or to logs. It is reached through a tunnel of the platform, and ends when it has been idle for a while; with it
 ends the job.
 
-A launcher with the settings ``jupyter`` and ``idle_minutes`` calls ``check_job`` in ``check``, appends ``arguments`` to
-the command of its node, and prints ``tunnel`` once the job is submitted, and with its status.
+A launcher with the setting ``jupyter`` calls ``check_job`` in ``check``, appends ``arguments`` to the command of its
+node, and prints ``tunnel`` once the job is submitted, and with its status.
 """
 
 from __future__ import annotations
@@ -23,32 +23,25 @@ TOKEN_FILE = Path("/tmp/boltcutter-jupyter-token")  # the same on all machines, 
 POLL_SECONDS = 60  # between two checks whether kernels and terminals are idle
 
 
-def check_job(job: Job, idle_minutes: float) -> None:
-    """Check that a job can run JupyterLab.
-
-    Args:
-        job: The job.
-        idle_minutes: Setting ``launch.idle_minutes``.
-
-    Raises:
-        ValueError: It cannot.
-    """
+def check_job(job: Job, idle_minutes: float | None) -> None:
+    """Raise ValueError for a job that cannot run JupyterLab."""
     if job.nodes > 1:
         raise ValueError(
             f"trainer.num_nodes={job.nodes}: launch.jupyter=true uses one machine; set trainer.num_nodes=1"
         )
-    if idle_minutes <= 0:
+    if idle_minutes is not None and idle_minutes <= 0:
         raise ValueError(f"launch.idle_minutes={idle_minutes:g} is not positive; try launch.idle_minutes=60")
 
 
-def arguments(idle_minutes: float) -> list[str]:
+def arguments(idle_minutes: float | None) -> list[str]:
     """Return the arguments of ``boltcutter.launch.node`` that start JupyterLab instead of training.
 
     Args:
         idle_minutes: Minutes without activity after which kernels and terminals, and then the server, are shut down.
-            A running cell, output of a terminal and an open page in a visible tab are activity.
+            A running cell, output of a terminal and an open page in a visible tab are activity. None: the platform
+            starts a JupyterLab of its own.
     """
-    return ["--jupyter", f"{idle_minutes:g}"]
+    return ["--unpack"] if idle_minutes is None else ["--jupyter", f"{idle_minutes:g}"]
 
 
 def prepare(project: Path, idle_minutes: float) -> list[str]:

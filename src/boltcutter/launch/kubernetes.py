@@ -18,9 +18,9 @@ from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.errors import one_line
 from boltcutter.launch import cluster, manifest
 from boltcutter.launch.bundle import BUNDLE
-from boltcutter.launch.cloud import FINAL, CloudLauncher
-from boltcutter.launch.job import POLL_SECONDS, Job, Status, UnreachableError, check_control_characters
-from boltcutter.launch.slurm import seconds
+from boltcutter.launch.cloud import CloudLauncher, as_text
+from boltcutter.launch.job import FINAL, POLL_SECONDS, Job, Status
+from boltcutter.launch.job import follow as follow_job
 
 DELETE_SECONDS = 120  # for the objects of an ended job
 MAX_CONFIG_MAP = 1024 * 1024  # bytes
@@ -40,93 +40,76 @@ class KubernetesLauncher(CloudLauncher):
         context: Context of the kubeconfig file; null: the current one.
         namespace: Namespace; null: that of the context.
         runtime: Training runtime of a trainjob.
+        image: Container image with Python, the library and the project's dependencies.
+        image_pull_secrets: Secrets to pull the image.
         cpus: CPUs of each node; null: one for each process plus one for each dataloader worker.
         memory: Memory of each node with its unit, such as 64Gi; null: unlimited.
+        shm_size: Limit of the shared memory of each node, such as 8Gi; it is part of its memory.
         gpu_resource: Name of the resource that is one GPU.
         resources: Further resources of each node, such as {"rdma/hca": 1}.
-        shm: Limit of the shared memory of each node, such as 8Gi; it is part of its memory.
         node_selector: Labels that nodes must have.
         tolerations: Taints of nodes to tolerate, such as ["nvidia.com/gpu:NoSchedule", "team=vision:NoSchedule"].
-        volumes: Persistent volume claims or folders of the nodes, and where each is mounted: {"runs": "/mnt/runs"}.
-        service_account: Service account of the pods, which may give access to the storage.
-        image_pull_secrets: Secrets to pull the image.
-        secrets: Environment variables from secrets: all keys of one, such as wandb, one of its keys, such as
-            wandb/WANDB_API_KEY, or a key with the name of the variable, wandb/key:WANDB_API_KEY.
-        user: User and group ID of the processes; null: those of the image.
-        labels: Further labels of the objects and pods, such as a queue of Kueue.
-        pod: Further fields of the pod specification, such as {"priorityClassName": "low"}.
+        max_restarts: How often the run is started again after a failure; preemptions do not count.
         grace: Seconds between SIGTERM, on which the run saves, and SIGKILL.
         time: Time limit of the job, H:MM:SS or D-HH:MM:SS; null: none.
         keep_days: Days after which an ended job is deleted on the cluster; the run stays.
+        volumes: Persistent volume claims or folders of the nodes, and where each is mounted: {"runs": "/mnt/runs"}.
+        service_account: Service account of the pods, which may give access to the storage.
+        secrets: Environment variables from secrets: all keys of one, such as wandb, one of its keys, such as
+            wandb/WANDB_API_KEY, or a key with the name of the variable, wandb/key:WANDB_API_KEY.
+        user: User and group ID of the processes; null: those of the image.
+        pod: Further fields of the pod specification, such as {"priorityClassName": "low"}.
+        **shared: Settings of all clouds; ``tags`` become labels of objects and pods, such as a queue of Kueue.
     """
 
-    platform = "kubernetes"
+    option, takes_path = "kubernetes", True
 
     def __init__(
         self,
         *,
-        storage: str | None = None,
-        image: str | None = None,
-        python: str = "python",
-        environment: dict[str, str] | None = None,
-        max_restarts: int = 10,
-        max_code_mb: float = 50,
         kind: Literal["job", "jobset", "trainjob", "pytorchjob"] = "job",
         context: str | None = None,
         namespace: str | None = None,
         runtime: str = "torch-distributed",
+        image: str | None = None,
+        image_pull_secrets: list[str] | None = None,
         cpus: float | None = None,
         memory: str | None = None,
+        shm_size: str | None = None,
         gpu_resource: str = "nvidia.com/gpu",
         resources: dict[str, Any] | None = None,
-        shm: str | None = None,
         node_selector: dict[str, str] | None = None,
         tolerations: list[str] | None = None,
-        volumes: dict[str, str] | None = None,
-        service_account: str | None = None,
-        image_pull_secrets: list[str] | None = None,
-        secrets: list[str] | None = None,
-        user: int | None = 1000,
-        labels: dict[str, str] | None = None,
-        pod: dict[str, Any] | None = None,
+        max_restarts: int = 10,
         grace: int = 120,
         time: str | None = None,
         keep_days: float = 7,
+        volumes: dict[str, str] | None = None,
+        service_account: str | None = None,
+        secrets: list[str] | None = None,
+        user: int | None = 1000,
+        pod: dict[str, Any] | None = None,
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            storage=storage,
-            image=image,
-            python=python,
-            environment=environment,
-            max_restarts=max_restarts,
-            max_code_mb=max_code_mb,
-        )
         self.kind, self.context, self.namespace, self.runtime = kind, context, namespace, runtime
-        self.cpus, self.memory, self.gpu_resource, self.shm = cpus, memory, gpu_resource, shm
-        self.resources, self.node_selector, self.tolerations = (
-            as_text(resources),
-            as_text(node_selector),
-            tolerations or [],
-        )
-        self.volumes, self.service_account, self.user = volumes or {}, service_account, user
-        self.image_pull_secrets, self.secrets = image_pull_secrets or [], secrets or []
-        self.labels, self.pod, self.grace, self.time = as_text(labels), pod or {}, grace, time
+        self.image, self.image_pull_secrets, self.volumes = image, image_pull_secrets or [], volumes or {}
+        self.cpus, self.memory, self.shm_size, self.gpu_resource = cpus, memory, shm_size, gpu_resource
+        self.resources, self.node_selector = as_text(resources), as_text(node_selector)
+        self.tolerations, self.max_restarts, self.grace = tolerations or [], max_restarts, grace
+        self.service_account, self.secrets, self.user, self.pod = service_account, secrets or [], user, pod or {}
         self.keep_seconds = int(86400 * keep_days)
+        super().__init__(time=time or "", **shared)
         self._check_settings()
 
     def _check_settings(self) -> None:
-        for name, value in vars(self).items():
-            check_control_characters(f"launch.{name}", value)
         if self.grace < SAVE_SECONDS:
             raise ValueError(f"launch.grace={self.grace} is too short to save; try launch.grace={SAVE_SECONDS}")
-        if self.time:
-            seconds(self.time)
         claims = [name for name in self.volumes if not name.startswith("/")]
         names: dict[str, list[Any]] = {"namespace": [self.namespace], "service_account": [self.service_account]}
         for setting, found in (names | {"volumes": claims, "image_pull_secrets": self.image_pull_secrets}).items():
             if wrong := [name for name in found if name and not NAME.fullmatch(name)]:
                 raise ValueError(f"launch.{setting}: {wrong[0]} is not a name; use lower-case letters, digits and -")
-        quantities = {"memory": self.memory, "shm": self.shm}
+        quantities = {"memory": self.memory, "shm_size": self.shm_size}
         quantities |= {f"resources.{name}": value for name, value in self.resources.items()}
         for setting, quantity in quantities.items():
             if quantity and not QUANTITY.fullmatch(quantity):
@@ -150,10 +133,9 @@ class KubernetesLauncher(CloudLauncher):
         return not is_url(str(self.storage))
 
     def check(self, job: Job) -> None:
-        """Raise ValueError for a job that cannot run, as far as can be known without the cluster."""
+        """Raise ValueError for a job that Kubernetes cannot run, as far as can be known before submission."""
         super().check(job)
-        if not self.image:
-            raise ValueError("launch.image: not set; give the container image, launch.image=<registry>/<name>:<tag>")
+        self.check_set("image", "give the image of the nodes, launch.image=<registry>/<image>:<tag>")
         if not manifest.is_on_volume(self):
             raise ValueError(
                 f"launch.storage={self.storage} is on no volume of the pods; mount one there with "
@@ -246,29 +228,20 @@ class KubernetesLauncher(CloudLauncher):
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of the first pod, and of those that replace it; without pods that in the storage."""
         shown: dict[tuple[str, int], int] = {}
-        note = ""
-        while True:
+        noted = ""
+
+        def new() -> Iterator[str]:
             place, name = self._cluster(job_id)  # credentials may expire
-            try:
-                status = self.status(job_id)
-                for pod in filter(cluster.is_first, place.pods(name)):
-                    yield from place.new_output(pod, shown, follow=follow)
-            except UnreachableError as error:
-                if not follow:
-                    raise
-                status = Status("pending", str(error))  # or still running
-            if not follow or status.state in FINAL:
-                break
-            if status.state == "pending" and status.text != note:
-                note = status.text
-                print(f"note: {note}", file=sys.stderr)
-            time.sleep(5 * POLL_SECONDS)
+            for pod in filter(cluster.is_first, place.pods(name)):
+                yield from place.new_output(pod, shown, follow=follow)
+
+        def is_over() -> bool:
+            nonlocal noted
+            status = self.status(job_id)
+            if status.state == "pending" and status.text != noted:
+                print(f"note: {(noted := status.text)}", file=sys.stderr)
+            return status.state in FINAL
+
+        yield from follow_job(new, is_over if follow else None, 5 * POLL_SECONDS)
         if not shown and is_url(str(self.storage)):
             yield from super().logs(job_id, folder, follow=False)
-
-
-def as_text(values: dict[str, Any] | None) -> dict[str, str]:
-    """Convert values to text, as Kubernetes expects: YAML reads an unquoted true or 1 as something else."""
-    return {
-        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in (values or {}).items()
-    }

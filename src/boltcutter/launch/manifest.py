@@ -6,12 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from boltcutter.checkpoint.storage import is_url
-from boltcutter.launch.cloud import job_name
-from boltcutter.launch.job import Job
-from boltcutter.launch.slurm import seconds
+from boltcutter.launch.cloud import job_name, to_yaml
+from boltcutter.launch.job import Job, seconds
 
 if TYPE_CHECKING:
     from boltcutter.launch.kubernetes import KubernetesLauncher
@@ -34,14 +31,6 @@ CONTAINERS = {"trainjob": "node", "pytorchjob": "pytorch"}  # names that the ope
 Manifest = dict[str, Any]
 
 
-class Dumper(yaml.SafeDumper):
-    """Writes repeated values in full."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """No value is an alias."""
-        return True
-
-
 def render(launcher: KubernetesLauncher, job: Job) -> str:
     """Render the manifests of a job as one YAML file."""
     name = object_name(job)
@@ -49,8 +38,8 @@ def render(launcher: KubernetesLauncher, job: Job) -> str:
     steps = [f"kubectl{space} apply -f {launcher.job_file}"]
     if launcher.code_in_config_map:
         steps.insert(0, f"kubectl{space} create configmap {name} --from-file={BUNDLE}")
-    documents = [yaml.dump(part, Dumper=Dumper, sort_keys=False, width=1000) for part in manifests(launcher, job)]
-    return "".join(f"# {step}\n" for step in steps) + "---\n".join(documents)
+    first, *others = manifests(launcher, job)
+    return "---\n".join([to_yaml(first, *steps), *map(to_yaml, others)])
 
 
 def object_name(job: Job) -> str:
@@ -83,7 +72,7 @@ def _object(
 
 def labels(launcher: KubernetesLauncher, job: Job) -> dict[str, str]:
     """Return the labels of the objects and pods of a job."""
-    return {"app.kubernetes.io/name": "boltcutter", INSTANCE: object_name(job)} | launcher.labels
+    return {"app.kubernetes.io/name": "boltcutter", INSTANCE: object_name(job)} | launcher.tags
 
 
 def _job(launcher: KubernetesLauncher, job: Job) -> Manifest:
@@ -250,7 +239,7 @@ def _toleration(text: str) -> Manifest:
 
 def _volumes(launcher: KubernetesLauncher, job: Job) -> tuple[list[Manifest], list[Manifest]]:
     """The volumes of a pod, and where its container mounts them."""
-    shared: Manifest = {"medium": "Memory"} | ({"sizeLimit": launcher.shm} if launcher.shm else {})
+    shared: Manifest = {"medium": "Memory"} | ({"sizeLimit": launcher.shm_size} if launcher.shm_size else {})
     found: list[tuple[str, str, Manifest]] = [("shm", "/dev/shm", {"emptyDir": shared})]
     if launcher.code_in_config_map:
         found.append(("code", CODE, {"configMap": {"name": object_name(job)}}))

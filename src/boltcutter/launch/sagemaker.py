@@ -5,31 +5,36 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from boltcutter.config.errors import one_line
 from boltcutter.launch import aws
 from boltcutter.launch import jupyter as jupyterlab
-from boltcutter.launch.cloud import FINAL, CloudLauncher, job_name
-from boltcutter.launch.job import POLL_SECONDS, Job, State, Status, UnclearSubmissionError, UnreachableError
+from boltcutter.launch.cloud import CloudLauncher, job_name
+from boltcutter.launch.job import (
+    FINAL,
+    Job,
+    State,
+    Status,
+    UnclearSubmissionError,
+    UnreachableError,
+    match_job_id,
+    seconds,
+)
 from boltcutter.launch.machines import SAGEMAKER, check_devices
-from boltcutter.launch.slurm import seconds
 
 # Limits of https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
 MAX_TIME = 28 * 86400
 MAX_ARGUMENT, MAX_IMAGE, MAX_VALUE = 256, 255, 512  # characters
-RANGES = {"max_restarts": (0, 30), "keep_alive": (0, 21600), "volume_gb": (1, 16384)}
+RANGES = {"max_restarts": (0, 30), "keep_alive": (0, 21600), "disk_gb": (1, 16384)}
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+")
-JOB_ID = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):\d{12}:training-job/([a-zA-Z0-9-]+)")
 NOT_FOUND = {"ResourceNotFound", "ValidationException"}
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # https://docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html
 DELAY = 5.0  # seconds after which the last lines are there
 LATE = 60  # seconds by which the lines of one instance may appear later than those of another
 WAITING = {"Starting", "Pending", "Downloading", "Interrupted", "Restarting"}  # secondary status before the run starts
-FORMS = {"subnets": "subnet-", "security_groups": "sg-"}
 
 
 class SageMakerLauncher(CloudLauncher):
@@ -38,29 +43,27 @@ class SageMakerLauncher(CloudLauncher):
     Args:
         region: Region; null: that of AWS_REGION or of the AWS profile.
         role: ARN of the role that the job has, which must be able to read the image and to write to ``storage``.
-        image: Image in Amazon ECR, in the region of the job.
-        instance_type: Instance type, such as ml.g5.12xlarge.
-        time: Limit of the total training time, H:MM:SS or D-HH:MM:SS, at which the run saves and ends.
+        image: Container image in Amazon ECR, in the region of the job.
+        instance_type: Type of each instance, such as ml.g5.12xlarge.
         spot: Whether to use managed spot training, which starts the run again after an interruption.
         max_wait: Limit of the training time and of waiting for spot capacity together; null: ``time`` and one day.
-        volume_gb: Size of the disk of each instance, for types without local disks.
-        volume_kms_key: Key that encrypts this disk; objects on ``storage`` are encrypted as the bucket is configured.
+        max_restarts: How often the job is started again after an internal error of SageMaker.
+        disk_gb: Size of the disk of each instance, for types without local disks.
+        disk_kms_key: Key that encrypts this disk; objects on ``storage`` are encrypted as the bucket is configured.
         keep_alive: Seconds for which the instances are retained, and paid, for a next job.
         subnets: Subnets of a VPC.
         security_groups: Security groups in this VPC, which must allow all traffic between their members.
-        tags: Tags of the job.
         jupyter: Whether to start JupyterLab with the project instead of training.
         idle_minutes: Minutes without activity after which JupyterLab, and with it the job, ends.
-        storage: Parent URL of the runs, such as s3://bucket/runs.
-        python: Python interpreter in the image.
-        environment: Environment variables of the run.
-        max_restarts: How often the job is started again after an internal error of SageMaker.
-        max_code_mb: Limit of the size of the project's files, which are sent with each job.
+        **shared: Settings of all clouds; ``time`` limits all attempts together, after which the run saves and ends.
     """
 
-    job_file = "job.json"
-    protocols = ("s3",)
-    platform = "sagemaker"
+    option, job_file, protocols = "sagemaker", "job.json", ("s3",)
+    forms: ClassVar = {
+        "region": aws.REGION_FORM,
+        "subnets": (r"subnet-[0-9a-z]+", "the ID of one; expected subnet-0123456789abcdef0"),
+        "security_groups": (r"sg-[0-9a-z]+", "the ID of one; expected sg-0123456789abcdef0"),
+    }
 
     def __init__(
         self,
@@ -69,36 +72,23 @@ class SageMakerLauncher(CloudLauncher):
         role: str | None = None,
         image: str | None = None,
         instance_type: str = "ml.g5.xlarge",
-        time: str = "1-00:00:00",
         spot: bool = False,
         max_wait: str | None = None,
-        volume_gb: int = 50,
-        volume_kms_key: str | None = None,
+        max_restarts: int = 10,
+        disk_gb: int = 50,
+        disk_kms_key: str | None = None,
         keep_alive: int = 0,
         subnets: list[str] | None = None,
         security_groups: list[str] | None = None,
-        tags: dict[str, str] | None = None,
         jupyter: bool = False,
         idle_minutes: float = 60,
-        storage: str | None = None,
-        python: str = "python",
-        environment: dict[str, str] | None = None,
-        max_restarts: int = 10,
-        max_code_mb: float = 50,
+        **shared: Any,
     ) -> None:
-        self.region, self.role, self.instance_type, self.time, self.spot = region, role, instance_type, time, spot
-        self.max_wait, self.volume_gb, self.keep_alive = max_wait, volume_gb, keep_alive
-        self.volume_kms_key, self.jupyter, self.idle_minutes = volume_kms_key, jupyter, idle_minutes
-        self.subnets, self.security_groups, self.tags = subnets or [], security_groups or [], tags or {}
-        super().__init__(
-            storage=storage,
-            image=image,
-            python=python,
-            environment=environment,
-            max_restarts=max_restarts,
-            max_code_mb=max_code_mb,
-        )
-        aws.check_region(region)
+        self.region, self.role, self.image, self.instance_type = region, role, image, instance_type
+        self.spot, self.max_wait, self.max_restarts, self.keep_alive = spot, max_wait, max_restarts, keep_alive
+        self.disk_gb, self.disk_kms_key, self.jupyter, self.idle_minutes = disk_gb, disk_kms_key, jupyter, idle_minutes
+        self.subnets, self.security_groups = subnets or [], security_groups or []
+        super().__init__(**shared)
         self._check_limits()
         self._check_resources()
 
@@ -129,42 +119,32 @@ class SageMakerLauncher(CloudLauncher):
                 f"try launch.instance_type=ml.{self.instance_type}"
             )
         known = SAGEMAKER.get(self.instance_type)
-        if self.volume_kms_key and known and known.gpus:
+        if self.disk_kms_key and known and known.gpus:
             raise ValueError(
-                f"launch.volume_kms_key: {self.instance_type} has local disks, which are always encrypted; remove it"
+                f"launch.disk_kms_key: {self.instance_type} has local disks, which are always encrypted; remove it"
             )
         if bool(self.subnets) != bool(self.security_groups):
             missing = "security_groups" if self.subnets else "subnets"
             raise ValueError(f"launch.{missing}: not set, but a VPC needs subnets and security groups; set both")
-        for name, prefix in FORMS.items():
-            for value in getattr(self, name):
-                if not re.fullmatch(rf"{prefix}[0-9a-z]+", value):
-                    raise ValueError(f"launch.{name}: {value} is not the ID of one; expected {prefix}0123456789abcdef0")
 
     def check(self, job: Job) -> None:
-        """Raise ValueError for a job that SageMaker cannot run, as far as can be known offline."""
+        """Raise ValueError for a job that SageMaker cannot run, as far as can be known before submission."""
         super().check(job)
-        if not str(self.storage).startswith("s3://"):
-            raise ValueError(f"launch.storage={self.storage}: the nodes share no disk; use s3://<bucket>/runs")
-        if not self.role:
-            raise ValueError("launch.role: not set; give the ARN of the job's role, arn:aws:iam::<account>:role/<name>")
-        if not ROLE.fullmatch(self.role):
+        self.check_set("role", "give the ARN of the job's role, launch.role=arn:aws:iam::<account>:role/<name>")
+        if not ROLE.fullmatch(str(self.role)):
             raise ValueError(
                 f"launch.role={self.role} is not the ARN of a role; try arn:aws:iam::<account>:role/<name>"
             )
         self._check_image(aws.known_region(self.region))
-        if self.jupyter:
-            jupyterlab.check_job(job, self.idle_minutes)
         check_devices("launch.instance_type", self.instance_type, SAGEMAKER, job)
         for argument in self.command(job):
             if len(argument) > MAX_ARGUMENT:
                 raise ValueError(f"name: {argument} has more than {MAX_ARGUMENT} characters; shorten name or storage")
 
     def _check_image(self, region: str | None) -> None:
-        if not self.image:
-            raise ValueError("launch.image: not set; push the image to Amazon ECR, and give its URI with the tag")
-        place = aws.image_region(self.image)
-        if not place or len(self.image) > MAX_IMAGE:
+        self.check_set("image", "push it to Amazon ECR, and give its URI with the tag")
+        place = aws.image_region(str(self.image))
+        if not place or len(str(self.image)) > MAX_IMAGE:
             raise ValueError(f"launch.image={self.image}: SageMaker starts images of Amazon ECR; push it there")
         if region and place != region:
             raise ValueError(
@@ -172,17 +152,13 @@ class SageMakerLauncher(CloudLauncher):
                 f"set launch.region={place}"
             )
 
-    def command(self, job: Job) -> list[str]:
-        """Return the command of each node."""
-        return [*super().command(job), *(jupyterlab.arguments(self.idle_minutes) if self.jupyter else [])]
-
     def render(self, job: Job) -> str:
         """Render the input of ``aws sagemaker create-training-job --cli-input-json file://job.json``."""
         command, limit = self.command(job), seconds(self.time)
         resources: dict[str, Any] = {"InstanceType": self.instance_type, "InstanceCount": job.nodes}
-        resources["VolumeSizeInGB"] = self.volume_gb
-        if self.volume_kms_key:
-            resources["VolumeKmsKeyId"] = self.volume_kms_key
+        resources["VolumeSizeInGB"] = self.disk_gb
+        if self.disk_kms_key:
+            resources["VolumeKmsKeyId"] = self.disk_kms_key
         if self.keep_alive:
             resources["KeepAlivePeriodInSeconds"] = self.keep_alive
         stop = {"MaxRuntimeInSeconds": limit}
@@ -206,7 +182,7 @@ class SageMakerLauncher(CloudLauncher):
             "Environment": self.variables(job),
         }
         if self.tags:
-            request["Tags"] = [{"Key": key, "Value": str(value)} for key, value in self.tags.items()]
+            request["Tags"] = [{"Key": key, "Value": value} for key, value in self.tags.items()]
         if self.subnets:
             request["VpcConfig"] = {"Subnets": self.subnets, "SecurityGroupIds": self.security_groups}
         if self.jupyter:
@@ -289,44 +265,36 @@ class SageMakerLauncher(CloudLauncher):
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of all instances from CloudWatch; without access to it, that of rank 0 from the storage."""
         region, name = _split(job_id)
-        client, seen, since, is_reachable = aws.client("logs", region), dict[str, int](), 0, True
-        while True:
-            last = not follow
+        client, seen = aws.client("logs", region), dict[str, int]()
+
+        def new() -> Iterator[str]:
+            since = max([0, *seen.values()]) - LATE * 1000
+            for old in [event for event, at in seen.items() if at < since]:
+                del seen[old]
             try:
-                if follow and (last := self.status(job_id).state in FINAL):
-                    time.sleep(DELAY)
                 for event in aws.log_events(client, LOG_GROUP, f"{name}/algo-", since):
                     if event["eventId"] not in seen:
                         seen[event["eventId"]] = event["timestamp"]
                         yield _line(event, name)
-                is_reachable = True
-            except UnreachableError as error:  # the run itself may still be running
-                if last:
-                    raise
-                if is_reachable:
-                    print(f"note: {error}", file=sys.stderr)
-                is_reachable = False
             except ValueError as error:
-                if (
-                    last or aws.error_code(error) != "ResourceNotFoundException"
-                ):  # which means that no output is there yet
-                    yield from super().logs(job_id, folder, follow=follow)
-                    return
-            if last:
+                if aws.error_code(error) != "ResourceNotFoundException":  # which means that no output is there yet
+                    raise
+
+        try:
+            yield from self.follow(new, job_id if follow else None, DELAY)
+            if seen:
                 return
-            since = max([0, *seen.values()]) - LATE * 1000
-            seen = {event: at for event, at in seen.items() if at >= since}
-            time.sleep(5 * POLL_SECONDS)
+        except UnreachableError:
+            raise
+        except ValueError as error:
+            print(f"note: {error}; this is the log of rank 0", file=sys.stderr)
+        yield from super().logs(job_id, folder, follow=follow)
 
 
 def _split(job_id: str) -> tuple[str, str]:
-    """Return the region and the name of a training job.
-
-    Raises:
-        ValueError: The recorded ARN is malformed.
-    """
-    if not (found := JOB_ID.fullmatch(job_id)):
-        raise ValueError(f"record.json has the job id {job_id}: expected the ARN of a training job; correct it")
+    """Return the region and the name of a training job."""
+    form = r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):\d{12}:training-job/([a-zA-Z0-9-]+)"
+    found = match_job_id(form, job_id, "the ARN of a training job")
     return found[1], found[2]
 
 

@@ -9,10 +9,20 @@ from pathlib import Path
 from typing import Literal
 
 from boltcutter.launch import batch, queue
-from boltcutter.launch.job import JOB_VARIABLE, Job, Status, check_control_characters, check_environment, follow_log
+from boltcutter.launch.job import (
+    FINAL,
+    JOB_VARIABLE,
+    Job,
+    Status,
+    check_control_characters,
+    check_environment,
+    check_texts,
+    follow_log,
+    match_job_id,
+    seconds,
+)
 
 SIGNAL_MARGIN = 60  # seconds that SLURM may send a signal early
-TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d\d))?(?::(\d\d))?|(\d+):(\d\d)(?::(\d\d))?)")
 # Options that the launcher sets, or that break its script. --error: it reads the messages of srun in the log.
 RESERVED = {"array", "chdir", "cpus-per-task", "dependency", "error", "job-name", "nodes", "no-requeue", "ntasks"}
 RESERVED |= {"ntasks-per-gpu", "ntasks-per-node", "open-mode", "output", "requeue", "signal", "test-only", "time"}
@@ -133,9 +143,7 @@ class SlurmLauncher:
         if self.container_engine == "edf" and self.container_mounts:
             raise ValueError("launch.container_mounts: container_engine=edf has mounts in its file; add them there")
         check_environment(self.environment)
-        for name, value in vars(self).items():
-            lines = [line.replace("\n", "") for line in value] if name == "setup" else value
-            check_control_characters(f"launch.{name}", lines)
+        check_texts(vars(self))
         for name, taken in (("sbatch", RESERVED), ("srun", RESERVED_SRUN)):
             for option in getattr(self, name):
                 found = re.match(r"--([\w-]+)|-(\w)", option)
@@ -203,8 +211,7 @@ class SlurmLauncher:
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of the processes and of SLURM."""
-        final = ("ended", "unknown")
-        return follow_log(folder / "logs" / "slurm.log", lambda: not follow or self.status(job_id).state in final)
+        return follow_log(folder / "logs" / "slurm.log", lambda: not follow or self.status(job_id).state in FINAL)
 
 
 def split_job_ids(job_id: str) -> list[str]:
@@ -213,26 +220,4 @@ def split_job_ids(job_id: str) -> list[str]:
     Raises:
         ValueError: The recorded id is malformed; scancel could take it for an option.
     """
-    found = job_id.split(",")
-    if not all(re.fullmatch(r"\d+(_\d+)?", link) for link in found):
-        raise ValueError(f"record.json has the job id {job_id}: expected a number such as 123 or 123_4; correct it")
-    return found
-
-
-def seconds(time: str, setting: str = "launch.time") -> int:
-    """Convert a time limit of SLURM to seconds.
-
-    Args:
-        time: The limit.
-        setting: Its name, for messages.
-
-    Raises:
-        ValueError: Invalid syntax. A plain number is refused too, since YAML reads an unquoted 2:00:00 as one.
-    """
-    found = TIME.fullmatch(time)
-    if not found:
-        raise ValueError(f"{setting}={time} is not a time limit; write H:MM:SS or D-HH:MM:SS, quoted in YAML")
-    days, hours, minutes, rest, first, second, third = (int(part or 0) for part in found.groups())
-    if found[1]:
-        return ((days * 24 + hours) * 60 + minutes) * 60 + rest
-    return (first * 60 + second) * 60 + third if found[7] else first * 60 + second
+    return [match_job_id(r"\d+(_\d+)?", link, "a number such as 123 or 123_4")[0] for link in job_id.split(",")]

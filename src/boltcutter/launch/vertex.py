@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import yaml
 
-from boltcutter.checkpoint.storage import is_url
+from boltcutter.config.errors import one_line
 from boltcutter.launch import google_api
-from boltcutter.launch.cloud import FINAL, CloudLauncher
-from boltcutter.launch.job import (
-    Job,
-    State,
-    Status,
-    UnclearSubmissionError,
-    check_control_characters,
-)
+from boltcutter.launch.cloud import CloudLauncher, to_yaml
+from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, match_job_id, seconds
 from boltcutter.launch.machines import VERTEX, VERTEX_ATTACHABLE, check_devices
-from boltcutter.launch.slurm import seconds
 
 if TYPE_CHECKING:
     from google.auth.transport.requests import AuthorizedSession
 
-NAME = re.compile(r"projects/([\w.:-]+)/locations/([a-z0-9-]+)/customJobs/(\d+)")  # of a job
-LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
-FORMS = {  # of settings, with what they are and an example
-    "project": (r"[a-z0-9.:-]+", "a project ID", "my-project"),
-    "region": (r"[a-z]+-[a-z]+\d+", "a region", "us-central1"),
-    "service_account": (
-        r"[^@\s]+@[^@\s]+\.gserviceaccount\.com",
-        "the address of a service account",
-        "<name>@<project>.iam.gserviceaccount.com",
-    ),
-    "network": (
-        r"projects/\d+/global/networks/[a-z0-9-]+",
-        "the full name of a network",
-        "projects/<project number>/global/networks/<name>",
-    ),
-}
+TAG = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
 # https://cloud.google.com/vertex-ai/docs/reference/rest/v1/JobState
 STATES: dict[str, State] = {
     "JOB_STATE_QUEUED": "pending",
@@ -67,116 +45,100 @@ class VertexLauncher(CloudLauncher):
     Args:
         project: ID of the project; null: that of gcloud.
         region: Region, such as us-central1; null: that of gcloud.
-        storage: Parent URL of the runs, such as gs://bucket/runs.
         image: Container image with Python, the library and the project's dependencies.
         worker_image: Image of all nodes but the first; null: the same.
         machine_type: Machine of each node, such as g2-standard-8 or n2-standard-8.
-        accelerator: GPU to attach to each n1 machine, such as NVIDIA_TESLA_T4; other machines have theirs.
+        gpu_type: GPU to attach to each n1 machine, such as NVIDIA_TESLA_T4; other machines have theirs.
         spot: Whether to use spot VMs, which cost less and can be taken away at any time.
         max_wait: How long to wait for GPUs to become available, H:MM:SS or D-HH:MM:SS; null: do not wait.
-        time: Time limit of the job, H:MM:SS or D-HH:MM:SS.
-        restart: Whether Vertex AI restarts the job when a node fails, is preempted or moved.
+        max_restarts: 0: Vertex AI does not restart the job; null: as often as it decides, when a node fails, is
+            preempted or moved.
+        disk_gb: Size of the boot disk, which holds the image and the data that is downloaded.
+        disk_type: Type of the boot disk, such as pd-ssd.
         service_account: Account with which the nodes access the storage; null: the service agent of Vertex AI.
         network: Network to which the nodes are peered, projects/<project number>/global/networks/<name>.
-        boot_disk_gb: Size of the boot disk, which holds the image and the data that is downloaded.
-        boot_disk_type: Type of the boot disk, such as pd-ssd.
-        labels: Labels of the job, which also appear in the bill.
-        python: Python interpreter in the image.
-        environment: Environment variables of the run.
-        max_code_mb: Limit of the size of the project's files, which are sent with each job.
         api: ``trainingInput``: the older job file, of AI Platform Training, which can be rendered but not submitted.
+        **shared: Settings of all clouds; ``tags`` become labels of the job.
     """
 
-    platform = "vertex"
-    protocols = ("gs", "s3")
+    option, protocols = "vertex", ("gs", "s3")
+    forms: ClassVar = {
+        "project": (r"[a-z0-9.:-]+", "a project ID; try launch.project=my-project"),
+        "region": (r"[a-z]+-[a-z]+\d+", "a region; try launch.region=us-central1"),
+        "service_account": (
+            r"[^@\s]+@[^@\s]+\.gserviceaccount\.com",
+            "the address of a service account; try launch.service_account=<name>@<project>.iam.gserviceaccount.com",
+        ),
+        "network": (
+            r"projects/\d+/global/networks/[a-z0-9-]+",
+            "the full name of a network; try launch.network=projects/<project number>/global/networks/<name>",
+        ),
+    }
 
     def __init__(
         self,
         *,
         project: str | None = None,
         region: str | None = None,
-        storage: str | None = None,
         image: str | None = None,
         worker_image: str | None = None,
         machine_type: str | None = None,
-        accelerator: str | None = None,
+        gpu_type: str | None = None,
         spot: bool = False,
         max_wait: str | None = None,
-        time: str = "7-00:00:00",
-        restart: bool = True,
+        max_restarts: int | None = None,
+        disk_gb: int = 100,
+        disk_type: str | None = None,
         service_account: str | None = None,
         network: str | None = None,
-        boot_disk_gb: int = 100,
-        boot_disk_type: str | None = None,
-        labels: dict[str, str] | None = None,
-        python: str = "python",
-        environment: dict[str, str] | None = None,
-        max_code_mb: float = 50,
         api: Literal["customJob", "trainingInput"] = "customJob",
+        **shared: Any,
     ) -> None:
-        super().__init__(storage=storage, image=image, python=python, environment=environment, max_code_mb=max_code_mb)
         self.project = project or google_api.default_setting(
             "core", "project", "GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"
         )
         self.region = region or google_api.default_setting("ai", "region", "GOOGLE_CLOUD_REGION", "CLOUDSDK_AI_REGION")
-        self.worker_image, self.machine_type, self.accelerator = worker_image, machine_type, accelerator
-        self.spot, self.max_wait, self.time, self.restart = spot, max_wait, time, restart
-        self.service_account, self.network, self.labels, self.api = service_account, network, labels or {}, api
-        self.boot_disk_gb, self.boot_disk_type = boot_disk_gb, boot_disk_type
-        for name, value in vars(self).items():
-            check_control_characters(f"launch.{name}", value)
-        self._check_settings()
-
-    def _check_settings(self) -> None:
-        for name, (form, what, example) in FORMS.items():
-            value = getattr(self, name)
-            if value is not None and not re.fullmatch(form, value):
-                zone = re.fullmatch(r"([a-z]+-[a-z]+\d+)-[a-z]", value) if name == "region" else None
-                remedy = f"launch.{name}={zone[1] if zone else example}"
-                raise ValueError(f"launch.{name}={value} is {'a zone, not ' if zone else 'not '}{what}; try {remedy}")
-        for name, text in (("time", self.time), ("max_wait", self.max_wait)):
-            if text is not None:
-                seconds(text, f"launch.{name}")
-        if self.spot and self.max_wait:
+        self.image, self.worker_image, self.machine_type, self.gpu_type = image, worker_image, machine_type, gpu_type
+        self.spot, self.max_wait, self.max_restarts, self.api = spot, max_wait, max_restarts, api
+        self.disk_gb, self.disk_type, self.service_account, self.network = disk_gb, disk_type, service_account, network
+        super().__init__(**shared)
+        if max_restarts:
+            raise ValueError(f"launch.max_restarts={max_restarts}: Vertex AI decides how often; use null or 0")
+        if spot and max_wait:
             raise ValueError("launch.max_wait: not possible with launch.spot=true; remove one of them")
-        if self.api == "trainingInput" and self.spot:
+        if spot and api == "trainingInput":
             raise ValueError("launch.spot=true: launch.api=trainingInput has no spot VMs; remove one of them")
-        for key, value in self.labels.items():
-            if not LABEL.fullmatch(f"{key}={value}"):
+        for key, value in self.tags.items():
+            if not TAG.fullmatch(f"{key}={value}"):
                 raise ValueError(
-                    f"launch.labels.{key}={value}: labels have up to 63 lower-case letters, digits, - and _, and names "
+                    f"launch.tags.{key}={value}: labels have up to 63 lower-case letters, digits, - and _, and names "
                     "begin with a letter; correct it"
                 )
 
     def check(self, job: Job) -> None:
-        """Raise ValueError for a job that Vertex AI would reject, as far as can be known before submission."""
+        """Raise ValueError for a job that Vertex AI cannot run, as far as can be known before submission."""
         for name, known in (("project", "project"), ("region", "ai/region")):
-            if not getattr(self, name):
-                raise ValueError(f"launch.{name}: not set; give launch.{name}=…, or run gcloud config set {known} …")
+            self.check_set(name, f"give launch.{name}=…, or run gcloud config set {known} …")
         super().check(job)
-        if not is_url(str(self.storage)):
-            raise ValueError(f"launch.storage={self.storage}: the nodes do not share this path; use gs://<bucket>/runs")
-        if not self.image:
-            example = f"{self.region}-docker.pkg.dev/{self.project}/<repository>/<image>:<tag>"
-            raise ValueError(f"launch.image: not set; give the image of the nodes, launch.image={example}")
+        example = f"{self.region}-docker.pkg.dev/{self.project}/<repository>/<image>:<tag>"
+        self.check_set("image", f"give the image of the nodes, launch.image={example}")
+        self.check_set("machine_type", f"try launch.machine_type={'g2-standard-8' if job.gpus else 'n2-standard-8'}")
         self._check_machine(job)
 
     def _check_machine(self, job: Job) -> None:
-        if not self.machine_type:
-            example = "g2-standard-8" if job.gpus else "n2-standard-8"
-            raise ValueError(f"launch.machine_type: not set; try launch.machine_type={example}")
-        machine, gpu = VERTEX.get(self.machine_type), self.accelerator
-        attachable = machine is not None and self.machine_type.startswith("n1-")
+        name, gpu = str(self.machine_type), self.gpu_type
+        machine = VERTEX.get(name)
+        attachable = machine is not None and name.startswith("n1-")
         if gpu and not job.gpus:
-            raise ValueError(f"launch.accelerator={gpu}: the run does not use it; remove it or trainer.accelerator=cpu")
+            raise ValueError(f"launch.gpu_type={gpu}: the run does not use it; remove it or trainer.accelerator=cpu")
         if gpu and machine and not attachable and gpu != machine.gpu_type:
             has = f"has {machine.gpus} {machine.gpu_type}" if machine.gpus else "takes no GPUs"
-            raise ValueError(f"launch.accelerator={gpu}: {self.machine_type} {has}; remove it, or choose an n1 machine")
+            raise ValueError(f"launch.gpu_type={gpu}: {self.machine_type} {has}; remove it, or choose an n1 machine")
         if not (gpu and attachable and machine):
-            check_devices("launch.machine_type", self.machine_type, VERTEX, job)
+            check_devices("launch.machine_type", name, VERTEX, job)
             return
         if not (counts := VERTEX_ATTACHABLE.get(gpu)):
-            raise ValueError(f"launch.accelerator={gpu}: n1 machines take {', '.join(VERTEX_ATTACHABLE)}; choose one")
+            raise ValueError(f"launch.gpu_type={gpu}: n1 machines take {', '.join(VERTEX_ATTACHABLE)}; choose one")
         if job.devices not in counts:
             remedy = max((count for count in counts if count < job.devices), default=1)
             raise ValueError(
@@ -194,7 +156,7 @@ class VertexLauncher(CloudLauncher):
         machine = VERTEX.get(str(self.machine_type))
         if machine and machine.gpus:  # they must be named although the type of the machine determines them
             return machine.gpu_type, machine.gpus
-        return (self.accelerator, job.devices) if self.accelerator else None
+        return (self.gpu_type, job.devices) if self.gpu_type else None
 
     def render(self, job: Job) -> str:
         """Render the file for ``--config`` of gcloud."""
@@ -207,20 +169,15 @@ class VertexLauncher(CloudLauncher):
         else:
             title = "Custom job of Vertex AI; to submit it again by hand:"
             command = ["ai", "custom-jobs", "create", *place, f"--display-name={job.name}"]
-            if self.labels:
-                command.append(f"--labels={','.join(f'{key}={value}' for key, value in self.labels.items())}")
+            if self.tags:
+                command.append(f"--labels={','.join(f'{key}={value}' for key, value in self.tags.items())}")
             content = self._custom_job_spec(job)
-        lines = [f"# {title}", "#"]
-        lines.append(f"#   gcloud {shlex.join([*command, f'--config={job.folder / self.job_file}'])}")
-        lines += [
-            "#",
-            f"# Each node reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it.",
-        ]
-        without_aliases = json.loads(json.dumps(content))
-        return "\n".join(lines) + "\n" + yaml.safe_dump(without_aliases, sort_keys=False, width=1000)
+        submit = f"  gcloud {shlex.join([*command, f'--config={job.folder / self.job_file}'])}"
+        code = f"Each node reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it."
+        return to_yaml(content, title, "", submit, "", code)
 
     def _labels(self) -> dict[str, Any]:
-        return {"labels": dict(self.labels)} if self.labels else {}
+        return {"labels": self.tags} if self.tags else {}
 
     def _custom_job_spec(self, job: Job) -> dict[str, Any]:
         """Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec."""
@@ -235,7 +192,7 @@ class VertexLauncher(CloudLauncher):
             pool = {"machineSpec": dict(machine), "replicaCount": replicas, "diskSpec": self._disk()}
             pools.append({**pool, "containerSpec": {"imageUri": image, **container}})
         # Without the restart of the whole job, a node that fails would be restarted alone, and the others wait for it.
-        restart = {"restartJobOnWorkerRestart": True} if self.restart else {"disableRetries": True}
+        restart = {"restartJobOnWorkerRestart": True} if self.max_restarts is None else {"disableRetries": True}
         scheduling: dict[str, Any] = {"timeout": f"{seconds(self.time)}s", **restart}
         if self.spot:
             scheduling["strategy"] = "SPOT"
@@ -260,13 +217,13 @@ class VertexLauncher(CloudLauncher):
         scheduling: dict[str, Any] = {"maxRunningTime": f"{seconds(self.time)}s"}
         if self.max_wait:
             scheduling["maxWaitTime"] = f"{seconds(self.max_wait)}s"
-        if self.restart:
+        if self.max_restarts is None:
             scheduling["resilientToWorkerRestart"] = True
         return {**spec, "scheduling": scheduling, **self._access()}
 
     def _disk(self) -> dict[str, Any]:
-        kind = {"bootDiskType": self.boot_disk_type} if self.boot_disk_type else {}
-        return {**kind, "bootDiskSizeGb": self.boot_disk_gb}
+        kind = {"bootDiskType": self.disk_type} if self.disk_type else {}
+        return {**kind, "bootDiskSizeGb": self.disk_gb}
 
     def _access(self) -> dict[str, str]:
         found = {"serviceAccount": self.service_account, "network": self.network}
@@ -304,7 +261,7 @@ class VertexLauncher(CloudLauncher):
         _, region, number = split_name(job_id)
         found = self._call("GET", region, job_id)
         state = str(found.get("state", "JOB_STATE_UNSPECIFIED"))
-        reason = " ".join(str(found.get("error", {}).get("message", "")).split())
+        reason = one_line(found.get("error", {}).get("message", ""))
         return Status(STATES.get(state, "unknown"), f"job {number}, {state}" + (f" ({reason})" if reason else ""))
 
     def cancel(self, job_id: str) -> None:
@@ -318,23 +275,28 @@ class VertexLauncher(CloudLauncher):
         """
         project, _, number = split_name(job_id)
         query = f'resource.type="ml_job" AND resource.labels.job_id="{number}"'
-        is_over = (lambda: self.status(job_id).state in FINAL) if follow else None
+        seen, since = set[str](), ""
+
+        def new() -> Iterator[str]:
+            nonlocal since
+            for entry in google_api.log_entries(self._session, project, query + since):
+                moment = datetime.fromisoformat(entry["timestamp"][:19]) - timedelta(seconds=google_api.LATE)
+                since = f' AND timestamp>="{moment.isoformat()}Z"'
+                if entry["insertId"] not in seen:
+                    seen.add(entry["insertId"])
+                    yield _log_text(entry)
+
         try:
-            for entry in google_api.follow_log(self._session, project, query, is_over):
-                yield _log_text(entry)
+            yield from self.follow(new, job_id if follow else None, google_api.LATE)
         except google_api.ForbiddenError as error:
             print(f"note: {error}; this is the log of rank 0", file=sys.stderr)
             yield from super().logs(job_id, folder, follow=follow)
 
 
 def split_name(job_id: str) -> tuple[str, str, str]:
-    """Split the name of a job into project, region and number.
-
-    Raises:
-        ValueError: The recorded name is malformed; it could lead to another address.
-    """
-    if not (found := NAME.fullmatch(job_id)):
-        raise ValueError(f"record.json has the job id {job_id}: expected projects/…/customJobs/<number>; correct it")
+    """Split the name of a job into project, region and number."""
+    form = r"projects/([\w.:-]+)/locations/([a-z0-9-]+)/customJobs/(\d+)"
+    found = match_job_id(form, job_id, "projects/…/customJobs/<number>")
     return found[1], found[2], found[3]
 
 

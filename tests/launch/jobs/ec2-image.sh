@@ -1,5 +1,5 @@
 #!/bin/bash
-# An instance in EC2, which terminate when the run has ended, at the latest after 24 hours.
+# An instance in EC2, which terminate when the run has ended, at the latest after launch.time=1-00:00:00.
 # Without launch.py: copy job.tar.gz, record.json, config.yaml of this folder to
 # s3://bucket/runs/digits/20260101-120000-0a1b2c3d/ and run this script, with the AWS CLI.
 set -euo pipefail
@@ -107,7 +107,7 @@ watch() { # PID: upload the log, and let the training save when EC2 announces an
         (((seconds += 5) % 60)) || upload
     done
 }
-stopping='' training='' result="launch.max_hours=24 reached"
+stopping='' training='' result="launch.time=1-00:00:00 reached"
 trap 'stopping=yes; [ -z "$training" ] || kill -TERM "$training"' TERM
 trap finish EXIT
 
