@@ -132,3 +132,15 @@ def test_nothing_is_uploaded_once_another_process_has_taken_over(place: str, tmp
     assert "metrics.csv" not in names(place)
     assert time.monotonic() - began < 15  # without waiting for an upload
     signals.restore_handlers()
+
+
+def test_a_missing_bucket_is_an_error_and_a_removed_file_is_not(
+    bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.csv").write_text("")
+    found = mirror.Mirror(tmp_path, "s3://no-bucket/run", tmp_path / ".index", mirror.is_copied).close()
+    assert "s3://no-bucket/run: the last changes are not uploaded (The specified bucket does not exist)" in str(found)
+    (tmp_path / "metrics.csv").unlink()
+    only_removed = mirror.Mirror(tmp_path, bucket, tmp_path / ".index", mirror.is_copied)
+    only_removed.flush(20)
+    assert only_removed.close() is None

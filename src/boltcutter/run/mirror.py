@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from boltcutter.checkpoint.atomic import write_text
@@ -21,6 +21,7 @@ BYTES_PER_SECOND = 2**20  # of a file that keeps growing, which is uploaded as a
 URGENT = ("record.json", "metrics.csv")  # uploaded before each checkpoint, so that a checkpoint never has more steps
 FINAL_TIMEOUT = 30.0  # seconds that the last upload is repeated, if the storage cannot be reached
 STALL_TIMEOUT = 300.0  # seconds without a complete object, after which the last upload fails
+PERMANENT = (FileNotFoundError, PermissionError)  # errors that an immediate repetition does not change
 
 
 class UploadError(RuntimeError):
@@ -66,7 +67,7 @@ class Mirror:
             if not self._upload_now(STALL_TIMEOUT) and self._uploaded == before:
                 self._error = TimeoutError(f"no progress in {STALL_TIMEOUT:.0f} s")
                 break
-            if self._error is None or time.monotonic() > end:
+            if self._error is None or isinstance(self._error, PERMANENT) or time.monotonic() > end:
                 break
             time.sleep(1.0)
         with self._changed:
@@ -113,11 +114,19 @@ class Mirror:
                 self._done = asked
                 self._changed.notify_all()
 
+    @contextmanager
+    def _skip_removed(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            if (self.folder / name).exists():
+                raise  # the bucket is missing
+
     def _upload_changed(self, only: tuple[str, ...]) -> None:
         found: Index = {}
         try:
             for name in only or list_files(self.folder):
-                with suppress(FileNotFoundError):  # removed in the meantime
+                with self._skip_removed(name):
                     stamp = read_stamp(self.folder / name)
                     is_due = self._everything or name in URGENT or time.monotonic() >= self._due.get(name, 0.0)
                     if self.wanted(name) and is_due and self._index.get(name, [])[1:] != stamp:

@@ -99,11 +99,13 @@ def pull(place: str | Path, setting: str, *, again: bool = False) -> Path:
             again = True
         except BlockingIOError:
             fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process downloads
-        if again:
-            _, removed = download(url, folder, home / INDEX, is_copied)
-            for name in removed:
-                (folder / name).unlink(missing_ok=True)
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            if again:
+                _, removed = download(url, folder, home / INDEX, is_copied)
+                for name in removed:
+                    (folder / name).unlink(missing_ok=True)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_SH)
     return folder
 
 
