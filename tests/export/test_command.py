@@ -3,8 +3,11 @@ import re
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from conftest import Script
+import torch
+from conftest import QUICK, ROOT, Script
+from third_party import gallery
 
 from boltcutter.export.command import check_drop
 from boltcutter.export.settings import ExportError
@@ -88,3 +91,39 @@ def test_a_run_without_checkpoint_is_named(script: Script, trained: Path, tmp_pa
     done = script("export", f"run={tmp_path}/run", "export=onnx")
     assert done.returncode == 2
     assert re.search(r"ckpt=best: .*none yet", done.stderr)
+
+
+@pytest.mark.slow
+def test_a_sharded_checkpoint_is_exported(script: Script, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    sharded = ["trainer=fsdp2", "trainer.accelerator=cpu", "trainer.devices=2", "model=mlp"]
+    done = script("train", *QUICK, *sharded, f"folder={run}", ranks=2)
+    assert done.returncode == 0, done.stderr
+    done = script("export", f"run={run}", "export=[torch,int8]", timeout=600)
+    assert done.returncode == 0, done.stderr
+    recorded = json.loads((run / "record.json").read_text())["test"]["test/accuracy"]
+    assert results(run)["torch"]["value"] == pytest.approx(recorded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["autoencoder", "own_loaders", "multilabel", "segmentation"])
+def test_any_module_is_exported_and_predicts_as_its_checkpoint(
+    script: Script, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    limits = ["+trainer.limit_train_batches=3", "+trainer.limit_val_batches=1", "test=false"]
+    given = [*gallery.overrides(name), *QUICK, *limits, f"folder={tmp_path}/run"]
+    for command in (["train", *given], ["export", f"run={tmp_path}/run", "export=onnx"]):
+        done = script(*command, fresh=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    outputs = []
+    for source in ("ckpt=best", "export=onnx"):
+        done = script("predict", f"run={tmp_path}/run", source, f"output={tmp_path}/{source}.csv", fresh=True)
+        assert done.returncode == 0, done.stderr
+        saved = sorted(tmp_path.glob(f"{source}.*"))[0]
+        outputs.append(torch.load(saved) if saved.suffix == ".pt" else pd.read_csv(saved))
+    expected, found = outputs
+    if isinstance(expected, pd.DataFrame):
+        pd.testing.assert_frame_equal(expected, found, atol=1e-4)
+    else:
+        torch.testing.assert_close(expected, found, atol=1e-4, rtol=1e-4)

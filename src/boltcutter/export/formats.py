@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+import zipfile
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -79,13 +81,18 @@ class SafeTensors(Format):
 
 
 def save(program: ExportedProgram, path: Path) -> None:
-    """Write a program without traces of the code of the model, which would be larger than a small model."""
+    """Write a program with its graph compressed and without traces of the model's code, larger than a small model."""
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             for name in TRACES:
                 node.meta.pop(name, None)
     program.example_inputs = None
-    torch.export.save(program, path)
+    with tempfile.TemporaryFile() as scratch:
+        torch.export.save(program, scratch)
+        with zipfile.ZipFile(scratch) as plain, zipfile.ZipFile(path, "w") as packed:
+            for entry in plain.infolist():
+                is_graph = entry.filename.endswith(".json")
+                packed.writestr(entry.filename, plain.read(entry), zipfile.ZIP_DEFLATED if is_graph else None)
 
 
 def quantize_weights(model: nn.Module) -> None:
