@@ -16,9 +16,10 @@ from boltcutter.checkpoint.atomic import write_text
 from boltcutter.export import runner
 from boltcutter.export.program import Program
 from boltcutter.export.settings import Format
-from boltcutter.export.tables import describes_table
+from boltcutter.export.tabular import describes_table
 from boltcutter.export.verify import Result
 from boltcutter.project import Project
+from boltcutter.protocols import HasClasses, HasStatistics
 from boltcutter.run.folder import read_record
 
 if sys.version_info >= (3, 11):
@@ -45,7 +46,7 @@ def write_card(
         checkpoint: The exported checkpoint.
         project: The project.
     """
-    statistics: Mapping[str, Any] = getattr(data, "statistics", None) or {}
+    statistics: Mapping[str, Any] = data.statistics if isinstance(data, HasStatistics) else {}
     write_text(folder / PREPROCESSING, json.dumps(statistics) + "\n")
     record = read_record(run)
     files = sorted(path for path in folder.iterdir() if path.name != runner.CARD)
@@ -60,7 +61,7 @@ def write_card(
             for name, tensor, leaf in zip(program.inputs, program.example, program.used, strict=True)
         ],
         "outputs": _outputs(program),
-        "classes": [str(label) for label in getattr(data, "classes", None) or ()],
+        "classes": _classes(data),
         "features": _features(statistics),
         "run": {"id": record.get("id"), "name": record.get("name"), "checkpoint": checkpoint},
         "commit": (record.get("git") or {}).get("commit"),
@@ -96,6 +97,12 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _classes(data: Any) -> list[str]:
+    """Class names, if the data module lists them; in a third-party one ``classes`` may be their number."""
+    names = data.classes if isinstance(data, HasClasses) else ()
+    return [str(name) for name in names] if isinstance(names, list | tuple) else []
 
 
 def _describe(name: str, tensor: torch.Tensor, program: Program) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.export.card import PREPROCESSING
 from boltcutter.export.program import select_inputs
 from boltcutter.export.runner import CARD, Runner
-from boltcutter.export.tables import TableEncoder, describes_table
+from boltcutter.export.tabular import TableEncoder, describes_table
 
 
 class ExportedModel(nn.Module):

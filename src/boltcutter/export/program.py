@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from boltcutter.config.errors import one_line
 from boltcutter.config.locate import origin
 from boltcutter.export.settings import ExportError
-from boltcutter.export.tables import TableEncoder, describes_table
+from boltcutter.export.tabular import TableEncoder, describes_table
 from boltcutter.protocols import HasKind, LimitsContext, NativeTask, find_model
 
 MAX_BATCH = 1 << 16

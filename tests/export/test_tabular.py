@@ -3,7 +3,7 @@ import pandas as pd
 import torch
 
 from boltcutter.data.tabular import compute_statistics, encode_features
-from boltcutter.export.tables import TableEncoder, describes_table
+from boltcutter.export.tabular import TableEncoder, describes_table
 
 
 def test_rows_are_encoded_as_by_the_data_module() -> None:
