@@ -70,9 +70,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
     checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
     components = assemble(cfg, with_callbacks=False)
     restore(components, checkpoint)
-    split = next(
-        (name for name in ("test", "val", "train") if loader_owner(components.data, components.task, name)), None
-    )
+    split = next((name for name in ("test", "val", "train") if has_split(components, name)), None)
     if split is None:
         raise ConfigError(f"run={folder}: {type(components.data).__name__} has no dataloader; add a test_dataloader")
     with quiet():
@@ -125,21 +123,31 @@ def restore(components: Components, checkpoint: str) -> None:
     """Load the weights, and what the data module keeps in checkpoints."""
     state = load(checkpoint)
     data: Any = components.data
-    task = components.task
+    task, is_native = components.task, isinstance(components.data, NativeData)
     with as_config_error():
         data.prepare_data()
-        if isinstance(data, NativeData):
-            saved = state.get(type(data).__qualname__)
-            if saved:
-                data.load_state_dict({"statistics": saved["statistics"]})  # type: ignore[attr-defined]
-        if not isinstance(task, NativeTask):  # whose hooks may create layers, or need the trainer
-            task.trainer = data.trainer = components.trainer
+        if is_native:
+            data.load_state_dict({"statistics": state.get(type(data).__qualname__, {}).get("statistics", {})})
+            data.setup("fit")
+        if not isinstance(task, NativeTask):  # whose hooks may create layers, or use the trainer
             components.trainer.strategy.connect(task)
+            task.trainer = components.trainer
+            task.prepare_data()
             task.configure_model()
             task.setup("test")
+        if not is_native:
+            data.trainer = components.trainer
             data.setup("test")
-            task.trainer = None
+    task.trainer = None  # which cannot be copied
     task.load_state_dict(state["state_dict"], strict=task.strict_loading)
+
+
+def has_split(components: Components, split: str) -> bool:
+    """Whether there is a loader of a split, with samples."""
+    data = components.data
+    if isinstance(data, NativeData) and split in data.empty_splits:
+        return False
+    return loader_owner(data, components.task, split) is not None
 
 
 def make_program(components: Components, batch: Any) -> Program:
@@ -164,8 +172,7 @@ def batches(components: Components, split: str) -> Iterator[Any]:
 
 def calibration(components: Components, program: Program, fallback: str) -> Iterator[tuple[Any, ...]]:
     """Inputs of validation samples; of the tested ones if there are no others."""
-    has_split = loader_owner(components.data, components.task, "val") is not None
-    for batch in batches(components, "val" if has_split else fallback):
+    for batch in batches(components, "val" if has_split(components, "val") else fallback):
         yield program.split(batch)[0]
 
 
