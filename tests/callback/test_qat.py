@@ -4,6 +4,8 @@ import pytest
 import torch
 from conftest import QUICK, Script, saved_weights
 
+from boltcutter.callback import qat
+
 MODEL = ["model=mlp", "model.hidden_sizes=[16]", "callback=[default,qat]", *QUICK[:2], "test=false"]
 
 
@@ -29,3 +31,9 @@ def test_the_export_loses_nothing(script: Script, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     done = script("export", f"run={tmp_path}/run", "export=int8-dynamic", "export.max_drop=0.5", timeout=600)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qat, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"callback.qat: torchao is not installed; pip install 'boltcutter\[export"):
+        qat.QAT()

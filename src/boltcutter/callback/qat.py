@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -26,7 +28,8 @@ class QAT(Callback):
     """
 
     def __init__(self) -> None:
-        import torchao  # noqa: F401  (a missing package is reported before training)
+        if find_spec("torchao") is None:
+            raise ImportError("callback.qat: torchao is not installed; pip install 'boltcutter[export]'")
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Replace the linear layers before the optimizer is created."""
