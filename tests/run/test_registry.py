@@ -95,3 +95,24 @@ def test_a_registry_at_a_url(project: Project, trained: Path, tmp_path: Path, mo
     assert [add(project, trained) for _ in range(2)] == ["registry:digits@v1", "registry:digits@v2"]
     assert registry.find(project, "registry:digits@latest") == f"file://{tmp_path}/shared/digits/v2"
     assert (tmp_path / "shared" / "digits" / "v2" / "checkpoints" / "best.ckpt").is_file()
+
+
+def test_only_scores_of_the_same_metric_are_compared() -> None:
+    lineages = [
+        {"best": {"monitor": monitor, "mode": mode, "score": score}}
+        for monitor, mode, score in (
+            ("val/loss", "min", 0.2),
+            ("val/loss", "min", 0.3),
+            ("val/accuracy", "max", 0.9),
+            ("val/accuracy", "max", 0.8),
+            (None, None, None),
+        )
+    ]
+    better = [[registry.is_better(new, old) for old in lineages] for new in lineages]
+    assert better == [
+        [True, True, False, False, True],
+        [False, True, False, False, True],
+        [False, False, True, True, True],
+        [False, False, False, True, True],
+        [False, False, False, False, True],
+    ]

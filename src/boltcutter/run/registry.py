@@ -1,19 +1,22 @@
-"""A registry of models: numbered versions of trained runs under a name, in a folder or on object storage.
+"""A registry of models: numbered versions of trained runs under a name, in a folder, on object storage or at W&B.
 
 ``<registry>/<name>/v1/`` is the folder of a run with one checkpoint, its exports and its reports, and can be used
 wherever a run can: as ``registry:<name>@v1``, ``@latest`` or ``@best``. A later registration adds a version and changes
-none. ``registered.json`` has the lineage, and the checksum of each file.
+none. ``registered.json`` has the lineage, and the checksum of each file. At W&B a version is an artifact, and is
+downloaded when it is used.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from boltcutter.run import remote, trust
 from boltcutter.run.transfer import publish, storage_errors
 
 VARIABLE = "BOLTCUTTER_REGISTRY"  # folder or URL of the registry
+WANDB = "wandb://"  # followed by entity and project
 PREFIX = "registry:"
 LINEAGE = "registered.json"
 KEPT = (
@@ -42,7 +46,7 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 def location(project: Project) -> str:
-    """The folder or URL of the registry: that of ``BOLTCUTTER_REGISTRY``, or ``registry`` in the project."""
+    """Folder or URL of the registry: that of ``BOLTCUTTER_REGISTRY``, or ``registry`` in the project."""
     return os.environ.get(VARIABLE) or str(project.root / "registry")
 
 
@@ -63,6 +67,8 @@ def register(project: Project, name: str, folder: Path, checkpoint: str) -> str:
     """
     if not NAME.fullmatch(name):
         raise ConfigError(f"export.register={name}: not a name; use letters, digits, _, - and .")
+    if location(project).startswith(WANDB):
+        return f"{PREFIX}{name}@{log_artifact(location(project), name, folder, checkpoint)}"
     place = remote.join(location(project), name)
     if not remote.is_url(place):
         Path(place).mkdir(parents=True, exist_ok=True)
@@ -102,8 +108,8 @@ def collect(folder: Path, checkpoint: str, draft: Path) -> None:
     write_text(draft / "record.json", json.dumps(record, indent=2) + "\n")
 
 
-def write_lineage(draft: Path, name: str, number: int, folder: Path, checkpoint: str) -> None:
-    """Write ``registered.json``."""
+def write_lineage(draft: Path, name: str, number: int | None, folder: Path, checkpoint: str) -> dict[str, Any]:
+    """Write ``registered.json``, and return what it contains."""
     from boltcutter.checkpoint.load import read_metadata
 
     record = run.read_record(draft)
@@ -122,6 +128,7 @@ def write_lineage(draft: Path, name: str, number: int, folder: Path, checkpoint:
         "files": {str(file.relative_to(draft)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
     }
     write_text(draft / LINEAGE, json.dumps(facts, indent=2) + "\n")
+    return facts
 
 
 def publish_version(draft: Path, target: str) -> bool:
@@ -170,6 +177,8 @@ def find(project: Project, reference: str) -> str:
         ConfigError: There is no such version, or versions cannot be compared.
     """
     name, _, which = reference.removeprefix(PREFIX).partition("@")
+    if location(project).startswith(WANDB) and NAME.fullmatch(name):
+        return str(download_artifact(project, name, which or "latest"))
     place = remote.join(location(project), name)
     known = versions(place) if NAME.fullmatch(name) else []
     if not known:
@@ -213,3 +222,60 @@ def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
             raise ConfigError(f"{override}: registered runs do not continue; use init_from=<checkpoint> in a new run")
         found.append(f"{key}={find(project, value)}" if is_reference else override)
     return found
+
+
+def log_artifact(place: str, name: str, folder: Path, checkpoint: str) -> str:
+    """Log a run with one of its checkpoints as a W&B artifact, and return its version."""
+    with tempfile.TemporaryDirectory() as parent, wandb_artifacts() as artifacts:
+        artifacts.find(place, name, "latest")  # an error of W&B is reported before checkpoints are copied
+        draft = Path(parent, "run")
+        collect(folder, checkpoint, draft)
+        lineage = write_lineage(draft, name, None, folder, checkpoint)
+        return str(artifacts.log(place, name, draft, lineage, is_better))
+
+
+def is_better(lineage: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a version has a better score than another, of the same metric, or as good a one."""
+    new, old = lineage["best"], other.get("best") or {}
+    if new["score"] is None or old.get("score") is None:
+        return old.get("score") is None
+    sign = 1 if new["mode"] == "max" else -1
+    comparable = all(new[key] == old.get(key) for key in ("monitor", "mode"))
+    return comparable and sign * float(new["score"]) >= sign * float(old["score"])
+
+
+def download_artifact(project: Project, name: str, which: str) -> Path:
+    """The folder of a version at W&B, downloaded at its first use.
+
+    Raises:
+        ConfigError: There is no such version, or W&B cannot be used.
+    """
+    place = location(project)
+    parent = project.root / "registry" / ".wandb" / place.removeprefix(WANDB) / name
+    if re.fullmatch(r"v\d+", which) and (parent / which).is_dir():
+        return parent / which
+    with wandb_artifacts() as artifacts:
+        version = artifacts.find(place, name, which)
+        if version is None:
+            reference = f"{PREFIX}{name}@{which}"
+            raise ConfigError(f"{reference}: not in {place}; register it with export.register={name}, or use latest")
+        if not (parent / version).is_dir():
+            parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".draft-", dir=parent) as draft:
+                artifacts.download(place, name, version, Path(draft, "run"))
+                publish_version(Path(draft, "run"), str(parent / version))
+    return parent / version
+
+
+@contextmanager
+def wandb_artifacts() -> Iterator[Any]:
+    """The module that uses W&B, a component that is not imported otherwise; its errors are those of the setting.
+
+    Raises:
+        ConfigError: W&B cannot be used.
+    """
+    artifacts: Any = importlib.import_module("boltcutter.logger.artifacts")
+    try:
+        yield artifacts
+    except artifacts.ArtifactError as error:
+        raise ConfigError(f"{VARIABLE}={error}") from None
