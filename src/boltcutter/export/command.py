@@ -19,7 +19,7 @@ from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
+from boltcutter.config.values import plain, redacted
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.export import table
 from boltcutter.export.card import add_result, write_card
@@ -179,7 +179,8 @@ def calibration(components: Components, program: Program, fallback: str) -> Iter
 def write_model_config(folder: Path, form: Format, cfg: DictConfig) -> None:
     """Write the configuration of the model beside plain weights, from which it can be built again."""
     if not form.is_runnable:
-        content = {"model": plain(cfg).get("model") or plain(cfg)["task"]}
+        values = redacted(cfg)
+        content = {"model": values.get("model") or values["task"]}
         write_text(folder / "config.json", json.dumps(content, indent=2) + "\n")
 
 

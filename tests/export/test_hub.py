@@ -1,0 +1,189 @@
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.export import hub
+
+
+class Hub(ThreadingHTTPServer):
+    """The endpoints of the Hugging Face Hub that an upload uses."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.created: list[str] = []
+        self.objects: dict[str, bytes] = {}  # by SHA-256
+        self.files: dict[str, bytes] = {}  # of the last commit
+
+    def post(self, path: str, body: bytes) -> dict[str, Any]:
+        if path == "/api/repos/create":
+            request = json.loads(body)
+            self.created.append(f"{request['organization']}/{request['name']}")
+            return {"url": f"{self.url}/{self.created[-1]}"}
+        if path == "/api/validate-yaml":
+            return {"errors": [], "warnings": []}
+        if "/preupload/" in path:
+            files = json.loads(body)["files"]
+            modes = {True: "lfs", False: "regular"}
+            return {
+                "files": [
+                    {
+                        "path": file["path"],
+                        "uploadMode": modes[file["path"].endswith(".safetensors")],
+                        "shouldIgnore": False,
+                    }
+                    for file in files
+                ]
+            }
+        if path.endswith("/info/lfs/objects/batch"):
+            objects = json.loads(body)["objects"]
+            actions = [{"upload": {"href": f"{self.url}/objects/{found['oid']}"}} for found in objects]
+            return {
+                "transfer": "basic",
+                "objects": [found | {"actions": action} for found, action in zip(objects, actions, strict=True)],
+            }
+        assert path == "/api/models/me/digits/commit/main", path
+        for operation in map(json.loads, body.splitlines()):
+            value = operation["value"]
+            if operation["key"] == "file":
+                self.files[value["path"]] = base64.b64decode(value["content"])
+            elif operation["key"] == "lfsFile":
+                self.files[value["path"]] = self.objects[value["oid"]]
+        return {"commitUrl": f"{self.url}/me/digits/commit/{'a' * 40}", "commitOid": "a" * 40, "success": True}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.respond({"id": "me/digits", "sha": "b" * 40, "siblings": []})
+
+    def do_POST(self) -> None:
+        assert self.headers["authorization"] == "Bearer hf_0123456789"
+        self.respond(self.server.post(self.path, self.body()))
+
+    def do_PUT(self) -> None:
+        body = self.body()
+        assert self.path == f"/objects/{hashlib.sha256(body).hexdigest()}"
+        self.server.objects[self.path.rpartition("/")[2]] = body
+        self.respond({})
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("content-length") or 0))
+
+    def respond(self, content: dict[str, Any]) -> None:
+        text = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[Hub]:
+    with Hub() as found:
+        thread = threading.Thread(target=found.serve_forever, args=(0.05,))
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def weights(digits: Path, tmp_path: Path) -> Path:
+    """An export of plain weights in its run."""
+    run = tmp_path / "run"
+    (run / "export").mkdir(parents=True)
+    shutil.copytree(digits / "export" / "safetensors", run / "export" / "safetensors")
+    shutil.copy(digits / "record.json", run)
+    return run / "export" / "safetensors"
+
+
+def test_the_model_card_is_valid(weights: Path) -> None:
+    hub.write_readme(weights)
+    card = ModelCard.load(weights / "README.md")
+    data = card.data.to_dict()
+    assert (data["library_name"], data["pipeline_tag"]) == ("boltcutter", "image-classification")
+    assert "safetensors" in data["tags"]
+    record = json.loads((weights.parents[1] / "record.json").read_text())
+    results = {result.metric_type: result for result in card.data.eval_results or ()}
+    assert results["accuracy"].metric_value == record["test"]["test/accuracy"]
+    assert (results["accuracy"].dataset_name, results["accuracy"].dataset_split) == ("Digits", "test")
+    for part in ("Intended use", "Training data", "Metrics", record["id"], record["git"]["commit"]):
+        assert part in card.text
+
+
+def test_the_card_shows_how_the_model_is_loaded(weights: Path) -> None:
+    hub.write_readme(weights)
+    for code in re.findall(r"^```python\n(.*?)^```", (weights / "README.md").read_text(), re.M | re.S):
+        done = subprocess.run([sys.executable, "-c", code], cwd=weights, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Apache-2.0", {"license": "apache-2.0"}),
+        ("GPL-3.0-or-later", {"license": "gpl-3.0"}),
+        ("My own", {"license": "other", "license_name": "my-own"}),
+        (None, {}),
+    ],
+)
+def test_licenses(name: str | None, expected: dict[str, str]) -> None:
+    assert hub.find_license(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "shape", "pipeline"),
+    [
+        ("classification", [], ["N", 1, 8, 8], "image-classification"),
+        ("classification", [{"name": "age"}], ["N", 9], "tabular-classification"),
+        ("regression", [{"name": "age"}], ["N", 9], "tabular-regression"),
+        ("language_modeling", [], ["N", "T"], "text-generation"),
+        ("regression", [], ["N", 3], None),
+        (None, [], ["N", 3], None),
+    ],
+)
+def test_pipelines(kind: str | None, columns: list[Any], shape: list[Any], pipeline: str | None) -> None:
+    assert hub.find_pipeline({"kind": kind, "features": columns, "inputs": [{"shape": shape}]}) == pipeline
+
+
+def test_a_folder_is_pushed(weights: Path, server: Hub, tmp_path: Path) -> None:
+    env = {**os.environ, "HF_ENDPOINT": server.url, "HF_TOKEN": "hf_0123456789", "HF_HOME": str(tmp_path / "home")}
+    env = {**env, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+    code = "import sys, pathlib, boltcutter.export.hub as hub; print(hub.push(pathlib.Path(sys.argv[1]), sys.argv[2]))"
+    command = [sys.executable, "-c", code, str(weights), "me/digits"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{server.url}/me/digits/commit/{'a' * 40}\n"
+    assert server.created == ["me/digits"]
+    assert server.files == {file.name: file.read_bytes() for file in weights.iterdir()}
+    assert {"README.md", "config.json", "model.safetensors"} <= server.files.keys()
+
+
+def test_without_a_token_the_remedy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(ConfigError, match=r"^export.push=me/digits: not logged in to the Hub; run `hf auth login`"):
+        hub.check("me/digits")
+    with pytest.raises(ConfigError, match=r"^export.push=digits: not a repository of the Hub; use <user>/<name>$"):
+        hub.check("digits")
