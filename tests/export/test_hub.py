@@ -120,6 +120,7 @@ def weights(digits: Path, tmp_path: Path) -> Path:
 
 
 def test_the_model_card_is_valid(weights: Path) -> None:
+    assert (weights / "README.md").is_file()
     hub.write_readme(weights)
     card = ModelCard.load(weights / "README.md")
     data = card.data.to_dict()
@@ -134,8 +135,9 @@ def test_the_model_card_is_valid(weights: Path) -> None:
 
 
 def test_the_card_shows_how_the_model_is_loaded(weights: Path) -> None:
-    hub.write_readme(weights)
-    for code in re.findall(r"^```python\n(.*?)^```", (weights / "README.md").read_text(), re.M | re.S):
+    found = re.findall(r"^```python\n(.*?)^```", (weights / "README.md").read_text(), re.M | re.S)
+    assert len(found) == 2
+    for code in found:
         done = subprocess.run([sys.executable, "-c", code], cwd=weights, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
 

@@ -20,8 +20,12 @@ def test_a_missing_package_is_named_with_its_install_command() -> None:
 
 def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match=r"export.max_drop=-1 .*; try"):
-        Export(max_drop=-1)
+        Export({"int4": Int4()}, max_drop=-1)
     with pytest.raises(ValueError, match=r"block_size=48 .*; try 32"):
         Int4(block_size=48)
     with pytest.raises(ValueError, match=r"samples=0 .*; try 256"):
         StaticInt8(samples=0)
+    with pytest.raises(ValueError, match=r"export.formats: empty; choose formats, or register"):
+        Export()
+    with pytest.raises(ValueError, match=r"export.push=me/digits: .*; add export=safetensors"):
+        Export({"int4": Int4()}, push="me/digits")

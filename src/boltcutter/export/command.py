@@ -21,7 +21,7 @@ from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain, redacted
 from boltcutter.environment.warnings import filter_warnings
-from boltcutter.export import table
+from boltcutter.export import hub, table
 from boltcutter.export.card import add_result, write_card
 from boltcutter.export.program import ModuleProgram, Program, TaskProgram
 from boltcutter.export.settings import Export, ExportError, Format
@@ -30,6 +30,7 @@ from boltcutter.project import LIBRARY, Project
 from boltcutter.protocols import HasStatistics, NativeData, NativeTask
 from boltcutter.report import html
 from boltcutter.run import folder as run
+from boltcutter.run import registry
 
 RESULTS = "export.json"
 
@@ -46,7 +47,7 @@ class Settings:
 
 
 def main(project: Project, overrides: list[str]) -> dict[str, Result]:
-    """Export a run, and verify each file in a new process.
+    """Export a run, verify each file in a new process, and upload or register what is good enough.
 
     Args:
         project: Project whose configuration is used.
@@ -54,7 +55,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
             overrides change the run's configuration.
 
     Returns:
-        How the original and each export perform, by format.
+        How the original and each export perform, by format; nothing if the run is only registered.
 
     Raises:
         ConfigError: The run, a format or an override does not exist, or a package is missing.
@@ -64,10 +65,30 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
     special, rest = run.split_overrides(overrides, "run", "ckpt")
     own = [override for override in rest if override.lstrip("+~").partition("=")[0].partition(".")[0] == "export"]
     settings = read_settings(project, own)
+    if settings.push is not None:
+        hub.check(settings.push)
     cfg, folder = run.load_evaluation_config(project, special, [override for override in rest if override not in own])
     cfg.trainer = {**cfg.trainer, "accelerator": "cpu"}
     check_config(cfg)
     checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
+    results = export(project, settings, cfg, folder, checkpoint) if settings.formats else {}
+    if settings.push is not None:
+        print(hub.push(folder / "export" / hub.FORMAT, settings.push))
+    if settings.register is not None:
+        print(registry.register(project, settings.register, folder, checkpoint))
+    return results
+
+
+def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, checkpoint: str) -> dict[str, Result]:
+    """Write and verify each format.
+
+    Returns:
+        How the original and each export perform, by format.
+
+    Raises:
+        ConfigError: The data has no dataloader.
+        ExportError: The model cannot be exported, or an export loses more than ``export.max_drop``.
+    """
     components = assemble(cfg, with_callbacks=False)
     restore(components, checkpoint)
     split = next((name for name in ("test", "val", "train") if has_split(components, name)), None)
@@ -89,6 +110,8 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
             write_card(target, name, form, program, components.data, run=folder, checkpoint=checkpoint, project=project)
             results[name] = verify(reference, results["fp32"], target, foreign)
             add_result(target, results[name])
+            if not form.is_runnable:
+                hub.write_readme(target)
             save_results(folder, results, split, checkpoint)
     table.show(results)
     print(f"\n{folder / 'export'}")
@@ -116,6 +139,8 @@ def read_settings(project: Project, overrides: Sequence[str]) -> Export:
     settings: Export = build.build(cfg.export, "export")
     for name, form in settings.formats.items():
         form.check_packages(name)
+    if settings.register is not None:
+        registry.check_name(settings.register)
     return settings
 
 

@@ -67,11 +67,11 @@ class Int8(Format):
 
 
 class SafeTensors(Format):
-    """Plain weights without a program, with the configuration of the model in ``config.json``."""
+    """Plain weights without a program, with the model's configuration in ``config.json``, and a model card."""
 
     file: ClassVar[str] = "model.safetensors"
     is_runnable: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ("safetensors",)
+    packages: ClassVar[tuple[str, ...]] = ("safetensors", "huggingface_hub")
 
     def write(self, program: Program, path: Path, calibration: Batches) -> None:
         """Write the weights; tied ones under one name."""

@@ -40,10 +40,10 @@ def check(repo: str) -> None:
 
 
 def push(folder: Path, repo: str) -> str:
-    """Write the model card, and upload the folder of an export to the Hub; its repository is created if it is new.
+    """Upload the folder of an export to the Hub; the repository is created if it is new.
 
     Args:
-        folder: Folder of an export of plain weights.
+        folder: Folder of an export of plain weights, with its model card.
         repo: User or organization, and name, as in ``user/name``.
 
     Returns:
@@ -58,7 +58,6 @@ def push(folder: Path, repo: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    write_readme(folder)
     api = HfApi()
     try:
         api.create_repo(repo, exist_ok=True)
@@ -134,7 +133,7 @@ def find_pipeline(card: dict[str, Any]) -> str | None:
     return "image-classification" if kind == "classification" and len(card["inputs"][0]["shape"]) == 4 else None
 
 
-def find_license(name: str | None) -> dict[str, str]:
+def find_license(name: str | None) -> dict[str, Any]:
     """A license by its identifier at the Hub, or as another one."""
     known = re.sub(r"-(only|or-later)$", "", (name or "").lower())
     if known in LICENSES:

@@ -65,8 +65,7 @@ def register(project: Project, name: str, folder: Path, checkpoint: str) -> str:
     Raises:
         ConfigError: The name is invalid, or the registry cannot be written.
     """
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"export.register={name}: not a name; use letters, digits, _, - and .")
+    check_name(name)
     if location(project).startswith(WANDB):
         return f"{PREFIX}{name}@{log_artifact(location(project), name, folder, checkpoint)}"
     place = remote.join(location(project), name)
@@ -80,6 +79,16 @@ def register(project: Project, name: str, folder: Path, checkpoint: str) -> str:
             if publish_version(draft, remote.join(place, f"v{number}")):
                 return f"{PREFIX}{name}@v{number}"
     raise ConfigError(f"export.register={name}: no further version; use another name")
+
+
+def check_name(name: str) -> None:
+    """Check the name of a model.
+
+    Raises:
+        ConfigError: It has other characters.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"export.register={name}: not a name; use letters, digits, _, - and .")
 
 
 def collect(folder: Path, checkpoint: str, draft: Path) -> None:
@@ -255,7 +264,7 @@ def download_artifact(project: Project, name: str, which: str) -> Path:
     if re.fullmatch(r"v\d+", which) and (parent / which).is_dir():
         return parent / which
     with wandb_artifacts() as artifacts:
-        version = artifacts.find(place, name, which)
+        version: str | None = artifacts.find(place, name, which)
         if version is None:
             reference = f"{PREFIX}{name}@{which}"
             raise ConfigError(f"{reference}: not in {place}; register it with export.register={name}, or use latest")
