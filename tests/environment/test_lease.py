@@ -207,7 +207,8 @@ def training(
         else:
             process = stack.enter_context(forks.start(command, env, nothing, stderr))
         end = time.monotonic() + (120 if fresh else 60)
-        while not (folder / "checkpoints" / "last.ckpt").exists():
+        record = folder / "record.json"
+        while not record.exists() or '"saved": true' not in record.read_text():  # the last change until training ends
             assert process.poll() is None, errors.read_text()
             assert time.monotonic() < end
             time.sleep(0.01)
