@@ -21,7 +21,7 @@ from boltcutter.environment.signals import PreemptionError
 from boltcutter.environment.startup import restored_signals
 from boltcutter.environment.warnings import restored_filters
 from boltcutter.project import Project, ProjectError
-from boltcutter.run import remote, trust
+from boltcutter.run import registry, remote, trust
 
 if TYPE_CHECKING:
     from boltcutter.evaluation.table import Table
@@ -151,7 +151,7 @@ def _call(target: str, project: Location, overrides: tuple[str, ...]) -> Any:
     with _unchanged_process():
         arguments = trust.apply_overrides([expand_home(override) for override in overrides])
         prepare_process()
-        return getattr(import_module(module), name)(found, remote.localize(arguments))
+        return getattr(import_module(module), name)(found, remote.localize(registry.resolve(found, arguments)))
 
 
 def _find(project: Location) -> Project:
