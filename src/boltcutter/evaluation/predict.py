@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,11 +22,13 @@ from boltcutter.data.batches import count_samples
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.outcomes import to_columns
 from boltcutter.evaluation.table import Table, concatenate, count_rows, write_csv
-from boltcutter.export.exported import ExportedModel
 from boltcutter.project import Project
 from boltcutter.protocols import GeneratesTokens, NativeData
 from boltcutter.run import folder as run
 from boltcutter.run import remote
+
+if TYPE_CHECKING:
+    from boltcutter.export.exported import ExportedModel
 
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
 
@@ -54,7 +56,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     if "export" in special and "ckpt" in special:
         raise ConfigError(f"export={special['export']}: used in place of a checkpoint; remove ckpt={special['ckpt']}")
     components = assemble(cfg, with_callbacks=False)
-    exported = ExportedModel(folder, special["export"]) if "export" in special else None
+    exported = _open_export(folder, special["export"]) if "export" in special else None
     if not isinstance(components.data, NativeData):
         return predict_loader(components, cfg, folder, special, exported)
     generates = isinstance(components.task, GeneratesTokens)
@@ -95,7 +97,7 @@ def predict(components: Components, model: str | ExportedModel, inputs: list[Pat
     _restore(data, model)
     with as_config_error():
         inputs_read, names = data.read(inputs)
-    if isinstance(model, ExportedModel):
+    if not isinstance(model, str):
         return _table(model.predict(inputs_read, data.batch_size), names, list(data.classes), data.kind)
     loader = DataLoader(TensorDataset(inputs_read), batch_size=data.batch_size)
     found: Any = components.trainer.predict(components.task, loader, ckpt_path=model, weights_only=True)
@@ -212,7 +214,7 @@ def generate_text(components: Components, model: str | ExportedModel, overrides:
         if len(text) < 256 and file.is_file():
             text = file.read_bytes()
         prompt = torch.tensor(tokenizer.encode(text))
-    if isinstance(model, ExportedModel):
+    if not isinstance(model, str):
         task.model = model
     else:
         task.load_state_dict(state["state_dict"])
@@ -241,6 +243,12 @@ def _number(overrides: dict[str, str], name: str, default: Any, kind: type, leas
     return kind(text)
 
 
+def _open_export(folder: Path, export: str) -> ExportedModel:
+    from boltcutter.export.exported import ExportedModel  # slow import of torch.export
+
+    return ExportedModel(folder, export)
+
+
 def _only_loader(components: Components) -> Any:
     """The loader of samples to predict, for an export.
 
@@ -258,7 +266,7 @@ def _only_loader(components: Components) -> Any:
 
 def _restore(data: Any, model: str | ExportedModel) -> dict[str, Any]:
     """Restore the data module from a checkpoint or an export, and return the checkpoint."""
-    if isinstance(model, ExportedModel):
+    if not isinstance(model, str):
         data.load_state_dict({"statistics": model.statistics})
         return {}
     state = load(model)
