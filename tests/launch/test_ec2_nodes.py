@@ -141,7 +141,7 @@ def test_a_set_up_that_fails_terminates_the_instance(script: Script, tmp_path: P
         again = script("launch", f"resume={job.folder}")
         assert f"job digits-{job.folder.name}, 1 running; cancel it first" in again.stderr
         assert script("launch", "cancel", f"run={job.folder}").returncode == 0
-        again = script("launch", f"resume={job.folder}", "launch.max_hours=3")
+        again = script("launch", f"resume={job.folder}", "launch.time=3:00:00")
         assert again.returncode == 0, again.stderr
         request = read_job((job.folder / "job.sh").read_text())
         assert request["ClientToken"].startswith(f"digits-{job.folder.name}-")

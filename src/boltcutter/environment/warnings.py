@@ -13,6 +13,7 @@ LOGGERS = {
     "lightning.pytorch.profilers": logging.INFO,  # profilers print their tables by it
     # Gradient norms are redistributed over two mesh dimensions, which torch reports as inefficient.
     "torch.distributed.tensor._redistribute": logging.ERROR,
+    "azure.identity": logging.ERROR,  # logs each credential that it looks for and does not find
     "gcsfs": logging.CRITICAL,  # logs exceptions that it raises
 }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 from collections.abc import Mapping
@@ -88,7 +87,6 @@ def connect(endpoint: str) -> PipelineClient[Any, Any]:
         from azure.identity import DefaultAzureCredential
     except ModuleNotFoundError:
         raise ValueError(f"launch=azureml: adlfs is not installed; {install_command('adlfs')}") from None
-    logging.getLogger("azure.identity").setLevel(logging.ERROR)  # one line per credential that there is not
     credential, scope = DefaultAzureCredential(), f"{endpoint}/.default"
     try:
         credential.get_token(scope)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import yaml
 
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.checkpoint.storage import error_text, is_url, resolve_filesystem
+from boltcutter.checkpoint.storage import is_url, resolve_filesystem
 from boltcutter.launch import jupyter
 from boltcutter.launch.bundle import BUNDLE, RECORD, check_size, pack
 from boltcutter.launch.job import (
@@ -27,6 +27,7 @@ from boltcutter.launch.job import (
 )
 from boltcutter.run import folder as run
 from boltcutter.run.remote import fetch, publish
+from boltcutter.run.transfer import reason, remedy_for
 
 
 class CloudLauncher:
@@ -193,7 +194,7 @@ def read(place: str, start: int = 0) -> bytes:
     except FileNotFoundError:
         return b""
     except Exception as error:  # each storage raises its own exceptions
-        raise UnreachableError(f"{place}: cannot be read ({error_text(error)}); check the credentials") from error
+        raise UnreachableError(f"{place}: cannot be read ({reason(error)}); {remedy_for(place)}") from error
 
 
 def earlier_id(job: Job) -> str:

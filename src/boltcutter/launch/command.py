@@ -19,6 +19,7 @@ from boltcutter.config.describe import describe as describe_keys
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.values import format_value, parse, plain, redacted
 from boltcutter.environment.identity import new_run_id
+from boltcutter.environment.warnings import filter_warnings
 from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher
@@ -60,6 +61,7 @@ def main(project: Project, arguments: list[str]) -> None:
     Raises:
         ConfigError: There are mistakes, or the job was rejected.
     """
+    filter_warnings()
     flags = [argument for argument in arguments if argument in FLAGS]
     rest = [argument for argument in arguments if argument not in FLAGS]
     verb, *options = rest or [""]
@@ -208,6 +210,8 @@ def read_launcher(
         chosen = base
     settings = compose(project, rest, base=chosen)
     if mistakes := build.check(DictConfig({"launch": settings.launch}), Settings):
+        if any(mistake.startswith("launch.array: ") for mistake in mistakes):
+            raise ConfigError("launch.array: only launch=slurm has arrays; remove it, and launch the runs one by one")
         raise ConfigError("\n".join(mistakes))
     return settings.launch, build.build(settings.launch, "launch")
 

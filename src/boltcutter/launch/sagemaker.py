@@ -284,9 +284,9 @@ class SageMakerLauncher(CloudLauncher):
             yield from self.follow(new, job_id if follow else None, DELAY)
             if seen:
                 return
-        except UnreachableError:
-            raise
         except ValueError as error:
+            if not aws.error_code(error) or isinstance(error, UnreachableError):
+                raise
             print(f"note: {error}; this is the log of rank 0", file=sys.stderr)
         yield from super().logs(job_id, folder, follow=follow)
 

@@ -152,8 +152,13 @@ def storage_errors(setting: str, url: str) -> Iterator[None]:
     except ImportError as error:
         raise ConfigError(f"{setting}: {module or error} is not installed; {install_command(module)}") from error
     except Exception as error:  # each storage raises its own
-        remedy = f"check the address, or {LOGIN[module]}" if module else "use s3://, gs:// or az://"
-        raise ConfigError(f"{setting}: cannot be reached ({reason(error)}); {remedy}") from error
+        raise ConfigError(f"{setting}: cannot be reached ({reason(error)}); {remedy_for(url)}") from error
+
+
+def remedy_for(url: str) -> str:
+    """The remedy for a URL that cannot be reached, with the command to log in."""
+    module = MODULES.get(url.partition("://")[0])
+    return f"check the address, or {LOGIN[module]}" if module else "use s3://, gs:// or az://"
 
 
 def reason(error: BaseException) -> str:
