@@ -26,7 +26,8 @@ from boltcutter.launch.job import Job, Status, UnclearSubmissionError, Unreachab
 
 from .azure_server import WORKSPACE, BlobStorage, ResourceManager, azure, clean_environment
 from .conftest import Launch
-from .test_library import git, read_record
+from .test_cloud import write_run
+from .test_library import read_record
 
 JOBS = Path(__file__).with_name("jobs")
 JOB = Job("digits", Path("/project/runs/digits/20261122-120000-1a2b3c4d"), None, devices=2, gpus=True, trusted=True)
@@ -64,16 +65,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[R
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """A run of a project with one file, ready to be submitted."""
-    root = tmp_path / "project"
-    folder = root / "runs" / "digits" / "one"
-    (folder / "code").mkdir(parents=True)
-    for place in (root, folder / "code"):
-        (place / "a.py").write_text("a = 1\n")
-    git(root, "init", "-q")
-    git(root, "add", "a.py")
-    (folder / "record.json").write_text(json.dumps({"attempts": []}))
-    return replace(JOB, folder=folder, root=root, code=folder / "code", nodes=2)
+    return write_run(tmp_path / "project", replace(JOB, nodes=2))
 
 
 def cluster(nodes: int = 4, size: str = "STANDARD_NC48ADS_A100_V4") -> dict[str, Any]:

@@ -1,5 +1,7 @@
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,18 +28,22 @@ class Platform(CloudLauncher):
         return Status("ended", f"job {job_id}, Succeeded")
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    """A launched run of a project with one file."""
-    root = tmp_path / "project"
+def write_run(root: Path, job: Job, **record: Any) -> Job:
+    """Make a project with one file, and a run of it that can be submitted."""
     folder = root / "runs" / "digits" / "one"
     (folder / "code").mkdir(parents=True)
     for place in (root, folder / "code"):
         (place / "a.py").write_text("a = 1\n")
     git(root, "init", "-q")
     git(root, "add", "a.py")
-    (folder / "record.json").write_text(json.dumps({"attempts": [], "launch": {"id": "job-1"}}))
-    return Job("digits", folder, None, root=root, code=folder / "code", environment={"A": "1"}, trusted=True)
+    (folder / "record.json").write_text(json.dumps({"attempts": [], **record}))
+    return replace(job, folder=folder, root=root, code=folder / "code")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    launched = Job("digits", tmp_path, None, environment={"A": "1"}, trusted=True)
+    return write_run(tmp_path / "project", launched, launch={"id": "job-1"})
 
 
 def test_mistakes_are_found_before_submission(job: Job) -> None:

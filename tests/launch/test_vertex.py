@@ -1,6 +1,5 @@
 """Custom jobs of Vertex AI, against a server that answers as Google's does; gcloud's own client takes the same file."""
 
-import json
 import re
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from boltcutter.launch.machines import VERTEX
 from boltcutter.launch.vertex import STATES, VertexLauncher
 
 from .google_server import NO_ANSWER, GoogleServer, error, google_server
-from .test_library import git
+from .test_cloud import write_run
 
 JOBS = Path(__file__).with_name("jobs")
 JOB = Job("digits", Path("/project/runs/digits/20261122-120000-1a2b3c4d"), None, devices=2, gpus=True, trusted=True)
@@ -74,16 +73,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleSe
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """A run of a project with one file, ready to be submitted."""
-    root = tmp_path / "project"
-    folder = root / "runs" / "digits" / "one"
-    (folder / "code").mkdir(parents=True)
-    for place in (root, folder / "code"):
-        (place / "a.py").write_text("a = 1\n")
-    git(root, "init", "-q")
-    git(root, "add", "a.py")
-    (folder / "record.json").write_text(json.dumps({"attempts": []}))
-    return replace(JOB, folder=folder, root=root, code=folder / "code", nodes=2)
+    return write_run(tmp_path / "project", replace(JOB, nodes=2))
 
 
 @pytest.mark.parametrize("name", RENDERED)
