@@ -183,6 +183,17 @@ def test_a_folder_is_pushed(weights: Path, server: Hub, tmp_path: Path) -> None:
     assert {"README.md", "config.json", "model.safetensors"} <= server.files.keys()
 
 
+@pytest.mark.parametrize("reason", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
+def test_a_failed_upload_is_reported_in_one_line(weights: Path, reason: dict[str, str], tmp_path: Path) -> None:
+    env = {**os.environ, "HF_TOKEN": "hf_0123456789", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", **reason}
+    code = "import sys, pathlib, boltcutter.export.hub as hub; print(hub.push(pathlib.Path(sys.argv[1]), sys.argv[2]))"
+    command = [sys.executable, "-c", code, str(weights), "me/digits"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.match(r"boltcutter\.export\.settings\.ExportError: export\.push=me/digits: \w+: .*; try again$", last)
+
+
 def test_without_a_token_the_remedy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(ConfigError, match=r"^export.push=me/digits: not logged in to the Hub; run `hf auth login`"):
