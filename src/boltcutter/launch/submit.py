@@ -23,7 +23,7 @@ from boltcutter.run import lineage, trust
 def can_copy(launcher: Launcher, root: Path) -> bool:
     """Whether the job runs a copy of the code; says so if it should but cannot."""
     copies = launcher.snapshot and snapshot.can_copy(root)
-    if launcher.snapshot and not copies:
+    if launcher.snapshot and not copies and not isinstance(launcher, CloudLauncher):  # which then refuses the job
         print(f"note: {root} is not tracked by git: the job runs the code as it is when it starts, not a copy")
     return copies
 
