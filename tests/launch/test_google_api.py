@@ -133,7 +133,7 @@ def test_missing_and_rejected_credentials_name_the_command_to_log_in(
         (
             503,
             "<html>\n<h1>overloaded</h1>",
-            UnreachableError,
+            NoAnswerError,
             "launch=vertex: 503 <html> <h1>overloaded</h1>; try again later",
         ),
     ],

@@ -37,7 +37,7 @@ class ForbiddenError(ValueError):
 
 
 class NoAnswerError(UnreachableError):
-    """The request was sent, but not answered, so that it may have had an effect."""
+    """The request may have had an effect, although it was not answered, or with an error of the server."""
 
 
 def default_setting(section: str, name: str, *variables: str) -> str | None:
@@ -117,7 +117,7 @@ def call(session: AuthorizedSession, method: str, url: str, body: Mapping[str, A
         reason = answer.text or answer.reason
     line = f"launch=vertex: {answer.status_code} {_line(reason)}"
     if answer.status_code >= 500:
-        raise UnreachableError(f"{line}; try again later")
+        raise NoAnswerError(f"{line}; try again later")
     remedy = REMEDIES.get(answer.status_code, "correct the setting that the message names")
     kinds: dict[int, type[ValueError]] = {403: ForbiddenError, 429: UnreachableError}
     raise kinds.get(answer.status_code, ValueError)(f"{line}; {remedy}")
