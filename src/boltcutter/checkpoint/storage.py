@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -68,7 +68,7 @@ def call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
     Raises:
         TimeoutError: It takes longer.
     """
-    future = Future[T]()
+    future = concurrent.futures.Future[T]()
 
     def run() -> None:
         try:
@@ -79,7 +79,7 @@ def call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
     threading.Thread(target=run, daemon=True, name="storage").start()
     try:
         return future.result(seconds)
-    except TimeoutError as error:
+    except (TimeoutError, concurrent.futures.TimeoutError) as error:  # not the same before Python 3.11
         raise error if future.done() else TimeoutError(f"no response within {seconds:.0f} s") from error
 
 
