@@ -7,7 +7,7 @@ import pytest
 
 from boltcutter.launch import cloud, jobs, submit
 from boltcutter.launch.cloud import CloudLauncher, job_name, read
-from boltcutter.launch.job import Job, Status, UnreachableError
+from boltcutter.launch.job import Job, Status, UnclearSubmissionError, UnreachableError
 
 from .test_library import git
 
@@ -44,6 +44,17 @@ def write_run(root: Path, job: Job, **record: Any) -> Job:
 def job(tmp_path: Path) -> Job:
     launched = Job("digits", tmp_path, None, environment={"A": "1"}, trusted=True)
     return write_run(tmp_path / "project", launched, launch={"id": "job-1"})
+
+
+def test_an_interrupted_submission_is_unclear(job: Job, tmp_path: Path) -> None:
+    class Interrupted(Platform):
+        def create(self, job: Job, file: Path) -> str:
+            raise KeyboardInterrupt
+
+    launcher, file = Interrupted(storage=f"file://{tmp_path}/runs"), job.folder / "job.yaml"
+    file.write_text(launcher.render(job))
+    with pytest.raises(UnclearSubmissionError, match=r"launch=platform: interrupted, .* look for digits there before"):
+        launcher.submit(job, file)
 
 
 def test_mistakes_are_found_before_submission(job: Job) -> None:

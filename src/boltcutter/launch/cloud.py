@@ -19,6 +19,7 @@ from boltcutter.launch.job import (
     POLL_SECONDS,
     Job,
     Status,
+    UnclearSubmissionError,
     UnreachableError,
     check_environment,
     check_texts,
@@ -131,7 +132,13 @@ class CloudLauncher:
         if is_url(str(self.storage)):
             names = [BUNDLE, file.name, *(name for name in RECORD if (job.folder / name).is_file())]
             publish(job.folder, self.remote_folder(job.folder), names)
-        return [self.create(job, file)]
+        try:
+            return [self.create(job, file)]
+        except KeyboardInterrupt:
+            raise UnclearSubmissionError(
+                f"launch={self.option}: interrupted, so the job may have been submitted; look for {job.name} there "
+                "before you launch again"
+            ) from None
 
     def check_credentials(self) -> None:
         """Raise ValueError with the command to log in, if there are no credentials."""
