@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from boltcutter.launch import rendezvous
 from boltcutter.launch.rendezvous import EndedError, join
@@ -47,6 +48,12 @@ def test_a_node_waits_for_the_others_to_start_again(tmp_path: Path, monkeypatch:
         os.utime(file, (before, before))
     # Of the earlier nodes only one is there, and another takes the place of the other.
     assert join_all(tmp_path, "10.0.0.1", "10.0.0.3") == {"10.0.0.1": (0, "10.0.0.1"), "10.0.0.3": (1, "10.0.0.1")}
+
+
+def test_a_node_may_leave_while_another_one_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = LocalFileSystem.find
+    monkeypatch.setattr(LocalFileSystem, "find", lambda store, path: [*find(store, path), f"{path}/10.0.0.9"])
+    assert join_all(tmp_path, "10.0.0.1", "10.0.0.2")["10.0.0.2"] == (1, "10.0.0.1")
 
 
 def test_a_node_does_not_wait_for_one_that_has_ended(tmp_path: Path) -> None:

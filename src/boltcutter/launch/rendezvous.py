@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from contextlib import suppress
 
 from boltcutter.checkpoint.storage import resolve_filesystem
 
@@ -47,8 +48,11 @@ def join(place: str, address: str, num_nodes: int, max_minutes: float | None = N
         if ENDED in names:
             reason = store.cat(f"{folder}/{ENDED}").decode().strip()
             raise EndedError(f"another node of the job {place.rpartition('/')[2]} has ended for good: {reason}")
-        now = store.modified(own)
-        recent = [name for name in names if (now - store.modified(f"{folder}/{name}")).total_seconds() < FRESH_SECONDS]
+        now, recent = store.modified(own), []
+        for name in names:
+            with suppress(FileNotFoundError):  # a node has left since they were listed
+                if (now - store.modified(f"{folder}/{name}")).total_seconds() < FRESH_SECONDS:
+                    recent.append(name)
         if len(recent) == num_nodes:
             ranked = sorted(recent, key=ipaddress.ip_address)
             return ranked.index(address), ranked[0]
