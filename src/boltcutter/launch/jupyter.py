@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.launch.job import Job
 
 PORT = 8888
@@ -52,10 +53,10 @@ def prepare(project: Path, idle_minutes: float) -> list[str]:
         idle_minutes: See ``arguments``.
 
     Raises:
-        ValueError: JupyterLab is not installed.
+        ConfigError: JupyterLab is not installed.
     """
     if find_spec("jupyterlab") is None:
-        raise ValueError(
+        raise ConfigError(
             "jupyterlab is not installed on this node; pip install 'boltcutter[jupyter]' in its environment"
         )
     write_token()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from boltcutter.checkpoint.storage import error_text, is_url, resolve_filesystem
+from boltcutter.config.errors import ConfigError
 from boltcutter.launch import jupyter
 from boltcutter.launch.bundle import BUNDLE, CODE, RECORD, unpack
 from boltcutter.launch.rendezvous import EndedError, join
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             os.environ.update({"NODE_RANK": str(rank), "MASTER_ADDR": first, "MASTER_PORT": PORT})
         project, arguments = root / CODE, [f"resume={given.run}", *overrides]
         start(project, jupyter.prepare(project, given.jupyter) if given.jupyter else [*program(project), *arguments])
-    except EndedError as error:
+    except (EndedError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)  # nothing that another start could change
     except ValueError as error:
@@ -113,13 +114,13 @@ def check_library(root: Path) -> None:
     """Check that the library here is the one with which the run was launched.
 
     Raises:
-        ValueError: It has another version.
+        ConfigError: It has another version.
     """
     record = root / RECORD[0]
     was = json.loads(record.read_text()).get("library", {}).get("version") if record.is_file() else None
     here = lineage.library_state(root).get("version")
     if was and was != here and not (root / CODE / "src" / LIBRARY).is_dir():
-        raise ValueError(
+        raise ConfigError(
             f"{LIBRARY} {here} is installed on this node, but the run was launched with {was}; build the image again, "
             f"or pip install {LIBRARY}=={was}"
         )
