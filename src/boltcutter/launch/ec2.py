@@ -194,9 +194,10 @@ class EC2Launcher(CloudLauncher):
         except ValueError as error:
             code = aws.error_code(error)
             if not code or code.startswith(("Internal", "Service", "503")):
+                first = "cancel their Spot requests, " if self.spot else ""  # or EC2 would replace them
                 raise UnclearSubmissionError(
                     f"{error}; EC2 may have started instances: look for those with the tag {TAG}="
-                    f"{request['ClientToken']}, and terminate them"
+                    f"{request['ClientToken']}, {first}and terminate them"
                 ) from None
             if own:
                 _delete_group(ec2, request["ClientToken"])

@@ -39,6 +39,7 @@ GROUP = """
 # cloud-init runs this at the first boot. systemd then runs the job at each boot, and stops it before the network.
 USER_DATA = """\
 #!/bin/bash
+shutdown -h +%(minutes)d # at the latest, even if the job cannot start
 if ! mkdir -p %(home)s || ! cd %(home)s; then
     shutdown -h now
 fi
@@ -115,7 +116,7 @@ export AWS_DEFAULT_REGION
 # At the latest then the instance terminates, whatever happens here.
 [ -e deadline ] || echo $(($(date +%%s) + %(seconds)d)) >deadline
 is_over && exit
-shutdown -h "+$((($(cat deadline) - $(date +%%s)) / 60))"
+shutdown -h "+$((($(cat deadline) - $(date +%%s) + 59) / 60))"
 if [ ! -e ready ]; then
     report "set up $instance"
     bash setup.sh &
@@ -290,4 +291,4 @@ def render_user_data(
         "command": program,
     }
     settings = {"home": HOME, "setup": "\n".join(lines) or ":", "run": run.rstrip(), "name": job.name}
-    return USER_DATA % settings
+    return USER_DATA % {**settings, "minutes": -(-seconds(time) // 60)}

@@ -64,6 +64,7 @@ REQUEST
 
 IFS= read -r -d '' user_data <<'USER_DATA' || true
 #!/bin/bash
+shutdown -h +1440 # at the latest, even if the job cannot start
 if ! mkdir -p /opt/boltcutter || ! cd /opt/boltcutter; then
     shutdown -h now
 fi
@@ -126,7 +127,7 @@ export AWS_DEFAULT_REGION
 # At the latest then the instance terminates, whatever happens here.
 [ -e deadline ] || echo $(($(date +%s) + 86400)) >deadline
 is_over && exit
-shutdown -h "+$((($(cat deadline) - $(date +%s)) / 60))"
+shutdown -h "+$((($(cat deadline) - $(date +%s) + 59) / 60))"
 if [ ! -e ready ]; then
     report "set up $instance"
     bash setup.sh &
