@@ -14,10 +14,11 @@ import yaml
 from conftest import QUICK, Script, saved_weights
 from gcsfs.core import GCSFileSystem
 from lightning.pytorch.plugins.environments import LightningEnvironment
+from object_storage import google_storage
 
 from boltcutter.strategy.ddp import DDPStrategy
 
-from .google_server import google_server, google_storage
+from .google_server import google_server
 from .nodes import Machine, Process, nodes
 
 JOB = "projects/123/locations/us-central1/customJobs/4242"
