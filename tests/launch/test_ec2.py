@@ -298,6 +298,28 @@ def fail(code: str, message: str = "No.", status: int = 400) -> AWSResponse:
     return AWSResponse("http://ec2", status, {}, Body())
 
 
+def test_a_job_is_submitted_once_its_instances_can_be_seen(
+    project: Path, profile: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = launcher(ami=image(boto3.client("ec2"))["ImageId"])
+    submitted, file = write_job(project, own)
+    make, seen = aws.client, list[bool]()
+
+    def late(**_: Any) -> Any:
+        seen.append(len(seen) > 0)
+        return None if seen[-1] else fail("InvalidInstanceID.NotFound", "Not yet.", 400)
+
+    def hiding(service: str, region: str | None) -> Any:
+        client = make(service, region)
+        client.meta.events.register("before-send.ec2.DescribeInstances", late)
+        return client
+
+    monkeypatch.setattr(aws, "client", hiding)
+    (job_id,) = own.submit(submitted, file)
+    assert seen == [False, True]
+    assert own.status(job_id).state == "running"
+
+
 @pytest.mark.parametrize(
     ("code", "message", "error", "fault"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, ClassVar
@@ -205,6 +206,9 @@ class EC2Launcher(CloudLauncher):
                 name = f"launch.instance_profile={self.instance_profile}"
                 raise ValueError(f"{name}: the account has no such instance profile; create it") from None
             raise
+        with suppress(ValueError), aws.as_value_errors():  # until then, the status would be that of an ended job
+            numbers = [instance["InstanceId"] for instance in made]
+            ec2.get_waiter("instance_exists").wait(InstanceIds=numbers, WaiterConfig={"Delay": 1, "MaxAttempts": 30})
         if self.jupyter:
             print(notebook.tunnel("ec2", made[0]["InstanceId"], region=ec2.meta.region_name))
         return job_id
