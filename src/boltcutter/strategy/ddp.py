@@ -43,7 +43,7 @@ RETRY_DELAY = 0.2  # seconds after which a signal is sent again to a process wit
 
 
 class DDPStrategy(strategies.DDPStrategy):
-    """One process per device; gradients are averaged in buckets, overlapping with the backward pass.
+    """One process per device; gradients are averaged in buckets, on GPUs during the backward pass.
 
     With gradient accumulation they are sent once per optimizer step.
 
@@ -92,6 +92,7 @@ class DDPStrategy(strategies.DDPStrategy):
         wrapped = super()._setup_model(model)
         if self.root_device.type == "cpu":
             # Otherwise torch reorders gradients after the first step, of a resumed run too, and gloo's sums round anew.
+            # In this order, the first bucket is complete last, so that gradients are sent after the backward pass.
             wrapped.reducer._push_all_rebuilt_params()
         return wrapped
 
