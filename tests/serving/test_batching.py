@@ -55,8 +55,6 @@ def test_samples_that_arrive_during_a_batch_are_computed_together() -> None:
         model.released.set()
         assert [list(found) for found in await asyncio.gather(first, *others)] == [[2], [4], [6, 8], [10, 12], [14]]
         assert model.sizes == [1, 4, 2]  # at most four, and a request is not split
-        assert batcher.take_sizes() == model.sizes
-        assert batcher.take_sizes() == []
 
     run(model, test)
 
@@ -104,6 +102,19 @@ def test_too_many_waiting_samples_are_refused() -> None:
         assert model.sizes == [1, 1]
 
     run(model, test, max_waiting=3)
+
+
+def test_a_large_request_is_computed_in_several_batches_or_refused_as_a_whole() -> None:
+    model = Model()
+    model.released.set()
+
+    async def test(batcher: Batcher) -> None:
+        assert list(await batcher(np.arange(9.0))) == [2 * value for value in range(9)]
+        with pytest.raises(OverloadedError):
+            await batcher(np.arange(11.0))
+        assert model.sizes == [4, 4, 1]
+
+    run(model, test, max_waiting=10)
 
 
 def test_an_error_reaches_the_requests_of_its_batch_only() -> None:

@@ -67,6 +67,22 @@ def test_a_damaged_image(digits: Predictor) -> None:
         digits.image(b"\x89PNG\r\n\x1a\n damaged")
 
 
+@pytest.mark.parametrize("size", [(1, 600_000), (9_000, 9_000)])
+def test_a_small_file_with_too_many_pixels(digits: Predictor, size: tuple[int, int]) -> None:
+    file = io.BytesIO()
+    Image.new("1", size).save(file, "PNG")
+    assert len(file.getvalue()) < 100_000
+    with pytest.raises(ValueError, match=r"^the image: \d+ x \d+ pixels are too many"):
+        digits.image(file.getvalue())
+
+
+def test_other_formats_are_not_decoded(digits: Predictor) -> None:
+    file = io.BytesIO()
+    Image.new("L", (8, 8)).save(file, "TIFF")
+    with pytest.raises(ValueError, match="not a valid PNG or JPEG image"):
+        digits.image(file.getvalue())
+
+
 def test_rows_are_predicted_in_the_unit_of_the_target(diabetes: Predictor) -> None:
     frame = load_diabetes(as_frame=True, scaled=False).frame
     columns = frame.drop(columns="target")

@@ -90,6 +90,14 @@ def test_the_api_describes_itself(digits: Served, text: Served) -> None:
         (npy(np.array([object()], object)), NUMPY, 422, "not an array in npy format"),
         (npy(np.ones((1, 8, 8))), NUMPY, 422, "inputs: shape [1, 8, 8], expected [N, 1, 8, 8]"),
         (b"\x89PNG broken", "image/png", 422, "the image: not a valid PNG or JPEG image"),
+        (b'{"inputs": [1], "\\ud800": 1}', "application/json", 422, "body: Input should be a valid string"),
+        (
+            b'{"inputs": [["' + b"a" * 9000 + b'"' + b", 1" * 3000 + b"]]}",
+            "application/json",
+            422,
+            "inputs: not numbers",
+        ),
+        (npy(np.full((1, 1, 8, 8), 3e38, np.float32)), NUMPY, 422, "inputs: the predictions are not finite"),
     ],
 )
 def test_mistakes_have_a_reason(digits: Served, body: bytes, kind: str, status: int, message: str) -> None:
@@ -160,6 +168,8 @@ def test_rows_and_their_mistakes(serve: Serve, diabetes_run: Path) -> None:
     (found,) = served.post("/predict", {"inputs": [row]}).json()["predictions"]
     assert len(found["values"]) == 1
     assert served.post("/predict", {"inputs": [row | {"age": "old"}]}).json()["detail"].startswith("inputs: column age")
+    for large in (1e308, 10**400):
+        assert served.post("/predict", {"inputs": [row | {"age": large}]}).status_code == 422
     assert served.post("/predict", {"inputs": [1]}).status_code == 422
     assert served.post("/predict", npy(np.ones((1, 10))), NUMPY).status_code == 422
 
@@ -173,6 +183,7 @@ def test_texts_are_streamed(text: Served) -> None:
     streamed = "".join(json.loads(line.removeprefix("data: "))["text"] for line in lines[:-1])
     assert len(lines) > 5
     assert text.post("/generate", asked | {"stream": False}).json()["text"] == streamed
+    assert text.post("/generate", asked | {"temperature": 1e-300, "stream": False}).status_code == 200
     for change, message in (
         ({"tokens": 501}, "tokens=501: at most 500"),
         ({"tokens": 0}, "tokens: Input should be greater than or equal to 1"),

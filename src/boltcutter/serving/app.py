@@ -20,6 +20,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect
 
 from boltcutter.serving.batching import Array, Batcher, OverloadedError
 from boltcutter.serving.predictor import Predictor
@@ -87,7 +88,9 @@ class Metrics:
             "serve_request_seconds", "Duration of requests", ["path"], buckets=LATENCIES, **options
         )
         self.batches = Histogram("serve_batch_size", "Samples computed together", buckets=BATCHES, **options)
-        self.waiting = Gauge("serve_waiting_samples", "Samples that wait", multiprocess_mode="livesum", **options)
+        self.waiting = Gauge(
+            "serve_waiting_samples", "Samples that wait or are computed", multiprocess_mode="livesum", **options
+        )
 
     def render(self) -> bytes:
         """Return the metrics of all workers in Prometheus' text format."""
@@ -106,9 +109,12 @@ def create_app(predictor: Predictor, limits: Limits) -> FastAPI:
         limits: Limits of requests.
     """
     metrics = Metrics()
-    batcher = Batcher(
-        predictor.predict, max_batch=limits.max_batch, max_wait=limits.max_wait, max_waiting=limits.max_waiting
-    )
+
+    def compute(inputs: Array) -> Array:
+        metrics.batches.observe(len(inputs))
+        return predictor.predict(inputs)
+
+    batcher = Batcher(compute, max_batch=limits.max_batch, max_wait=limits.max_wait, max_waiting=limits.max_waiting)
     streams = asyncio.Semaphore(limits.max_streams)
 
     @asynccontextmanager
@@ -149,9 +155,6 @@ def create_app(predictor: Predictor, limits: Limits) -> FastAPI:
     @app.get("/metrics")
     async def show_metrics() -> Response:
         """Return metrics in Prometheus' format."""
-        for size in batcher.take_sizes():
-            metrics.batches.observe(size)
-        metrics.waiting.set(sum(len(request.inputs) for request in batcher.waiting))
         return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     async def predict(request: Request) -> Response:
@@ -163,25 +166,25 @@ def create_app(predictor: Predictor, limits: Limits) -> FastAPI:
         body = await read_body(request, limits)
         try:
             inputs = await asyncio.to_thread(decode, predictor, kind, body, limits)
-        except ValidationError as error:
-            raise HTTPException(422, validation_text(error)) from None
         except ValueError as error:
-            raise HTTPException(422, str(error)) from None
+            raise refusal(error) from None
+        metrics.waiting.inc(len(inputs))
         try:
-            parts = [inputs[start : start + limits.max_batch] for start in range(0, len(inputs), limits.max_batch)]
-            outputs = await asyncio.gather(*map(batcher, parts))
+            outputs = await batcher(inputs)
         except OverloadedError as error:
             raise HTTPException(503, f"{error}; try again later", {"Retry-After": "1"}) from None
-        return JSONResponse({"predictions": predictor.format(np.concatenate(outputs))})
+        finally:
+            metrics.waiting.dec(len(inputs))
+        if not np.isfinite(outputs).all():
+            raise HTTPException(422, "inputs: the predictions are not finite; give values like those in training")
+        return JSONResponse({"predictions": predictor.format(outputs)})
 
     async def generate(request: Request) -> Response:
         """Continue a text, as server-sent events or, with ``stream=false``, as a whole."""
         try:
             asked = Prompt.model_validate(parse_json(await read_body(request, limits)))
-        except ValidationError as error:
-            raise HTTPException(422, validation_text(error)) from None
         except ValueError as error:
-            raise HTTPException(422, str(error)) from None
+            raise refusal(error) from None
         if asked.tokens > limits.max_tokens:
             raise HTTPException(422, f"tokens={asked.tokens}: at most {limits.max_tokens}")
         if streams.locked():
@@ -216,7 +219,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     """Read the body within the limits of size and time.
 
     Raises:
-        HTTPException: It is too large or too slow.
+        HTTPException: It is too large or too slow, or incomplete.
     """
     too_large = HTTPException(413, f"the request is larger than {limits.max_bytes} bytes", {"Connection": "close"})
     length = request.headers.get("content-length", "")
@@ -232,6 +235,8 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
     try:
         await asyncio.wait_for(receive(), limits.timeout)
+    except ClientDisconnect:
+        raise HTTPException(400, "the client has gone") from None
     except asyncio.TimeoutError:
         raise HTTPException(
             408, f"the request did not arrive within {limits.timeout:g} s", {"Connection": "close"}
@@ -257,6 +262,8 @@ def decode(predictor: Predictor, kind: str, body: bytes, limits: Limits) -> Arra
             raise ValueError("expected one array of samples" if predictor.form != "row" else "rows are sent as JSON")
     elif kind == JSON:
         values = Inputs.model_validate(parse_json(body)).inputs
+        if predictor.form != "row" and body.count(b'"') > 2:  # NumPy would pad all elements to the longest text
+            raise ValueError("inputs: not numbers")
     else:
         expected = ", ".join((JSON, NUMPY, *(IMAGES if predictor.form == "image" else ())))
         raise HTTPException(415, f"content type {kind[:100]}: expected {expected}")
@@ -283,9 +290,12 @@ def parse_json(body: bytes) -> Any:
         raise ValueError(f"not valid JSON ({str(error)[:100]})") from None
 
 
-def validation_text(error: ValidationError) -> str:
+def refusal(error: ValueError) -> HTTPException:
     """Describe what is wrong with a request in one line."""
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()[:3])
+    text = str(error)
+    if isinstance(error, ValidationError):
+        text = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()[:3])
+    return HTTPException(422, text)
 
 
 async def limited(pieces: Iterator[str], streams: asyncio.Semaphore) -> AsyncIterator[str]:

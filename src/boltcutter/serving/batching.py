@@ -20,7 +20,7 @@ class OverloadedError(RuntimeError):
 
 @dataclass(eq=False)
 class Waiting:
-    """Samples of a request that wait for a batch."""
+    """Samples of a request, at most as many as a batch has, that wait for one."""
 
     inputs: Array
     result: asyncio.Future[Array] = field(repr=False)
@@ -43,7 +43,6 @@ class Batcher:
     ) -> None:
         self.function, self.max_batch, self.max_wait, self.max_waiting = function, max_batch, max_wait, max_waiting
         self.waiting: list[Waiting] = []
-        self.sizes: list[int] = []  # of the batches since the last call of ``take_sizes``
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "batch")
         self._task: asyncio.Task[None] | None = None
@@ -53,32 +52,29 @@ class Batcher:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop; requests that still wait are cancelled."""
+        """Stop after the current batch; no request may wait any more."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._thread.shutdown()
 
     async def __call__(self, inputs: Array) -> Array:
-        """Compute the outputs of one request.
+        """Compute the outputs of one request, in several batches if it has more samples than ``max_batch``.
 
         Args:
-            inputs: Samples (N, …), at most ``max_batch``.
+            inputs: Samples (N, …).
 
         Raises:
             OverloadedError: Too many samples wait.
         """
         if sum(len(request.inputs) for request in self.waiting) + len(inputs) > self.max_waiting:
             raise OverloadedError(f"more than {self.max_waiting} samples wait")
-        request = Waiting(inputs, asyncio.get_running_loop().create_future())
-        self.waiting.append(request)
+        loop = asyncio.get_running_loop()
+        starts = range(0, len(inputs), self.max_batch)
+        parts = [Waiting(inputs[start : start + self.max_batch], loop.create_future()) for start in starts]
+        self.waiting += parts
         self._arrived.set()
-        return await request.result
-
-    def take_sizes(self) -> list[int]:
-        """Return the sizes of the batches since the last call."""
-        sizes, self.sizes = self.sizes, []
-        return sizes
+        return np.concatenate(await asyncio.gather(*(part.result for part in parts)))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -89,9 +85,8 @@ class Batcher:
             batch = self._take()
             if not batch:
                 continue
-            inputs = np.concatenate([request.inputs for request in batch])
-            self.sizes.append(len(inputs))
             try:
+                inputs = np.concatenate([request.inputs for request in batch])
                 outputs = await loop.run_in_executor(self._thread, self.function, inputs)
             except Exception as error:
                 for request in batch:

@@ -16,13 +16,18 @@ from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.data.image_io import read_image
+from boltcutter.data.image_io import read_image, read_image_shape
 from boltcutter.export.exported import ExportedModel
 from boltcutter.protocols import GeneratesTokens, HasClasses, HasKind, HasStatistics, NativeData
 
 Array = npt.NDArray[Any]
 Form = Literal["image", "row", "text", "array"]
 IMAGE = Path("the image")  # what messages call it
+SIGNATURES = (
+    b"\x89PNG\r\n\x1a\n",
+    b"\xff\xd8\xff",
+)  # of PNG and JPEG; other decoders are not exposed
+MAX_PIXELS = 1 << 25  # of an image, decoded or resized: a small file may contain far more
 
 
 class Predictor:
@@ -89,10 +94,19 @@ class Predictor:
         """Decode an image file as uint8 (1, C, H, W).
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: It is damaged, or too large.
         """
+        if not contents.startswith(SIGNATURES):
+            raise ValueError(f"{IMAGE}: not a valid PNG or JPEG image")
+        _, height, width = read_image_shape(IMAGE, io.BytesIO(contents))
+        scale = max(1, max(self.shape[1:]) / min(height, width))  # a narrow image becomes very long
+        if height * width * scale**2 > MAX_PIXELS:
+            raise ValueError(f"{IMAGE}: {width} x {height} pixels are too many; make it smaller")
         shape: Any = self.shape
-        return read_image(IMAGE, shape, io.BytesIO(contents)).numpy()[None]
+        try:
+            return read_image(IMAGE, shape, io.BytesIO(contents)).numpy()[None]
+        except Exception as error:  # Pillow passes on what the decoding of metadata raises
+            raise ValueError(str(error) if isinstance(error, ValueError) else f"{IMAGE}: damaged") from None
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> Array:
         """Encode rows of a table (N, F).
@@ -105,11 +119,15 @@ class Predictor:
         from boltcutter.data.tabular import encode_features
 
         statistics = self.data.statistics
-        table = pd.DataFrame(list(rows))
-        for column in statistics["columns"]:
-            if column in table and any(isinstance(value, dict | list) for value in table[column]):
-                raise ValueError(f"column {column}: expected numbers or texts")
-        inputs = encode_features(table, statistics, "inputs").numpy()
+        known = [{column: row[column] for column in statistics["columns"] if column in row} for row in rows]
+        try:
+            table = pd.DataFrame(known)  # without further columns, of which each row could have thousands of others
+            for column in table:
+                if any(isinstance(value, dict | list) for value in table[column]):
+                    raise ValueError(f"column {column}: expected numbers or texts")
+            inputs = encode_features(table, statistics, "inputs").numpy()
+        except OverflowError:
+            raise ValueError("inputs: a number is too large") from None
         missing = [column for column in statistics["numbers"] if table[column].isna().any()]
         if missing and not self.data.fill_missing:
             raise ValueError(f"column {missing[0]} has a missing value; give a number")
@@ -133,6 +151,8 @@ class Predictor:
             if found.size and (found.min() < 0 or found.max() > 255):
                 raise ValueError("inputs: pixels are not between 0 and 255")
             return found.astype(np.uint8)
+        if self.form == "image" and self.export and self.export.runner.card["inputs"][0]["dtype"] == "uint8":
+            raise ValueError("inputs: the export takes integers, pixels between 0 and 255")
         found = found.astype(np.float32)
         if not np.isfinite(found).all():
             raise ValueError("inputs: not all values are finite")

@@ -69,12 +69,14 @@ def serve(cfg: DictConfig, folder: Path, settings: dict[str, Any], bound: socket
     os.environ[VARIABLE] = json.dumps(settings)
     options: dict[str, Any] = {"http": LimitedProtocol, "timeout_graceful_shutdown": settings["drain"]}
     options |= {"log_level": "warning", "access_log": False, "lifespan": "on", "host": settings["host"], "port": port}
-    url = f"http://{settings['host']}:{port}"
+    host = f"[{settings['host']}]" if ":" in settings["host"] else settings["host"]  # IPv6
+    url = f"http://{host}:{port}"
     app = create(cfg, folder, settings)  # for several workers too, so that mistakes are reported only once
     print(f"{url} (API: {url}/docs)", flush=True)
     if settings["workers"] == 1:
         uvicorn.Server(uvicorn.Config(app, **options)).run([bound])
         return
+    del app  # each worker loads its own
     with tempfile.TemporaryDirectory(prefix="boltcutter-metrics-") as metrics:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
         workers = {"factory": True, "workers": settings["workers"], "timeout_worker_healthcheck": 60}

@@ -176,7 +176,7 @@ BITS_PER_BYTE = "bits_per_byte"
 
 def _sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
     """Sample a token (1,) from logits (V,)."""
-    if temperature == 0:
+    if temperature < 1e-4:  # a division by less could overflow
         return logits.argmax(dim=-1, keepdim=True)
     if top_k is not None:
         logits = logits.masked_fill(logits < logits.topk(min(top_k, len(logits))).values[-1], -math.inf)
