@@ -1,9 +1,12 @@
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
-from boltcutter.export.verify import Metric, infer_kind
+from boltcutter.export.settings import ExportError
+from boltcutter.export.verify import Metric, Process, infer_kind
 
 
 def test_accuracy_drops_by_points() -> None:
@@ -43,3 +46,16 @@ def test_outputs_of_unknown_meaning_are_compared_themselves() -> None:
 )
 def test_kinds_are_inferred(shape: tuple[int, ...], target: torch.Tensor | None, kind: str) -> None:
     assert infer_kind(torch.zeros(shape), target) == kind
+
+
+def test_a_process_that_ends_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"fails in a new process: ValueError: .* holds no export"):
+        Process(tmp_path, 1)
+    example = torch.zeros(2, 1000)
+    torch.export.save(torch.export.export(torch.nn.ReLU(), (example,)), tmp_path / "model.pt2")
+    (tmp_path / "card.json").write_text(json.dumps({"program": "model.pt2", "files": {}}))
+    with Process(tmp_path, 1) as process:
+        process.process.kill()
+        process.process.wait()
+        with pytest.raises(ExportError, match="fails in a new process: exit status -9"):
+            process.run((torch.zeros(2, 100_000),))

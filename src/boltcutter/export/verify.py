@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -244,7 +245,11 @@ class Process:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, cwd="/"
         )
-        found, _ = self._receive()
+        try:
+            found, _ = self._receive()
+        except BaseException:
+            self.close()
+            raise
         self.modules: list[str] = found["modules"]
         self.tensors: dict[str, str] = found.get("tensors", {})
 
@@ -254,9 +259,14 @@ class Process:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
         assert self.process.stdin
         assert self.process.stdout
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):  # it has ended already
+            self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
         self.errors.close()
@@ -273,7 +283,8 @@ class Process:
 
     def _ask(self, what: str, inputs: Inputs) -> tuple[dict[str, Any], list[Any]]:
         assert self.process.stdin
-        runner.send(self.process.stdin, {"do": what}, [tensor.numpy() for tensor in inputs])
+        with suppress(BrokenPipeError):  # the process has ended, for a reason that follows
+            runner.send(self.process.stdin, {"do": what}, [tensor.numpy() for tensor in inputs])
         return self._receive()
 
     def _receive(self) -> tuple[dict[str, Any], list[Any]]:
@@ -282,5 +293,6 @@ class Process:
         if not answer:
             self.errors.seek(0)
             last = self.errors.read().decode(errors="replace").strip().split("\n")[-1]
+            last = last or f"exit status {self.process.wait()}"
             raise ExportError(f"export: the file fails in a new process: {last}; report this with your versions")
         return answer, arrays
