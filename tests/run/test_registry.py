@@ -44,7 +44,10 @@ def test_versions_are_numbered_and_found(project: Project, trained: Path) -> Non
     for number in (1, 2, 3):
         set_score(project, number, mode="max")
     assert Path(registry.find(project, "registry:digits@best")).name == "v1"
-    set_score(project, 3, monitor="val/accuracy")
+    for score in (None, float("nan")):  # of a checkpoint before the first validation, or of a run that diverged
+        set_score(project, 3, score=score)
+        assert Path(registry.find(project, "registry:digits@best")).name == "v1"
+    set_score(project, 3, monitor="val/accuracy", score=0.2)
     with pytest.raises(ConfigError, match=r"versions have no metric in common \(val/accuracy, val/loss\)"):
         registry.find(project, "registry:digits@best")
 

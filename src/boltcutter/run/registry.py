@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import math
 import os
 import re
 import shutil
@@ -209,12 +210,18 @@ def best(place: str, known: Sequence[int], reference: str) -> int:
         ConfigError: The scores are of different metrics.
     """
     scores = {number: read_lineage(remote.join(place, f"v{number}"))["best"] for number in known}
+    scores = {number: score for number, score in scores.items() if is_finite(score["score"])} or scores
     metrics = {(score["monitor"], score["mode"]) for score in scores.values()}
-    if len(metrics) > 1 or None in next(iter(metrics)):
+    if len(metrics) > 1 or not all(is_finite(score["score"]) for score in scores.values()):
         names = ", ".join(sorted(str(monitor) for monitor, _ in metrics))
         raise ConfigError(f"{reference}: versions have no metric in common ({names}); choose a version, such as @v1")
     sign = 1 if next(iter(metrics))[1] == "max" else -1
-    return max(known, key=lambda number: (sign * float(scores[number]["score"]), number))
+    return max(scores, key=lambda number: (sign * float(scores[number]["score"]), number))
+
+
+def is_finite(score: float | None) -> bool:
+    """Whether a checkpoint has a score that can be compared."""
+    return score is not None and math.isfinite(float(score))
 
 
 def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
