@@ -24,7 +24,7 @@ def s3_server(port: int = 0) -> Iterator[dict[str, str]]:
     if not port:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-    command = ["timeout", "600", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = ["timeout", "3600", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     url, end = f"http://127.0.0.1:{port}", time.monotonic() + 60
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
@@ -69,7 +69,7 @@ def google_storage(host: str = "127.0.0.1") -> Iterator[dict[str, str]]:
         port = free.getsockname()[1]
     command = [
         "timeout",
-        "600",
+        "3600",
         sys.executable,
         "-m",
         "gcp_storage_emulator",

@@ -32,7 +32,7 @@ def aws_server(host: str = "127.0.0.1", **env: str) -> Iterator[dict[str, str]]:
     """
     with socket.create_server((host, 0)) as free:
         port = free.getsockname()[1]
-    command = ["timeout", "600", sys.executable, "-m", "moto.server", "-H", host, "-p", str(port)]
+    command = ["timeout", "3600", sys.executable, "-m", "moto.server", "-H", host, "-p", str(port)]
     url, end = f"http://{host}:{port}", time.monotonic() + 60
     with subprocess.Popen(
         ["env", *(f"{name}={value}" for name, value in env.items()), *command],

@@ -95,7 +95,7 @@ def repeat(place: str | Path, call: Callable[[], T]) -> T:
         try:
             return call()
         except Exception as error:  # each storage raises its own
-            is_final = isinstance(error.__cause__ or error, FileNotFoundError | PermissionError)
+            is_final = any(isinstance(e, FileNotFoundError | PermissionError) for e in (error, error.__cause__))
             if is_final or not is_url(place) or time.monotonic() + delay > end:
                 raise
             if delay == 1.0:
