@@ -41,9 +41,9 @@ def s3_server(port: int = 0) -> Iterator[dict[str, str]]:
             process.terminate()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def s3_variables() -> Iterator[dict[str, str]]:
-    """Variables of a server for the whole session."""
+    """Variables of a server for the tests of a file."""
     with s3_server() as variables:
         yield variables
 
@@ -55,6 +55,7 @@ def bucket(s3_variables: dict[str, str], request: pytest.FixtureRequest, monkeyp
         monkeypatch.delenv(name)
     for name, value in s3_variables.items():
         monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # those of other servers do not depend on the variables
     return f"s3://bucket/{request.node.name.translate({91: '-', 93: None})}"
 
 

@@ -250,6 +250,7 @@ for seed in range(2):
 """
 
 
+@pytest.mark.slow
 def test_a_process_takes_part_in_one_run_on_several_devices(tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(TWICE)
     overrides = [*SHORT, "trainer.devices=2", "trainer.accelerator=cpu", f"runs={tmp_path}"]

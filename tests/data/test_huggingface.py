@@ -254,7 +254,10 @@ def test_worker_processes_open_the_files_themselves(write: Any) -> None:
         ({"kind": "regression"}, r"^data: column y: a column of string"),
         ({"target": ["y", "a"]}, r"classification needs one column"),
         ({"data_files": "none.csv"}, r"^data.path=csv with data_files=none.csv cannot be loaded: .*none.csv"),
-        ({"path": "none/none", "data_files": None}, r"^data.path=none/none cannot be loaded: "),
+        pytest.param(
+            *({"path": "none/none", "data_files": None}, r"^data.path=none/none cannot be loaded: "),
+            marks=pytest.mark.slow,  # which waits for the network
+        ),
         ({"path": "parquet"}, r"^data.path=parquet .* cannot be loaded: "),
         ({"dtype": "uint7"}, r"^data.dtype=uint7 is not a dtype"),
     ],

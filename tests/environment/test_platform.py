@@ -337,6 +337,7 @@ def test_a_restarted_job_resumes_its_run(forks: ForkServer, port: str, tmp_path:
     assert len(json.loads((after / "record.json").read_text())["attempts"]) == 2
 
 
+@pytest.mark.slow
 def test_a_node_whose_peer_does_not_start_reports_the_rendezvous_address(forks: ForkServer, tmp_path: Path) -> None:
     (status,), output = train_in_each(forks, [*OVERRIDES, f"runs={tmp_path}", "timeout=3"], [skypilot(1)])
     assert status == 1

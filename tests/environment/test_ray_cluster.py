@@ -26,6 +26,7 @@ with ray_cluster(Path(sys.argv[1]), num_cpus=3):
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_and_home_is_not_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ class Job:
         return [attempt["reason"].partition(",")[0] for attempt in record["attempts"]]
 
 
+@pytest.mark.slow
 def test_a_set_up_that_fails_terminates_the_instance(script: Script, tmp_path: Path, server: dict[str, str]) -> None:
     with nodes(1) as machines:
         job = Job(

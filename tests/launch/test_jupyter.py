@@ -39,6 +39,7 @@ def start(machine: Machine, bundle: Path, idle_minutes: float) -> Process:
     return machine.start([*command, *jupyter.arguments(idle_minutes)], VARIABLES)
 
 
+@pytest.mark.slow
 def test_the_server_is_open_only_with_its_token_and_runs_the_notebook(machine: Machine, tmp_path: Path) -> None:
     server = start(machine, tmp_path / "job.tar.gz", 30)
     server.wait_for(f"{URL}/lab")

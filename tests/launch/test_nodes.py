@@ -48,6 +48,7 @@ def test_machines_have_a_network_files_and_processes_of_their_own(tmp_path: Path
     assert not Path(f"/proc/{first.pid}").exists()
 
 
+@pytest.mark.slow
 def test_two_machines_train_as_one_process(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share no disk, only a bucket, and get the plain variables of their ranks."""
     overrides = [*OVERRIDES, "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1"]

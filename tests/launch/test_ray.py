@@ -72,6 +72,7 @@ def test_a_job_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         RayLauncher().check(job(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_workers_train_as_two_processes_of_ddp(run: Run, script: Script, tmp_path: Path) -> None:
     home = tmp_path / "home"

@@ -44,7 +44,8 @@ def is_training(folder: Path, start: int) -> bool:
     return len(starts) > start and re.search(r"^epoch ", starts[-1], re.M) is not None
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_of_two_nodes_train_as_one_process(cluster: Cluster, script: Script, tmp_path: Path, ranks: int) -> None:
     overrides = [*OVERRIDES, "trainer.max_epochs=3"]
     folder = cluster.runs / f"whole-{ranks}"

@@ -301,6 +301,7 @@ def files(folder: Path) -> Iterator[bytes]:
             yield file.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_run_without_a_login_is_offline(runs: Runs) -> None:
     result, folder = runs.result("logged out"), runs.folder("logged out")
@@ -323,7 +324,9 @@ def test_the_summary_shows_the_best_value(runs: Runs) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["refused", "black hole", "no name", "broken", "forbids", "silent"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("refused", marks=pytest.mark.slow), "black hole", "no name", "broken", "forbids", "silent"]
+)
 def test_a_failing_server_neither_stops_nor_delays_a_run(runs: Runs, name: str) -> None:
     result = runs.result(name)
     assert result["offline"]
@@ -412,6 +415,7 @@ def test_a_wandb_service_that_dies_repeatedly_is_disabled(runs: Runs) -> None:
     assert [text.rpartition(" ")[2] for text in warned] == ["offline"] * 3 + ["disabled"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
 def test_a_full_disk_warns_once_and_is_survived(runs: Runs) -> None:

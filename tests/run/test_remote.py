@@ -48,7 +48,12 @@ def google_variables() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "number"), [("s3", signal.SIGTERM), ("s3", signal.SIGKILL), ("gs", signal.SIGKILL)]
+    ("protocol", "number"),
+    [
+        ("s3", signal.SIGTERM),
+        pytest.param("s3", signal.SIGKILL, marks=pytest.mark.slow),
+        ("gs", signal.SIGKILL),
+    ],
 )
 def test_a_killed_run_resumes_on_another_machine(
     forks: ForkServer,
@@ -138,6 +143,7 @@ def test_the_local_folder_must_be_writable_and_own(place: str, tmp_path: Path, m
         remote.pull(place, "run")
 
 
+@pytest.mark.slow
 def test_nodes_but_the_first_upload_only_their_logs(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODE_RANK", "1")
     folder = remote.pull(place, "folder")

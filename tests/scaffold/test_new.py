@@ -119,6 +119,7 @@ def test_origin_is_required_where_it_has_the_commit(template: Path, tmp_path: Pa
     )
 
 
+@pytest.mark.slow
 def test_answers_are_changed_by_an_update_in_a_subfolder_of_a_repository(template: Path, tmp_path: Path) -> None:
     run("git", "init", "-q", cwd=tmp_path)
     project = create(["my-project", f"folder={tmp_path}", f"template={template}"])

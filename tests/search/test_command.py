@@ -59,6 +59,7 @@ def searched(script: Script, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return folder, done.stdout
 
 
+@pytest.mark.slow
 def test_a_failing_trial_is_shown_and_the_others_go_on(searched: tuple[Path, str]) -> None:
     folder, output = searched
     assert states(folder) == ["failed", "complete", "pruned"]

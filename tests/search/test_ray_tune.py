@@ -19,6 +19,7 @@ from ray.tune.schedulers import PopulationBasedTraining  # noqa: E402
 from boltcutter.search import ray_tune  # noqa: E402
 
 
+@pytest.mark.slow
 def test_a_search_on_ray(script: Script, tmp_path: Path) -> None:
     folder = tmp_path / "search"
     options = ["search=asha", "search.num_trials=2", "search.scheduler.grace_period=1", "search.max_parallel=2"]

@@ -38,6 +38,7 @@ def test_a_digit_is_drawn_and_an_image_dropped(serve: Serve, trained: Path, open
     tab.wait("document.getElementById('error').textContent.startsWith('the image: not a valid PNG or JPEG image')")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_row_is_filled_in(serve: Serve, diabetes_run: Path, open_tab: Open) -> None:
     tab = open_tab(serve(diabetes_run).url)
@@ -47,6 +48,7 @@ def test_a_row_is_filled_in(serve: Serve, diabetes_run: Path, open_tab: Open) ->
     assert "value 1" in tab.wait("document.getElementById('result').innerText")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_prompt_is_continued(serve: Serve, text_run: Path, open_tab: Open) -> None:
     tab = open_tab(serve(text_run).url)

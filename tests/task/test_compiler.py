@@ -23,6 +23,7 @@ class Counting(nn.Module):
         return inputs * self.calls
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch's compiler
 def test_recompilations_are_counted_with_their_reason() -> None:
     require("g++", install="apt-get install g++")

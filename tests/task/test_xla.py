@@ -133,6 +133,7 @@ def test_missing_packages_and_unsupported_strategies(monkeypatch: pytest.MonkeyP
         XLA(nn.Linear(3, 2), None)
 
 
+@pytest.mark.slow
 def test_runs_match_eager_and_resume_bitwise_identically(script: Script, tmp_path: Path) -> None:
     steps = ["trainer.accumulate_grad_batches=2", "optimizer=sgd", "scheduler=constant", "model.norm=batchnorm"]
     dropped = ["model.dropout=0.1", "optimizer=adamw"]  # with other random numbers than in eager mode
