@@ -60,21 +60,28 @@ def test_a_requeue_marker_is_written_by_rank_zero_with_status_0(
     assert not mark.exists()
 
 
-POOL = """
+CHILD = """
 import multiprocessing, os
 from boltcutter.environment import signals
 signals.install_handlers()
-with multiprocessing.Pool(1) as pool:
-    print(pool.apply(os.getppid) == os.getpid(), flush=True)
-    pool.apply_async(os.read, [os.pipe()[0], 1])
-pool.join()  # leaving the block has sent SIGTERM to the blocked worker
-print("ended")
+started, begin = os.pipe()
+blocked, _ = os.pipe()
+def work():
+    os.write(begin, b"x")
+    os.read(blocked, 1)
+process = multiprocessing.get_context("fork").Process(target=work)
+process.start()
+os.read(started, 1)
+process.terminate()
+process.join(20)
+print(process.exitcode)
+process.kill()
 """
 
 
 def test_forked_processes_do_not_inherit_the_handlers() -> None:
-    done = subprocess.run([sys.executable, "-c", POOL], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.split() == ["True", "ended"]
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == f"{-signal.SIGTERM}\n"
 
 
 IMPORTS = """
