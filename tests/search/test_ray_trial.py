@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import require
 
-from boltcutter.search.trial import Trial
+from boltcutter.search.trial import Trial, read_reports
 
 require(install="pip install 'boltcutter[ray]'", package="ray")
 from boltcutter.search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts  # noqa: E402
@@ -16,13 +17,12 @@ from boltcutter.search.ray_trial import INTERRUPTED, TrialProcess, read_facts, w
 MakeTrial = Callable[..., Trial]
 
 
-def start(make_trial: MakeTrial, files: Path, do: str, *, replays: bool = False) -> TrialProcess:
+def start(make_trial: MakeTrial, files: Path, do: str, *, replays: bool = False, decides: bool = True) -> TrialProcess:
     """A worker of a trial, as Ray Tune would make it."""
     process = TrialProcess.__new__(TrialProcess)
     process._trial_info = None
-    process.setup(
-        {"number": 0, "replays": replays, "do": do}, make_trial=make_trial, files=str(files), population=False
-    )
+    config = {"number": 0, "replays": replays, "do": do}
+    process.setup(config, make_trial=make_trial, files=str(files), population=False, decides=decides)
     return process
 
 
@@ -41,6 +41,7 @@ def test_facts_of_a_trial(tmp_path: Path) -> None:
     assert read_facts(tmp_path, "a") == {"number": 3, "replays": False}
 
 
+@pytest.mark.parametrize("decides", [True, False])
 @pytest.mark.parametrize(
     ("do", "losses", "state", "error"),
     [
@@ -51,9 +52,9 @@ def test_facts_of_a_trial(tmp_path: Path) -> None:
     ],
 )
 def test_a_trial_ends(
-    make_trial: MakeTrial, tmp_path: Path, do: str, losses: list[float], state: str, error: str
+    make_trial: MakeTrial, tmp_path: Path, do: str, losses: list[float], state: str, error: str, decides: bool
 ) -> None:
-    process = start(make_trial, tmp_path, do)
+    process = start(make_trial, tmp_path, do, decides=decides)
     found, last = reports(process)
     assert (found, last["state"], last["error"]) == (losses, state, error)
     process.cleanup()
@@ -77,3 +78,13 @@ def test_a_trial_that_the_scheduler_stops_completes(make_trial: MakeTrial, tmp_p
     process.step()
     process.cleanup()
     assert process._trial.finish() == ("pruned", "")
+
+
+def test_without_a_scheduler_training_does_not_wait_for_ray(make_trial: MakeTrial, tmp_path: Path) -> None:
+    process = start(make_trial, tmp_path, "3 2", decides=False)
+    process.step()
+    end = time.monotonic() + 30
+    while len(read_reports(process._trial.folder, "loss")) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert [report.metrics["loss"] for report in read_reports(process._trial.folder, "loss")] == [3, 2]
+    process.cleanup()

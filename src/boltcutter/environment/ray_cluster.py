@@ -38,6 +38,7 @@ QUIET: Any = {"log_to_driver": False, "logging_level": "ERROR"}
 PORTS = {"dashboard": "dashboard_port", "metrics": "_metrics_export_port"}
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",  # workers that nothing would use
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a task without GPUs keeps CUDA_VISIBLE_DEVICES
 }
 _TOKEN = secrets.token_hex(32)  # Ray caches it for the process

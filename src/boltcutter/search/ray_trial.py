@@ -40,6 +40,7 @@ class TrialProcess(tune.Trainable):
         make_trial: Callable[[Sampled, Mapping[str, str]], Trial],
         files: str,
         population: bool,
+        decides: bool,
     ) -> None:
         """Prepare a trial.
 
@@ -48,8 +49,10 @@ class TrialProcess(tune.Trainable):
             make_trial: Makes the trial.
             files: Folder with the numbers of the trials.
             population: Whether values change while the trial runs.
+            decides: Whether a scheduler may stop or pause the trial; without one, it
+                trains on while Ray handles its report.
         """
-        self._make, self._files, self._population = make_trial, Path(files), population
+        self._make, self._files, self._population, self._decides = make_trial, Path(files), population, decides
         self._started = self._is_paused = False
         self.reset_config(config)
 
@@ -86,6 +89,8 @@ class TrialProcess(tune.Trainable):
             if state == "running" and self._trial.restart():
                 continue
             return self._end("failed" if state == "running" else state, error)
+        if not self._decides:
+            self._trial.answer("continue")
         return self._result(len(self._trial.reports), received)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:

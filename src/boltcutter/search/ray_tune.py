@@ -86,7 +86,11 @@ def run_trials(
         with cluster:
             check_resources(cpus, gpus)
             trainable = tune.with_parameters(
-                TrialProcess, make_trial=make_trial, files=str(files), population=population
+                TrialProcess,
+                make_trial=make_trial,
+                files=str(files),
+                population=population,
+                decides=scheduler is not None,
             )
             if population:  # which Ray Tune combines with no searcher: all trials are sampled beforehand
                 options = population_options(study, queue, total, progress)
