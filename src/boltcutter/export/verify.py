@@ -240,7 +240,7 @@ class Process:
     """
 
     def __init__(self, folder: Path, threads: int) -> None:
-        command = [sys.executable, "-I", str(Path(runner.__file__)), str(folder), str(threads)]
+        command = [sys.executable, "-I", str(Path(runner.__file__)), str(folder.absolute()), str(threads)]
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (a pipe that nobody reads could fill up)
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, cwd="/"
