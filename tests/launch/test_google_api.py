@@ -34,21 +34,20 @@ def test_defaults_are_those_of_gcloud(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "CLOUDSDK_ACTIVE_CONFIG_NAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
-    names = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
-    assert default_setting("core", "project", *names) is None
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") is None
     (tmp_path / "configurations").mkdir()
     (tmp_path / "configurations" / "config_default").write_text("[core]\nproject = first\n")
     (tmp_path / "configurations" / "config_work").write_text("[core]\nproject = 100%\n[ai]\nregion = us-east1\n")
-    assert default_setting("core", "project", *names) == "first"
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "first"
     (tmp_path / "active_config").write_text("work\n")
-    assert default_setting("core", "project", *names) == "100%"
-    assert default_setting("ai", "region") == "us-east1"
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "100%"
+    assert default_setting("ai", "region", "GOOGLE_CLOUD_REGION") == "us-east1"
     monkeypatch.setenv("CLOUDSDK_ACTIVE_CONFIG_NAME", "default")
-    assert default_setting("core", "project", *names) == "first"
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "first"
     monkeypatch.setenv("CLOUDSDK_CORE_PROJECT", "third")
-    assert default_setting("core", "project", *names) == "third"
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "third"
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "fourth")
-    assert default_setting("core", "project", *names) == "fourth"
+    assert default_setting("core", "project", "GOOGLE_CLOUD_PROJECT") == "fourth"
 
 
 def test_the_endpoint_is_regional_or_the_one_of_gcloud(monkeypatch: pytest.MonkeyPatch) -> None:

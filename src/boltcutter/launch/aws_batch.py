@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +29,7 @@ STATES: dict[str, State] = {"RUNNING": "running", "SUCCEEDED": "ended", "FAILED"
 RETRY_ON = [{"onStatusReason": "Host EC2*", "action": "RETRY"}, {"onExitCode": "143", "action": "RETRY"}]
 
 
+@dataclass(kw_only=True, eq=False)
 class AwsBatchLauncher(CloudLauncher):
     """Submit runs to a queue of AWS Batch; with several nodes, as a multi-node parallel job.
 
@@ -36,7 +38,7 @@ class AwsBatchLauncher(CloudLauncher):
         queue: Job queue, whose compute environment has the machines.
         job_definition: Job definition with the image, memory, CPUs and role; of type multinode for several nodes.
         max_restarts: How often the run is started again after its host is lost or reclaimed.
-        **shared: Settings of all clouds; ``time`` limits each attempt.
+        time: Time limit of each attempt, H:MM:SS or D-HH:MM:SS.
     """
 
     option, job_file, protocols = "aws_batch", "job.json", ("s3",)
@@ -49,21 +51,17 @@ class AwsBatchLauncher(CloudLauncher):
         ),
     }
 
-    def __init__(
-        self,
-        *,
-        region: str | None = None,
-        queue: str | None = None,
-        job_definition: str | None = None,
-        max_restarts: int = MAX_ATTEMPTS - 1,
-        **shared: Any,
-    ) -> None:
-        self.region, self.queue, self.job_definition, self.max_restarts = region, queue, job_definition, max_restarts
-        super().__init__(**shared)
+    region: str | None = None
+    queue: str | None = None
+    job_definition: str | None = None
+    max_restarts: int = MAX_ATTEMPTS - 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if seconds(self.time) < 60:
             raise ValueError(f"launch.time={self.time} is less than the minimum of AWS Batch; try launch.time=0:01:00")
-        if max_restarts >= MAX_ATTEMPTS:
-            raise ValueError(f"launch.max_restarts={max_restarts} is too many for AWS Batch; try launch.max_restarts=9")
+        if self.max_restarts >= MAX_ATTEMPTS:
+            raise ValueError(f"launch.max_restarts={self.max_restarts} is too many; try launch.max_restarts=9")
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that AWS Batch cannot run, as far as can be known before submission."""

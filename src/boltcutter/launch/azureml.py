@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,14 +15,7 @@ import yaml
 
 from boltcutter.launch import azure_api
 from boltcutter.launch.cloud import CloudLauncher, earlier_id, job_name, to_yaml
-from boltcutter.launch.job import (
-    Job,
-    State,
-    Status,
-    UnclearSubmissionError,
-    match_job_id,
-    seconds,
-)
+from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, match_job_id, seconds
 from boltcutter.launch.machines import AZURE, check_devices
 
 if TYPE_CHECKING:
@@ -53,6 +47,7 @@ STATES: dict[str, State] = {
 }
 
 
+@dataclass(kw_only=True, eq=False)
 class AzureMLLauncher(CloudLauncher):
     """Submit a run as a command job, on a compute cluster or on serverless compute.
 
@@ -71,7 +66,6 @@ class AzureMLLauncher(CloudLauncher):
         jupyter: Whether to start the JupyterLab of Azure ML with the project instead of training; it runs until the job
             is cancelled or its time limit is reached.
         resource_manager: Azure Resource Manager; other clouds of Azure have another.
-        **shared: Settings of all clouds.
     """
 
     option, protocols = "azureml", ("abfss", "abfs", "az")
@@ -80,27 +74,21 @@ class AzureMLLauncher(CloudLauncher):
         "shm_size": (r"[1-9]\d*[bkmg]", "a number with a unit; try launch.shm_size=16g"),
     }
 
-    def __init__(
-        self,
-        *,
-        subscription: str | None = None,
-        resource_group: str | None = None,
-        workspace: str | None = None,
-        image: str | None = None,
-        compute: str | None = None,
-        instance_type: str | None = None,
-        spot: bool = False,
-        shm_size: str = "16g",
-        inputs: dict[str, str] | None = None,
-        jupyter: bool = False,
-        resource_manager: str = "https://management.azure.com",
-        **shared: Any,
-    ) -> None:
-        self.subscription, self.resource_group, self.workspace = subscription, resource_group, workspace
-        self.image, self.compute, self.instance_type, self.spot = image, compute, instance_type, spot
-        self.shm_size, self.inputs, self.jupyter = shm_size, inputs or {}, jupyter
-        self.resource_manager = resource_manager.rstrip("/")
-        super().__init__(**shared)
+    subscription: str | None = None
+    resource_group: str | None = None
+    workspace: str | None = None
+    image: str | None = None
+    compute: str | None = None
+    instance_type: str | None = None
+    spot: bool = False
+    shm_size: str = "16g"
+    inputs: dict[str, str] = field(default_factory=dict)
+    jupyter: bool = False
+    resource_manager: str = "https://management.azure.com"
+
+    def __post_init__(self) -> None:
+        self.resource_manager = self.resource_manager.rstrip("/")
+        super().__post_init__()
         for name in self.inputs:
             if not re.fullmatch(r"[A-Za-z]\w*", name):
                 raise ValueError(f"launch.inputs.{name}: not a valid name; use letters, digits and _")

@@ -180,7 +180,7 @@ def _srun(slurm: SlurmLauncher, job: Job) -> list[str]:
     if slurm.container and slurm.container_engine == "apptainer":
         binds = " ".join(f"--bind {quote(mount)}" for mount in mounts)
         lines.append(f"apptainer exec{' --nv' if job.gpus else ''} {binds} {image}")
-    lines.append(quote(slurm.python))
+    lines.append(quote(str(slurm.python)))
     if slurm.torchrun and not job.search:
         lines[-1] += f" -m torch.distributed.run --nnodes={job.nodes} --nproc-per-node={job.devices}"
         lines.append('--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID"')

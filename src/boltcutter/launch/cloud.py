@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from boltcutter.launch.job import (
     FINAL,
     POLL_SECONDS,
     Job,
+    Launcher,
     Status,
     UnclearSubmissionError,
     UnreachableError,
@@ -31,11 +33,11 @@ from boltcutter.run.remote import fetch, publish
 from boltcutter.run.transfer import reason, remedy_for
 
 
-class CloudLauncher:
+@dataclass(kw_only=True, eq=False)
+class CloudLauncher(Launcher):
     """Base class of launchers whose nodes do not share the disk of this machine.
 
-    A subclass renders the job file of its platform, in which each node runs ``command(job)``, and submits it. It sets
-    its own settings, and then calls the constructor of this class, which checks all of them.
+    A subclass renders the job file of its platform, in which each node runs ``command(job)``, and submits it.
 
     Args:
         storage: Parent URL of the runs, such as s3://bucket/runs, that all nodes can write.
@@ -46,32 +48,27 @@ class CloudLauncher:
         max_code_mb: Limit of the size of the project's files, which are sent with each job.
     """
 
-    array: str | list[str] | None = None
+    array = None
     snapshot = True
     job_file = "job.yaml"
     option = ""  # of launch=, for messages
-    protocols: tuple[str, ...] = ("s3", "gs", "az")  # of the storage
+    protocols: ClassVar[tuple[str, ...]] = ("s3", "gs", "az")  # of the storage
     takes_path = False  # as storage, on a volume of the nodes
     forms: ClassVar[Mapping[str, tuple[str, str]]] = {}  # of settings, and what they are
-    # Settings that only some platforms have:
-    image: str | None = None
-    max_restarts: Any = None  # a number, unless the platform decides
-    max_wait: str | None = None
-    jupyter = False
-    idle_minutes: float | None = None  # None: the platform has a JupyterLab of its own
+    storage: str | None = None
+    time: str = "1-00:00:00"
+    tags: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    python: str = "python"
+    max_code_mb: float = 50
+    # Settings of some platforms
+    max_restarts: int | None = field(default=None, init=False)
+    max_wait: str | None = field(default=None, init=False)
+    jupyter: bool = field(default=False, init=False)
+    idle_minutes: float | None = field(default=None, init=False)  # None: the platform has a JupyterLab of its own
 
-    def __init__(
-        self,
-        *,
-        storage: str | None = None,
-        time: str = "1-00:00:00",
-        tags: dict[str, str] | None = None,
-        environment: dict[str, str] | None = None,
-        python: str = "python",
-        max_code_mb: float = 50,
-    ) -> None:
-        self.storage, self.time, self.python, self.max_code_mb = storage, time, python, max_code_mb
-        self.tags, self.environment = as_text(tags), environment or {}
+    def __post_init__(self) -> None:
+        self.tags = as_text(self.tags)
         check_environment(self.environment)
         check_texts(vars(self))
         for name in ("time", "max_wait"):

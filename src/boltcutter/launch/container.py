@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,6 +19,7 @@ from boltcutter.launch.local import LocalLauncher
 Engine = Literal["docker", "podman", "apptainer"]
 
 
+@dataclass(kw_only=True, eq=False)
 class ContainerLauncher(LocalLauncher):
     """Start the run in a container, as the user who launches it; project and run folder have the same paths there.
 
@@ -39,31 +41,23 @@ class ContainerLauncher(LocalLauncher):
     option = "container"
     log_name = "container.log"
 
-    def __init__(
-        self,
-        *,
-        image: str | None = None,
-        engine: Engine = "docker",
-        mounts: list[str] | None = None,
-        shm_size: str = "8g",
-        user: str | None = None,
-        grace: int = 600,
-        pass_environment: list[str] | None = None,
-        options: list[str] | None = None,
-        torchrun: bool = False,
-        python: str = "python",
-        environment: dict[str, str] | None = None,
-        snapshot: bool = True,
-    ) -> None:
-        super().__init__(torchrun=torchrun, python=python, environment=environment, snapshot=snapshot)
-        self.image, self.engine, self.mounts, self.options = image, engine, mounts or [], options or []
-        self.shm_size, self.user, self.grace = shm_size, user, grace
-        self.pass_environment = pass_environment or []
+    image: str | None = None
+    engine: Engine = "docker"
+    mounts: list[str] = field(default_factory=list)
+    shm_size: str = "8g"
+    user: str | None = None
+    grace: int = 600
+    pass_environment: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
+    python: str = "python"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         check_texts(vars(self))
-        if not re.fullmatch(r"\d+[bkmg]?", shm_size, re.I):
-            raise ValueError(f"launch.shm_size={shm_size} is not a size; try launch.shm_size=8g")
-        if engine == "apptainer" and user:
-            raise ValueError(f"launch.user={user}: apptainer runs as the user who launches; remove it")
+        if not re.fullmatch(r"\d+[bkmg]?", self.shm_size, re.I):
+            raise ValueError(f"launch.shm_size={self.shm_size} is not a size; try launch.shm_size=8g")
+        if self.engine == "apptainer" and self.user:
+            raise ValueError(f"launch.user={self.user}: apptainer runs as the user who launches; remove it")
         for name in self.pass_environment:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ValueError(f"launch.pass_environment={name} is not a variable name; values belong to environment")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ MIN_TIME = 360  # seconds
 ALIVE = ("pending", "running", "stopping", "stopped")
 
 
+@dataclass(kw_only=True, eq=False)
 class EC2Launcher(CloudLauncher):
     """Run on instances that set themselves up, find one another through the storage, and terminate at the end.
 
@@ -46,7 +48,7 @@ class EC2Launcher(CloudLauncher):
         jupyter: Whether to start JupyterLab with the project instead of training.
         idle_minutes: Minutes without activity after which JupyterLab, and with it the job, ends.
         python: Python interpreter that creates the environment, or runs the training if there is none.
-        **shared: Settings of all clouds; ``time`` is the lifetime of each instance, which then terminates.
+        time: Lifetime of each instance, which then terminates, D-HH:MM:SS or H:MM:SS.
     """
 
     option, job_file, protocols = "ec2", "job.sh", ("s3",)
@@ -62,38 +64,32 @@ class EC2Launcher(CloudLauncher):
         ),
     }
 
-    def __init__(
-        self,
-        *,
-        region: str | None = None,
-        instance_profile: str | None = None,
-        image: str | None = None,
-        instance_type: str | None = None,
-        spot: bool = False,
-        max_restarts: int = 10,
-        disk_gb: int = 100,
-        ami: str = AMI,
-        root_device: str = "/dev/sda1",
-        key_name: str | None = None,
-        subnet: str | None = None,
-        security_group: str | None = None,
-        install: bool = True,
-        setup: list[str] | None = None,
-        jupyter: bool = False,
-        idle_minutes: float = 60,
-        python: str | None = None,
-        **shared: Any,
-    ) -> None:
-        self.region, self.instance_profile, self.instance_type = region, instance_profile, instance_type
-        self.image, self.install, self.setup = image, install and not image, setup or []
-        self.spot, self.max_restarts, self.disk_gb, self.ami = spot, max_restarts, disk_gb, ami
-        self.root_device, self.key_name, self.jupyter, self.idle_minutes = root_device, key_name, jupyter, idle_minutes
-        self.subnet, self.security_group = subnet, security_group
-        super().__init__(python=python or ("python" if image else "python3"), **shared)
+    region: str | None = None
+    instance_profile: str | None = None
+    image: str | None = None
+    instance_type: str | None = None
+    spot: bool = False
+    max_restarts: int = 10
+    disk_gb: int = 100
+    ami: str = AMI
+    root_device: str = "/dev/sda1"
+    key_name: str | None = None
+    subnet: str | None = None
+    security_group: str | None = None
+    install: bool = True
+    setup: list[str] = field(default_factory=list)
+    jupyter: bool = False
+    idle_minutes: float = 60
+    python: str = ""
+
+    def __post_init__(self) -> None:
+        self.install = self.install and not self.image
+        self.python = self.python or ("python" if self.image else "python3")
+        super().__post_init__()
         if seconds(self.time) < MIN_TIME:
             raise ValueError(f"launch.time={self.time} is too short to set an instance up; try launch.time=0:10:00")
-        if disk_gb < 8:
-            raise ValueError(f"launch.disk_gb={disk_gb} is less than 8; try launch.disk_gb=8")
+        if self.disk_gb < 8:
+            raise ValueError(f"launch.disk_gb={self.disk_gb} is less than 8; try launch.disk_gb=8")
         if TAG in self.tags:
             raise ValueError(f"launch.tags.{TAG}: identifies the job; remove it")
 

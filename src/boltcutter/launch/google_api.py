@@ -40,15 +40,9 @@ class NoAnswerError(UnreachableError):
     """The request may have had an effect, although it was not answered, or with an error of the server."""
 
 
-def default_setting(section: str, name: str, *variables: str) -> str | None:
-    """Return a default of gcloud.
-
-    Args:
-        section: Section of gcloud's configuration.
-        name: Name of the property.
-        variables: Environment variables that take precedence, in this order.
-    """
-    if found := next(filter(None, map(os.environ.get, variables)), None):
+def default_setting(section: str, name: str, variable: str) -> str | None:
+    """Return a property of gcloud's configuration, unless one of its two environment variables is set."""
+    if found := os.environ.get(variable) or os.environ.get(f"CLOUDSDK_{section}_{name}".upper()):
         return found
     folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
     active = folder / "active_config"

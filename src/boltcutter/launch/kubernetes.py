@@ -9,6 +9,7 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ QUANTITY = re.compile(r"\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
 SECRET = re.compile(r"[a-z0-9.-]+(/[\w.-]+(:\w+)?)?")
 
 
+@dataclass(kw_only=True, eq=False)
 class KubernetesLauncher(CloudLauncher):
     """Submit runs to Kubernetes; the numbers of nodes, devices and GPUs are those of the trainer.
 
@@ -59,49 +61,37 @@ class KubernetesLauncher(CloudLauncher):
             wandb/WANDB_API_KEY, or a key with the name of the variable, wandb/key:WANDB_API_KEY.
         user: User and group ID of the processes; null: those of the image.
         pod: Further fields of the pod specification, such as {"priorityClassName": "low"}.
-        **shared: Settings of all clouds; ``tags`` become labels of objects and pods, such as a queue of Kueue.
+        tags: Labels of objects and pods, such as a queue of Kueue.
     """
 
     option, takes_path = "kubernetes", True
 
-    def __init__(
-        self,
-        *,
-        kind: Literal["job", "jobset", "trainjob", "pytorchjob"] = "job",
-        context: str | None = None,
-        namespace: str | None = None,
-        runtime: str = "torch-distributed",
-        image: str | None = None,
-        image_pull_secrets: list[str] | None = None,
-        cpus: float | None = None,
-        memory: str | None = None,
-        shm_size: str | None = None,
-        gpu_resource: str = "nvidia.com/gpu",
-        resources: dict[str, Any] | None = None,
-        node_selector: dict[str, str] | None = None,
-        tolerations: list[str] | None = None,
-        max_restarts: int = 10,
-        grace: int = 120,
-        time: str | None = None,
-        keep_days: float = 7,
-        volumes: dict[str, str] | None = None,
-        service_account: str | None = None,
-        secrets: list[str] | None = None,
-        user: int | None = 1000,
-        pod: dict[str, Any] | None = None,
-        **shared: Any,
-    ) -> None:
-        self.kind, self.context, self.namespace, self.runtime = kind, context, namespace, runtime
-        self.image, self.image_pull_secrets, self.volumes = image, image_pull_secrets or [], volumes or {}
-        self.cpus, self.memory, self.shm_size, self.gpu_resource = cpus, memory, shm_size, gpu_resource
-        self.resources, self.node_selector = as_text(resources), as_text(node_selector)
-        self.tolerations, self.max_restarts, self.grace = tolerations or [], max_restarts, grace
-        self.service_account, self.secrets, self.user, self.pod = service_account, secrets or [], user, pod or {}
-        self.keep_seconds = int(86400 * keep_days)
-        super().__init__(time=time or "", **shared)
-        self._check_settings()
+    kind: Literal["job", "jobset", "trainjob", "pytorchjob"] = "job"
+    context: str | None = None
+    namespace: str | None = None
+    runtime: str = "torch-distributed"
+    image: str | None = None
+    image_pull_secrets: list[str] = field(default_factory=list)
+    cpus: float | None = None
+    memory: str | None = None
+    shm_size: str | None = None
+    gpu_resource: str = "nvidia.com/gpu"
+    resources: dict[str, Any] = field(default_factory=dict)
+    node_selector: dict[str, str] = field(default_factory=dict)
+    tolerations: list[str] = field(default_factory=list)
+    max_restarts: int = 10
+    grace: int = 120
+    time: str | None = None  # type: ignore[assignment]
+    keep_days: float = 7
+    volumes: dict[str, str] = field(default_factory=dict)
+    service_account: str | None = None
+    secrets: list[str] = field(default_factory=list)
+    user: int | None = 1000
+    pod: dict[str, Any] = field(default_factory=dict)
 
-    def _check_settings(self) -> None:
+    def __post_init__(self) -> None:
+        self.resources, self.node_selector = as_text(self.resources), as_text(self.node_selector)
+        super().__post_init__()
         if self.grace < SAVE_SECONDS:
             raise ValueError(f"launch.grace={self.grace} is too short to save; try launch.grace={SAVE_SECONDS}")
         claims = [name for name in self.volumes if not name.startswith("/")]

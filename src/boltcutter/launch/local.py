@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from boltcutter.launch.job import (
     Job,
+    Launcher,
     Status,
     assignments,
     check_control_characters,
@@ -23,7 +25,8 @@ from boltcutter.launch.job import (
 )
 
 
-class LocalLauncher:
+@dataclass(kw_only=True, eq=False)
+class LocalLauncher(Launcher):
     """Start the run on this machine in a background process that survives the terminal.
 
     Args:
@@ -34,20 +37,17 @@ class LocalLauncher:
     """
 
     option = "local"  # of launch=, for messages
-    array: str | list[str] | None = None
+    array = None
     job_file = "job.sh"
     log_name = "local.log"
 
-    def __init__(
-        self,
-        *,
-        torchrun: bool = False,
-        python: str | None = None,
-        environment: dict[str, str] | None = None,
-        snapshot: bool = True,
-    ) -> None:
-        self.torchrun, self.python, self.environment = torchrun, python or sys.executable, environment or {}
-        self.snapshot = snapshot
+    torchrun: bool = False
+    python: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    snapshot: bool = True
+
+    def __post_init__(self) -> None:
+        self.python = self.python or sys.executable
         check_environment(self.environment)
         check_control_characters("launch.environment", self.environment)
 
@@ -59,7 +59,13 @@ class LocalLauncher:
     def command(self, job: Job) -> list[str]:
         """Return the command that trains."""
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.devices)]
-        return [self.python, *(torchrun if self.torchrun else []), *job.program, f"resume={job.folder}", *job.trust]
+        return [
+            str(self.python),
+            *(torchrun if self.torchrun else []),
+            *job.program,
+            f"resume={job.folder}",
+            *job.trust,
+        ]
 
     def render(self, job: Job) -> str:
         """Render a shell script."""

@@ -103,7 +103,7 @@ def _job_set(launcher: KubernetesLauncher, job: Job) -> Manifest:
     actions = {"PodFailurePolicy": "RestartJobSetAndIgnoreMaxRestarts", "DeadlineExceeded": "FailJobSet"}
     rules = [{"name": name, "action": actions[name], "onJobFailureReasons": [name]} for name in actions]
     return {
-        "ttlSecondsAfterFinished": launcher.keep_seconds,
+        "ttlSecondsAfterFinished": int(86400 * launcher.keep_days),
         "failurePolicy": {"maxRestarts": launcher.max_restarts, "rules": rules},
         "replicatedJobs": [{"name": "train", "replicas": 1, "template": {"spec": child}}],
     }
@@ -163,7 +163,7 @@ def _train_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
 def _ends(launcher: KubernetesLauncher, *, keep: bool = True) -> Manifest:
     """Time limits: of the job, and after it has ended."""
     found = {"activeDeadlineSeconds": seconds(launcher.time)} if launcher.time else {}
-    return found | ({"ttlSecondsAfterFinished": launcher.keep_seconds} if keep else {})
+    return found | ({"ttlSecondsAfterFinished": int(86400 * launcher.keep_days)} if keep else {})
 
 
 def _template(launcher: KubernetesLauncher, job: Job, pod: Manifest) -> Manifest:

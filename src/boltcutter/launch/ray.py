@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
 import shlex
 import signal
 import sys
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ STOP_SECONDS = 120  # that a cancelled job has to save; Ray's default is 3
 STATES = {"PENDING": "pending", "RUNNING": "running"}
 
 
+@dataclass(kw_only=True, eq=False)
 class RayLauncher(LocalLauncher):
     """Start the run with Ray Train, which restarts its processes when one is lost.
 
@@ -40,32 +41,26 @@ class RayLauncher(LocalLauncher):
 
     log_name = "ray.log"
 
-    def __init__(
-        self,
-        *,
-        address: str | None = None,
-        cpus_per_task: float | None = None,
-        max_restarts: int = 10,
-        timeout: float = 60,
-        dashboard: bool = False,
-        ports: dict[str, int] | None = None,
-        python: str | None = None,
-        environment: dict[str, str] | None = None,
-        snapshot: bool = True,
-    ) -> None:
-        super().__init__(python=python, environment=environment, snapshot=snapshot)
-        self.address, self.cpus_per_task, self.max_restarts = address, cpus_per_task, max_restarts
-        self.timeout, self.dashboard, self.ports = timeout, dashboard, ports or {}
+    address: str | None = None
+    cpus_per_task: float | None = None
+    max_restarts: int = 10
+    timeout: float = 60
+    dashboard: bool = False
+    ports: dict[str, int] = field(default_factory=dict)
+    torchrun: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for name, least in (("cpus_per_task", 0), ("max_restarts", 0), ("timeout", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"launch.{name}={value} is less than {least}; try launch.{name}={least}")
         if unknown := self.ports.keys() - PORTS:
             raise ValueError(f"launch.ports.{min(unknown)}: no such port; choose from {', '.join(PORTS)}")
-        if address is not None and not re.fullmatch(r"auto|(https?://)?[\w.:\[\]-]+:\d+/?", address):
-            raise ValueError(f"launch.address={address}: expected auto, host:port or http://host:8265; correct it")
-        if address and (dashboard or self.ports):
-            name = "dashboard" if dashboard else "ports"
+        if self.address is not None and not re.fullmatch(r"auto|(https?://)?[\w.:\[\]-]+:\d+/?", self.address):
+            raise ValueError(f"launch.address={self.address}: expected auto, host:port or http://host:8265; correct it")
+        if self.address and (self.dashboard or self.ports):
+            name = "dashboard" if self.dashboard else "ports"
             raise ValueError(f"launch.{name}: that of an existing cluster is not changed; remove it or launch.address")
 
     @property
@@ -95,7 +90,7 @@ class RayLauncher(LocalLauncher):
         threads = {"OMP_NUM_THREADS": str(max(1, int(self.cpus(job))))}
         plan = Plan(
             folder=str(job.folder),
-            command=[self.python, *job.program, f"resume={job.folder}", *job.trust],
+            command=[str(self.python), *job.program, f"resume={job.folder}", *job.trust],
             nodes=job.nodes,
             devices=job.devices,
             gpus=job.gpus,
@@ -107,9 +102,9 @@ class RayLauncher(LocalLauncher):
             dashboard=self.dashboard,
             ports=self.ports,
         )
-        text = json.dumps(dataclasses.asdict(plan), indent=2)
+        text = json.dumps(asdict(plan), indent=2)
         lines = ["#!/bin/bash", *assignments(plan.environment), *code_path(job)]
-        lines.append(f"exec {shlex.quote(self.python)} -m boltcutter.launch.ray_driver <<'PLAN'\n{text}\nPLAN")
+        lines.append(f"exec {shlex.quote(str(self.python))} -m boltcutter.launch.ray_driver <<'PLAN'\n{text}\nPLAN")
         return "\n".join(lines) + "\n"
 
     def cpus(self, job: Job) -> float:

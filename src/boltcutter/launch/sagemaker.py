@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,6 +38,7 @@ LATE = 60  # seconds by which the lines of one instance may appear later than th
 WAITING = {"Starting", "Pending", "Downloading", "Interrupted", "Restarting"}  # secondary status before the run starts
 
 
+@dataclass(kw_only=True, eq=False)
 class SageMakerLauncher(CloudLauncher):
     """Submit runs to SageMaker; the number of instances is ``trainer.num_nodes``.
 
@@ -55,7 +57,7 @@ class SageMakerLauncher(CloudLauncher):
         security_groups: Security groups in this VPC, which must allow all traffic between their members.
         jupyter: Whether to start JupyterLab with the project instead of training.
         idle_minutes: Minutes without activity after which JupyterLab, and with it the job, ends.
-        **shared: Settings of all clouds; ``time`` limits all attempts together, after which the run saves and ends.
+        time: Time limit of all attempts together, after which the run saves and ends, D-HH:MM:SS or H:MM:SS.
     """
 
     option, job_file, protocols = "sagemaker", "job.json", ("s3",)
@@ -65,34 +67,24 @@ class SageMakerLauncher(CloudLauncher):
         "security_groups": (r"sg-[0-9a-z]+", "the ID of one; expected sg-0123456789abcdef0"),
     }
 
-    def __init__(
-        self,
-        *,
-        region: str | None = None,
-        role: str | None = None,
-        image: str | None = None,
-        instance_type: str = "ml.g5.xlarge",
-        spot: bool = False,
-        max_wait: str | None = None,
-        max_restarts: int = 10,
-        disk_gb: int = 50,
-        disk_kms_key: str | None = None,
-        keep_alive: int = 0,
-        subnets: list[str] | None = None,
-        security_groups: list[str] | None = None,
-        jupyter: bool = False,
-        idle_minutes: float = 60,
-        **shared: Any,
-    ) -> None:
-        self.region, self.role, self.image, self.instance_type = region, role, image, instance_type
-        self.spot, self.max_wait, self.max_restarts, self.keep_alive = spot, max_wait, max_restarts, keep_alive
-        self.disk_gb, self.disk_kms_key, self.jupyter, self.idle_minutes = disk_gb, disk_kms_key, jupyter, idle_minutes
-        self.subnets, self.security_groups = subnets or [], security_groups or []
-        super().__init__(**shared)
-        self._check_limits()
-        self._check_resources()
+    region: str | None = None
+    role: str | None = None
+    image: str | None = None
+    instance_type: str = "ml.g5.xlarge"
+    spot: bool = False
+    max_wait: str | None = None
+    max_restarts: int = 10
+    disk_gb: int = 50
+    disk_kms_key: str | None = None
+    keep_alive: int = 0
+    subnets: list[str] = field(default_factory=list)
+    security_groups: list[str] = field(default_factory=list)
+    jupyter: bool = False
+    idle_minutes: float = 60
 
-    def _check_limits(self) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_resources()
         limit = seconds(self.time)
         if not 0 < limit <= MAX_TIME:
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from boltcutter.launch.job import (
     FINAL,
     JOB_VARIABLE,
     Job,
+    Launcher,
     Status,
     check_control_characters,
     check_environment,
@@ -35,7 +37,8 @@ MEMORY = re.compile(r"\d+[KMGT]", re.I)
 MINIMUM = {"grace": 30, "cpus_per_task": 1, "max_parallel": 1, "max_restarts": 0, "chain": 1}
 
 
-class SlurmLauncher:
+@dataclass(kw_only=True, eq=False)
+class SlurmLauncher(Launcher):
     """Submit runs to SLURM; the numbers of nodes, devices and GPUs are those of the trainer.
 
     Args:
@@ -73,60 +76,43 @@ class SlurmLauncher:
 
     job_file = "job.sh"
 
-    def __init__(
-        self,
-        *,
-        partition: str | None = None,
-        account: str | None = None,
-        qos: str | None = None,
-        time: str = "4:00:00",
-        grace: int = 120,
-        memory: str | None = None,
-        cpus_per_task: int | None = None,
-        gpu_type: str | None = None,
-        gpu_option: Literal["gres", "gpus-per-node", "none"] = "gres",
-        constraint: str | None = None,
-        exclusive: bool = False,
-        purge_modules: bool = False,
-        modules: list[str] | None = None,
-        setup: list[str] | None = None,
-        conda: str | None = None,
-        venv: str | None = None,
-        python: str | None = None,
-        container: str | None = None,
-        container_engine: Literal["apptainer", "pyxis", "edf"] = "apptainer",
-        container_mounts: list[str] | None = None,
-        interface: str | None = None,
-        environment: dict[str, str] | None = None,
-        sbatch: list[str] | None = None,
-        srun: list[str] | None = None,
-        array: str | list[str] | None = None,
-        max_parallel: int | None = None,
-        max_restarts: int = 50,
-        chain: int = 1,
-        torchrun: bool = False,
-        snapshot: bool = True,
-    ) -> None:
-        self.partition, self.account, self.qos, self.constraint = partition, account, qos, constraint
-        self.time, self.grace, self.memory, self.exclusive = time, grace, memory, exclusive
-        self.cpus_per_task, self.gpu_type, self.gpu_option, self.interface = (
-            cpus_per_task,
-            gpu_type,
-            gpu_option,
-            interface,
-        )
-        self.purge_modules, self.modules, self.setup, self.conda = purge_modules, modules or [], setup or [], conda
-        self.container, self.container_engine = container, container_engine
-        self.container_mounts, self.environment = container_mounts or [], environment or {}
-        self.sbatch, self.srun, self.array = sbatch or [], srun or [], array
-        self.max_parallel, self.max_restarts, self.chain = max_parallel, max_restarts, chain
-        self.torchrun, self.snapshot = torchrun, snapshot
-        # The job may start in another working directory than that of the submission.
-        self.venv = venv if venv is None or JOB_VARIABLE.search(venv) else str(Path(venv).expanduser().absolute())
-        self.python = python or ("python" if conda or venv or container else sys.executable)
-        self._check_settings()
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str = "4:00:00"
+    grace: int = 120
+    memory: str | None = None
+    cpus_per_task: int | None = None
+    gpu_type: str | None = None
+    gpu_option: Literal["gres", "gpus-per-node", "none"] = "gres"
+    constraint: str | None = None
+    exclusive: bool = False
+    purge_modules: bool = False
+    modules: list[str] = field(default_factory=list)
+    setup: list[str] = field(default_factory=list)
+    conda: str | None = None
+    venv: str | None = None
+    python: str | None = None
+    container: str | None = None
+    container_engine: Literal["apptainer", "pyxis", "edf"] = "apptainer"
+    container_mounts: list[str] = field(default_factory=list)
+    interface: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    sbatch: list[str] = field(default_factory=list)
+    srun: list[str] = field(default_factory=list)
+    array: str | list[str] | None = None
+    max_parallel: int | None = None
+    max_restarts: int = 50
+    chain: int = 1
+    torchrun: bool = False
+    snapshot: bool = True
 
-    def _check_settings(self) -> None:
+    def __post_init__(self) -> None:
+        # The job may start in another working directory than that of the submission.
+        if self.venv and not JOB_VARIABLE.search(self.venv):
+            self.venv = str(Path(self.venv).expanduser().absolute())
+        in_environment = self.conda or self.venv or self.container
+        self.python = self.python or ("python" if in_environment else sys.executable)
         if seconds(self.time) < self.grace + 2 * SIGNAL_MARGIN:
             raise ValueError(
                 f"launch.time={self.time} is too short to train before the run has to save; try "

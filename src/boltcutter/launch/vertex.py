@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +40,7 @@ STATES: dict[str, State] = {
 }
 
 
+@dataclass(kw_only=True, eq=False)
 class VertexLauncher(CloudLauncher):
     """Submit a run as a custom job: a worker pool for the first node, and one for all others.
 
@@ -58,7 +60,7 @@ class VertexLauncher(CloudLauncher):
         service_account: Account with which the nodes access the storage; null: the service agent of Vertex AI.
         network: Network to which the nodes are peered, projects/<project number>/global/networks/<name>.
         api: ``trainingInput``: the older job file, of AI Platform Training, which can be rendered but not submitted.
-        **shared: Settings of all clouds; ``tags`` become labels of the job.
+        tags: Labels of the job, which also appear in the bill.
     """
 
     option, protocols = "vertex", ("gs", "s3")
@@ -75,38 +77,30 @@ class VertexLauncher(CloudLauncher):
         ),
     }
 
-    def __init__(
-        self,
-        *,
-        project: str | None = None,
-        region: str | None = None,
-        image: str | None = None,
-        worker_image: str | None = None,
-        machine_type: str | None = None,
-        gpu_type: str | None = None,
-        spot: bool = False,
-        max_wait: str | None = None,
-        max_restarts: int | None = None,
-        disk_gb: int = 100,
-        disk_type: str | None = None,
-        service_account: str | None = None,
-        network: str | None = None,
-        api: Literal["customJob", "trainingInput"] = "customJob",
-        **shared: Any,
-    ) -> None:
-        self.project = project or google_api.default_setting(
-            "core", "project", "GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"
-        )
-        self.region = region or google_api.default_setting("ai", "region", "GOOGLE_CLOUD_REGION", "CLOUDSDK_AI_REGION")
-        self.image, self.worker_image, self.machine_type, self.gpu_type = image, worker_image, machine_type, gpu_type
-        self.spot, self.max_wait, self.max_restarts, self.api = spot, max_wait, max_restarts, api
-        self.disk_gb, self.disk_type, self.service_account, self.network = disk_gb, disk_type, service_account, network
-        super().__init__(**shared)
-        if max_restarts:
-            raise ValueError(f"launch.max_restarts={max_restarts}: Vertex AI decides how often; use null or 0")
-        if spot and max_wait:
+    project: str | None = None
+    region: str | None = None
+    image: str | None = None
+    worker_image: str | None = None
+    machine_type: str | None = None
+    gpu_type: str | None = None
+    spot: bool = False
+    max_wait: str | None = None
+    max_restarts: int | None = None
+    disk_gb: int = 100
+    disk_type: str | None = None
+    service_account: str | None = None
+    network: str | None = None
+    api: Literal["customJob", "trainingInput"] = "customJob"
+
+    def __post_init__(self) -> None:
+        self.project = self.project or google_api.default_setting("core", "project", "GOOGLE_CLOUD_PROJECT")
+        self.region = self.region or google_api.default_setting("ai", "region", "GOOGLE_CLOUD_REGION")
+        super().__post_init__()
+        if self.max_restarts:
+            raise ValueError(f"launch.max_restarts={self.max_restarts}: Vertex AI decides how often; use null or 0")
+        if self.spot and self.max_wait:
             raise ValueError("launch.max_wait: not possible with launch.spot=true; remove one of them")
-        if spot and api == "trainingInput":
+        if self.spot and self.api == "trainingInput":
             raise ValueError("launch.spot=true: launch.api=trainingInput has no spot VMs; remove one of them")
         for key, value in self.tags.items():
             if not TAG.fullmatch(f"{key}={value}"):
