@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from boltcutter.export.formats import Int8, SafeTensors, TorchExport, quantize_weights
+from boltcutter.export.formats import Int8, SafeTensors, TorchExport, fold_batch_norms, quantize_weights
 from boltcutter.export.program import Program, TaskProgram
 from boltcutter.export.runner import load_torch, read_tensors
 from boltcutter.model.convnet import ConvNet
 from boltcutter.model.gpt import GPT
-from boltcutter.model.resnet import ResNet
 from boltcutter.task.classification import Classification
 from boltcutter.task.language import LanguageModeling
 
@@ -40,20 +39,49 @@ def test_a_file_gives_nearly_the_same_outputs(form: Any, tolerance: float, tmp_p
     assert b"convnet.py" not in (tmp_path / "model.pt2").read_bytes()  # no traces of the code
 
 
-@pytest.mark.slow
-def test_int8_weights_are_a_quarter_of_the_size(tmp_path: Path) -> None:
-    program = classifier(ResNet((3, 16, 16), 5))
-    TorchExport().write(program, tmp_path / "float32.pt2", lambda: iter(()))
-    Int8().write(program, tmp_path / "int8.pt2", lambda: iter(()))
-    assert (tmp_path / "int8.pt2").stat().st_size < 0.28 * (tmp_path / "float32.pt2").stat().st_size
+def test_int8_weights_are_a_quarter_of_the_size_also_in_a_small_model(tmp_path: Path) -> None:
+    program = classifier(ConvNet((3, 16, 16), 5))
+    for weight in program.parameters():
+        torch.nn.init.normal_(weight, std=0.1)  # as after training
+    Int8().write(program, tmp_path / "model.pt2", lambda: iter(()))
+    assert (tmp_path / "model.pt2").stat().st_size < 0.28 * sum(4 * weight.numel() for weight in program.parameters())
 
 
-def test_a_tied_embedding_is_quantized() -> None:
-    model = GPT((8,), 64, num_layers=1, hidden_size=32).eval()
+class Normalized(nn.Module):
+    """Two convolutions with BatchNorm: one with a bias; the other applied twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(3))
+        for norm in self.norms:
+            for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+                nn.init.uniform_(tensor, 0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norms[0](self.first(x.float() / 255))
+        return self.norms[2](self.second(self.norms[1](self.second(x)))).mean((2, 3))
+
+
+def test_batch_norms_are_folded_into_convolutions_that_are_used_once() -> None:
+    program = classifier(Normalized())
+    folded = program.clone()
+    fold_batch_norms(folded, program.capture())
+    assert [name for name, part in folded.core.named_modules() if isinstance(part, nn.BatchNorm2d)] == [
+        "norms.1",
+        "norms.2",
+    ]
+    assert torch.allclose(folded(IMAGES)[0], program(IMAGES)[0], atol=1e-6)
+
+
+def test_tied_weights_are_quantized_once() -> None:
+    model = GPT((8,), 64, num_layers=1, hidden_size=32, tie_embeddings=False).eval()
+    assert model.head is not None
+    model.head.weight = model.token_embedding.weight
     tokens = torch.randint(0, 64, (2, 8))
     expected = model(tokens)
-    quantize_weights(model)
-    assert model.token_embedding.weight_int8.dtype == torch.int8
+    quantize_weights(model, (nn.Embedding, nn.Linear))
+    assert model.token_embedding.weight_int8 is model.head.weight_int8
     assert torch.allclose(model(tokens), expected, atol=0.05)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.nn.utils import fuse_conv_bn_weights
 
 from boltcutter.export.program import Program
 from boltcutter.export.settings import Batches, Format
 
-MIN_WEIGHTS = 1024  # of a convolution or an embedding; smaller ones are not worth an approximation
-
-
+MIN_WEIGHTS = 1024  # of a layer; smaller ones are not worth an approximation
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+STORED = (*CONVOLUTIONS, nn.Embedding)  # layers whose weights are stored as int8, and converted when they are used
 TRACES = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")  # metadata of nodes
 
 
@@ -42,12 +43,11 @@ class TorchExport(Format):
 class Int8(Format):
     """A program of ``torch.export`` with weights in int8, one scale for each output channel.
 
-    Linear layers are quantized by torchao. Convolutions and embeddings, for which torchao has no kernels, are stored as
-    int8 and computed in float32.
+    Layers are computed in float32. A BatchNorm is folded into the convolution before it.
 
     Args:
-        dynamic: Whether linear layers also compute in int8, with the range of each row of activations found while
-            running.
+        dynamic: Whether linear layers compute in int8, by torchao, with the range of each row of activations found
+            while running.
     """
 
     file: ClassVar[str] = "model.pt2"
@@ -58,12 +58,14 @@ class Int8(Format):
 
     def write(self, program: Program, path: Path, calibration: Batches) -> None:
         """Quantize a copy of the program, and write it."""
-        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
-
         clone = program.clone()
-        quantize_(clone.core, Int8DynamicActivationInt8WeightConfig() if self.dynamic else Int8WeightOnlyConfig())
-        quantize_weights(clone.core)
-        save(without_torchao(clone.capture()), path)
+        fold_batch_norms(clone, program.capture())
+        if self.dynamic:
+            from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+            quantize_(clone.core, Int8DynamicActivationInt8WeightConfig())
+        quantize_weights(clone.core, STORED if self.dynamic else (*STORED, nn.Linear))
+        save(without_torchao(clone.capture()) if self.dynamic else clone.capture(), path)
 
 
 class SafeTensors(Format):
@@ -81,7 +83,7 @@ class SafeTensors(Format):
 
 
 def save(program: ExportedProgram, path: Path) -> None:
-    """Write a program with its graph compressed and without traces of the model's code, larger than a small model."""
+    """Write a program compressed, and without traces of the model's code, which are larger than a small model."""
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             for name in TRACES:
@@ -91,23 +93,63 @@ def save(program: ExportedProgram, path: Path) -> None:
         torch.export.save(program, scratch)
         with zipfile.ZipFile(scratch) as plain, zipfile.ZipFile(path, "w") as packed:
             for entry in plain.infolist():
-                is_graph = entry.filename.endswith(".json")
-                packed.writestr(entry.filename, plain.read(entry), zipfile.ZIP_DEFLATED if is_graph else None)
+                method = zipfile.ZIP_DEFLATED if entry.file_size > 256 else zipfile.ZIP_STORED
+                packed.writestr(entry.filename, plain.read(entry), method)
 
 
-def quantize_weights(model: nn.Module) -> None:
-    """Store the weights of convolutions and embeddings as int8, in place; they are converted when they are used."""
+def fold_batch_norms(program: Program, captured: ExportedProgram) -> None:
+    """Scale each convolution as the BatchNorm that follows does, in place, so that only a shift is left of it.
+
+    Args:
+        program: A copy of the captured program.
+        captured: The program as a graph.
+    """
+    names = {**captured.graph_signature.inputs_to_parameters, **captured.graph_signature.inputs_to_buffers}
+
+    def find_owner(tensor: Any) -> str:
+        """Name of the module of a tensor, if nothing else uses it."""
+        is_owned = isinstance(tensor, torch.fx.Node) and tensor.name in names and len(tensor.users) == 1
+        return names[tensor.name].rpartition(".")[0] if is_owned else ""
+
+    for node in captured.graph.nodes:
+        if node.target is torch.ops.aten.batch_norm.default and len(node.args[0].users) == 1:
+            source, mean = node.args[0], node.args[3]
+            conv = program.get_submodule(find_owner(source.args[1]) if len(source.args) > 1 else "")
+            norm = program.get_submodule(name := find_owner(mean))
+            if isinstance(conv, CONVOLUTIONS) and isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+                statistics: Any = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+                conv.weight, shift = fuse_conv_bn_weights(conv.weight, conv.bias, *statistics)
+                conv.bias = None
+                program.set_submodule(name, Shift(shift.view(-1, *[1] * (conv.weight.ndim - 2))))
+
+
+def quantize_weights(model: nn.Module, types: tuple[type[nn.Module], ...]) -> None:
+    """Store the weights of layers as int8, in place; they are converted when they are used."""
+    found: dict[Tensor, tuple[Tensor, Tensor]] = {}  # a tied weight is stored once
     for module in list(model.modules()):
         weight = getattr(module, "weight", None)
-        is_supported = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding)
-        if is_supported and isinstance(weight, Tensor) and weight.numel() >= MIN_WEIGHTS:
-            weight = weight.detach().contiguous()
-            largest = weight.abs().flatten(1).amax(1).clamp(min=1e-12)
-            scale = (largest / 127).view(-1, *[1] * (weight.ndim - 1))
+        if isinstance(module, types) and isinstance(weight, Tensor) and weight.numel() >= MIN_WEIGHTS:
+            if weight not in found:
+                plain = weight.detach().contiguous()
+                largest = plain.abs().flatten(1).amax(1).clamp(min=1e-12)
+                scale = (largest / 127).to(torch.bfloat16).view(-1, *[1] * (plain.ndim - 1))
+                found[weight] = (plain / scale.float()).round().to(torch.int8), scale  # which compensates its rounding
             del module.weight
-            module.register_buffer("weight_int8", (weight / scale).round().to(torch.int8))
-            module.register_buffer("weight_scale", scale)
+            for name, tensor in zip(("weight_int8", "weight_scale"), found[weight], strict=True):
+                module.register_buffer(name, tensor)
             module.__class__ = type(f"Int8{type(module).__name__}", (Int8Weight, type(module)), {})
+
+
+class Shift(nn.Module):
+    """What is left of a BatchNorm after a convolution that has its scale."""
+
+    def __init__(self, shift: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("shift", shift.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, ...) to the same shape."""
+        return x + self.shift
 
 
 class Int8Weight(nn.Module):
@@ -119,7 +161,7 @@ class Int8Weight(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The weight, dequantized."""
-        return self.weight_int8.to(self.weight_scale.dtype) * self.weight_scale
+        return self.weight_int8.float() * self.weight_scale.float()
 
 
 def without_torchao(program: ExportedProgram) -> ExportedProgram:
