@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +22,7 @@ class Digits(DataModule):
         shape: Shape of one sample: channels, height, width.
         num_classes: Number of classes.
         split: Fractions of train, val and test, stratified by class.
-        num_folds: Number of folds for cross-validation, stratified by class; None: no folds.
-        fold: The fold for validation, from 0; the others are the train split.
-        batch_size: Global batch size: samples in one step over all devices.
-        seed: Seed of split and order.
-        num_workers: DataLoader workers per device.
+        options: Arguments of ``DataModule``, such as ``batch_size``.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.
     """
@@ -36,13 +33,9 @@ class Digits(DataModule):
         shape: tuple[int, int, int] = (1, 8, 8),
         num_classes: int = 10,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
-        num_folds: int | None = None,
-        fold: int = 0,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
+        super().__init__(**options)
         if shape != (1, 8, 8) or num_classes != 10:
             raise ValueError(
                 f"data.shape={shape}, data.num_classes={num_classes}: digits have (1, 8, 8) and 10; keep the defaults"

@@ -53,18 +53,13 @@ class HuggingFace(DataModule):
         test: Name of the test split; None: ``test`` if there is one, else a fraction of ``train``.
         split: Fractions of train, val and test, stratified by class, for splits that the data set does not have. A
             test fraction of 0 leaves out the test split.
-        num_folds: Number of folds for cross-validation, stratified by class, of all train and val samples; None: no
-            folds.
-        fold: The fold for validation, from 0; the others are the train split.
         group: Column of groups, such as patients, none of which is in two folds, or in two splits that are split off
             ``train``.
         dtype: Dtype of numbers that are stored as bytes.
         shape: Shape of one input; images are resized and cropped to it. None: the shape of the first input.
         num_classes: Number of classes; of target columns for regression. None: taken from the data.
         augment: Random transform of training images.
-        batch_size: Global batch size: samples in one step over all devices.
-        seed: Seed of split and order.
-        num_workers: DataLoader workers per device.
+        options: Arguments of ``DataModule``, such as ``batch_size``.
 
     Source: Lhoest et al., Datasets: A Community Library for Natural Language Processing, 2021.
     """
@@ -85,18 +80,14 @@ class HuggingFace(DataModule):
         val: str | None = None,
         test: str | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
-        num_folds: int | None = None,
-        fold: int = 0,
         group: str | None = None,
         dtype: str = "uint8",
         shape: tuple[int, ...] | None = None,
         num_classes: int | None = None,
         augment: Augment | None = None,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
+        super().__init__(**options)
         check_split(split)
         try:
             np.dtype(dtype)

@@ -68,15 +68,10 @@ class Images(DataModule):
         shape: Channels (1 or 3), height and width to resize and crop each image to.
         num_classes: Number of classes; None: the number of class folders.
         split: Fractions of train, val and test, stratified by class, for splits without a folder.
-        num_folds: Number of folds for cross-validation, stratified by class, of all train and val samples; None: no
-            folds.
-        fold: The fold for validation, from 0; the others are the train split.
         group: Regular expression that finds the group of an image, such as the patient, in its file name, as its first
             parenthesized part: ``^(patient\d+)_``. No group is in two folds, or in two splits of the same folder.
         augment: Random transform of training images.
-        batch_size: Global batch size: samples in one step over all devices.
-        seed: Seed of split and order.
-        num_workers: DataLoader workers per device.
+        options: Arguments of ``DataModule``, such as ``batch_size``.
     """
 
     def __init__(
@@ -86,15 +81,11 @@ class Images(DataModule):
         shape: tuple[int, int, int] = (3, 64, 64),
         num_classes: int | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
-        num_folds: int | None = None,
-        fold: int = 0,
         group: str | None = None,
         augment: Augment | None = None,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
+        super().__init__(**options)
         check_image_shape(shape)
         self.folder, self.shape, self.num_classes = folder, shape, num_classes
         check_split(split)

@@ -7,7 +7,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,14 +35,10 @@ class MNIST(DataModule):
         test: Prefix of the files to test on; if it equals ``train``, the test split is split off the same images.
         val_fraction: Fraction of the training files for the val split, stratified by class; also of the test split
             if ``test`` equals ``train``.
-        num_folds: Number of folds of the training files for cross-validation, stratified by class; None: no folds.
-        fold: The fold for validation, from 0; the others are the train split.
         shape: Shape of one sample: channels, height, width.
         num_classes: Number of classes.
         augment: Random transform of training images.
-        batch_size: Global batch size: samples in one step over all devices.
-        seed: Seed of split and order.
-        num_workers: DataLoader workers per device.
+        options: Arguments of ``DataModule``, such as ``batch_size``.
 
     Source: LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998; Xiao et al., Fashion-MNIST: a
     Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017.
@@ -58,16 +54,12 @@ class MNIST(DataModule):
         train: Prefix = "train",
         test: Prefix = "t10k",
         val_fraction: float = 0.1,
-        num_folds: int | None = None,
-        fold: int = 0,
         shape: tuple[int, int, int] = (1, 28, 28),
         num_classes: int = 10,
         augment: Augment | None = None,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
+        super().__init__(**options)
         if not 0 < val_fraction < 0.5:
             raise ValueError(f"data.val_fraction={val_fraction} is not in (0, 0.5); try 0.1")
         if class_names is not None and len(class_names) != num_classes:

@@ -88,10 +88,11 @@ class DataModule(L.LightningDataModule, ABC):
 
     Args:
         batch_size: Global batch size: samples in one step over all devices.
-        seed: Seed of split and order.
+        seed: Seed of split, order and augmentation.
         num_workers: DataLoader workers per device; 0 loads in the training process.
-        num_folds: Number of folds for cross-validation, if ``load`` divides the samples into folds; None: no folds.
-        fold: The fold for validation, from 0.
+        num_folds: Number of folds for cross-validation, of all train and val samples, if ``load`` divides them by
+            ``split_indices``; None: no folds.
+        fold: The fold for validation, from 0; the others are the train split.
 
     Attributes:
         shape: Shape of one input.
@@ -108,7 +109,13 @@ class DataModule(L.LightningDataModule, ABC):
     kind: Kind | Literal["language_modeling"] = "classification"
 
     def __init__(
-        self, *, batch_size: int, seed: int, num_workers: int, num_folds: int | None = None, fold: int = 0
+        self,
+        *,
+        batch_size: int = 64,
+        seed: int = 0,
+        num_workers: int = 0,
+        num_folds: int | None = None,
+        fold: int = 0,
     ) -> None:
         super().__init__()
         check_batch_size(batch_size, 1)
@@ -258,6 +265,8 @@ class DataModule(L.LightningDataModule, ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position and the statistics of a checkpoint."""
+        if self.statistics not in ({}, state_dict["statistics"]):
+            self.splits = None  # load again, with the checkpoint's statistics
         self.statistics = state_dict["statistics"]
         self._resume = state_dict.get("position")
 

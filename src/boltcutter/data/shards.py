@@ -166,25 +166,21 @@ class ShardedDataset:
 class Shards(DataModule):
     """Arrays in ``.npy`` files, which are read on demand, whatever their size.
 
-    ``inputs*.npy`` of shape (N, …) and ``targets*.npy`` of shape (N,) or (N, T) are memory-mapped.
+    ``inputs*.npy`` of shape (N, …) and ``targets*.npy`` of shape (N,) or (N, T) are memory-mapped. For
+    cross-validation, the indices of all train and val samples are kept in memory.
 
     Args:
         path: A file, a folder, or a glob pattern such as ``data/inputs-*.npy``.
         val: Files of the val split, like ``path``; None: a random fraction of ``path``.
         test: Files of the test split, like ``path``; None: a random fraction of ``path``.
         split: Fractions of train, val and test, for splits without files.
-        num_folds: Number of folds for cross-validation, stratified by class, of all train and val samples; their
-            indices are then kept in memory. None: no folds.
-        fold: The fold for validation, from 0; the others are the train split.
         group: Beginning of the names of files of groups, such as patients, which replaces ``inputs``: ``groups`` for
             ``groups-0.npy``, of shape (N,). No group is in two folds, or in two splits of the same files.
         kind: ``classification`` (class indices) or ``regression`` (float targets).
         augment: Random transform of training images.
         shape: Shape of one input.
         num_classes: Number of classes; of target columns for regression.
-        batch_size: Global batch size: samples in one step over all devices.
-        seed: Seed of split and order.
-        num_workers: DataLoader workers per device.
+        options: Arguments of ``DataModule``, such as ``batch_size``.
     """
 
     def __init__(
@@ -194,18 +190,14 @@ class Shards(DataModule):
         val: str | None = None,
         test: str | None = None,
         split: tuple[float, float, float] = (0.9, 0.05, 0.05),
-        num_folds: int | None = None,
-        fold: int = 0,
         group: str | None = None,
         kind: Kind = "classification",
         augment: Augment | None = None,
         shape: tuple[int, ...],
         num_classes: int,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
+        super().__init__(**options)
         check_split(split)
         self.paths = {"train": path, "val": val, "test": test}
         self.split, self.group = split, group

@@ -36,12 +36,8 @@ class Tabular(DataModule):
         shape: Shape of one sample; None: taken from the columns.
         num_classes: Number of classes; of target columns for regression. None: taken from the data.
         split: Fractions of train, val and test, stratified by class.
-        num_folds: Number of folds for cross-validation, stratified by class; None: no folds.
-        fold: The fold for validation, from 0; the others are the train split.
         group: Column of groups, such as patients, none of which is in two splits or folds; not a feature.
-        batch_size: Global batch size: samples in one step over all devices.
-        seed: Seed of split and order.
-        num_workers: DataLoader workers per device.
+        options: Arguments of ``DataModule``, such as ``batch_size``.
 
     Source: Efron et al., Least Angle Regression, 2004 (diabetes).
     """
@@ -57,14 +53,10 @@ class Tabular(DataModule):
         shape: tuple[int] | None = None,
         num_classes: int | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
-        num_folds: int | None = None,
-        fold: int = 0,
         group: str | None = None,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
+        super().__init__(**options)
         if path is not None and not target:
             raise ValueError(f"data.target is not set; set it to a column of {path}, such as data.target=price")
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
@@ -122,8 +114,6 @@ class Tabular(DataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position and the statistics of a checkpoint."""
-        if self.statistics not in ({}, state_dict["statistics"]):
-            self.splits = None  # load again, with the checkpoint's statistics
         super().load_state_dict(state_dict)
         if "classes" in self.statistics:
             self.kind, self.classes = "classification", list(self.statistics["classes"])

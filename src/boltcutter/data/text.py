@@ -39,21 +39,17 @@ class Text(TokenDataModule):
 
     Each document (a file) belongs to one split; with fewer than 20 documents, each one is divided over the splits. BPE
     is trained on the train split only. Checkpoints save the tokenizer. Tokens are cached by names, sizes and
-    modification times of the text files, and by seed and settings.
+    modification times of the text files, and by seed and settings. Folds are of documents, each tokenized separately.
 
     Args:
         path: A file, a folder, or a glob pattern such as ``notes/**/*.md``; None: the sources of Python's standard
             library. In a folder, hidden files and those with a zero byte near their beginning are ignored.
         tokenizer: ``bytes``; ``bpe``, trained on the text; or the path of a ``tokenizer.json``.
         split: Fractions of train, val and test, in bytes.
-        num_folds: Number of folds of the documents for cross-validation; each is tokenized separately. None: no folds.
-        fold: The fold for validation, from 0; the others are the train split.
         cache_dir: Folder for the tokenized text.
         shape: Shape of one sample: (T,), the context length in tokens.
         vocab_size: Number of tokens in the vocabulary; BPE is trained to this size.
-        batch_size: Global batch size: windows in one step over all devices.
-        seed: Seed of split and order.
-        num_workers: DataLoader workers per device.
+        options: Arguments of ``TokenDataModule`` and ``DataModule``.
     """
 
     def __init__(
@@ -62,17 +58,12 @@ class Text(TokenDataModule):
         path: str | None = None,
         tokenizer: str = "bytes",
         split: tuple[float, float, float] = (0.9, 0.05, 0.05),
-        num_folds: int | None = None,
-        fold: int = 0,
         cache_dir: Path = Path("data/text"),
         shape: tuple[int] = (256,),
         vocab_size: int = 256,
-        batch_size: int = 16,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        settings: Any = {"batch_size": batch_size, "seed": seed, "num_workers": num_workers}
-        super().__init__(shape=shape, vocab_size=vocab_size, num_folds=num_folds, fold=fold, **settings)
+        super().__init__(shape=shape, vocab_size=vocab_size, **options)
         check_split(split)
         self.path, self.tokenizer_name, self.split, self.cache_dir = path, tokenizer, split, Path(cache_dir)
 

@@ -132,10 +132,7 @@ class TokenDataModule(DataModule):
         shape: Shape of one sample: (T,), the context length in tokens.
         vocab_size: Number of tokens in the vocabulary.
         batch_size: Global batch size: windows in one step over all devices.
-        seed: Seed of split and order.
-        num_workers: DataLoader workers per device.
-        num_folds: Number of folds for cross-validation, if ``load`` divides the samples into folds; None: no folds.
-        fold: The fold for validation, from 0.
+        options: Arguments of ``DataModule``.
     """
 
     kind: Literal["classification", "regression", "language_modeling"] = "language_modeling"
@@ -145,13 +142,10 @@ class TokenDataModule(DataModule):
         *,
         shape: tuple[int],
         vocab_size: int,
-        batch_size: int,
-        seed: int,
-        num_workers: int,
-        num_folds: int | None = None,
-        fold: int = 0,
+        batch_size: int = 16,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
+        super().__init__(batch_size=batch_size, **options)
         if shape[0] < 1:
             raise ValueError(f"data.shape={list(shape)} must be 1 or more tokens; try [256]")
         if vocab_size < 2:
@@ -185,15 +179,11 @@ class TokenDataModule(DataModule):
             raise ValueError(f"input: no text has {length} tokens or more; give a longer one")
         return torch.cat(windows), names
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the position and the tokenizer of a checkpoint."""
-        if self.statistics not in ({}, state_dict["statistics"]):
-            self.splits = None
-        super().load_state_dict(state_dict)
-
 
 class Tokens(TokenDataModule):
     """Memory-mapped files of token ids, as nanoGPT and others write them.
+
+    For cross-validation each file, without its test fraction, is divided into ``num_folds`` consecutive ranges.
 
     Args:
         path: A ``.bin`` or ``.npy`` file, a folder of them, or a glob pattern such as ``data/train_*.bin``.
@@ -202,16 +192,11 @@ class Tokens(TokenDataModule):
         dtype: Dtype of a ``.bin`` file; a ``.npy`` file has its own.
         header: Bytes at the beginning of a ``.bin`` file to skip.
         split: Fractions of train, val and test, in this order in each file of ``path``, for splits without files.
-        num_folds: Number of folds for cross-validation: each file, without its test fraction, is divided into as many
-            consecutive ranges. None: no folds.
-        fold: The range for validation, from 0; the others are the train split.
         tokenizer: ``bytes``, or the ``tokenizer.json`` that the tokens were made with; for bits per byte and text
             generation.
         shape: Shape of one sample: (T,), the context length in tokens.
         vocab_size: Number of tokens in the vocabulary.
-        batch_size: Global batch size: windows in one step over all devices.
-        seed: Seed of the order.
-        num_workers: DataLoader workers per device.
+        options: Arguments of ``TokenDataModule`` and ``DataModule``.
     """
 
     def __init__(
@@ -223,17 +208,12 @@ class Tokens(TokenDataModule):
         dtype: Dtype = "uint16",
         header: int = 0,
         split: tuple[float, float, float] = (0.98, 0.01, 0.01),
-        num_folds: int | None = None,
-        fold: int = 0,
         tokenizer: str | None = None,
         shape: tuple[int] = (1024,),
         vocab_size: int = 50304,
-        batch_size: int = 16,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        settings: Any = {"batch_size": batch_size, "seed": seed, "num_workers": num_workers}
-        super().__init__(shape=shape, vocab_size=vocab_size, num_folds=num_folds, fold=fold, **settings)
+        super().__init__(shape=shape, vocab_size=vocab_size, **options)
         check_split(split)
         if header < 0:
             raise ValueError(f"data.header={header} must be 0 or more bytes; try 0")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +21,7 @@ class BreastCancer(DataModule):
         shape: Shape of one sample.
         num_classes: Number of classes.
         split: Fractions of the train, val and test splits, stratified by class.
-        num_folds: Number of folds for cross-validation; None: no folds.
-        fold: The fold that is the val split, from 0; the others are the train split.
-        batch_size: Samples per step, over all devices.
-        seed: Determines the split and the order of samples.
-        num_workers: Processes per device that load batches.
+        options: Arguments of ``DataModule``: ``batch_size``, ``seed``, ``num_workers``, ``num_folds`` and ``fold``.
 
     Source: Street, Wolberg and Mangasarian, Nuclear Feature Extraction for Breast Tumor Diagnosis, 1993.
     """
@@ -35,13 +32,9 @@ class BreastCancer(DataModule):
         shape: tuple[int] = (30,),
         num_classes: int = 2,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
-        num_folds: int | None = None,
-        fold: int = 0,
-        batch_size: int = 32,
-        seed: int = 0,
-        num_workers: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, seed=seed, num_workers=num_workers, num_folds=num_folds, fold=fold)
+        super().__init__(**options)
         self.shape, self.num_classes, self.split = shape, num_classes, split
         self.classes = ["malignant", "benign"]
 
