@@ -11,7 +11,8 @@ from conftest import Script
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from boltcutter.callback.reseed import Reseed, mix
+from boltcutter.callback.reseed import Reseed
+from boltcutter.data.seeding import hash64
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{text}")
@@ -118,11 +119,11 @@ def test_two_real_ranks_draw_differently(two_ranks: Script) -> None:
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63, 2**80])
 def test_any_integer_is_a_seed(seed: int) -> None:
-    assert 0 <= mix(seed, 1, 2) < 2**64
+    assert 0 <= hash64(seed, 1, 2) < 2**64
 
 
 def test_hashes_of_neighbours_are_uniform_in_all_bits() -> None:
-    keys = np.array([[mix(0, epoch, batch, 0)] for epoch in range(50) for batch in range(50)], dtype=">u8")
+    keys = np.array([[hash64(0, epoch, batch, 0)] for epoch in range(50) for batch in range(50)], dtype=">u8")
     assert len(np.unique(keys)) == 2500
     ones = np.unpackbits(keys.view(np.uint8), axis=1).mean(axis=0)
     assert ones.min() > 0.45
@@ -135,4 +136,4 @@ def test_the_generator_of_the_accelerator_is_seeded(monkeypatch: pytest.MonkeyPa
     at = SimpleNamespace(current_epoch=0, global_rank=0)
     on_cuda = SimpleNamespace(device=torch.device("cuda", 0))
     Reseed(0).on_train_batch_start(cast(L.Trainer, at), cast(L.LightningModule, on_cuda), None, 0)
-    assert seeds == [mix(0, 0, 0, 0) >> 1]
+    assert seeds == [hash64(0, 0, 0, 0) >> 1]

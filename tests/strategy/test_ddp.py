@@ -20,6 +20,7 @@ from torch import nn
 
 from boltcutter.strategy import ddp
 from boltcutter.strategy.ddp import WorkerExitError, has_sparse_gradients, unsynchronized_buffers
+from boltcutter.strategy.errors import StrategyError
 
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
 # Adam's first steps depend on the sign of the gradient only, which amplifies rounding errors.
@@ -279,7 +280,7 @@ def test_a_process_with_initialized_cuda_is_not_forked(monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match=r"^trainer\.strategy\.start_method=fork: .* use popen, or spawn"):
         strategy._configure_launcher()
     assert strategy.launcher is not None
-    with pytest.raises(ddp.DDPError, match=r"^trainer\.strategy\.start_method=fork"):
+    with pytest.raises(StrategyError, match=r"^trainer\.strategy\.start_method=fork"):
         strategy.launcher.launch(print)
     for method, devices in (("spawn", gpus), ("popen", gpus), ("fork", [torch.device("cpu")])):
         ddp.check_fork(method, devices)

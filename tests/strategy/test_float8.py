@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from boltcutter.model.mlp import MLP
-from boltcutter.strategy.float8 import Float8Error, Float8Precision
+from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.float8 import Float8Precision
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # within torchao
@@ -37,6 +38,6 @@ def test_linear_layers_are_converted_and_keep_their_names() -> None:
 
 def test_a_model_without_convertible_layers_is_refused() -> None:
     with pytest.raises(
-        Float8Error, match=r"^trainer.precision=float8: the model has no linear layer whose dimensions are mult"
+        StrategyError, match=r"^trainer.precision=float8: the model has no linear layer whose dimensions are mult"
     ):
         Float8Precision("cpu").convert_module(nn.Linear(16, 10))

@@ -14,7 +14,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.checkpoint.storage import CheckpointError
-from boltcutter.strategy.fsdp import FSDPStrategy, GradientClippingError
+from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.fsdp import FSDPStrategy
 
 
 class Malicious:
@@ -105,9 +106,7 @@ def test_lightning_clips_by_the_global_norm(strategy: FSDPStrategy, monkeypatch:
     strategy.precision_plugin.clip_gradients(mock.Mock(), 0.5, GradClipAlgorithmType.NORM)
     strategy.model.clip_grad_norm_.assert_called_once_with(0.5)
     strategy.model = nn.Linear(1, 1)
-    with pytest.raises(
-        GradientClippingError, match=r"^trainer\.gradient_clip_val=0\.5.*trainer\.gradient_clip_val=null"
-    ):
+    with pytest.raises(StrategyError, match=r"^trainer\.gradient_clip_val=0\.5.*trainer\.gradient_clip_val=null"):
         strategy.precision_plugin.clip_gradients(mock.Mock(), 0.5, GradClipAlgorithmType.NORM)
 
 

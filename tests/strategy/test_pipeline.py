@@ -11,8 +11,8 @@ from torch import nn
 from boltcutter.callback.ema import EMA
 from boltcutter.model.convnet import ConvNet
 from boltcutter.model.mlp import MLP
+from boltcutter.strategy.errors import StrategyError
 from boltcutter.strategy.pipeline import PipelineStrategy
-from boltcutter.strategy.stage import PipelineError
 from boltcutter.task.classification import Classification
 
 # Adam's first steps depend on the sign of the gradient only, which amplifies rounding errors.
@@ -144,7 +144,7 @@ def test_unsupported_features_are_refused(given: Classification, trainer: dict[s
     strategy = PipelineStrategy()
     strategy.connect(given)
     plain = {"callbacks": [], "precision_plugin": SimpleNamespace(scaler=None), "datamodule": None}
-    with pytest.raises(PipelineError, match=text):
+    with pytest.raises(StrategyError, match=text):
         strategy.setup(SimpleNamespace(**plain | trainer))  # type: ignore[arg-type]
 
 
@@ -157,7 +157,7 @@ def test_a_loss_other_than_the_mean_of_losses_is_refused() -> None:
     strategy = PipelineStrategy()
     strategy._expected = torch.tensor(1.0)
     strategy._check_loss(torch.tensor(1.0))
-    with pytest.raises(PipelineError, match=r"another loss than the mean of task\.losses; use trainer=ddp"):
+    with pytest.raises(StrategyError, match=r"another loss than the mean of task\.losses; use trainer=ddp"):
         strategy._check_loss(torch.tensor(2.0))
 
 
@@ -165,7 +165,7 @@ def test_losses_that_differ_by_their_rounding_are_accepted() -> None:
     strategy = PipelineStrategy()
     strategy._expected = torch.tensor(2.2969, dtype=torch.bfloat16)
     strategy._check_loss(torch.tensor(2.3125, dtype=torch.bfloat16))  # the next larger number
-    with pytest.raises(PipelineError, match="another loss"):
+    with pytest.raises(StrategyError, match="another loss"):
         strategy._check_loss(torch.tensor(2.5, dtype=torch.bfloat16))
 
 

@@ -4,7 +4,8 @@ from torch import Tensor, nn
 
 from boltcutter.model.gpt import GPT
 from boltcutter.model.mlp import MLP
-from boltcutter.strategy.stage import LocalStage, PipelineError
+from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.stage import LocalStage
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -55,11 +56,11 @@ class Incomplete(nn.Module):
 
 
 def test_models_that_cannot_be_split_are_refused() -> None:
-    with pytest.raises(PipelineError, match=r"no stage of Incomplete has unused\.weight; add it to one"):
+    with pytest.raises(StrategyError, match=r"no stage of Incomplete has unused\.weight; add it to one"):
         LocalStage(Incomplete(), 0, 1)
-    with pytest.raises(PipelineError, match=r"trainer\.devices=3 exceeds .*model=mlp.* try trainer.devices=2"):
+    with pytest.raises(StrategyError, match=r"trainer\.devices=3 exceeds .*model=mlp.* try trainer.devices=2"):
         LocalStage(MLP((6,), 3, hidden_sizes=[5]), 0, 3)
     with pytest.raises(
-        PipelineError, match=r"trainer\.devices=3 exceeds model\.num_layers=2, .* try trainer.devices=2"
+        StrategyError, match=r"trainer\.devices=3 exceeds model\.num_layers=2, .* try trainer.devices=2"
     ):
         LocalStage(GPT((8,), 11, num_layers=2, hidden_size=16, num_heads=2), 0, 3)

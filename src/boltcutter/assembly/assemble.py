@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -35,7 +34,7 @@ from boltcutter.assembly.precision import FLOAT8, check_precision, device_type, 
 from boltcutter.config import describe
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, merge
-from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.data.hooks import seed_hooks
 from boltcutter.data.sharding import shard_loaders
 from boltcutter.environment.mpi import disable_mpi_detection
@@ -266,19 +265,6 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     check_optimizer(task)
     adapt(trainer, task, callbacks)
     return Components(trainer, data, task)
-
-
-@contextmanager
-def as_config_error() -> Iterator[None]:
-    """Convert errors about the user's data into a ConfigError of one line.
-
-    Raises:
-        ConfigError: In place of a ValueError or OSError.
-    """
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        raise ConfigError(one_line(error)) from error
 
 
 def _data_only(data: L.LightningDataModule, seed: int) -> None:

@@ -21,8 +21,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line
 from boltcutter.config.locate import parameters
+from boltcutter.data.sampler import check_batch_size
 from boltcutter.environment import platform, slurm
 from boltcutter.environment.process import external_world_size, is_rank_zero
 from boltcutter.protocols import (
@@ -47,10 +48,8 @@ def check_input_shape(cfg: DictConfig, task: L.LightningModule) -> None:
     """
     model, shape = find_model(task), (cfg.data or {}).get("shape")
     if isinstance(model, ChecksInputs) and shape is not None:
-        try:
+        with as_config_error():
             model.check_input_shape(tuple(shape))
-        except ValueError as error:
-            raise ConfigError(one_line(error)) from error
 
 
 def check_callbacks(task: L.LightningModule, callbacks: dict[str, Callback]) -> None:
@@ -61,10 +60,8 @@ def check_callbacks(task: L.LightningModule, callbacks: dict[str, Callback]) -> 
     """
     for callback in callbacks.values():
         if isinstance(callback, ChecksTask):
-            try:
+            with as_config_error():
                 callback.check_task(task)
-            except ValueError as error:
-                raise ConfigError(one_line(error)) from error
 
 
 def check_devices(trainer: DictConfig) -> None:
@@ -188,8 +185,9 @@ def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
         ConfigError: It does not.
     """
     ranks = data_parallel(trainer.strategy).size
-    if isinstance(data, NativeData) and (size := data.batch_size) % ranks:
-        raise ConfigError(f"data.batch_size={size} does not divide over {ranks} ranks; try {size + -size % ranks}")
+    if isinstance(data, NativeData):
+        with as_config_error():
+            check_batch_size(data.batch_size, ranks)
 
 
 def check_kind(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataModule) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.protocols import HasMonitor, ReplacesMonitor
@@ -70,11 +71,11 @@ class MonitorCheck(Callback):
         known = validated | trained
         # A module may log nothing during the sanity check.
         after_validation = bool(validated) or self._validation_done or not trainer.enable_validation
-        after_training = self._trained is not None and not any(overrides_hook(hook, module) for hook in LATE_HOOKS)
+        after_training = self._trained is not None and not any(is_overridden(hook, module) for hook in LATE_HOOKS)
         for path, name, metric in [*self._monitored(), *scheduler_monitors(trainer)]:
             certain = after_validation if VALIDATION.search(metric) else after_training
             # It may be logged at the end of the epoch, when callbacks and schedulers read it.
-            if metric != DEFAULT_MONITOR and overrides_hook("on_train_epoch_end", module):
+            if metric != DEFAULT_MONITOR and is_overridden("on_train_epoch_end", module):
                 certain = False
             if metric in known or not certain:
                 continue
@@ -155,8 +156,3 @@ def scheduler_monitors(trainer: L.Trainer) -> Iterator[tuple[str, str, str]]:
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau and config.monitor and config.strict:
             yield "task: the monitor of its learning rate scheduler", "", config.monitor
-
-
-def overrides_hook(hook: str, module: L.LightningModule) -> bool:
-    """Whether a module overrides a hook."""
-    return getattr(type(module), hook) is not getattr(L.LightningModule, hook)

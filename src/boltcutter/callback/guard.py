@@ -100,9 +100,8 @@ class Guard(Callback):
         """
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        gradients = [
-            parameter.grad for parameter in _parameters_with_gradients(optimizer) if parameter.grad is not None
-        ]
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients: list[Tensor] = [parameter.grad for parameter in parameters]
         if not gradients and self._reducer is None:
             return
         self._check_pending(trainer, pl_module)
@@ -116,16 +115,12 @@ class Guard(Callback):
         sharded = hasattr(norms, "full_tensor")  # gradients are DTensors
         if sharded:
             norms = norms.full_tensor()  # type: ignore[attr-defined]
-        norm = (
-            self._reducer.global_grad_norm(_parameters_with_gradients(optimizer), norms)
-            if self._reducer
-            else torch.linalg.vector_norm(norms)
-        )
+        norm = self._reducer.global_grad_norm(parameters, norms) if self._reducer else torch.linalg.vector_norm(norms)
         deferred = self._reducer is None and self._can_defer(norm, optimizer)
         if deferred:
             optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
         if deferred or not math.isfinite(norm.item()):
-            self._pending = self._record(norms, deferred, trainer, optimizer)
+            self._pending = self._record(norms, parameters, deferred, trainer)
         else:
             self.skipped = 0
         if not deferred and self._pending:
@@ -146,8 +141,7 @@ class Guard(Callback):
         """Whether the optimizer can skip the step on the device."""
         return norm.is_cuda and all(group.get("fused") for group in optimizer.param_groups)
 
-    def _record(self, norms: Tensor, deferred: bool, trainer: L.Trainer, optimizer: Optimizer) -> GradientCheck:
-        parameters = _parameters_with_gradients(optimizer)
+    def _record(self, norms: Tensor, parameters: list[Tensor], deferred: bool, trainer: L.Trainer) -> GradientCheck:
         ready = None
         if deferred and norms.is_cuda:
             norms = norms.to("cpu", non_blocking=True)
@@ -191,11 +185,6 @@ class Guard(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(batch, path)
         return path
-
-
-def _parameters_with_gradients(optimizer: Optimizer) -> list[Tensor]:
-    """Parameters that have a gradient."""
-    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def _dense_values(gradients: list[Tensor]) -> list[Tensor]:

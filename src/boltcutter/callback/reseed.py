@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
-MASK = (1 << 64) - 1
+from boltcutter.data.seeding import seed_generators
 
 
 class Reseed(Callback):
@@ -31,25 +29,8 @@ class Reseed(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Seed Python, NumPy, torch and the current device."""
-        key = mix(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
-        torch.default_generator.manual_seed(key >> 1)
+        seed = seed_generators(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
         # torch.cuda, torch.mps and torch.xpu have manual_seed; torch.cpu has not.
         seed_device = getattr(getattr(torch, pl_module.device.type, None), "manual_seed", None)
         if seed_device:
-            seed_device(key >> 1)
-        random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)
-
-
-def mix(*numbers: int) -> int:
-    """Hash integers to 64 bits.
-
-    Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (finalizer of SplitMix64).
-    """
-    key = 0x9E3779B97F4A7C15
-    for number in numbers:
-        key = ((key ^ number) * 0xBF58476D1CE4E5B9) & MASK
-        key ^= key >> 27
-        key = (key * 0x94D049BB133111EB) & MASK
-        key ^= key >> 31
-    return key
+            seed_device(seed)

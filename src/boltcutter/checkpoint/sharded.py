@@ -65,19 +65,19 @@ def save(checkpoint: dict[str, Any], path: str | Path, orders: Mapping[str, Tens
     if "://" in str(path):
         raise CheckpointError(f"{path}: shards need a folder that all ranks can access; set checkpoints=<folder>")
     rank = dist.get_rank()
-    tensors: dict[str, Tensor] = {}
-    index = {key: _to_meta(value, key, tensors) if key in SHARDED_KEYS else value for key, value in checkpoint.items()}
+    tensors, index = _replace_tensors(checkpoint, "meta")
     name = [secrets.token_hex(4)]
     dist.broadcast_object_list(name)
     folder = Path(f"{path}.shards-{name[0]}")
     with _convert_rank_error():
-        save_shards(tensors, storage_writer=FileSystemWriter(folder))
+        save_shards({name: old for name, (old, _) in tensors.items()}, storage_writer=FileSystemWriter(folder))
     written = [file for file in sorted(folder.iterdir()) if _is_written_by(file.name, rank)]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, {file.name: [file.stat().st_size, _checksum(file)] for file in written})
     if rank:
         return None
-    _sync(folder)
+    fsync_folder(folder)
+    fsync_folder(folder.parent)
     files = {name: known for some in everyone for name, known in some.items()}
     return index | {"shards": {"folder": folder.name, "files": files, "orders": dict(orders)}}
 
@@ -134,9 +134,8 @@ def load_full(path: Path, index: dict[str, Any]) -> dict[str, Any]:
         return index
     if why := find_damage(path, index):
         raise CheckpointError(f"{path}: {why}; use another checkpoint")
-    tensors: dict[str, Tensor] = {}
-    found = {key: _to_empty(value, key, tensors) if key in SHARDED_KEYS else value for key, value in index.items()}
-    load_into(path, index, tensors, alone=True)
+    tensors, found = _replace_tensors(index, "cpu")
+    load_into(path, index, {name: new for name, (_, new) in tensors.items()}, alone=True)
     del found["shards"]
     return found
 
@@ -158,28 +157,24 @@ def _folders(path: Path) -> list[Path]:
     return [f for f in path.parent.iterdir() if f.name.startswith(start)] if path.parent.is_dir() else []
 
 
-def _to_meta(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Replace tensors in ``value`` by meta tensors, and collect the original ones in ``tensors`` by name."""
-    if isinstance(value, Tensor):
-        tensors[name] = value
-        return torch.empty(value.shape, dtype=value.dtype, device="meta")
-    if isinstance(value, Mapping):
-        return {key: _to_meta(inner, f"{name}.{key}", tensors) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_to_meta(inner, f"{name}.{i}", tensors) for i, inner in enumerate(value))
-    return value
+def _replace_tensors(
+    checkpoint: Mapping[str, Any], device: str
+) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Any]]:
+    """Copy a checkpoint with empty tensors on ``device``; also return the old and the new tensors by name."""
+    tensors: dict[str, tuple[Tensor, Tensor]] = {}
 
+    def replaced(value: Any, name: str) -> Any:
+        if isinstance(value, Tensor):
+            tensors[name] = value, torch.empty(value.shape, dtype=value.dtype, device=device)
+            return tensors[name][1]
+        if isinstance(value, Mapping):
+            return {key: replaced(inner, f"{name}.{key}") for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(replaced(inner, f"{name}.{i}") for i, inner in enumerate(value))
+        return value
 
-def _to_empty(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Replace meta tensors in ``value`` by uninitialized ones, and collect these in ``tensors`` by name."""
-    if isinstance(value, Tensor):
-        tensors[name] = torch.empty(value.shape, dtype=value.dtype)
-        return tensors[name]
-    if isinstance(value, Mapping):
-        return {key: _to_empty(inner, f"{name}.{key}", tensors) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_to_empty(inner, f"{name}.{i}", tensors) for i, inner in enumerate(value))
-    return value
+    copied = {key: replaced(value, key) if key in SHARDED_KEYS else value for key, value in checkpoint.items()}
+    return tensors, copied
 
 
 def _is_written_by(name: str, rank: int) -> bool:
@@ -193,12 +188,6 @@ def _checksum(file: Path) -> int:
         while block := opened.read(1 << 20):
             checksum = zlib.crc32(block, checksum)
     return checksum
-
-
-def _sync(folder: Path) -> None:
-    """Flush the directory entries of the files and of the folder to disk."""
-    for path in (folder, folder.parent):
-        fsync_folder(path)
 
 
 @contextmanager

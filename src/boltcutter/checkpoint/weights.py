@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from boltcutter.checkpoint.load import load, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.checkpoint.unpickle import find_placeholders
+from boltcutter.config.errors import one_line
 from boltcutter.protocols import NativeTask, StoresKerasFiles
 
 LATE_HOOKS = (
@@ -97,8 +98,7 @@ def _initialize_from_keras(model: nn.Module, path: str | Path) -> list[str]:
     try:
         missing = model.load(path)
     except (ValueError, OSError) as error:
-        text = " ".join(str(error).split())
-        raise CheckpointError(f"init_from={path}: cannot be read ({text}); use another file") from error
+        raise CheckpointError(f"init_from={path}: cannot be read ({one_line(error)}); use another file") from error
     return [f"{len(missing)} missing: {_first_names(missing)}"] if missing else []
 
 

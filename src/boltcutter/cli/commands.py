@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from boltcutter.cli import main as cli
-from boltcutter.config.errors import ConfigError, hint
-from boltcutter.project import Project, ProjectError
+from boltcutter.config.errors import hint
+from boltcutter.project import Project
 
 NEW = "boltcutter new <name> [folder=.] [author=<name>] [license=MIT] [vendor=false] [template=<URL or folder>]"
 ADD = "boltcutter add model|data|task|callback|launch|experiment <name>"
@@ -170,32 +169,20 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
     if name == "check" and arguments[:1] == ["doctor"]:
         name, arguments = "doctor", arguments[1:]
     command = COMMANDS[name]
-    try:
+    with cli.one_line_errors():
         project = Project.find(start)
-    except ProjectError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     project.use_vendored_library()
     if command.is_plain:
-        _run_plain(command, project, arguments)
+        if {"--help", "-h"} & set(arguments):
+            print(command.usage)
+            return
+        with cli.one_line_errors():
+            _load(command.target)(project, arguments)
         return
     usage = command.usage.replace(f"boltcutter {name}", program) if program else command.usage
     flags = _load(command.flags) if command.flags else {}
     begin = _load(command.begin) if command.begin else lambda: None
     cli.main(project, command.target.partition(":")[0], usage, arguments, begin=begin, own=flags)
-
-
-def _run_plain(command: Command, project: Project, arguments: list[str]) -> None:
-    if {"--help", "-h"} & set(arguments):
-        print(command.usage)
-        return
-    try:
-        _load(command.target)(project, arguments)
-    except ConfigError as error:
-        if os.environ.get("BOLTCUTTER_DEBUG") == "1":
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def _load(target: str) -> Any:

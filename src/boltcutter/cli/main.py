@@ -7,8 +7,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,7 +17,7 @@ from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.values import as_yaml, paths, redacted
 from boltcutter.environment import mpi, platform, slurm
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
-from boltcutter.project import Project
+from boltcutter.project import Project, ProjectError
 from boltcutter.protocols import HidesTraceback
 from boltcutter.run import registry, remote, trust
 from boltcutter.run.mirror import UploadError
@@ -116,7 +116,7 @@ def main(
     begin: Callable[[], None] = lambda: None,
     own: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Handle the shared flags, or else call ``module.main``; exit with 2 for a user's mistake, with 1 for a failure.
+    """Handle the shared flags, or else call ``module.main``.
 
     Args:
         project: Project whose configuration is used.
@@ -130,7 +130,7 @@ def main(
     if "--complete" not in arguments:
         arguments = [expand_home(argument) for argument in arguments]
     project.activate()
-    try:
+    with one_line_errors():
         arguments = trust.apply_overrides(arguments)
         flags = [argument for argument in arguments if argument.startswith("-")]
         if not set(flags) <= own.keys():
@@ -141,7 +141,14 @@ def main(
             if not module.startswith(FOLDERS_ONLY):
                 arguments = remote.localize(registry.resolve(project, arguments))
             importlib.import_module(module).main(project, arguments)
-    except ConfigError as error:
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Print expected errors without a traceback; exit with 2 for a user's mistake, with 1 for a failure."""
+    try:
+        yield
+    except (ConfigError, ProjectError) as error:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1":
             raise
         lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0

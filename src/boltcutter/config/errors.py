@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
-
-from omegaconf import DictConfig as DictConfig  # re-exported for annotations
 
 
 class ConfigError(Exception):
@@ -25,3 +24,16 @@ def one_line(error: object, limit: int | None = None) -> str:
     if limit is None:
         return text
     return (text if len(text) <= limit else f"{text[:limit]}…").rstrip(".;")
+
+
+@contextmanager
+def as_config_error() -> Iterator[None]:
+    """Convert an error of a component into a ConfigError of one line.
+
+    Raises:
+        ConfigError: In place of a ValueError or OSError.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ConfigError(one_line(error)) from error

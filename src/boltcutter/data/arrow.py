@@ -135,12 +135,8 @@ class ArrowDataset:
         self._windows, self._addresses = strided_windows(memory, 0, len(memory) - size + 1, size), addresses - low
 
     def _decode(self, value: Any, row: int) -> Tensor:
-        contents, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
-        if contents is None and path is None:
-            raise ValueError(f"data.input={self.columns[0]}: row {row} has no image; remove or replace it")
-        shape = (self.shape[0], self.shape[1], self.shape[2])
-        where = Path(path or f"row {row}")
-        return read_image(where, shape, None if contents is None else io.BytesIO(contents))
+        path, contents = _image_source(value, self.columns[0], row)
+        return read_image(path, (self.shape[0], self.shape[1], self.shape[2]), contents)
 
     def _reshape(self, inputs: Array) -> Tensor:
         if inputs[0].size != math.prod(self.shape):
@@ -173,11 +169,15 @@ def infer_shape(dataset: Any, columns: list[str], dtype: str) -> tuple[int, ...]
     """Return the shape of the first input: channels, height and width of an image, or the number of numbers."""
     if not is_image(dataset, columns):
         return (sum(number_chunks(dataset, name, dtype)[0].shape[1] for name in columns),)
-    first = arrow_column(dataset, columns[0])[0].as_py()
-    contents, path = (first["bytes"], first["path"]) if isinstance(first, dict) else (first, None)
+    return read_image_shape(*_image_source(arrow_column(dataset, columns[0])[0].as_py(), columns[0], 0))
+
+
+def _image_source(value: Any, column: str, row: int) -> tuple[Path, io.BytesIO | None]:
+    """Path of an image, or its row, and its contents if they are in the table."""
+    contents, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
     if contents is None and path is None:
-        raise ValueError(f"data.input={columns[0]}: row 0 has no image; remove or replace it")
-    return read_image_shape(Path(path or "row 0"), None if contents is None else io.BytesIO(contents))
+        raise ValueError(f"data.input={column}: row {row} has no image; remove or replace it")
+    return Path(path or f"row {row}"), None if contents is None else io.BytesIO(contents)
 
 
 def number_chunks(dataset: Any, name: str, dtype: str) -> list[Array]:

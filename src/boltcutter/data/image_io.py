@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,14 +28,10 @@ def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | Non
     Image, ImageOps = _import_pillow()
     channels, height, width = shape
     mode = "L" if channels == 1 else "RGB"
-    try:
-        with Image.open(contents or path) as file:
-            file.draft(mode, (2 * width, 2 * height))  # decode a much larger JPEG at a fraction of its size
-            upright = ImageOps.exif_transpose(file)
-            image = (_eight_bits(upright) if upright.mode.startswith("I") else upright).convert(mode)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: not a valid PNG or JPEG image ({reason}); remove or replace it") from None
+    with _open(path, contents) as file:
+        file.draft(mode, (2 * width, 2 * height))  # decode a much larger JPEG at a fraction of its size
+        upright = ImageOps.exif_transpose(file)
+        image = (_eight_bits(upright) if upright.mode.startswith("I") else upright).convert(mode)
     scale = max(width / image.width, height / image.height)
     size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
     fitted = image.resize(size, Image.Resampling.BILINEAR)
@@ -49,11 +46,17 @@ def read_image_shape(path: Path, contents: BinaryIO | None = None) -> tuple[int,
     Raises:
         ValueError: The image is damaged, or Pillow is not installed.
     """
+    with _open(path, contents) as image:
+        return 1 if image.mode[0] in "1LI" else 3, image.height, image.width
+
+
+@contextmanager
+def _open(path: Path, contents: BinaryIO | None) -> Iterator[Any]:
     Image, _ = _import_pillow()
     try:
         with Image.open(contents or path) as image:
-            return 1 if image.mode[0] in "1LI" else 3, image.height, image.width
-    except (OSError, Image.DecompressionBombError) as error:
+            yield image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not a valid PNG or JPEG image ({reason}); remove or replace it") from None
 

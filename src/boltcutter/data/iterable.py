@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from time import perf_counter
 from typing import Any
@@ -104,8 +105,8 @@ class IterableLoader:
         self._states.clear()
         if self.state is not None:
             self._states.append((start, self.state))
-        batches = copy.copy(self.batches)
-        batches.epoch, batches.start, batches.state, self.state = self.epoch, start, self.state, None
+        batches = replace(self.batches, epoch=self.epoch, start=start, state=self.state)
+        self.state = None
         options: Any = {"num_workers": self.num_workers, "pin_memory": self.pin_memory}
         found: Iterator[Any] = iter(DataLoader(batches, batch_size=None, collate_fn=_identity, **options))
         if self.drop_last and self.world_size > 1 and batches.reads_shards(self.num_workers):
@@ -123,33 +124,20 @@ class IterableLoader:
             yield batch
 
 
+@dataclass(eq=False)
 class _RankBatches(IterableDataset[Any]):
-    """Batches of one rank as a worker reads them, each with the data set's state after it.
+    """Batches of one rank as a worker reads them, each with the data set's state after it; see ``IterableLoader``."""
 
-    Args:
-        dataset: Of samples.
-        batch_size: Global batch size: samples in a batch over all ranks.
-        seed: Together with the epoch, determines the data set's randomness.
-        rank: Rank of this process.
-        world_size: Number of ranks.
-        drop_last: Whether to drop an incomplete last batch.
-        collate: Collates a list of samples into a batch.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        seed: int,
-        rank: int,
-        world_size: int,
-        drop_last: bool,
-        collate: Callable[[list[Any]], Any],
-    ) -> None:
-        self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
-        self.rank, self.world_size, self.drop_last, self.collate = rank, world_size, drop_last, collate
-        self.epoch = self.start = 0
-        self.state: Any = None
+    dataset: Any
+    batch_size: int
+    seed: int
+    rank: int
+    world_size: int
+    drop_last: bool
+    collate: Callable[[list[Any]], Any]
+    epoch: int = 0
+    start: int = 0
+    state: Any = None
 
     def reads_shards(self, num_workers: int) -> bool:
         """Whether each worker of each rank reads its own shard."""

@@ -27,12 +27,13 @@ def hash64(*numbers: int) -> int:
     return key
 
 
-def seed_generators(*key: int) -> None:
-    """Seed the generators of Python, NumPy and torch on the host with a hash of ``key``."""
+def seed_generators(*key: int) -> int:
+    """Seed the generators of Python, NumPy and torch on the host with a hash of ``key``; return the seed of torch's."""
     seed = hash64(*key)
     torch.default_generator.manual_seed(seed >> 1)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
+    return seed >> 1
 
 
 @contextmanager

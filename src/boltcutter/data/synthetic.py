@@ -39,14 +39,8 @@ class NoiseDataset:
     def __init__(
         self, num_samples: int, shape: tuple[int, ...], num_classes: int, kind: str, dtype: str, key: tuple[int, int]
     ) -> None:
-        self.num_samples, self.shape, self.num_classes, self.kind, self.dtype, self.key = (
-            num_samples,
-            shape,
-            num_classes,
-            kind,
-            dtype,
-            key,
-        )
+        self.num_samples, self.shape, self.num_classes = num_samples, shape, num_classes
+        self.kind, self.dtype, self.key = kind, dtype, key
         random, width = np.random.default_rng(key), math.prod(shape)
         inputs = POOL + width
         self.inputs: npt.NDArray[Any] = (
@@ -114,14 +108,8 @@ class Synthetic(DataModule):
         for setting, value in (("num_classes", num_classes), ("num_samples", num_samples)):
             if value < 1:
                 raise ValueError(f"data.{setting}={value} must be 1 or more; try 10")
-        self.shape, self.num_classes, self.kind, self.dtype, self.num_samples = (
-            shape,
-            num_classes,
-            kind,
-            dtype,
-            num_samples,
-        )
-        self.in_memory = in_memory
+        self.shape, self.num_classes, self.kind = shape, num_classes, kind
+        self.dtype, self.num_samples, self.in_memory = dtype, num_samples, in_memory
         if kind == "classification":
             self.classes = [str(number) for number in range(num_classes)]
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import secrets
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -74,11 +73,6 @@ def is_restarted(env: Mapping[str, str] = os.environ) -> bool:
     return any(int(env.get(name, 0)) > 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
 
 
-def digest(overrides: Sequence[str]) -> str:
-    """Checksum of the overrides, as eight hexadecimal digits."""
-    return f"{zlib.crc32(' '.join(overrides).encode()):08x}"
-
-
 def new_run_id() -> str:
     """A unique ID: the current time in seconds, and four random bytes."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
@@ -88,7 +82,7 @@ def _slurm(overrides: Sequence[str], env: Mapping[str, str] = os.environ) -> str
     if not in_slurm_step(env):
         return None
     # The step alone is not unique: all commands of a shell that srun started belong to one step.
-    return f"slurm-{_slurm_job(env)}.{env['SLURM_STEP_ID']}-{digest(overrides)}"
+    return f"slurm-{_slurm_job(env)}.{env['SLURM_STEP_ID']}-{platform.digest(overrides)}"
 
 
 def _slurm_job(env: Mapping[str, str]) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import MutableMapping
 
-PORTS = range(20_000, 32_000)  # below the ephemeral range of common systems
+from boltcutter.environment.platform import job_port
+
 # The command that sets MASTER_ADDR, and the variables of rank, world size, local rank and local world size.
 LAUNCHERS = {
     "mpirun -x MASTER_ADDR=<the first machine>": (  # Open MPI
@@ -81,7 +81,7 @@ def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
         "NODE_RANK": str(rank // local_world_size),
         "GROUP_WORLD_SIZE": str(world_size // local_world_size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(PORTS[zlib.crc32(job.encode()) % len(PORTS)]),
+        "MASTER_PORT": str(job_port(job)),
     }
     for name, value in variables.items():
         env.setdefault(name, value)

@@ -22,7 +22,6 @@ PLATFORM = "BOLTCUTTER_PLATFORM"  # name of the platform; set once its variables
 NODES = "BOLTCUTTER_NODES"  # number of nodes; the default of trainer.num_nodes
 DEVICES = "BOLTCUTTER_DEVICES"  # number of processes that the platform expects on each node, if it specifies one
 JOB = "BOLTCUTTER_JOB"  # ID of the job, unchanged by a restart
-PORTS = range(20_000, 32_000)  # below the ephemeral range of common systems
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LAUNCHERS = {"TORCHELASTIC_RUN_ID", "JSM_NAMESPACE_RANK", "HOROVOD_RANK"}  # set by launchers that set all ranks
@@ -98,7 +97,7 @@ def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
     elif local_world_size:
         variables[DEVICES] = local_world_size
     if info.num_nodes > 1 or "LOCAL_RANK" in env:
-        port = PORTS[zlib.crc32(info.job.encode()) % len(PORTS)] if info.job else 29500
+        port = job_port(info.job) if info.job else 29500
         variables |= {name: value for name, value in _rendezvous(info, port).items() if not env.get(name)}
     env.update({name: str(value) for name, value in variables.items()})
 
@@ -116,7 +115,17 @@ def launched_layout(env: Env = os.environ) -> tuple[str, int, int | None] | None
 
 def job_run_id(overrides: Sequence[str], env: Env = os.environ) -> str | None:
     """The run ID of these overrides in the platform's job, unchanged by a restart; None without a job ID."""
-    return f"{env[JOB]}-{zlib.crc32(' '.join(overrides).encode()):08x}" if JOB in env else None
+    return f"{env[JOB]}-{digest(overrides)}" if JOB in env else None
+
+
+def digest(overrides: Sequence[str]) -> str:
+    """Checksum of the overrides, as eight hexadecimal digits."""
+    return f"{zlib.crc32(' '.join(overrides).encode()):08x}"
+
+
+def job_port(job: str) -> int:
+    """A port that depends only on the job, below the ephemeral range of common systems."""
+    return 20_000 + zlib.crc32(job.encode()) % 12_000
 
 
 def detect(env: Env) -> NodeInfo | None:

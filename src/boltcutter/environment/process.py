@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -91,6 +92,15 @@ def retain_freed_memory(env: Mapping[str, str] = os.environ) -> bool:
 def release_freed_memory() -> None:
     """Return freed memory to the operating system, once."""
     call_glibc("malloc_trim", 0)
+
+
+def available_memory() -> int:
+    """Available memory of the host, in bytes; all of it where this is unknown."""
+    with suppress(OSError):
+        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
+        if found:
+            return int(found[1]) * 2**10
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def call_glibc(name: str, *args: int) -> bool:

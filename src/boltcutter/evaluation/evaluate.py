@@ -12,10 +12,10 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.assembly.adapt import loader_owner, skip_reason, uses_validation_step
-from boltcutter.assembly.assemble import Components, as_config_error, assemble, check_config
+from boltcutter.assembly.assemble import Components, assemble, check_config
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.select import find_checkpoint
-from boltcutter.config.errors import ConfigError, hint
+from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.environment.process import distributed_shutdown
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.outcomes import PredictionWriter

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.assembly.adapt import loader_owner
-from boltcutter.assembly.assemble import Components, as_config_error, assemble, check_config
+from boltcutter.assembly.assemble import Components, assemble, check_config
 from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.data.batches import count_samples
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.outcomes import to_columns

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.assembly.adapt import loader_owner
-from boltcutter.assembly.assemble import Components, as_config_error, assemble, check_config
+from boltcutter.assembly.assemble import Components, assemble, check_config
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import plain, redacted
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.export import hub, table

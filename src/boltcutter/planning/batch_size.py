@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.environment.process import available_memory
 from boltcutter.project import Project
 
 TRIAL = ["trainer.limit_train_batches=3", "trainer.max_epochs=1", "trainer.limit_val_batches=2"]
@@ -46,7 +47,7 @@ def main(project: Project, overrides: list[str]) -> None:
     limits = [override.partition("=")[2] for override in overrides if override.startswith("limit_gib=")]
     overrides = [override for override in overrides if not override.startswith("limit_gib=")]
     try:
-        limit = float(limits[-1]) if limits else 0.9 * free_gib()
+        limit = float(limits[-1]) if limits else 0.9 * available_memory() / 2**30
     except ValueError:
         limit = 0.0
     if limit <= 0:
@@ -108,12 +109,6 @@ def trial(train: list[str], overrides: list[str], limit: float, scratch: Path, s
     if done.returncode == 2:
         raise ConfigError(_message(done.stderr))
     raise TrialError(f"data.batch_size={size}: {_message(done.stderr.strip().splitlines()[-1])}")
-
-
-def free_gib() -> float:
-    """Return the available memory of the machine, in GiB."""
-    found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
-    return int(found[1]) / 2**20 if found else 1.0
 
 
 def _message(stderr: str) -> str:

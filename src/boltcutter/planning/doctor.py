@@ -18,13 +18,14 @@ import lightning as L
 import torch
 from packaging.requirements import Requirement
 
-from boltcutter.assembly.assemble import as_config_error, assemble, check_config
+from boltcutter.assembly.assemble import assemble, check_config
 from boltcutter.assembly.checks import check_kind
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.errors import ConfigError, as_config_error, one_line
 from boltcutter.config.locate import locate
 from boltcutter.environment.platform import launched_layout
+from boltcutter.environment.process import available_memory
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.planning.choose import (
     UNITS,
@@ -175,15 +176,6 @@ def estimate(found: Sequence[StrategyEstimate], memory: int) -> Lines:
         shown = "".join(f"{format_bytes(size):>13}" for size in sizes)
         yield row.overrides, shown if fits_in_memory(need, memory) else f"{shown}  too large"
     yield "recommended", recommend(found, memory)
-
-
-def available_memory() -> int:
-    """Return the available memory of the CPU, in bytes."""
-    with suppress(OSError):
-        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
-        if found:
-            return int(found[1]) * 2**10
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _devices(special: dict[str, str]) -> int:

@@ -8,7 +8,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from subprocess import SubprocessError
 
-from boltcutter.config.errors import ConfigError, hint
+from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.project import Project
 
 OPTIONS = ("folder", "author", "license", "vendor", "template")
@@ -43,7 +43,7 @@ def main(project: Project, arguments: list[str]) -> Path:
     try:
         cookiecutter(template, checkout=commit, no_input=True, extra_context=context, output_dir=str(folder))
     except (CookiecutterException, OSError, SubprocessError, ValueError) as error:
-        raise ConfigError(f"new {names[0]}: {' '.join(str(error).split())}; try another name or template=") from error
+        raise ConfigError(f"new {names[0]}: {one_line(error)}; try another name or template=") from error
     print(f"Created {folder / names[0]}. Its README.md begins with the commands to install, train and test it.")
     return folder / names[0]
 

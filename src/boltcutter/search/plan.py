@@ -16,7 +16,7 @@ from typing import Any
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
-from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line
 from boltcutter.config.locate import locate
 from boltcutter.config.values import plain, redacted
 from boltcutter.data.folds import check_accepts_folds
@@ -228,7 +228,7 @@ def check(
     Raises:
         ConfigError: There are mistakes.
     """
-    from boltcutter.assembly.assemble import as_config_error, assemble, read_config  # imports torch
+    from boltcutter.assembly.assemble import assemble, read_config  # imports torch
     from boltcutter.environment.warnings import filter_warnings
     from boltcutter.protocols import NativeData, NativeTask
 

@@ -11,13 +11,8 @@ from lightning.pytorch.strategies import ParallelStrategy
 from torch import nn
 
 from boltcutter.protocols import CompilesModel
+from boltcutter.strategy.errors import StrategyError
 from boltcutter.strategy.replicas import Replicas
-
-
-class ReplicationError(RuntimeError):
-    """The model cannot be replicated at each step."""
-
-    hide_traceback = True
 
 
 class DataParallelStrategy(ParallelStrategy):
@@ -69,17 +64,17 @@ class DataParallelStrategy(ParallelStrategy):
         """Move the model, and replace its ``forward`` by one that runs replicas.
 
         Raises:
-            ReplicationError: The task has no such module, or it is compiled.
+            StrategyError: The task has no such module, or it is compiled.
         """
         super().setup(trainer)
         if len(self.parallel_devices or ()) < 2:
             return
         model = getattr(self.lightning_module, self.module, None)
         if not isinstance(model, nn.Module):
-            raise ReplicationError(f"trainer.strategy.module={self.module}: the task has no such module to replicate")
+            raise StrategyError(f"trainer.strategy.module={self.module}: the task has no such module to replicate")
         task = self.lightning_module
         if isinstance(task, CompilesModel) and (compiled := task.compile_model):
-            raise ReplicationError(
+            raise StrategyError(
                 f"task.compile={str(compiled).lower()}: trainer=dp replicates the model at each step, and replicas are "
                 "not compiled; use trainer=ddp, or set task.compile=false"
             )

@@ -31,6 +31,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from boltcutter.protocols import ClosesWithExitCode, PlannedExit
+from boltcutter.strategy.errors import StrategyError
 from boltcutter.strategy.shared_memory import SharedMemory, average_hook
 
 COMPRESSION_HOOKS: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
@@ -74,11 +75,11 @@ class DDPStrategy(strategies.DDPStrategy):
         """Wrap the model.
 
         Raises:
-            DDPError: A static graph is combined with gradient accumulation, which torch does not support.
+            StrategyError: A static graph is combined with gradient accumulation, which torch does not support.
         """
         accumulated = trainer.accumulate_grad_batches
         if accumulated > 1 and self._ddp_kwargs.get("static_graph"):
-            raise DDPError(
+            raise StrategyError(
                 f"trainer.strategy.static_graph=true, trainer.accumulate_grad_batches={accumulated}: torch does not "
                 "support both; remove static_graph"
             )
@@ -209,12 +210,6 @@ class WorkerExitError(SystemExit):
         return self.reason
 
 
-class DDPError(RuntimeError):
-    """An unsupported combination of settings, or a forked or spawned rank that failed."""
-
-    hide_traceback = True
-
-
 class ScriptLauncher(_SubprocessScriptLauncher):
     """Run the script again for each device but the first, and terminate all processes when one has failed.
 
@@ -268,22 +263,22 @@ class MultiProcessingLauncher(_MultiProcessingLauncher):
 
         Raises:
             WorkerExitError: The ranks exited because of a signal.
-            DDPError: A rank failed with an error of this package, or could not be started.
+            StrategyError: A rank failed with an error of this package, or could not be started.
         """
         try:
             check_fork(self._start_method, getattr(self._strategy, "parallel_devices", None) or [])
         except ValueError as error:
-            raise DDPError(str(error)) from None
+            raise StrategyError(str(error)) from None
         with self._forwarding():
             try:
                 return super().launch(function, *args, trainer=trainer, **kwargs)
             except ProcessRaisedException as error:
                 where, _, text = str(error).rstrip().splitlines()[-1].partition(": ")
                 if where.startswith(f"{__name__.partition('.')[0]}."):
-                    raise DDPError(text) from None
+                    raise StrategyError(text) from None
                 raise
             except ProcessExitedException as error:
-                raise DDPError(f"{' '.join(str(error).split())}; see logs/ for more") from None
+                raise StrategyError(f"{' '.join(str(error).split())}; see logs/ for more") from None
 
     @contextmanager
     def _forwarding(self) -> Iterator[None]:

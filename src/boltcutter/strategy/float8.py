@@ -8,13 +8,9 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
+from boltcutter.strategy.errors import StrategyError
+
 MULTIPLE = 16  # of both dimensions of a weight, as the hardware requires
-
-
-class Float8Error(RuntimeError):
-    """The model has no layer that can be converted to float8."""
-
-    hide_traceback = True
 
 
 class Float8Precision(MixedPrecision):
@@ -43,14 +39,14 @@ class Float8Precision(MixedPrecision):
         """Replace linear layers whose dimensions are multiples of 16 by float8 layers.
 
         Raises:
-            Float8Error: There are no such layers.
+            StrategyError: There are no such layers.
         """
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
 
         # A second call, for the test after training, finds layers that are already converted.
         if not any(_fits(part) or isinstance(part, Float8Linear) for part in module.modules()):
-            raise Float8Error(
+            raise StrategyError(
                 f"trainer.precision=float8: the model has no linear layer whose dimensions are multiples of "
                 f"{MULTIPLE}; try bf16-mixed"
             )

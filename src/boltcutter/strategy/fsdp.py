@@ -16,14 +16,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from boltcutter.protocols import SavesShards
+from boltcutter.strategy.errors import StrategyError
 
 PREFIX = "_fsdp_wrapped_module."  # which FSDP adds to parameter names
-
-
-class GradientClippingError(RuntimeError):
-    """Gradients cannot be clipped by their norm, because the module wraps its submodules itself."""
-
-    hide_traceback = True
 
 
 class FSDPStrategy(strategies.FSDPStrategy):
@@ -83,7 +78,7 @@ class FSDPStrategy(strategies.FSDPStrategy):
 
     def _clip(self, optimizer: Optimizer, clip_val: float) -> None:
         if not isinstance(self.model, FullyShardedDataParallel):
-            raise GradientClippingError(
+            raise StrategyError(
                 f"trainer.gradient_clip_val={clip_val}: the module wraps its submodules itself, so FSDP cannot compute "
                 "their total norm; set trainer.gradient_clip_val=null"
             )

@@ -14,12 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from boltcutter.protocols import PermutesRows, SavesShards, ShardsWeights
-
-
-class ShardingError(RuntimeError):
-    """The model cannot be sharded, or the training uses a feature that sharding does not support."""
-
-    hide_traceback = True
+from boltcutter.strategy.errors import StrategyError
 
 
 class ModelParallelStrategy(strategies.ModelParallelStrategy):
@@ -58,19 +53,19 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         """Initialize the process group, and shard the model when Lightning calls the task's ``configure_model``.
 
         Raises:
-            ShardingError: The sizes do not match the number of ranks, or a setting is not supported.
+            StrategyError: The sizes do not match the number of ranks, or a setting is not supported.
         """
         ranks, tensor_parallel_size = self.num_nodes * self.num_processes, int(self._tensor_parallel_size)
         if self._data_parallel_size == "auto":
             self._data_parallel_size = max(1, ranks // tensor_parallel_size)
         if int(self._data_parallel_size) * tensor_parallel_size != ranks:
-            raise ShardingError(
+            raise StrategyError(
                 f"trainer.strategy.data_parallel_size={self._data_parallel_size}, tensor_parallel_size="
                 f"{tensor_parallel_size}: their product is not {ranks}, the number of ranks; "
                 "try data_parallel_size=auto"
             )
         if self.cpu_offload and self.root_device.type == "cpu":
-            raise ShardingError(
+            raise StrategyError(
                 "trainer.strategy.cpu_offload=true: on CPUs everything is in host memory; set it to false"
             )
         if self.cpu_offload:  # gradients in host memory are reduced by gloo
@@ -79,7 +74,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
             self._check_writer()
         task: Any = self.lightning_module
         if any(isinstance(callback, WeightAveraging) for callback in task.trainer.callbacks):
-            raise ShardingError("callback.ema: averaging requires the full model, which no rank has; remove it")
+            raise StrategyError("callback.ema: averaging requires the full model, which no rank has; remove it")
         super().setup_environment()
         task.configure_model = self._shard
 
@@ -231,17 +226,17 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
     def _check_writer(self) -> None:
         setting, writer = "trainer.strategy.save_distributed_checkpoint=true", self.checkpoint_io
         if not isinstance(writer, SavesShards):
-            raise ShardingError(
+            raise StrategyError(
                 f"{setting}: {type(writer).__name__} does not support it; use the default checkpoint_io"
             )
         if writer.asynchronous:
-            raise ShardingError(f"{setting}: ranks write their shards together; set checkpoint_io.asynchronous=false")
+            raise StrategyError(f"{setting}: ranks write their shards together; set checkpoint_io.asynchronous=false")
 
     def _shard(self) -> None:
         task: Any = self.lightning_module
         model: Any = getattr(task, self.module, None)
         if not isinstance(model, nn.Module) or not isinstance(model, ShardsWeights):
-            raise ShardingError(
+            raise StrategyError(
                 f"trainer.strategy: {type(model).__name__} has no method shard(mesh); add one, or use trainer=ddp"
             )
         if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):  # not sharded yet
@@ -249,7 +244,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
                 shard: Any = model.shard
                 shard(self.device_mesh, **({"offload": True} if self.cpu_offload else {}))
             except ValueError as error:
-                raise ShardingError(str(error)) from error
+                raise StrategyError(str(error)) from error
 
 
 def shard_like(full: Tensor, like: Tensor, order: Tensor | None = None) -> Tensor:

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
+from boltcutter.strategy.errors import StrategyError
+
 NAME = "mpi4py"
 SETTING = f"trainer.strategy.process_group_backend={NAME}"
 MPI: Any = None  # the module mpi4py.MPI, once it is imported
@@ -30,12 +32,6 @@ CHECK_INTERVAL = 0.5  # seconds between checks that no rank has failed
 SHUTDOWN_TIMEOUT = 8.0  # seconds that a rank waits for the others when it shuts down
 LAUNCHER_VARIABLES = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}  # mpirun sets at least one of them
 REDUCTION_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # MPI has no 16-bit floats
-
-
-class MPIError(RuntimeError):
-    """MPI did not start the processes that train."""
-
-    hide_traceback = True
 
 
 class CompletedWork(Work):
@@ -218,14 +214,14 @@ def _create_group(options: Any, _: Any) -> MPIProcessGroup:
     """Create a process group of all ranks or some, as called by torch.
 
     Raises:
-        MPIError: MPI did not start the processes.
+        StrategyError: MPI did not start the processes.
     """
     world, ranks, size = MPI.COMM_WORLD, options.global_ranks_in_group, options.group_size
     started = size == 1 or not LAUNCHER_VARIABLES.isdisjoint(os.environ)
     if started and not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if not started or (not ranks and world.Get_size() != size):
-        raise MPIError(f"{SETTING}: MPI did not start these {size} processes; run mpirun -np {size} python …")
+        raise StrategyError(f"{SETTING}: MPI did not start these {size} processes; run mpirun -np {size} python …")
     comm = world.Create_group(world.Get_group().Incl(ranks)) if ranks else world.Dup()
     return MPIProcessGroup(comm, options.store, options.timeout, world=not ranks)
 

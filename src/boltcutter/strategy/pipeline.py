@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from boltcutter.protocols import ComputesLosses, HasBatchSize, NativeTask, SplitsIntoStages
-from boltcutter.strategy.stage import LocalStage, PipelineError
+from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.stage import LocalStage
 
 MAX_SCHEDULES = 8  # cached, one for each shape of batch, each with its buffers
 
@@ -63,7 +64,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         """Split the model, and replace its ``forward`` by one that runs all stages.
 
         Raises:
-            PipelineError: The model cannot be split, or the training uses an unsupported feature.
+            StrategyError: The model cannot be split, or the training uses an unsupported feature.
         """
         self._check(trainer)
         task: Any = self.lightning_module
@@ -191,7 +192,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         if stage.model.training and torch.is_grad_enabled():
             outputs, self._outputs = self._outputs, None
             if outputs is None:
-                raise PipelineError("trainer=pipeline: the task calls its model twice in a step; use trainer=ddp")
+                raise StrategyError("trainer=pipeline: the task calls its model twice in a step; use trainer=ddp")
             return outputs
         schedule = self._schedule(inputs, train=False)
         return self._from_last(schedule, schedule.step(*([inputs] if stage.first else [])))
@@ -256,7 +257,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         if not isinstance(loss, Tensor) or not torch.allclose(
             loss.detach(), self._expected, rtol=tolerance, equal_nan=True
         ):
-            raise PipelineError(
+            raise StrategyError(
                 "trainer=pipeline: training_step returns another loss than the mean of task.losses; use trainer=ddp"
             )
         self._is_loss_checked = True
@@ -273,7 +274,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         """Check that the training uses no feature that pipelines do not support.
 
         Raises:
-            PipelineError: It does.
+            StrategyError: It does.
         """
         task: Any = self.lightning_module
         model = getattr(task, self.module, None)
@@ -281,21 +282,21 @@ class PipelineStrategy(strategies.DDPStrategy):
         size = data.batch_size if isinstance(data, HasBatchSize) else None
         parts, stages = self.num_microbatches, self.world_size
         if parts < stages:
-            raise PipelineError(
+            raise StrategyError(
                 f"trainer.strategy.num_microbatches={parts}: fewer than the {stages} stages; try {2 * stages}"
             )
         if size and size % parts:
-            raise PipelineError(
+            raise StrategyError(
                 f"data.batch_size={size} does not divide into trainer.strategy.num_microbatches={parts}; "
                 f"try data.batch_size={size + -size % parts}"
             )
         if not isinstance(model, SplitsIntoStages):
-            raise PipelineError(
+            raise StrategyError(
                 f"trainer.strategy: {type(model).__name__} has no method stages(count); add one, or use trainer=ddp"
             )
         for text, holds in _refused(trainer, task, model).items():
             if holds:
-                raise PipelineError(text)
+                raise StrategyError(text)
 
 
 def _refused(trainer: L.Trainer, task: Any, model: Any) -> dict[str, bool]:

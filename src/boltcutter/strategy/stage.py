@@ -8,11 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-
-class PipelineError(RuntimeError):
-    """The model cannot be split into stages, or the training uses a feature that pipelines do not support."""
-
-    hide_traceback = True
+from boltcutter.strategy.errors import StrategyError
 
 
 class LocalStage:
@@ -32,7 +28,7 @@ class LocalStage:
             shared with an earlier one.
 
     Raises:
-        PipelineError: The model does not have as many stages, or a parameter belongs to none.
+        StrategyError: The model does not have as many stages, or a parameter belongs to none.
     """
 
     def __init__(self, model: nn.Module, rank: int, count: int) -> None:
@@ -40,7 +36,7 @@ class LocalStage:
         try:
             stages: list[nn.Module] = split(count)
         except ValueError as error:
-            raise PipelineError(str(error)) from error
+            raise StrategyError(str(error)) from error
         self.model, self.module = model, stages[rank]
         self.first, self.last = rank == 0, rank == count - 1
         owners: dict[int, list[int]] = {}
@@ -49,7 +45,7 @@ class LocalStage:
                 owners.setdefault(id(parameter), []).append(index)
         for name, parameter in model.named_parameters():
             if id(parameter) not in owners:
-                raise PipelineError(f"trainer.strategy: no stage of {type(model).__name__} has {name}; add it to one")
+                raise StrategyError(f"trainer.strategy: no stage of {type(model).__name__} has {name}; add it to one")
         self.weights = list(self.module.parameters())
         self._shared = self._shared_parameters(owners, rank, count)
         remote = {key for key, ranks in owners.items() if rank not in ranks}

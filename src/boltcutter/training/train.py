@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.assembly.adapt import prediction_argument, skip_reason
-from boltcutter.assembly.assemble import Components, TaskLoaders, as_config_error, assemble, read_config
+from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, read_config
 from boltcutter.assembly.monitors import MonitorCheck
 from boltcutter.callback.trial import trial_reporter
 from boltcutter.checkpoint.load import load, read_metadata
@@ -22,7 +22,7 @@ from boltcutter.checkpoint.select import find_best, list_names
 from boltcutter.checkpoint.storage import CheckpointError, check_writable, repeat
 from boltcutter.checkpoint.weights import incompatibility, load_weights
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import redacted
 from boltcutter.data.hooks import run_hooks_early
 from boltcutter.environment import lease, signals, startup
