@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 
-def isolate_attempts(env: Mapping[str, str] = os.environ) -> None:
+def isolate_attempts() -> None:
     """Give each torchrun restart its own key prefix in the agent's rendezvous store.
 
     torch expects a new store for each attempt, but since 2.13 the agent shares one between attempts, so restarted ranks
     would read the addresses of terminated ones. On several nodes the agents count attempts independently, so nothing is
     changed there, and torchrun needs ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in its environment.
-
-    Args:
-        env: Environment variables of this process.
     """
+    env = os.environ
     attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or env.get("GROUP_WORLD_SIZE") != "1" or attempt == "0":
         return

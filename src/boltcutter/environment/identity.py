@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -61,16 +61,14 @@ def run_id(overrides: Sequence[str] = ()) -> Iterator[str]:
             del os.environ[RUN_ID_VARIABLE]
 
 
-def job_id(env: Mapping[str, str] = os.environ) -> str | None:
+def job_id() -> str | None:
     """The SLURM or torchrun job that this process belongs to; None outside of one."""
-    if "SLURM_JOB_ID" in env:
-        return "slurm-" + _slurm_job(env)
-    return _torchrun(env)
+    return f"slurm-{_slurm_job()}" if "SLURM_JOB_ID" in os.environ else _torchrun()
 
 
-def is_restarted(env: Mapping[str, str] = os.environ) -> bool:
+def is_restarted() -> bool:
     """Whether SLURM or torchrun has restarted the job of this process."""
-    return any(int(env.get(name, 0)) > 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+    return any(int(os.environ.get(name, 0)) > 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
 
 
 def new_run_id() -> str:
@@ -78,20 +76,21 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
-def _slurm(overrides: Sequence[str], env: Mapping[str, str] = os.environ) -> str | None:
-    if not in_slurm_step(env):
+def _slurm(overrides: Sequence[str]) -> str | None:
+    if not in_slurm_step():
         return None
     # The step alone is not unique: all commands of a shell that srun started belong to one step.
-    return f"slurm-{_slurm_job(env)}.{env['SLURM_STEP_ID']}-{platform.digest(overrides)}"
+    return f"slurm-{_slurm_job()}.{os.environ['SLURM_STEP_ID']}-{platform.digest(overrides)}"
 
 
-def _slurm_job(env: Mapping[str, str]) -> str:
+def _slurm_job() -> str:
+    env = os.environ
     array = "SLURM_ARRAY_JOB_ID" in env
     return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}" if array else env["SLURM_JOB_ID"]
 
 
-def _torchrun(env: Mapping[str, str] = os.environ) -> str | None:
-    name = env.get("TORCHELASTIC_RUN_ID", "none")
+def _torchrun() -> str | None:
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     return None if name == "none" else f"torchrun-{name}"
 
 

@@ -70,20 +70,17 @@ def distributed_shutdown() -> Iterator[None]:
     _destroy_process_group()
 
 
-def retain_freed_memory(env: Mapping[str, str] = os.environ) -> bool:
+def retain_freed_memory() -> bool:
     """Configure glibc to keep freed memory for the tensors of the next step.
 
     By default it returns freed memory to the operating system, so that each page is allocated and zeroed again,
     thousands of times a step. Settings of glibc's allocator in the environment take precedence; other platforms are
     not changed.
 
-    Args:
-        env: Environment variables of this process.
-
     Returns:
         Whether glibc keeps freed memory.
     """
-    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in env):
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
     limits = ((M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD), (M_TRIM_THRESHOLD, 2**31 - 1))
     return all(call_glibc("mallopt", *limit) for limit in limits)

@@ -84,13 +84,13 @@ def mismatch(devices: int, processes: int, nodes: int, env: Env = os.environ) ->
     return f"{settings}: srun started {total} on {on}; try {overrides}srun {options}"
 
 
-def idle_tasks(processes: int, env: Env = os.environ) -> str | None:
+def idle_tasks(processes: int) -> str | None:
     """A note if a single process trains in a job that has more tasks; else None.
 
     Args:
         processes: Number of processes on each node that the strategy expects.
-        env: Environment variables of this process, after ``prepare``.
     """
+    env = os.environ
     tasks = _tasks_of_job(env) if "SLURM_STEP_ID" not in env and "LOCAL_RANK" not in env else 0
     if processes > 1 or tasks < 2:
         return None
