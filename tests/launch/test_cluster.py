@@ -154,6 +154,12 @@ def test_errors_are_one_line(code: int, answer: Any, message: str, server: ApiSe
     assert "\n" not in str(error.value)
 
 
+def test_a_gateway_that_gave_up_waiting_may_have_created_the_job(server: ApiServer) -> None:
+    server.failures["POST", "/jobs"] = (504, status(504, "Timeout", "request did not complete in 60s"))
+    with pytest.raises(UnclearSubmissionError, match="the job may exist; see kubectl get jobs"):
+        Cluster("job", None, None).create(BODY)
+
+
 def test_a_server_that_does_not_respond_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "TIMEOUT", (1, 1))
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and sends nothing

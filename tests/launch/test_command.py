@@ -59,6 +59,10 @@ def test_a_users_file_overrides_the_project_and_arguments_override_both(launch: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["launch=[vertex,sagemaker]"],
+            r"launch=\[vertex,sagemaker\]: more than one of these is a launcher; keep one of them",
+        ),
         ([], r"launch: not set; .* \(there are: .*local, .*slurm"),
         (["launch=slurn"], "launch=slurn: no such option; did you mean slurm"),
         (["launch=local", "launch.array=seed=1,2"], "launch.array: only launch=slurm has arrays; remove it"),

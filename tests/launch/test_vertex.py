@@ -21,7 +21,7 @@ from object_storage import google_storage
 from boltcutter.checkpoint.select import find_newest
 from boltcutter.launch import google_api, vertex
 from boltcutter.launch.job import Job, UnclearSubmissionError, UnreachableError
-from boltcutter.launch.machines import VERTEX
+from boltcutter.launch.machines import find_machine, read_machines
 from boltcutter.launch.vertex import STATES, VertexLauncher
 
 from .google_server import NO_ANSWER, GoogleServer, error, google_server
@@ -203,7 +203,7 @@ def test_the_project_and_the_region_are_required(job: Job, tmp_path: Path, monke
 @pytest.mark.parametrize(("machine", "gpus"), [("a3-highgpu-8g", 8), ("g2-standard-4", 1), ("z9-future", 2)])
 def test_machines_have_all_of_their_gpus(job: Job, machine: str, gpus: int) -> None:
     fitting = replace(job, devices=min(2, gpus))
-    settings = {"machine_type": machine, "gpu_type": None if machine in VERTEX else "NVIDIA_NEW"}
+    settings = {"machine_type": machine, "gpu_type": None if find_machine("vertex", machine) else "NVIDIA_NEW"}
     launcher = VertexLauncher(**G2 | settings)
     launcher.check(fitting)
     pools = yaml.safe_load(launcher.render(fitting))["workerPoolSpecs"]
@@ -458,6 +458,6 @@ def test_the_job_file_has_the_fields_of_the_api() -> None:
         with pytest.raises(json_format.ParseError, match="imageUri"):
             parse(content)
     known = aiplatform_v1.AcceleratorType.__members__.keys()
-    assert {machine.gpu_type for machine in VERTEX.values() if machine.gpus} | vertex.VERTEX_ATTACHABLE.keys() <= known
+    assert read_machines("vertex")["gpus"].keys() | read_machines("vertex")["attachable"].keys() <= known
     states = {state for state in aiplatform_v1.JobState.__members__ if state != "JOB_STATE_UNSPECIFIED"}
     assert STATES.keys() == states

@@ -13,6 +13,7 @@ import torch
 
 from boltcutter.checkpoint import sharded, unpickle
 from boltcutter.checkpoint.storage import CheckpointError, is_url, open_file, store_errors
+from boltcutter.protocols import GeneratesTokens
 
 # Raised by torch on damaged files.
 READ_ERRORS = (EOFError, LookupError, TypeError, ValueError, AttributeError)
@@ -109,3 +110,23 @@ def _find_fault(file: IO[bytes] | None) -> str | None:
         return f"not a checkpoint, or truncated ({size} bytes)"
     file.seek(0)
     return f"record {broken} is damaged" if broken else None
+
+
+def restore(data: Any, model: Any, task: Any = None) -> None:
+    """Restore a native data module, and a task if given, from a checkpoint or an export.
+
+    Args:
+        data: The data module.
+        model: Path or URL of a checkpoint, or an ``ExportedModel``.
+        task: The task; of an export, only one that generates tokens uses it.
+    """
+    if not isinstance(model, str):
+        data.load_state_dict({"statistics": model.statistics})
+        generates = isinstance(task, GeneratesTokens)
+        if generates:
+            task.model = model
+        return
+    state = load(model)
+    data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
+    if task is not None:
+        task.load_state_dict(state["state_dict"])

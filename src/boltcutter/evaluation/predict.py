@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.assembly.adapt import loader_owner
 from boltcutter.assembly.assemble import Components, assemble, check_config
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import restore
 from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
@@ -94,7 +94,7 @@ def predict(components: Components, model: str | ExportedModel, inputs: list[Pat
         ConfigError: The data module cannot read an input.
     """
     data: Any = components.data
-    _restore(data, model)
+    restore(data, model)
     with as_config_error():
         inputs_read, names = data.read(inputs)
     if not isinstance(model, str):
@@ -206,7 +206,7 @@ def generate_text(components: Components, model: str | ExportedModel, overrides:
     temperature, top_k = _number(overrides, "temperature", 0.8, float, 0), _number(overrides, "top_k", 50, int, 1)
     data: Any = components.data
     task: Any = components.task
-    state = _restore(data, model)
+    restore(data, model, task)
     with as_config_error():
         tokenizer = data.tokenizer
         text, file = overrides["input"].encode(), Path(overrides["input"])
@@ -214,10 +214,6 @@ def generate_text(components: Components, model: str | ExportedModel, overrides:
         if len(text) < 256 and file.is_file():
             text = file.read_bytes()
         prompt = torch.tensor(tokenizer.encode(text))
-    if not isinstance(model, str):
-        task.model = model
-    else:
-        task.load_state_dict(state["state_dict"])
     task.to(components.trainer.strategy.root_device)
     found = list(task.generate(prompt, count, temperature=temperature, top_k=top_k, seed=seed))
     return str(tokenizer.decode([*prompt.tolist(), *found]))
@@ -262,16 +258,6 @@ def _only_loader(components: Components) -> Any:
     if isinstance(loader, list | tuple):
         raise ConfigError(f"export: {type(owner).__name__} has {len(loader)} loaders to predict; use the checkpoint")
     return loader
-
-
-def _restore(data: Any, model: str | ExportedModel) -> dict[str, Any]:
-    """Restore the data module from a checkpoint or an export, and return the checkpoint."""
-    if not isinstance(model, str):
-        data.load_state_dict({"statistics": model.statistics})
-        return {}
-    state = load(model)
-    data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
-    return state
 
 
 def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str) -> Table:

@@ -16,7 +16,7 @@ import yaml
 from boltcutter.launch import azure_api
 from boltcutter.launch.cloud import CloudLauncher, earlier_id, job_name, to_yaml
 from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, match_job_id, seconds
-from boltcutter.launch.machines import AZURE, check_devices
+from boltcutter.launch.machines import check_devices, find_machine
 
 if TYPE_CHECKING:
     from azure.core import PipelineClient
@@ -121,7 +121,7 @@ class AzureMLLauncher(CloudLauncher):
                 raise ValueError(f"launch.inputs.{name}={path} is not in the cloud; try {example}")
         _ = self._workspace
         if self.instance_type:
-            check_size(self.instance_type, "launch.instance_type", self.instance_type, job)
+            check_devices("launch.instance_type", self.instance_type, find_machine("azure", self.instance_type), job)
 
     @property
     def _workspace(self) -> str:
@@ -194,7 +194,7 @@ class AzureMLLauncher(CloudLauncher):
             found = self._call("GET", f"{place}/computes/{self.compute}")["properties"]
             facts = found.get("properties") or {}
             if size := facts.get("vmSize"):
-                check_size(size, "launch.compute", f"{self.compute} ({size})", job)
+                check_devices("launch.compute", f"{self.compute} ({size})", find_machine("azure", size), job)
             most = (facts.get("scaleSettings") or {}).get("maxNodeCount")
             if most is not None and job.nodes > most:
                 raise ValueError(
@@ -235,12 +235,6 @@ class AzureMLLauncher(CloudLauncher):
         """Cancel the job."""
         match_job_id(JOB, job_id, "/subscriptions/…/jobs/<name>")
         self._call("POST", f"{job_id}/cancel")
-
-
-def check_size(size: str, setting: str, value: str, job: Job) -> None:
-    """Check that machines of a size, whose name has no case in Azure, have the devices of a job."""
-    known = {name.lower(): machine for name, machine in AZURE.items()}
-    check_devices(setting, value, {value: known[size.lower()]} if size.lower() in known else {}, job)
 
 
 def next_name(job: Job) -> str:

@@ -7,98 +7,29 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from boltcutter.launch.job import Job, assignments, code_path, quote
+from boltcutter.launch.job import Job, assignments, code_path, quote, render_template
 
 if TYPE_CHECKING:
     from boltcutter.launch.slurm import SlurmLauncher
 
-TEXT = r"""
-report() { echo "$(date '+%F %T') launch: $*"; }
-log=$folder/logs/slurm.log mark=$folder/logs/requeue starts=$folder/logs/starts
-"""
-CHAIN = r"""
-# A job of the chain continues only if the previous one was interrupted.
-if [ "${1:-}" = next ] && [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] && [ ! -e "$mark" ]; then
-    report "the run has ended; job $job has nothing to do"
-    exit 0
-fi
-"""
-STARTS = r"""
-# Count consecutive starts that ended without a signal of SLURM and without a checkpoint; give up after three.
-kinds=(-name '*.ckpt' -o -name metrics.csv -o -name study.log) # not temporary files or folders
-saved=$(find "$folder/%(progress)s" -type f -newer "$starts" \( "${kinds[@]}" \) -print -quit 2>/dev/null)
-if [ -e "$mark" ] || [ -n "$saved" ]; then
-    : >"$starts"
-fi
-echo >>"$starts"
-if [ "$(wc -l <"$starts")" -gt 3 ]; then
-    report "giving up: three consecutive starts ended without a checkpoint; see the errors above"
-    exit 1
-fi
-rm -f "$mark"
-"""
-RUN = r"""
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_ADDR BOLTCUTTER_REQUEUE="$mark" PYTHONUNBUFFERED=1
-
-report "job $job starts on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
-from=$(wc -c <"$log")
-# A signal to this script comes from scancel or from a requeue by the user: do not requeue again.
-external=
-trap 'external=yes' TERM
-%(srun)s
-status=$?
-if [ -n "$external" ]; then
-    report "job $job was terminated externally"
-    exit "$status"
-fi
-# The first task that failed is the cause; srun then killed the others.
-cause=$(tail -c "+$((from + 1))" "$log" | grep -m 1 -oE '^srun: error: .*: tasks? [0-9,-]+: .*')
-if [ -e "$mark" ]; then
-    cause="preempted by $(cat "$mark")"
-elif [ -z "$cause" ] || [[ "$cause" == *"Exited with"* || "$cause" == *"Out Of Memory"* ]]; then
-    report "job $job ends with status $status"
-    exit "$status"
-fi
-cause=${cause#srun: error: }
-"""
-NEXT = r"""
-touch "$mark"
-report "$cause; the next job of the chain continues"
-exit 0
-"""
-REQUEUE = r"""
-if [ "${SLURM_RESTART_COUNT:-0}" -ge %(restarts)d ]; then
-    report "$cause; launch.max_restarts=%(restarts)d reached"
-    exit 1
-fi
-# If SLURM lost this node, it has already restarted the job elsewhere: do not interrupt that.
-now=$(scontrol -o show job "$job" 2>/dev/null | grep -m 1 -oE 'Restarts=[0-9]+')
-if [ -n "$now" ] && [ "$now" != "Restarts=${SLURM_RESTART_COUNT:-0}" ]; then
-    report "$cause; job $job was restarted elsewhere"
-    exit 1
-fi
-report "$cause; requeue"
-trap - TERM
-scontrol requeue "$job" && sleep 600 # until SLURM ends this script
-report "SLURM did not requeue the job"
-exit 1
-"""
-
 
 def render(slurm: SlurmLauncher, job: Job) -> str:
     """Render the sbatch script of a job."""
-    task = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.array_size else "$SLURM_JOB_ID"
-    folder = shlex.quote(str(job.folder))
-    if job.array_size:
-        folder = shlex.quote(job.run_folder("")) + "$SLURM_ARRAY_TASK_ID"
-    lines = ["#!/bin/bash", *_directives(slurm, job), "", f"folder={folder} job={task}", TEXT.strip()]
-    if slurm.chain > 1:
-        lines.append(CHAIN.rstrip())
-    lines += [(STARTS % {"progress": job.progress}).rstrip(), *_setup(slurm, job)]
-    lines.append((RUN % {"srun": " \\\n    ".join(_srun(slurm, job))}).rstrip())
-    lines.append((NEXT if slurm.chain > 1 else REQUEUE % {"restarts": slurm.max_restarts}).strip())
-    return "\n".join(lines) + "\n"
+    folder = (
+        shlex.quote(job.run_folder("")) + "$SLURM_ARRAY_TASK_ID" if job.array_size else shlex.quote(str(job.folder))
+    )
+    return render_template(
+        "slurm.sh.j2",
+        directives=_directives(slurm, job),
+        folder=folder,
+        task="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.array_size else "$SLURM_JOB_ID",
+        is_chain=slurm.chain > 1,
+        progress=job.progress,
+        setup="\n".join(_setup(slurm)),
+        variables="\n".join(_variables(slurm, job)),
+        srun=" \\\n    ".join(_srun(slurm, job)),
+        max_restarts=slurm.max_restarts,
+    )
 
 
 def _directives(slurm: SlurmLauncher, job: Job) -> Iterator[str]:
@@ -128,8 +59,8 @@ def _directives(slurm: SlurmLauncher, job: Job) -> Iterator[str]:
     }
     for key, value in options.items():
         if value not in (None, False):
-            yield f"#SBATCH --{key}" + ("" if value is True else f"={directive(str(value))}")
-    yield from (f"#SBATCH {option}" for option in slurm.sbatch)
+            yield f"--{key}" + ("" if value is True else f"={directive(str(value))}")
+    yield from slurm.sbatch
 
 
 def directive(text: str) -> str:
@@ -139,24 +70,24 @@ def directive(text: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
-def _setup(slurm: SlurmLauncher, job: Job) -> list[str]:
+def _setup(slurm: SlurmLauncher) -> list[str]:
     lines = ["module purge"] if slurm.purge_modules else []
     lines += [f"module load {shlex.join(slurm.modules)}"] if slurm.modules else []
     if slurm.conda:
         lines += ['eval "$(conda shell.bash hook)"', f"conda activate {quote(slurm.conda)}"]
     if slurm.venv:
         lines.append(f"source {quote(f'{slurm.venv}/bin/activate')}")
-    lines += slurm.setup
-    if lines:
-        failed = """trap 'report "launch.setup failed with status $? at: $BASH_COMMAND"' ERR"""
-        lines = ["", failed, "set -e", *lines, "set +e", "trap - ERR"]
+    return lines + slurm.setup
+
+
+def _variables(slurm: SlurmLauncher, job: Job) -> list[str]:
     cpus = slurm.cpus(job)
     variables = {"OMP_NUM_THREADS": str(cpus)}
     # Since SLURM 22.05, srun does not inherit --cpus-per-task from sbatch.
     variables["SRUN_CPUS_PER_TASK"] = str(cpus * job.devices if slurm.torchrun or job.search else cpus)
     if slurm.interface:
         variables |= {"GLOO_SOCKET_IFNAME": slurm.interface, "NCCL_SOCKET_IFNAME": slurm.interface}
-    return [*lines, "", *assignments({**variables, **job.environment, **slurm.environment}), *code_path(job)]
+    return [*assignments({**variables, **job.environment, **slurm.environment}), *code_path(job)]
 
 
 def _srun(slurm: SlurmLauncher, job: Job) -> list[str]:

@@ -18,6 +18,7 @@ from boltcutter.launch.manifest import API, INSTANCE, Manifest
 from boltcutter.project import install_command
 
 TIMEOUT = (5, 30)  # seconds to connect, and to wait for an answer
+GATEWAY_TIMEOUT = 504  # the request may have had an effect
 LOG_TIMEOUT = (5, 24 * 3600)  # a training may be silent for long
 POD_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in a pod, such as a notebook of Kubeflow
 ENDED = {"Complete", "Completed", "Succeeded", "Failed"}  # conditions of the four kinds of jobs
@@ -159,11 +160,12 @@ class Cluster:
 
         try:
             return function(*arguments, _request_timeout=timeout or TIMEOUT, **options)
-        except self._error as error:
-            if error.status == none_if:
+        except (self._error, HTTPError) as error:
+            status = getattr(error, "status", GATEWAY_TIMEOUT)
+            if status == none_if:
                 return None
-            raise ValueError(f"launch=kubernetes: {self._explain(error)}") from error
-        except HTTPError as error:
+            if status != GATEWAY_TIMEOUT:
+                raise ValueError(f"launch=kubernetes: {self._explain(error)}") from error
             fault = f"launch=kubernetes: the API server of {self.context or 'this cluster'} does not respond"
             if "field_validation" in options and not isinstance(error, NewConnectionError):
                 raise UnclearSubmissionError(f"{fault}, so the job may exist; see kubectl get {self.plural}") from error

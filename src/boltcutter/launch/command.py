@@ -201,6 +201,10 @@ def read_launcher(
     options = [picked] if isinstance(picked, str) else list(picked or [])
     if not options and earlier is None:
         raise ConfigError(f"launch: not set; give launch=…{project.list_options('launch')}")
+    if len(options) > 1:
+        found = {option: compose(project, [f"launch={option}"], base=DictConfig({})).launch for option in options}
+        if len({settings._target_ for settings in found.values() if "_target_" in settings}) > 1:
+            raise ConfigError(f"launch={format_value(options)}: more than one of these is a launcher; keep one of them")
     base = DictConfig({"launch": earlier}) if earlier is not None else DictConfig({})
     user_files = [str(file) for option in options if (file := (USER_CONFIGS / f"{option}.yaml").expanduser()).is_file()]
     selected = f"launch={format_value([*options, *user_files])}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,11 +12,18 @@ from typing import Any, ClassVar
 from boltcutter.checkpoint.storage import resolve_filesystem, store_errors
 from boltcutter.launch import aws
 from boltcutter.launch import jupyter as notebook
-from boltcutter.launch.bundle import BUNDLE, RECORD
-from boltcutter.launch.cloud import CloudLauncher, earlier_id, job_name, read
-from boltcutter.launch.ec2_script import MAX_USER_DATA, VENV, check_requirements, read_job, render_job, render_user_data
+from boltcutter.launch.cloud import CloudLauncher, read
+from boltcutter.launch.ec2_script import (
+    MAX_USER_DATA,
+    VENV,
+    check_requirements,
+    job_token,
+    read_job,
+    render_job,
+    render_user_data,
+)
 from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, match_job_id, seconds
-from boltcutter.launch.machines import EC2, check_devices
+from boltcutter.launch.machines import check_devices, find_machine
 
 TAG = "boltcutter-job"  # of all that belongs to a job
 # With the NVIDIA driver, Docker, Python 3.12 and the AWS CLI: https://docs.aws.amazon.com/dlami/latest/devguide
@@ -100,8 +106,9 @@ class EC2Launcher(CloudLauncher):
         self.check_set("instance_profile", "instances use the storage with it; docs/cloud.md shows how to create one")
         if self.install and job.root:
             check_requirements(job.root)
-        check_devices("launch.instance_type", str(self.instance_type), EC2, job)
-        if (size := len(self._user_data(job).encode())) > MAX_USER_DATA:
+        machine = str(self.instance_type)
+        check_devices("launch.instance_type", machine, find_machine("ec2", machine), job)
+        if (size := len(render_user_data(self, job).encode())) > MAX_USER_DATA:
             raise ValueError(
                 f"launch.setup: the script of the instances has {size} bytes, and EC2 accepts {MAX_USER_DATA}; move "
                 "lines to a script of the project, or use launch.image"
@@ -113,22 +120,14 @@ class EC2Launcher(CloudLauncher):
 
     def render(self, job: Job) -> str:
         """Render a shell script with the request for the instances and the script that they run."""
-        names = ", ".join((BUNDLE, *RECORD[:2]))
-        return render_job(
-            self._request(job),
-            self._user_data(job),
-            url=self.remote_folder(job.folder),
-            files=f"{names} of this folder",
-            time=self.time,
-            region=self.region,
-        )
+        return render_job(self, job, self._request(job))
 
     def _request(self, job: Job) -> dict[str, Any]:
         """Return arguments of RunInstances: all instances or none.
 
         Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html.
         """
-        token = _token(job)
+        token = job_token(job)
         tags = [{"Key": "Name", "Value": token}, {"Key": TAG, "Value": token}]
         tags += [{"Key": key, "Value": value} for key, value in self.tags.items()]
         tagged = ["instance", "volume", *(["spot-instances-request"] if self.spot else [])]
@@ -149,24 +148,6 @@ class EC2Launcher(CloudLauncher):
             options = {"SpotInstanceType": "persistent", "InstanceInterruptionBehavior": "stop"}
             request |= {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
         return request | {"TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in tagged]}
-
-    def _user_data(self, job: Job) -> str:
-        region = aws.image_region(self.image or "")
-        return render_user_data(
-            job,
-            url=self.remote_folder(job.folder),
-            token=_token(job),
-            command=self.command(job),
-            python=self.python,
-            packages=["s3fs", *(["jupyterlab", "ipykernel"] if self.jupyter else [])] if self.install else [],
-            image=self.image,
-            registry=(str(self.image).partition("/")[0], region) if region else None,
-            setup=self.setup,
-            environment=self.variables(job),
-            restarts=self.max_restarts,
-            time=self.time,
-            spot=self.spot,
-        )
 
     def check_credentials(self) -> None:
         """Raise ValueError with the command to log in, if there are no valid credentials."""
@@ -316,12 +297,6 @@ class EC2Launcher(CloudLauncher):
         with aws.as_value_errors():
             for one in _instances(ec2, token):
                 yield str(ec2.get_console_output(InstanceId=one["InstanceId"]).get("Output") or "")
-
-
-def _token(job: Job) -> str:
-    """Return what identifies the job: unique to the run, and to each launch of it."""
-    name, earlier = job_name(job, limit=50), earlier_id(job)
-    return f"{name}-{zlib.crc32(earlier.encode()):08x}" if earlier else name
 
 
 def _split(job_id: str) -> tuple[str, str]:

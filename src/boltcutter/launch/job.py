@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
+import jinja2
+
 from boltcutter.config.redaction import looks_secret
 
 State = Literal["pending", "running", "ended", "unknown"]
@@ -140,6 +142,18 @@ class Launcher(Protocol):
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of the run; with ``follow`` until it has ended."""
+
+
+def render_template(file: str, **values: object) -> str:
+    """Render a template of this folder."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(file).render(values)
 
 
 def assignments(environment: Mapping[str, str]) -> list[str]:

@@ -24,7 +24,7 @@ from boltcutter.launch.job import (
     match_job_id,
     seconds,
 )
-from boltcutter.launch.machines import SAGEMAKER, check_devices
+from boltcutter.launch.machines import Machine, check_devices, find_machine
 
 # Limits of https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
 MAX_TIME = 28 * 86400
@@ -110,14 +110,17 @@ class SageMakerLauncher(CloudLauncher):
                 f"launch.instance_type={self.instance_type}: the types of SageMaker begin with ml.; "
                 f"try launch.instance_type=ml.{self.instance_type}"
             )
-        known = SAGEMAKER.get(self.instance_type)
-        if self.disk_kms_key and known and known.gpus:
+        machine = self._machine()
+        if self.disk_kms_key and machine and machine.gpus:
             raise ValueError(
                 f"launch.disk_kms_key: {self.instance_type} has local disks, which are always encrypted; remove it"
             )
         if bool(self.subnets) != bool(self.security_groups):
             missing = "security_groups" if self.subnets else "subnets"
             raise ValueError(f"launch.{missing}: not set, but a VPC needs subnets and security groups; set both")
+
+    def _machine(self) -> Machine | None:
+        return find_machine("ec2", self.instance_type.removeprefix("ml."))
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that SageMaker cannot run, as far as can be known before submission."""
@@ -128,7 +131,7 @@ class SageMakerLauncher(CloudLauncher):
                 f"launch.role={self.role} is not the ARN of a role; try arn:aws:iam::<account>:role/<name>"
             )
         self._check_image(aws.known_region(self.region))
-        check_devices("launch.instance_type", self.instance_type, SAGEMAKER, job)
+        check_devices("launch.instance_type", self.instance_type, self._machine(), job)
         for argument in self.command(job):
             if len(argument) > MAX_ARGUMENT:
                 raise ValueError(f"name: {argument} has more than {MAX_ARGUMENT} characters; shorten name or storage")

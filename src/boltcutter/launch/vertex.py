@@ -18,7 +18,7 @@ from boltcutter.config.errors import one_line
 from boltcutter.launch import google_api
 from boltcutter.launch.cloud import CloudLauncher, to_yaml
 from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, match_job_id, seconds
-from boltcutter.launch.machines import VERTEX, VERTEX_ATTACHABLE, check_devices
+from boltcutter.launch.machines import check_devices, find_machine, read_machines
 
 if TYPE_CHECKING:
     from google.auth.transport.requests import AuthorizedSession
@@ -121,25 +121,25 @@ class VertexLauncher(CloudLauncher):
 
     def _check_machine(self, job: Job) -> None:
         name, gpu = str(self.machine_type), self.gpu_type
-        machine = VERTEX.get(name)
-        attachable = machine is not None and name.startswith("n1-")
+        machine, attachable = find_machine("vertex", name), name.startswith("n1-")
         if gpu and not job.gpus:
             raise ValueError(f"launch.gpu_type={gpu}: the run does not use it; remove it or trainer.accelerator=cpu")
         if gpu and machine and not attachable and gpu != machine.gpu_type:
             has = f"has {machine.gpus} {machine.gpu_type}" if machine.gpus else "takes no GPUs"
             raise ValueError(f"launch.gpu_type={gpu}: {self.machine_type} {has}; remove it, or choose an n1 machine")
-        if not (gpu and attachable and machine):
-            check_devices("launch.machine_type", name, VERTEX, job)
+        if not gpu or not attachable:
+            check_devices("launch.machine_type", name, machine, job)
             return
-        if not (counts := VERTEX_ATTACHABLE.get(gpu)):
-            raise ValueError(f"launch.gpu_type={gpu}: n1 machines take {', '.join(VERTEX_ATTACHABLE)}; choose one")
+        known: dict[str, dict[int, int]] = read_machines("vertex")["attachable"]
+        if not (counts := known.get(gpu)):
+            raise ValueError(f"launch.gpu_type={gpu}: n1 machines take {', '.join(known)}; choose one")
         if job.devices not in counts:
             remedy = max((count for count in counts if count < job.devices), default=1)
             raise ValueError(
                 f"trainer.devices={job.devices}: {self.machine_type} takes {', '.join(map(str, counts))} {gpu}; "
                 f"try trainer.devices={remedy}"
             )
-        if machine.cpus > counts[job.devices]:
+        if int(re.sub(r"^n1|\D", "", name) or 0) > counts[job.devices]:
             raise ValueError(
                 f"launch.machine_type={self.machine_type}: with {job.devices} {gpu}, a machine has at most "
                 f"{counts[job.devices]} CPUs; choose a smaller machine or more devices"
@@ -147,7 +147,7 @@ class VertexLauncher(CloudLauncher):
 
     def gpus(self, job: Job) -> tuple[str, int] | None:
         """Return the type and number of the GPUs of each node."""
-        machine = VERTEX.get(str(self.machine_type))
+        machine = find_machine("vertex", str(self.machine_type))
         if machine and machine.gpus:  # they must be named although the type of the machine determines them
             return machine.gpu_type, machine.gpus
         return (self.gpu_type, job.devices) if self.gpu_type else None

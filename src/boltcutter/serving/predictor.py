@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from boltcutter.assembly.assemble import assemble, check_config
-from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.load import restore
 from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
@@ -56,13 +56,7 @@ class Predictor:
         self.device = components.trainer.strategy.root_device
         if export:
             self.export, self.device = ExportedModel(folder, export), torch.device("cpu")
-            self.data.load_state_dict({"statistics": self.export.statistics})
-            if isinstance(self.task, GeneratesTokens):
-                self.task.model = self.export
-        else:
-            state = load(find_checkpoint(cfg.checkpoints, ckpt))
-            self.data.load_state_dict(state.get(type(self.data).__qualname__, {"statistics": {}}))
-            self.task.load_state_dict(state["state_dict"])
+        restore(self.data, self.export or find_checkpoint(cfg.checkpoints, ckpt), self.task)
         self.task.to(self.device).eval()
         self.name, self.run = str(cfg.name), folder.name
         self.shape = tuple(cfg.data.get("shape") or ())
