@@ -142,6 +142,15 @@ def test_an_override_of_an_unused_group_is_refused(project: Project, overrides: 
     assert str(error.value).startswith(f"{named}: ")
 
 
+def test_another_task_need_not_use_what_the_experiment_selects(project: Project) -> None:
+    write(project.root, "task/own", "k: 1")
+    write(project.root, "experiment/e", "defaults:\n  m: b\n  o: sgd\no:\n  lr: 2\nx: 9")
+    cfg = compose(project, ["experiment=e", "task=own", "uses=1", "also=1", "name=x"])
+    assert ("m" in cfg, "o" in cfg, cfg.x) == (False, False, 9)
+    with pytest.raises(ConfigError, match=r"^m=c: nothing refers to m"):
+        compose(project, ["experiment=e", "task=own", "uses=1", "also=1", "name=x", "m=c"])
+
+
 def split(overrides: str) -> list[str]:
     """Split at spaces outside of braces."""
     found: list[str] = []
@@ -173,6 +182,7 @@ SYNTAX = "write group=option, key=value, +key=value or ~key"
         ("x", "x: ", SYNTAX),
         ("", "'': ", SYNTAX),
         ("~", "~: ", SYNTAX),
+        ("configs/experiment/e.yaml", "configs/experiment/e.yaml: ", "write experiment=configs/experiment/e.yaml"),
         ("+", "+: ", SYNTAX),
         ("=1", "=1: ", SYNTAX),
         ("-x=1", "-x=1: ", SYNTAX),

@@ -1,7 +1,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,7 +99,7 @@ def make_untyped(size):  # type: ignore[no-untyped-def]
     return Tool(size)
 
 
-def root(box: Box, n: int = 1, flag: bool = False, other: Closed | None = None) -> None:
+def root(box: Box, n: int = 1, flag: bool = False, other: Closed | None = None, names: Sequence[str] = ()) -> None:
     """The top.
 
     Args:
@@ -202,6 +202,8 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
         ({"flag": "no"}, "flag=no: expected bool"),
         ({"nn": 1}, "nn: no such key; did you mean n?"),
         ({"quite": 1}, "quite: no such key; --print shows all"),
+        ({"default": 1}, "default: no such key; did you mean defaults?"),
+        ({"size": 1}, "size: no such key; did you mean box.tool.size?"),
         ({"tool": {"kind": "sow"}}, "box.tool.kind=sow: expected 'saw' | 'axe'; did you mean saw?"),
         ({"tool": {"sise": 1}}, "box.tool.sise: Tool takes no such argument; did you mean size?"),
         ({"tool": {"quite": 1}}, "box.tool.quite: Tool takes no such argument; --describe box.tool lists them"),
@@ -228,6 +230,7 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
         ({"other": {"_target_": f"{OWN}.Derived", "sise": 1}}, "other.sise: Derived takes no such argument; did you"),
         ({"other": {"_target_": f"{OWN}.Derived", "size": "x"}}, "other.size=x: expected int"),
         ({"box": {"pair": "1,2"}}, "box.pair=1,2: expected tuple[float, float]; did you mean [1,2]?"),
+        ({"names": "a"}, "names=a: expected Sequence[str]; did you mean [a]?"),
         ({"box": {"pair": "a,b"}}, "box.pair=a,b: expected tuple[float, float]"),
         ({"other": {"_target_": f"{TOOLS}.Hidden", "size": 1}}, "other.size: Hidden takes no such argument"),
         ({"box": {"tool": {"_target_": f"{TOOLS}.Hidden", "size": 1, "_check_": False}}}, "box.tool="),
@@ -255,7 +258,8 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
             },
             "box.more._args_.0.inplac: ReLU takes no such argument; did you mean inplace?",
         ),
-        ({"n": "${nope}"}, "n: ${nope} refers to nothing; --print shows all keys"),
+        ({"n": "${nope}"}, "n: ${nope} refers to nothing; set n=…, or add nope"),
+        ({"n": "${box.much}"}, "n: ${box.much} refers to nothing; set n=…, or add box.much"),
         ({"n": "${boxx.pair}", "box": {"pair": [1, 2]}}, "n: ${boxx.pair} refers to nothing; did you mean box.pair?"),
         ({"n": "${n}"}, "n: Recursive interpolation detected; correct the reference"),
         ({"n": "${oc.env:NO_SUCH}"}, "n: environment variable NO_SUCH is not set; export NO_SUCH=…"),
@@ -287,3 +291,9 @@ def test_a_mistake_behind_a_reference_is_reported_where_it_is_written() -> None:
     assert check(cfg(box={"tool": "${shared}"}, shared=shared), top) == [
         f"shared._target_: {TOOLS} has no Toll; did you mean Tool?"
     ]
+
+
+def test_an_abstract_class_is_refused() -> None:
+    message = "data._target_=collections.abc.Sequence: __getitem__, __len__: not defined; add to the class"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build(cfg(_target_="collections.abc.Sequence"), "data")

@@ -106,7 +106,7 @@ def test_redacted_masks_secrets_and_all_that_refers_to_them(monkeypatch: pytest.
         ({"m": {"k": "???"}, "x": "${m.k}"}, "m.k: ", "m.k=…"),
         ({"x": "${oc.env:NO_SUCH_PLACE}"}, "x: ", "export NO_SUCH_PLACE=…"),
         ({"width": 1, "x": "${widht}"}, "x: ${widht} ", "width"),
-        ({"x": "${nothing.like.it}"}, "x: ${nothing.like.it} ", "--print"),
+        ({"x": "${nothing.like.it}"}, "x: ${nothing.like.it} ", "set x=…"),
         ({"x": "${no_such_resolver:1}"}, "x: ", "no_such_resolver"),
     ],
 )

@@ -72,7 +72,7 @@ def test_invalid_settings_are_errors_with_a_remedy() -> None:
         BatchSampler(1000, 100, world_size=8)
     with pytest.raises(ValueError, match=r"data.batch_size=0 must be 1 or more; try"):
         BatchSampler(1000, 0)
-    with pytest.raises(ValueError, match=r"5 samples are too few for batch_size=6; give more data or lower"):
+    with pytest.raises(ValueError, match=r"5 samples are too few for batch_size=6; give more data, or lower"):
         BatchSampler(5, 6, drop_last=True)
     with pytest.raises(ValueError, match="1 samples are too few for 2 ranks"):
         BatchSampler(1, 2, world_size=2)

@@ -51,6 +51,11 @@ def test_mistakes_change_nothing(arguments: list[str], project: Project) -> None
     assert sorted(project.root.rglob("*")) == before
 
 
+def test_a_valid_name_is_proposed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"try my_net$"):
+        add.main(Project.at(tmp_path), ["model", "My-Net"])
+
+
 def test_folder_without_a_project_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="boltcutter new"):
         add.main(Project.at(tmp_path), ["model", "tiny"])

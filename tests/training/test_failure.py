@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -94,6 +95,23 @@ def test_out_of_memory_is_reported_with_a_smaller_batch(allocate: Any) -> None:
 
 def test_the_proposed_batch_divides_over_the_ranks() -> None:
     assert "data.batch_size=40 " in out_of_memory_message(fake_trainer(10))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["trainer.val_check_interval=1000"],
+            "trainer.val_check_interval=1000 is larger than .* try 19, or ",
+        ),
+        (["trainer.max_epochs=-2"], "trainer: `max_epochs` must be"),
+    ],
+)
+def test_what_lightning_refuses_is_one_line(script: Script, tmp_path: Path, overrides: list[str], message: str) -> None:
+    done = script("train", "logger=null", "model=mlp", f"folder={tmp_path}/run", *overrides)
+    assert done.returncode == 2
+    assert re.match(f"error: {message}", done.stderr), done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_other_errors_are_unchanged() -> None:

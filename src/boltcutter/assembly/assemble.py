@@ -35,6 +35,7 @@ from boltcutter.config import describe
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, merge
 from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.locate import locate
 from boltcutter.data.hooks import seed_hooks
 from boltcutter.data.sharding import shard_loaders
 from boltcutter.environment.mpi import disable_mpi_detection
@@ -251,12 +252,12 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     shard_loaders(trainer, cfg.get("seed", 0))
     L.seed_everything(cfg.get("seed", 0), verbose=False)  # initial weights, and random splits in constructors
     data = build.build(cfg.data, "data")
+    check_kind(cfg, locate(cfg.task._target_), data)  # before metrics refuse the number of classes
     task = build.build(cfg.task, "task")
     check_built(cfg, task, data)
     seed_hooks(data or task, cfg.get("seed", 0))
     data = data or TaskLoaders(task)
     check_batch(trainer, data)
-    check_kind(cfg, task, data)
     check_num_classes(cfg)
     warn_if_no_checkpoint(cfg, callbacks)
     check_input_shape(cfg, task)

@@ -190,8 +190,8 @@ def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
             check_batch_size(data.batch_size, ranks)
 
 
-def check_kind(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataModule) -> None:
-    """Check that the task and the data have the same kind, such as classification.
+def check_kind(cfg: DictConfig, task: object, data: L.LightningDataModule) -> None:
+    """Check that the task, or its class, and the data have the same kind, such as classification.
 
     Raises:
         ConfigError: They do not.
@@ -204,7 +204,7 @@ def check_kind(cfg: DictConfig, task: L.LightningModule, data: L.LightningDataMo
         picked = cfg.choices
         raise ConfigError(
             f"task={picked.task} expects {expected} data, but data={picked.data} is {actual} data; "
-            f"try task={options[actual]}"
+            f"try task={options[actual]}{f' or data.kind={expected}' if 'kind' in cfg.data else ''}"
         )
 
 

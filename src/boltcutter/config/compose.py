@@ -60,6 +60,8 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
         _set(cfg, key, text)
     _refuse_secrets(cfg)
     _anchor_paths(project, cfg, [key.lstrip("+~") for key, _ in values])
+    if "task" in picks:  # in place of the experiment's, which may refer to other groups
+        experiment, chosen = None, {}
     named = {
         group: f"experiment={_label(options['experiment'])}"
         for group, value in plain(experiment or DictConfig({})).items()
@@ -122,6 +124,8 @@ def _sort(project: Project, overrides: Iterable[str]) -> tuple[dict[str, Any], l
         if not found:
             key = override.partition("=")[0]
             remedy = f"write {key}" if OVERRIDE.fullmatch(key) else "write group=option, key=value, +key=value or ~key"
+            if key.endswith(".yaml"):
+                remedy = f"write experiment={key}"
             raise ConfigError(f"{override or repr(override)}: not a valid override; {remedy}")
         sign, key, text = found[1] or found[4] or "", found[2] or found[5], found[3] or ""
         if project.has_group(key):

@@ -12,9 +12,9 @@ class ConfigError(Exception):
     """A mistake in what the user wrote, reported in one line."""
 
 
-def hint(word: str, known: Iterable[Any]) -> str:
-    """``; did you mean …?`` where something known is near ``word``, else nothing."""
-    near = difflib.get_close_matches(word, map(str, known), 1)
+def hint(word: str, known: Iterable[Any], cutoff: float = 0.6) -> str:
+    """``; did you mean …?`` where something known is at least as similar to ``word`` as ``cutoff``, else nothing."""
+    near = difflib.get_close_matches(word, map(str, known), 1, cutoff)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -31,9 +31,9 @@ def as_config_error() -> Iterator[None]:
     """Convert an error of a component into a ConfigError of one line.
 
     Raises:
-        ConfigError: In place of a ValueError or OSError.
+        ConfigError: In place of a ValueError, OSError or ImportError.
     """
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         raise ConfigError(one_line(error)) from error

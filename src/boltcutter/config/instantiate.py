@@ -21,7 +21,7 @@ from boltcutter.config.annotations import coerce, is_subclass, literal_values, m
 from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.locate import is_keras_model, locate, origin, package, parameters
-from boltcutter.config.values import REFERENCE, format_unresolved, format_value, parse, resolve_reference
+from boltcutter.config.values import REFERENCE, format_unresolved, format_value, parse, paths, resolve_reference
 from boltcutter.project import LIBRARY, is_own_package
 
 KERAS_MODEL = f"{LIBRARY}.model.keras.KerasModel"
@@ -54,6 +54,9 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
     positional = [_typed(v, p, f"{path}._args_.{i}") for i, (v, p) in enumerate(each)]
     if node.get("_partial_"):
         return partial(target, *positional, **arguments)
+    if inspect.isabstract(target):
+        methods = ", ".join(sorted(getattr(target, "__abstractmethods__", ())))
+        raise ConfigError(f"{path.lstrip('.')}._target_={node['_target_']}: {methods}: not defined; add to the class")
     try:
         return target(*positional, **arguments)
     except Exception as error:
@@ -149,7 +152,9 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
                 f": {name} takes no such argument{hint(key, named) or f'; --describe {path} lists them'}",
             )
         else:
-            yield key, f": no such key{hint(key, named) or '; --print shows all'}"
+            below = [inner for inner in paths(DictConfig(raw)) if inner.endswith(f".{key}")]
+            near = f"; did you mean {below[0]}?" if below else hint(key, [*named, "defaults"])
+            yield key, f": no such key{near or '; --print shows all'}"
     if not node.get("_partial_"):
         for n, p in named.items():
             if p.default is p.empty and n not in node and p not in receivers:
@@ -194,7 +199,7 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]
                 yield from _mismatches(inner, get_args(maps[0])[1], f"{path}.{key}")
         return
     shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else format_value(value)
-    listed = isinstance(value, str) and "," in value and matches(parse(path, f"[{value}]"), wanted)  # as in Hydra
+    listed = isinstance(value, str) and matches(parse(path, f"[{value}]"), wanted)  # as in Hydra
     near = (
         f"; did you mean [{value}]?" if listed else _of_old_package(value) or hint(str(value), literal_values(wanted))
     )

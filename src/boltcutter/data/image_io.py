@@ -14,6 +14,15 @@ from torch import Tensor
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
+class ImageError(ValueError):
+    """An image is damaged."""
+
+    hide_traceback = True
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text.rpartition("ImageError: ")[2].strip())  # without the traceback that a worker adds
+
+
 def read_image(path: Path, shape: tuple[int, int, int], contents: BinaryIO | None = None) -> Tensor:
     """Read one image as uint8: EXIF orientation applied, resized to cover ``shape``, and centre-cropped.
 
@@ -58,7 +67,7 @@ def _open(path: Path, contents: BinaryIO | None) -> Iterator[Any]:
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: not a valid PNG or JPEG image ({reason}); remove or replace it") from None
+        raise ImageError(f"{path}: not a valid PNG or JPEG image ({reason}); remove or replace it") from None
 
 
 def find_images(folder: Path) -> list[Path]:

@@ -80,8 +80,10 @@ class BatchSampler(Sampler[Batch]):
         num_samples = num_samples if index_sampler is None else len(cast(Sized, index_sampler))
         check_batch_size(batch_size, world_size)
         if num_samples < (batch_size if drop_last else world_size):
-            needed = f"batch_size={batch_size}" if drop_last else f"{world_size} ranks"
-            raise ValueError(f"{num_samples} samples are too few for {needed}; give more data or lower data.batch_size")
+            needed, remedy = f"batch_size={batch_size}", "lower data.batch_size"
+            if not drop_last:
+                needed, remedy = f"{world_size} ranks", "use fewer ranks"
+            raise ValueError(f"{num_samples} samples are too few for {needed}; give more data, or {remedy}")
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.shuffle, self.drop_last = shuffle, drop_last

@@ -65,7 +65,7 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
         rows["recompiles"] = f"{record['metrics']['recompiles']:.0f} after the first compilation"
     checkpoint = record.get("best") or ""
     label = "best" if checkpoint.rpartition("/")[2].startswith("best") else "checkpoint"
-    rows[label] = checkpoint and checkpoint + _after(record.get("best_after"))
+    rows[label] = checkpoint and checkpoint.removeprefix(f"{Path.cwd()}/") + _after(record.get("best_after"))
     rows["time"] = str(timedelta(seconds=round(last["seconds"])))
     report = folder / "report.html"
     rows["report"] = str(report) if report.is_file() else None

@@ -10,6 +10,7 @@ from boltcutter.config.errors import ConfigError, hint
 from boltcutter.project import Project
 
 PARTS = Path(__file__).parent / "parts"
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 KINDS = sorted(folder.name for folder in PARTS.iterdir())
 
 
@@ -28,8 +29,10 @@ def main(project: Project, arguments: list[str]) -> None:
     kind, name = arguments
     if kind not in KINDS:
         raise ConfigError(f"add {kind}: no such kind{hint(kind, KINDS)} (there are: {', '.join(KINDS)})")
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
-        raise ConfigError(f"add {kind} {name}: {name} is not a lower-case Python identifier; try tiny")
+    if not NAME.fullmatch(name) or keyword.iskeyword(name):
+        near = re.sub(r"\W", "_", name.lower())
+        near = near if NAME.fullmatch(near) and not keyword.iskeyword(near) else "tiny"
+        raise ConfigError(f"add {kind} {name}: {name} is not a lower-case Python identifier; try {near}")
     files = render(kind, name, require_package(project))
     if existing := [file for file in files if (project.root / file).exists()]:
         raise ConfigError(f"add {kind} {name}: {existing[0]} exists already; choose another name")

@@ -66,7 +66,7 @@ def copy_component(project: Project, component: str) -> None:
     options = {file.relative_to(folder): file.read_text() for folder in folders for file in folder.rglob("*.yaml")}
     known = {name for text in options.values() for name in re.findall(rf"\b{LIBRARY}\.([\w.]+)\.\w+", text)}
     if component not in known:
-        raise ConfigError(f"vendor {component}: no such component{hint(component, known)}; try callback.guard")
+        raise ConfigError(f"vendor {component}: no such component{hint(component, known) or '; try callback.guard'}")
     file = Path(*component.split(".")).with_suffix(".py")
     copy = Path("src", package, file)
     if (project.root / copy).exists():

@@ -22,7 +22,7 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from boltcutter.protocols import GroupsParameters, data_parallel
 from boltcutter.task.compiler import Compiler, make_compiler
-from boltcutter.task.errors import TotalStepsError
+from boltcutter.task.errors import TotalStepsError, call_with_batch
 from boltcutter.task.metric_states import get_state, merge_states, set_state
 
 Pair = tuple[Tensor, Tensor]
@@ -125,7 +125,7 @@ class Task(L.LightningModule, ABC):
 
     @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each sample, shape (N,)."""
+        """Return the loss of each sample, shape (N,), as with ``reduction="none"``."""
 
     def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean of ``losses``, the training loss; subclasses may compute it more directly."""
@@ -342,14 +342,14 @@ class Task(L.LightningModule, ABC):
     def _evaluate(self, stage: str, batch: Pair) -> Pair:
         inputs, targets = batch
         outputs = self(inputs)
-        losses = self.losses(outputs, targets)
+        losses = call_with_batch(self.losses, outputs, targets)
         self._accumulate(stage, (losses.detach(), outputs.detach(), targets))
         return losses, outputs
 
     def _training_loss(self, batch: Pair) -> Tensor:
         inputs, targets = batch
         outputs = self(inputs)
-        loss = self.mean_loss(outputs, targets)
+        loss: Tensor = call_with_batch(self.mean_loss, outputs, targets)
         self._accumulate("train", (loss.detach().expand(len(outputs)), outputs.detach(), targets))
         return loss
 
@@ -368,7 +368,7 @@ class Task(L.LightningModule, ABC):
             losses, outputs, targets = (torch.cat(tensors) for tensors in zip(*pending, strict=True))
             pending.clear()
             self.means[f"{stage}_"].update(losses)  # type: ignore[operator]
-            self.metrics[f"{stage}_"].update(outputs, targets)  # type: ignore[operator]
+            call_with_batch(self.metrics[f"{stage}_"].update, outputs, targets)  # type: ignore[arg-type]
 
     def _log_epoch(self, stage: str, loss: str, *, reset: bool = True) -> None:
         self._update_metrics(stage)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.protocols import HasBatchSize, data_parallel
 
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.I)
@@ -24,6 +25,7 @@ NO_PEER = re.compile(
     r"Socket closed|failed to pass monitoredBarrier|NCCL error|ncclRemoteError|Timed out after",
     re.I,
 )
+INTERVAL = re.compile(r"`val_check_interval` \((\d+)\) must be less than or equal to .* batches \((\d+)\)")
 NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
 RESPONSE_SECONDS = 3.0  # in which living ranks must set their key in the store
@@ -61,6 +63,7 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
         trainer: Trainer that runs inside the context.
 
     Raises:
+        ConfigError: Lightning refuses a setting, or how the task or the data is written.
         OutOfMemoryError: An allocator ran out of memory.
         RankLostError: A collective lost its connection or timed out.
         UnusedParametersError: DDP found parameters without a gradient.
@@ -68,10 +71,17 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, MemoryError, MisconfigurationException) as error:
+    except (RuntimeError, MemoryError, MisconfigurationException, ValueError) as error:
         text = str(error)
+        if found := INTERVAL.search(text):
+            raise ConfigError(
+                f"trainer.val_check_interval={found[1]} is larger than the number of batches of an epoch; "
+                f"try {found[2]}, or trainer.check_val_every_n_epoch=null, which counts batches of all epochs"
+            ) from error
         if NOT_LOGGED.search(text):
             raise MetricNotLoggedError(" ".join(text.split())) from error
+        if isinstance(error, MisconfigurationException):
+            raise ConfigError(" ".join(text.split())) from error
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
             raise OutOfMemoryError(out_of_memory_message(trainer)) from error
         if UNUSED.search(text):

@@ -191,7 +191,9 @@ def load_initial_state(
         with run.prefix_errors(f"resume={cfg.folder}", CheckpointError):
             fault = incompatibility(checkpoint, components.task)
             if fault:
-                raise ConfigError(f"{checkpoint} does not match the task: {fault}")
+                raise ConfigError(
+                    f"{checkpoint} does not match the task: {fault}; use the same model, or start a new run"
+                )
             saved = load(checkpoint, lazy=True)
             reached_limit = check_limits(components.trainer, saved)
             for callback in components.trainer.callbacks:  # type: ignore[attr-defined]
