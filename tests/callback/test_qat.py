@@ -1,10 +1,17 @@
+from functools import partial
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from conftest import QUICK, Script, saved_weights
 
 from boltcutter.callback import qat
+from boltcutter.export.formats import Int8
+from boltcutter.export.program import TaskProgram
+from boltcutter.export.runner import load_torch
+from boltcutter.model.mlp import MLP
+from boltcutter.task.classification import Classification
 
 MODEL = ["model=mlp", "model.hidden_sizes=[16]", "callback=[default,qat]", *QUICK[:2], "test=false"]
 
@@ -31,6 +38,19 @@ def test_the_export_of_a_trained_model_loses_little(script: Script, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     done = script("export", f"run={tmp_path}/run", "export=int8-dynamic", "export.max_drop=0.5", timeout=600)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_export_rounds_as_the_trained_model(tmp_path: Path) -> None:
+    task = Classification(MLP((64,), 5, hidden_sizes=[64, 64]), optimizer=partial(torch.optim.Adam, lr=0.1)).eval()
+    inputs = torch.rand(32, 64)
+    program = TaskProgram(task, (inputs, torch.zeros(32)), {})
+    Int8(dynamic=True).write(program, tmp_path / "model.pt2", lambda: iter(()))
+    (found,) = load_torch(tmp_path / "model.pt2", None)(inputs.numpy())
+    plain = program(inputs)[0].detach().numpy()
+    qat.QAT().setup(L.Trainer(logger=False, enable_checkpointing=False), task, "fit")
+    rounded = program(inputs)[0].detach().numpy()
+    assert abs(rounded - plain).max() > 1e-5
+    assert abs(found - rounded).max() < 1e-6
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,21 @@
 import json
+import math
 import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import pandas as pd
 import pytest
 import torch
 from conftest import QUICK, ROOT, Script
 from third_party import gallery
+from torch.utils.data import DataLoader, TensorDataset
 
-from boltcutter.export.command import check_drop
+from boltcutter.assembly.assemble import Components
+from boltcutter.export.command import check_drop, good_exports, has_split
 from boltcutter.export.settings import ExportError
 from boltcutter.export.verify import Result
 
@@ -48,6 +53,29 @@ def test_results_of_other_formats_are_kept(script: Script, digits: Path, tmp_pat
     done = script("export", f"run={os.path.relpath(tmp_path / 'run', ROOT)}", "export=safetensors")
     assert done.returncode == 0, done.stderr
     assert results(tmp_path / "run").keys() == results(digits).keys()
+
+
+class EmptyTest(L.LightningDataModule):
+    def train_dataloader(self) -> list[Any]:
+        return []
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.zeros(2, 3)))
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.zeros(0, 3)))
+
+
+def test_a_split_without_samples_is_not_used() -> None:
+    components = Components(L.Trainer(logger=False, enable_checkpointing=False), EmptyTest(), L.LightningModule())
+    assert [split for split in ("test", "val", "train") if has_split(components, split)] == ["val"]
+
+
+def test_only_exports_that_lose_little_are_pushed(tmp_path: Path) -> None:
+    (tmp_path / "export").mkdir()
+    found = {name: {"drop": drop} for name, drop in {"fp32": 0, "onnx": 0, "int4": 3, "int8": math.nan}.items()}
+    (tmp_path / "export" / "export.json").write_text(json.dumps({"results": found}))
+    assert good_exports(tmp_path, 0.5) == ["onnx"]
 
 
 def test_a_drop_beyond_the_bound_fails() -> None:

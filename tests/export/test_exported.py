@@ -10,6 +10,7 @@ from sklearn.datasets import load_diabetes, load_digits
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.export.exported import ExportedModel, find_export
+from boltcutter.export.runner import Runner
 
 
 def test_images_are_predicted_as_by_the_checkpoint(script: Script, digits: Path, tmp_path: Path) -> None:
@@ -26,8 +27,10 @@ def test_images_are_predicted_as_by_the_checkpoint(script: Script, digits: Path,
 
 
 def test_rows_are_predicted_without_the_checkpoint(script: Script, diabetes: Path, tmp_path: Path) -> None:
-    load_diabetes(as_frame=True, scaled=False).data.head(20).to_csv(tmp_path / "rows.csv", index=False)
-    predict = ["predict", f"run={diabetes}", f"input={tmp_path}/rows.csv"]
+    rows = load_diabetes(as_frame=True, scaled=False).data.head(20)
+    rows.loc[3, "bmi"], rows.loc[4, "bp"] = np.nan, np.inf
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    predict = ["predict", f"run={diabetes}", f"input={tmp_path}/rows.csv", "data.fill_missing=true"]
     assert script(*predict, f"output={tmp_path}/a.csv").returncode == 0
     shutil.copytree(diabetes, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -36,6 +39,8 @@ def test_rows_are_predicted_without_the_checkpoint(script: Script, diabetes: Pat
     assert done.returncode == 0, done.stderr
     found, expected = (pd.read_csv(tmp_path / f"{name}.csv")["prediction"] for name in "ba")
     assert np.allclose(found, expected, rtol=1e-4)
+    (values,) = Runner(diabetes / "export" / "onnx")(rows.to_numpy(np.float64))
+    assert np.allclose(values.ravel(), expected, rtol=1e-4)
 
 
 def test_text_is_continued_as_by_the_checkpoint(script: Script, gpt: Path) -> None:

@@ -170,25 +170,31 @@ def test_pipelines(kind: str | None, columns: list[Any], shape: list[Any], pipel
     assert hub.find_pipeline({"kind": kind, "features": columns, "inputs": [{"shape": shape}]}) == pipeline
 
 
-def test_a_folder_is_pushed(weights: Path, server: Hub, tmp_path: Path) -> None:
+def push(weights: Path, names: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    code = "import sys, pathlib; from boltcutter.export.hub import push; "
+    code += "print(push(pathlib.Path(sys.argv[1]), sys.argv[2:], 'me/digits'))"
+    command = [sys.executable, "-c", code, str(weights.parent), *names]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_weights_are_pushed_with_other_exports(weights: Path, digits: Path, server: Hub, tmp_path: Path) -> None:
     env = {**os.environ, "HF_ENDPOINT": server.url, "HF_TOKEN": "hf_0123456789", "HF_HOME": str(tmp_path / "home")}
     env = {**env, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
-    code = "import sys, pathlib, boltcutter.export.hub as hub; print(hub.push(pathlib.Path(sys.argv[1]), sys.argv[2]))"
-    command = [sys.executable, "-c", code, str(weights), "me/digits"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    shutil.copytree(digits / "export" / "onnx", weights.parent / "onnx")
+    done = push(weights, ["onnx", "safetensors"], env)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{server.url}/me/digits/commit/{'a' * 40}\n"
     assert server.created == ["me/digits"]
-    assert server.files == {file.name: file.read_bytes() for file in weights.iterdir()}
+    other = {f"onnx/{file.name}": file.read_bytes() for file in (weights.parent / "onnx").iterdir()}
+    assert server.files == {file.name: file.read_bytes() for file in weights.iterdir()} | other
+    assert {"onnx/model.onnx", "onnx/card.json"} <= other.keys()
     assert {"README.md", "config.json", "model.safetensors"} <= server.files.keys()
 
 
 @pytest.mark.parametrize("reason", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
 def test_a_failed_upload_is_reported_in_one_line(weights: Path, reason: dict[str, str], tmp_path: Path) -> None:
     env = {**os.environ, "HF_TOKEN": "hf_0123456789", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", **reason}
-    code = "import sys, pathlib, boltcutter.export.hub as hub; print(hub.push(pathlib.Path(sys.argv[1]), sys.argv[2]))"
-    command = [sys.executable, "-c", code, str(weights), "me/digits"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    done = push(weights, ["safetensors"], env)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert re.match(r"boltcutter\.export\.settings\.ExportError: export\.push=me/digits: \w+: .*; try again$", last)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from boltcutter.export.settings import ExportError
-from boltcutter.export.verify import Metric, Process, infer_kind
+from boltcutter.export.verify import Metric, Process, infer_kind, largest_difference
 
 
 def test_accuracy_drops_by_points() -> None:
@@ -26,6 +26,28 @@ def test_other_metrics_drop_by_percent() -> None:
     metric = Metric("language_modeling")
     metric.update(torch.zeros(2, 3, 8), torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(2, 3, 8))
     assert metric.value == pytest.approx(math.log(8))
+
+
+def test_a_metric_of_zero_has_no_percentage() -> None:
+    metric = Metric("regression")
+    metric.update(torch.ones(2, 1), torch.ones(2, 1), torch.ones(2, 1))
+    assert metric.drop(0.0) == 0.0
+    metric.update(torch.ones(2, 1), torch.zeros(2, 1), torch.ones(2, 1))
+    assert metric.drop(0.0) == math.inf
+
+
+def test_an_output_that_is_nan_is_a_failure() -> None:
+    inf, nan = math.inf, math.nan
+    wanted = torch.tensor([1.0, -inf, nan])
+    assert largest_difference(torch.tensor([1.5, -inf, nan]), wanted) == 0.5
+    assert largest_difference(torch.tensor([1.5, 3.0, nan]), wanted) == inf
+    assert largest_difference(torch.zeros(0), torch.zeros(0)) == 0.0
+    assert largest_difference(torch.tensor([True]), torch.tensor([False])) == 1.0
+    for output in ([nan, -inf, nan], [1.0, -inf, 1.0]):
+        with pytest.raises(
+            ExportError, match="export: an output is NaN where that of the original is not; use another"
+        ):
+            largest_difference(torch.tensor(output), wanted)
 
 
 def test_outputs_of_unknown_meaning_are_compared_themselves() -> None:

@@ -1,5 +1,7 @@
+import hashlib
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,17 @@ def test_versions_are_numbered_and_found(project: Project, trained: Path) -> Non
     set_score(project, 3, monitor="val/accuracy", score=0.2)
     with pytest.raises(ConfigError, match=r"versions have no metric in common \(val/accuracy, val/loss\)"):
         registry.find(project, "registry:digits@best")
+
+
+def test_files_are_hashed_in_blocks(tmp_path: Path) -> None:
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(1 << 26)
+    tracemalloc.start()
+    found = registry.sha256(tmp_path / "large")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == hashlib.sha256(bytes(1 << 26)).hexdigest()
+    assert peak < 1 << 23
 
 
 def test_an_interrupted_registration_is_no_version(project: Project, trained: Path) -> None:

@@ -73,7 +73,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
     checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
     results = export(project, settings, cfg, folder, checkpoint) if settings.formats else {}
     if settings.push is not None:
-        print(hub.push(folder / "export" / hub.FORMAT, settings.push))
+        print(hub.push(folder / "export", good_exports(folder, settings.max_drop), settings.push))
     if settings.register is not None:
         print(registry.register(project, settings.register, folder, checkpoint))
     return results
@@ -86,14 +86,14 @@ def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, ch
         How the original and each export perform, by format.
 
     Raises:
-        ConfigError: The data has no dataloader.
+        ConfigError: The data has no samples.
         ExportError: The model cannot be exported, or an export loses more than ``export.max_drop``.
     """
     components = assemble(cfg, with_callbacks=False)
     restore(components, checkpoint)
     split = next((name for name in ("test", "val", "train") if has_split(components, name)), None)
     if split is None:
-        raise ConfigError(f"run={folder}: {type(components.data).__name__} has no dataloader; add a test_dataloader")
+        raise ConfigError(f"run={folder}: {type(components.data).__name__} has no samples; add a test_dataloader")
     with quiet():
         program = make_program(components, next(iter(batches(components, split))))
         program.capture()
@@ -172,7 +172,8 @@ def has_split(components: Components, split: str) -> bool:
     data = components.data
     if isinstance(data, NativeData) and split in data.empty_splits:
         return False
-    return loader_owner(data, components.task, split) is not None
+    is_given = loader_owner(data, components.task, split) is not None
+    return is_given and next(iter(batches(components, split)), None) is not None
 
 
 def make_program(components: Components, batch: Any) -> Program:
@@ -192,7 +193,8 @@ def batches(components: Components, split: str) -> Iterator[Any]:
         return
     owner: Any = loader_owner(data, components.task, split)
     loader = getattr(owner, f"{split}_dataloader")()
-    yield from loader[0] if isinstance(loader, list | tuple) else loader
+    loaders = loader if isinstance(loader, list | tuple) else [loader]
+    yield from loaders[0] if loaders else ()
 
 
 def calibration(components: Components, program: Program, fallback: str) -> Iterator[tuple[Any, ...]]:
@@ -218,6 +220,12 @@ def save_results(folder: Path, results: dict[str, Result], split: str, checkpoin
     found = {**(earlier["results"] if same else {}), **{name: result.as_dict() for name, result in results.items()}}
     content = {"split": split, "checkpoint": checkpoint, "results": found}
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def good_exports(folder: Path, limit: float) -> list[str]:
+    """Names of the formats that the weights of ``export.json`` were exported to, without those that lose too much."""
+    results = json.loads((folder / "export" / RESULTS).read_text())["results"]
+    return [name for name, result in results.items() if name != "fp32" and result["drop"] <= limit]
 
 
 def check_drop(results: dict[str, Result], limit: float) -> None:

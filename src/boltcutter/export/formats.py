@@ -61,9 +61,10 @@ class Int8(Format):
         clone = program.clone()
         fold_batch_norms(clone, program.capture())
         if self.dynamic:
-            from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+            from torchao.quantization import Int8DynamicActivationInt8WeightConfig, MappingType, quantize_
 
-            quantize_(clone.core, Int8DynamicActivationInt8WeightConfig())
+            # Of both signs of activations only the range in use, as in quantization-aware training.
+            quantize_(clone.core, Int8DynamicActivationInt8WeightConfig(act_mapping_type=MappingType.ASYMMETRIC))
         quantize_weights(clone.core, STORED if self.dynamic else (*STORED, nn.Linear))
         save(without_torchao(clone.capture()) if self.dynamic else clone.capture(), path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from boltcutter.run.folder import read_record
 if TYPE_CHECKING:
     from huggingface_hub import ModelCardData
 
-FORMAT = "safetensors"  # the format that is uploaded
+FORMAT = "safetensors"  # the format of repositories of the Hub
 LICENSES = ("apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc-by-4.0", "gpl-3.0", "lgpl-3.0", "mit", "mpl-2.0")
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
@@ -39,11 +40,12 @@ def check(repo: str) -> None:
         raise ConfigError(f"export.push={repo}: not logged in to the Hub; run `hf auth login`, or set HF_TOKEN")
 
 
-def push(folder: Path, repo: str) -> str:
-    """Upload the folder of an export to the Hub; the repository is created if it is new.
+def push(folder: Path, names: Sequence[str], repo: str) -> str:
+    """Upload exports to the Hub; the repository is created if it is new.
 
     Args:
-        folder: Folder of an export of plain weights, with its model card.
+        folder: Folder of the exports.
+        names: Formats. Plain weights and their model card go to the root of the repository, others to a folder each.
         repo: User or organization, and name, as in ``user/name``.
 
     Returns:
@@ -54,12 +56,15 @@ def push(folder: Path, repo: str) -> str:
         ExportError: The Hub refused, or cannot be reached.
     """
     check(repo)
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi
 
     api = HfApi()
+    files = [file for name in names for file in sorted((folder / name).iterdir())]
+    paths = [file.name if file.parent.name == FORMAT else f"{file.parent.name}/{file.name}" for file in files]
+    operations = [CommitOperationAdd(path, file) for path, file in zip(paths, files, strict=True)]
     try:
         api.create_repo(repo, exist_ok=True)
-        commit = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload model")
+        commit = api.create_commit(repo, operations, commit_message="Upload model")
     except Exception as error:  # which HTTP library raises them depends on the version of huggingface_hub
         reason = " ".join(str(error).split())[:200]
         raise ExportError(f"export.push={repo}: {type(error).__name__}: {reason}; try again") from error

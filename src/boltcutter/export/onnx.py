@@ -155,8 +155,8 @@ def convert(program: Program, opset: int | None = None) -> Any:
             output_names=program.outputs,
             opset_version=opset,
         )
-        for node in found.model.graph:  # traces of the code of the model, which would be larger than a small model
-            node.metadata_props.clear()
+        for part in (found.model.graph, *found.model.graph):  # traces of the code, which are larger than a small model
+            part.metadata_props.clear()
         return found
     except ExportError:
         raise

@@ -68,7 +68,8 @@ class Export:
         max_drop: Largest accepted drop, relative to the model in float32: of the accuracy in percentage points; of
             another metric in percent of its value.
         register: Name in the registry of models, to which the run is added with its exports; null: it is not added.
-        push: Repository of the Hugging Face Hub, as in ``user/name``, to which ``safetensors`` is uploaded.
+        push: Repository of the Hugging Face Hub, as in ``user/name``, to which ``safetensors`` is uploaded, with
+            the other exports of the same weights.
     """
 
     formats: dict[str, Format] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import subprocess
 import sys
 import tempfile
@@ -100,7 +101,11 @@ class Metric:
         """How much worse this is than a reference: percentage points of accuracy, else percent."""
         if self.kind == "classification":
             return 100 * (reference - self.value)
-        return 100 * self.value if self.kind == "outputs" else 100 * (self.value / reference - 1)
+        if self.kind == "outputs":
+            return 100 * self.value
+        if reference == 0:  # of which nothing is a percentage
+            return 0.0 if self.value == 0 else math.inf
+        return 100 * (self.value / reference - 1)
 
 
 def infer_kind(output: Tensor, target: Tensor | None) -> str:
@@ -188,7 +193,7 @@ def verify(reference: Reference, original: Result, folder: Path, own: Collection
         own: Packages that the process must not have imported, such as the project's.
 
     Raises:
-        ExportError: The process fails, or has imported such a package.
+        ExportError: The process fails, has imported such a package, or returns NaN where the original does not.
     """
     size = folder_size(folder)
     metric, difference, seconds, count = Metric(reference.program.kind), 0.0, 0.0, 0
@@ -200,12 +205,25 @@ def verify(reference: Reference, original: Result, folder: Path, own: Collection
         for (inputs, targets), expected, _ in reference:
             outputs, took = process.run(inputs)
             for output, wanted in zip(outputs, expected, strict=True):
-                difference = max(difference, float((output.double() - wanted).abs().max()) if output.numel() else 0.0)
+                difference = max(difference, largest_difference(output, wanted))
             metric.update(outputs[0], targets, expected[0])
             seconds, count = seconds + took, count + len(inputs[0])
         latency = {rows: process.measure(inputs) for rows, inputs in reference.latency_inputs().items()}
     drop = metric.drop(original.value)
     return Result(size, metric.name, metric.value, drop, difference, latency, count / seconds)
+
+
+def largest_difference(output: Tensor, wanted: Tensor) -> float:
+    """Largest absolute difference of an output from that of the original; both may be infinite or NaN.
+
+    Raises:
+        ExportError: Only one of them is NaN.
+    """
+    is_equal = (output == wanted) | (output.isnan() & wanted.isnan())
+    errors = (output.double() - wanted.double()).abs().masked_fill(is_equal, 0)
+    if errors.isnan().any():
+        raise ExportError("export: an output is NaN where that of the original is not; use another format")
+    return float(errors.max()) if errors.numel() else 0.0
 
 
 def compare_weights(program: Program, tensors: dict[str, str], original: Result, size: int) -> Result:

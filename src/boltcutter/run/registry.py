@@ -135,10 +135,19 @@ def write_lineage(draft: Path, name: str, number: int | None, folder: Path, chec
         "data": record.get("data"),
         "test": record.get("test"),
         "best": {key: read_metadata(checkpoint).get("best", {}).get(key) for key in ("monitor", "mode", "score")},
-        "files": {str(file.relative_to(draft)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
+        "files": {str(file.relative_to(draft)): sha256(file) for file in files},
     }
     write_text(draft / LINEAGE, json.dumps(facts, indent=2) + "\n")
     return facts
+
+
+def sha256(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal, read in blocks: a checkpoint may be larger than the memory."""
+    digest = hashlib.sha256()
+    with open(file, "rb") as content:
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def publish_version(draft: Path, target: str) -> bool:
