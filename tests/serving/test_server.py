@@ -6,7 +6,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,24 @@ def digits(serve: Serve, trained: Path) -> Served:
 
 @pytest.fixture(scope="module")
 def text(serve: Serve, text_run: Path) -> Served:
-    return serve(text_run, "max_tokens=500", "max_streams=1")
+    return serve(text_run, "max_tokens=100000", "max_streams=1", "max_total_bytes=30000")
 
 
 def npy(values: Any) -> bytes:
     file = io.BytesIO()
     np.save(file, values)
     return file.getvalue()
+
+
+def connect(served: Served) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=20)
+
+
+def receive(client: socket.socket) -> bytes:
+    received = b""
+    while part := client.recv(4096):
+        received += part
+    return received
 
 
 def images(count: int) -> Any:
@@ -72,7 +85,6 @@ def test_the_api_describes_itself(digits: Served, text: Served) -> None:
     assert {"/predict", "/health", "/model", "/metrics"} <= paths.keys()
     assert "image/png" in paths["/predict"]["post"]["requestBody"]["content"]
     assert "/generate" in httpx.get(text.url + "/openapi.json").json()["paths"]
-    assert httpx.get(digits.url + "/docs").status_code == 200
     assert httpx.get(digits.url + "/nowhere").status_code == 404
     assert httpx.get(digits.url + "/predict").status_code == 405
 
@@ -146,19 +158,37 @@ def test_random_requests_never_fail_the_server(digits: Served, count: int) -> No
 
 
 def test_slow_clients_are_disconnected(digits: Served) -> None:
-    port = int(digits.url.rpartition(":")[2])
     head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
-    for sent, answer in ((b"", b""), (b"POST /predict HT", b""), (head + b"{", b"HTTP/1.1 408")):
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    for sent, answer in ((b"", b""), (b"POST /predict HT", b"HTTP/1.1 408"), (head + b"{", b"HTTP/1.1 408")):
+        with connect(digits) as client:
             began = time.monotonic()
             client.sendall(sent)
-            received = b""
-            while part := client.recv(4096):
-                received += part
+            received = receive(client)
             assert received.startswith(answer)
             assert bool(received) == bool(answer)
             assert 1 <= time.monotonic() - began < 10
     assert digits.post("/predict", {"inputs": images(1).tolist()}).status_code == 200
+
+
+@pytest.mark.parametrize("encoding", [b"", b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"])
+def test_heads_are_limited_in_size(digits: Served, encoding: bytes) -> None:
+    with connect(digits) as client:
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\n" + encoding)
+        with suppress(ConnectionError):
+            for _ in range(1000):
+                client.sendall(b"a: " + b"b" * 996 + b"\r\n")
+        with suppress(ConnectionError):  # it may be reset before the answer is read
+            assert receive(client).startswith(b"HTTP/1.1 431")
+    assert digits.post("/predict", {"inputs": images(1).tolist()}).status_code == 200
+
+
+def test_all_requests_together_are_limited_in_size(text: Served) -> None:
+    with connect(text) as client:
+        head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 20001\r\n\r\n"
+        client.sendall(head + b"a" * 20000)
+        refused = wait_for(lambda: text.post("/generate", {"prompt": "a" * 20000, "tokens": 1}), 503)
+        assert "larger than 30000 bytes" in refused.json()["detail"]
+    wait_for(lambda: text.post("/generate", {"prompt": "a" * 20000, "tokens": 1}), 200)
 
 
 def test_rows_and_their_mistakes(serve: Serve, diabetes_run: Path) -> None:
@@ -185,7 +215,7 @@ def test_texts_are_streamed(text: Served) -> None:
     assert text.post("/generate", asked | {"stream": False}).json()["text"] == streamed
     assert text.post("/generate", asked | {"temperature": 1e-300, "stream": False}).status_code == 200
     for change, message in (
-        ({"tokens": 501}, "tokens=501: at most 500"),
+        ({"tokens": 100001}, "tokens=100001: at most 100000"),
         ({"tokens": 0}, "tokens: Input should be greater than or equal to 1"),
         ({"prompt": ""}, "prompt: String should have at least 1 character"),
         ({"temperature": -1}, "temperature: Input should be greater"),
@@ -197,15 +227,27 @@ def test_texts_are_streamed(text: Served) -> None:
 
 
 def test_more_texts_than_allowed_are_refused(text: Served) -> None:
-    with httpx.stream("POST", text.url + "/generate", json={"prompt": "a", "tokens": 500}, timeout=60) as response:
+    asked = {"prompt": "a", "tokens": 100000}
+    with httpx.stream("POST", text.url + "/generate", json=asked, timeout=60) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
         refused = text.post("/generate", {"prompt": "a"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    end = time.monotonic() + 20  # the client has gone
-    while text.post("/generate", {"prompt": "a", "tokens": 1}).status_code == 503:
-        assert time.monotonic() < end
+    short = {"prompt": "a", "tokens": 1}
+    wait_for(lambda: text.post("/generate", short), 200)  # the client has gone
+    body = json.dumps(asked | {"stream": False}).encode()
+    with connect(text) as client:
+        client.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        wait_for(lambda: text.post("/generate", short), 503)
+    wait_for(lambda: text.post("/generate", short), 200)
+
+
+def wait_for(ask: Callable[[], httpx.Response], status: int) -> httpx.Response:
+    end = time.monotonic() + 20
+    while (response := ask()).status_code != status:
+        assert time.monotonic() < end, response.text
         time.sleep(0.05)
+    return response
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -238,8 +280,38 @@ def test_workers_share_a_port_and_their_metrics(serve: Serve, trained: Path) -> 
         done = list(pool.map(lambda _: served.post("/predict", {"inputs": images(1).tolist()}), range(40)))
     assert [response.status_code for response in done] == [200] * 40
     assert served.metric("serve_requests_total") >= before + 40
-    os.kill(served.process.pid, signal.SIGTERM)
-    served.process.wait(30)
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_killed_is_replaced(serve: Serve, trained: Path) -> None:
+    served = serve(trained, "workers=2", "max_wait=60")
+    with connect(served) as client:
+        body = npy(images(1))
+        head = f"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: {NUMPY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        end = time.monotonic() + 60
+        while served.metric("serve_waiting_samples") != 1:
+            assert time.monotonic() < end
+        workers = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children").read_text().split()
+        for worker in workers:
+            if b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes():
+                os.kill(int(worker), signal.SIGKILL)
+    requests = 0
+    while not requests:
+        assert time.monotonic() < end + 60
+        with suppress(httpx.TransportError):
+            requests = served.metric("serve_waiting_samples") == 0
+    assert served.metric("serve_requests_total") > 0  # of the workers that were killed, too
+
+
+@pytest.mark.slow
+def test_what_takes_longer_than_drain_is_cancelled(serve: Serve, text_run: Path) -> None:
+    served = serve(text_run, "max_tokens=1000000", "drain=1")
+    asked = {"prompt": "a", "tokens": 1000000}
+    with httpx.stream("POST", served.url + "/generate", json=asked, timeout=60) as response:
+        assert next(response.iter_lines()).startswith("data: ")
+        served.process.send_signal(signal.SIGTERM)
+        served.process.wait(30)
 
 
 @pytest.mark.parametrize(

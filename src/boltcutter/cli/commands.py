@@ -71,6 +71,7 @@ boltcutter export run=runs/… export=[torch,int8,int4] export.max_drop=1    # s
 
 boltcutter serve run=runs/… port=8000 workers=2
 boltcutter serve run=runs/… host=0.0.0.0 max_bytes=1000000    # reachable from other machines""",
+        begin="boltcutter.serving.batching:begin",
     ),
     "check": Command(
         "boltcutter.assembly.assemble:main",

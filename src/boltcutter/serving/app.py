@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import io
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.concurrency import iterate_in_threadpool
-from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import ClientDisconnect
+from starlette.applications import Starlette
+from starlette.concurrency import iterate_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boltcutter.serving.batching import Array, Batcher, OverloadedError
 from boltcutter.serving.predictor import Predictor
@@ -30,6 +35,7 @@ IMAGES = ("image/png", "image/jpeg")
 NUMPY = "application/x-npy"
 JSON = "application/json"
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # seconds
+SMALL = 1 << 16  # bytes that are converted faster than a thread takes over
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -43,6 +49,7 @@ class Limits:
         max_waiting: Largest number of samples that wait; further requests get status 503.
         max_samples: Largest number of samples in a request.
         max_bytes: Largest size of a request.
+        max_total_bytes: Largest size of all requests at the same time; further ones get status 503.
         max_tokens: Largest number of tokens to generate.
         max_streams: Largest number of texts that are generated at the same time.
         timeout: Seconds in which a request must arrive.
@@ -53,6 +60,7 @@ class Limits:
     max_waiting: int = 4096
     max_samples: int = 256
     max_bytes: int = 10_000_000
+    max_total_bytes: int = 1_000_000_000
     max_tokens: int = 1000
     max_streams: int = 4
     timeout: float = 10.0
@@ -101,147 +109,199 @@ class Metrics:
         return generate_latest(registry)
 
 
-def create_app(predictor: Predictor, limits: Limits) -> FastAPI:
+class Service:
+    """What the paths of the server return.
+
+    Args:
+        predictor: The model with its preprocessing.
+        limits: Limits of requests.
+    """
+
+    def __init__(self, predictor: Predictor, limits: Limits) -> None:
+        self.predictor, self.limits, self.metrics = predictor, limits, Metrics()
+        self.batcher = Batcher(
+            self._compute, max_batch=limits.max_batch, max_wait=limits.max_wait, max_waiting=limits.max_waiting
+        )
+        self.streams = asyncio.Semaphore(limits.max_streams)
+        self.total_bytes = 0
+        self.routes = [Route("/", self.page), Route("/health", self.health), Route("/model", self.model)]
+        self.routes += [Route("/metrics", self.show_metrics), Route("/openapi.json", self.openapi)]
+        if predictor.form == "text":
+            self.routes.append(Route("/generate", self.generate, methods=["POST"]))
+            self.bodies: dict[str, Any] = {JSON: Prompt.model_json_schema()}
+        else:
+            self.routes.append(Route("/predict", self.predict, methods=["POST"]))
+            file = {"type": "string", "format": "binary"}
+            kinds = (() if predictor.form == "row" else (NUMPY,)) + (IMAGES if predictor.form == "image" else ())
+            self.bodies = {JSON: Inputs.model_json_schema()} | dict.fromkeys(kinds, file)
+
+    def _compute(self, inputs: Array) -> Array:
+        self.metrics.batches.observe(len(inputs))
+        return self.predictor.predict(inputs)
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Compute batches as long as the server runs."""
+        self.batcher.start()
+        yield
+        await self.batcher.stop()
+
+    async def page(self, request: Request) -> Response:
+        """A page to try the model."""
+        return FileResponse(PAGE)
+
+    async def health(self, request: Request) -> Response:
+        """Return ok once the model is loaded."""
+        return JSONResponse({"status": "ok"})
+
+    async def model(self, request: Request) -> Response:
+        """Describe what the model takes and returns."""
+        return JSONResponse(self.predictor.describe())
+
+    async def show_metrics(self, request: Request) -> Response:
+        """Return metrics in Prometheus' format."""
+        return Response(self.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def openapi(self, request: Request) -> Response:
+        """Describe the paths in the format of OpenAPI."""
+        paths: dict[str, Any] = {}
+        for route in self.routes:
+            summary, _, more = (inspect.getdoc(route.endpoint) or "").partition("\n\n")
+            about: dict[str, Any] = {"summary": summary, "description": more}
+            if route.methods and "POST" in route.methods:
+                content = {kind: {"schema": schema} for kind, schema in self.bodies.items()}
+                about["requestBody"] = {"content": content, "required": True}
+            paths[route.path] = {"post" if "requestBody" in about else "get": about}
+        info = {"title": self.predictor.name, "version": self.predictor.run}
+        return JSONResponse({"openapi": "3.1.0", "info": info, "paths": paths})
+
+    async def predict(self, request: Request) -> Response:
+        """Predict samples.
+
+        The body is JSON, an image file, or an array in NumPy's npy format.
+        """
+        kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+        async with self._body(request) as body:
+            try:
+                if len(body) <= SMALL and kind not in IMAGES:
+                    inputs = decode(self.predictor, kind, body, self.limits)
+                else:
+                    inputs = await asyncio.to_thread(decode, self.predictor, kind, body, self.limits)
+            except ValueError as error:
+                raise refusal(error) from None
+        self.metrics.waiting.inc(len(inputs))
+        try:
+            outputs = await self.batcher(inputs)
+        except OverloadedError as error:
+            raise overload(str(error)) from None
+        finally:
+            self.metrics.waiting.dec(len(inputs))
+        if not np.isfinite(outputs).all():
+            raise HTTPException(422, "inputs: the predictions are not finite; give values like those in training")
+        return JSONResponse({"predictions": self.predictor.format(outputs)})
+
+    async def generate(self, request: Request) -> Response:
+        """Continue a text, as server-sent events or, with ``stream=false``, as a whole."""
+        async with self._body(request) as body:
+            try:
+                asked = Prompt.model_validate(parse_json(body))
+            except ValueError as error:
+                raise refusal(error) from None
+        if asked.tokens > self.limits.max_tokens:
+            raise HTTPException(422, f"tokens={asked.tokens}: at most {self.limits.max_tokens}")
+        if self.streams.locked():
+            raise overload(f"{self.limits.max_streams} texts are being generated")
+        settings: dict[str, Any] = {"temperature": asked.temperature, "top_k": asked.top_k, "seed": asked.seed}
+        pieces = limited(self.predictor.generate(asked.prompt, asked.tokens, **settings), self.streams)
+        if asked.stream:
+            return StreamingResponse(events(pieces), media_type="text/event-stream")
+        text = ""
+        async with aclosing(pieces):
+            async for piece in pieces:
+                text += piece
+                if await request.is_disconnected():
+                    raise HTTPException(499, "the client has gone")
+        return JSONResponse({"text": text})
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """Read the body within the limits of size.
+
+        Raises:
+            HTTPException: It is too large, or incomplete.
+        """
+        reason = f"the request is larger than {self.limits.max_bytes} bytes"
+        too_large = HTTPException(413, reason, {"Connection": "close"})
+        if int(request.headers.get("content-length", "0")) > self.limits.max_bytes:
+            raise too_large
+        body = bytearray()
+        try:
+            async for chunk in request.stream():
+                self.total_bytes += len(chunk)
+                body += chunk
+                if len(body) > self.limits.max_bytes:
+                    raise too_large
+                if self.total_bytes > self.limits.max_total_bytes:
+                    raise overload(f"the requests are larger than {self.limits.max_total_bytes} bytes in all")
+            yield bytes(body)
+        except ClientDisconnect:
+            raise HTTPException(408, "the request is incomplete") from None
+        finally:
+            self.total_bytes -= len(body)
+
+
+class MetricsMiddleware:
+    """Record the status and the duration of requests."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str]) -> None:
+        self.app, self.metrics, self.paths = app, metrics, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        began, status = time.perf_counter(), 500
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watch)
+        finally:
+            path = scope["path"] if scope["path"] in self.paths else "other"
+            self.metrics.requests.labels(path, status).inc()
+            self.metrics.seconds.labels(path).observe(time.perf_counter() - began)
+
+
+def create_app(predictor: Predictor, limits: Limits) -> Starlette:
     """Create the application.
 
     Args:
         predictor: The model with its preprocessing.
         limits: Limits of requests.
     """
-    metrics = Metrics()
-
-    def compute(inputs: Array) -> Array:
-        metrics.batches.observe(len(inputs))
-        return predictor.predict(inputs)
-
-    batcher = Batcher(compute, max_batch=limits.max_batch, max_wait=limits.max_wait, max_waiting=limits.max_waiting)
-    streams = asyncio.Semaphore(limits.max_streams)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        batcher.start()
-        yield
-        await batcher.stop()
-
-    app = FastAPI(title=predictor.name, version=predictor.run, lifespan=lifespan)
+    service = Service(predictor, limits)
+    app = Starlette(
+        routes=service.routes,
+        middleware=[Middleware(MetricsMiddleware, service.metrics, {route.path for route in service.routes})],
+        exception_handlers={HTTPException: answer},
+        lifespan=service.lifespan,
+    )
     app.state.predictor = predictor
-
-    @app.middleware("http")
-    async def measure(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        began, status = time.perf_counter(), 500
-        route = request.url.path if request.url.path in PATHS else "other"
-        try:
-            response = await call_next(request)
-            status = response.status_code
-            return response
-        finally:
-            metrics.requests.labels(route, status).inc()
-            metrics.seconds.labels(route).observe(time.perf_counter() - began)
-
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def page() -> str:
-        return PAGE.read_text()
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        """Return ok once the model is loaded."""
-        return {"status": "ok"}
-
-    @app.get("/model")
-    async def model() -> dict[str, Any]:
-        """Describe what the model takes and returns."""
-        return predictor.describe()
-
-    @app.get("/metrics")
-    async def show_metrics() -> Response:
-        """Return metrics in Prometheus' format."""
-        return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
-
-    async def predict(request: Request) -> Response:
-        """Predict samples.
-
-        The body is JSON, an image file, or an array in NumPy's npy format.
-        """
-        kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
-        body = await read_body(request, limits)
-        try:
-            inputs = await asyncio.to_thread(decode, predictor, kind, body, limits)
-        except ValueError as error:
-            raise refusal(error) from None
-        metrics.waiting.inc(len(inputs))
-        try:
-            outputs = await batcher(inputs)
-        except OverloadedError as error:
-            raise HTTPException(503, f"{error}; try again later", {"Retry-After": "1"}) from None
-        finally:
-            metrics.waiting.dec(len(inputs))
-        if not np.isfinite(outputs).all():
-            raise HTTPException(422, "inputs: the predictions are not finite; give values like those in training")
-        return JSONResponse({"predictions": predictor.format(outputs)})
-
-    async def generate(request: Request) -> Response:
-        """Continue a text, as server-sent events or, with ``stream=false``, as a whole."""
-        try:
-            asked = Prompt.model_validate(parse_json(await read_body(request, limits)))
-        except ValueError as error:
-            raise refusal(error) from None
-        if asked.tokens > limits.max_tokens:
-            raise HTTPException(422, f"tokens={asked.tokens}: at most {limits.max_tokens}")
-        if streams.locked():
-            busy = f"{limits.max_streams} texts are being generated; try again later"
-            raise HTTPException(503, busy, {"Retry-After": "1"})
-        settings: dict[str, Any] = {"temperature": asked.temperature, "top_k": asked.top_k, "seed": asked.seed}
-        pieces = limited(predictor.generate(asked.prompt, asked.tokens, **settings), streams)
-        if not asked.stream:
-            return JSONResponse({"text": "".join([piece async for piece in pieces])})
-        return StreamingResponse(events(pieces), media_type="text/event-stream")
-
-    if predictor.form == "text":
-        app.post("/generate", openapi_extra=body_of({JSON: Prompt.model_json_schema()}))(generate)
-    else:
-        forms: dict[str, Any] = {JSON: Inputs.model_json_schema(), NUMPY: {"type": "string", "format": "binary"}}
-        if predictor.form == "image":
-            forms |= dict.fromkeys(IMAGES, forms[NUMPY])
-        app.post("/predict", openapi_extra=body_of(forms))(predict)
     return app
 
 
-PATHS = ("/", "/health", "/model", "/metrics", "/predict", "/generate", "/docs", "/openapi.json")
+async def answer(request: Request, error: Exception) -> Response:
+    """Answer a request that is refused with the reason."""
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
 
 
-def body_of(schemas: dict[str, Any]) -> dict[str, Any]:
-    """Describe the body of a request by media type, for OpenAPI."""
-    content = {kind: {"schema": schema} for kind, schema in schemas.items()}
-    return {"requestBody": {"content": content, "required": True}}
-
-
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """Read the body within the limits of size and time.
-
-    Raises:
-        HTTPException: It is too large or too slow, or incomplete.
-    """
-    too_large = HTTPException(413, f"the request is larger than {limits.max_bytes} bytes", {"Connection": "close"})
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > limits.max_bytes:
-        raise too_large
-    body = bytearray()
-
-    async def receive() -> None:
-        async for chunk in request.stream():
-            body.extend(chunk)
-            if len(body) > limits.max_bytes:
-                raise too_large
-
-    try:
-        await asyncio.wait_for(receive(), limits.timeout)
-    except ClientDisconnect:
-        raise HTTPException(400, "the client has gone") from None
-    except asyncio.TimeoutError:
-        raise HTTPException(
-            408, f"the request did not arrive within {limits.timeout:g} s", {"Connection": "close"}
-        ) from None
-    return bytes(body)
+def overload(reason: str) -> HTTPException:
+    """Refuse a request for now."""
+    return HTTPException(503, f"{reason}; try again later", {"Retry-After": "1"})
 
 
 def decode(predictor: Predictor, kind: str, body: bytes, limits: Limits) -> Array:
@@ -298,7 +358,7 @@ def refusal(error: ValueError) -> HTTPException:
     return HTTPException(422, text)
 
 
-async def limited(pieces: Iterator[str], streams: asyncio.Semaphore) -> AsyncIterator[str]:
+async def limited(pieces: Iterator[str], streams: asyncio.Semaphore) -> AsyncGenerator[str, None]:
     """Iterate in a thread while holding one of the streams."""
     async with streams:
         async for piece in iterate_in_threadpool(pieces):

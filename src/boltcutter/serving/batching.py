@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,6 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+
+
+def begin() -> None:
+    """Let the threads of torch sleep while they wait, as they share the cores with HTTP; call it before the import."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 class OverloadedError(RuntimeError):
@@ -43,6 +49,7 @@ class Batcher:
     ) -> None:
         self.function, self.max_batch, self.max_wait, self.max_waiting = function, max_batch, max_wait, max_waiting
         self.waiting: list[Waiting] = []
+        self._count = 0  # samples of the requests that wait
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "batch")
         self._task: asyncio.Task[None] | None = None
@@ -67,20 +74,22 @@ class Batcher:
         Raises:
             OverloadedError: Too many samples wait.
         """
-        if sum(len(request.inputs) for request in self.waiting) + len(inputs) > self.max_waiting:
+        if self._count + len(inputs) > self.max_waiting:
             raise OverloadedError(f"more than {self.max_waiting} samples wait")
         loop = asyncio.get_running_loop()
         starts = range(0, len(inputs), self.max_batch)
         parts = [Waiting(inputs[start : start + self.max_batch], loop.create_future()) for start in starts]
         self.waiting += parts
+        self._count += len(inputs)
         self._arrived.set()
-        return np.concatenate(await asyncio.gather(*(part.result for part in parts)))
+        found = [await part.result for part in parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
-            if self.max_wait and sum(len(request.inputs) for request in self.waiting) < self.max_batch:
+            if self.max_wait and self._count < self.max_batch:
                 await asyncio.sleep(self.max_wait)
             batch = self._take()
             if not batch:
@@ -102,17 +111,18 @@ class Batcher:
 
     def _take(self) -> list[Waiting]:
         """Take the requests of the next batch, all with samples of one shape and type."""
-        self.waiting = [request for request in self.waiting if not request.result.done()]
-        batch, size = list[Waiting](), 0
+        batch, rest, size = list[Waiting](), list[Waiting](), 0
         for request in self.waiting:
-            same = not batch or (request.inputs.shape[1:], request.inputs.dtype) == (
-                batch[0].inputs.shape[1:],
-                batch[0].inputs.dtype,
-            )
-            if same and (not batch or size + len(request.inputs) <= self.max_batch):
+            if request.result.done():  # the client has gone
+                continue
+            first = batch[0].inputs if batch else request.inputs
+            same = (request.inputs.shape[1:], request.inputs.dtype) == (first.shape[1:], first.dtype)
+            if same and size + len(request.inputs) <= self.max_batch:
                 batch.append(request)
                 size += len(request.inputs)
-        self.waiting = [request for request in self.waiting if request not in batch]
-        if not self.waiting:
+            else:
+                rest.append(request)
+        self.waiting, self._count = rest, sum(len(request.inputs) for request in rest)
+        if not rest:
             self._arrived.clear()
         return batch

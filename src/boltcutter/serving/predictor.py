@@ -80,6 +80,7 @@ class Predictor:
                 column: list(statistics["categories"][column]) if column in statistics["categories"] else "number"
                 for column in statistics["columns"]
             }
+            facts["fill_missing"] = self.data.fill_missing
         elif self.form != "text":
             facts["shape"] = list(self.shape)
         return facts

@@ -8,14 +8,16 @@ import os
 import socket
 import tempfile
 from dataclasses import fields
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import torch
 import uvicorn
-from fastapi import FastAPI
-from h11 import IDLE
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from prometheus_client.multiprocess import mark_process_dead
+from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from boltcutter.config.compose import DictConfig
@@ -29,6 +31,7 @@ from boltcutter.serving.predictor import Predictor
 VARIABLE = "BOLTCUTTER_SERVE"  # JSON with the settings, for worker processes
 SERVER: dict[str, Any] = {"host": "127.0.0.1", "port": 8000, "workers": 1, "drain": 30}
 LIMITS: dict[str, Any] = {field.name: field.default for field in fields(Limits)}
+MAX_HEAD = 1 << 16  # bytes of a request that are not its body
 LEAST = {"port": 0, "max_wait": 0, "drain": 0}  # others are at least 1, or above 0
 
 
@@ -67,12 +70,20 @@ def serve(cfg: DictConfig, folder: Path, settings: dict[str, Any], bound: socket
     """
     port = bound.getsockname()[1]
     os.environ[VARIABLE] = json.dumps(settings)
-    options: dict[str, Any] = {"http": LimitedProtocol, "timeout_graceful_shutdown": settings["drain"]}
-    options |= {"log_level": "warning", "access_log": False, "lifespan": "on", "host": settings["host"], "port": port}
+    options: dict[str, Any] = {"timeout_graceful_shutdown": settings["drain"]}
+    options["http"] = partial(LimitedProtocol, timeout=settings["timeout"])
+    options |= {
+        "log_level": "warning",
+        "access_log": False,
+        "lifespan": "on",
+        "ws": "none",
+        "host": settings["host"],
+        "port": port,
+    }
     host = f"[{settings['host']}]" if ":" in settings["host"] else settings["host"]  # IPv6
     url = f"http://{host}:{port}"
     app = create(cfg, folder, settings)  # for several workers too, so that mistakes are reported only once
-    print(f"{url} (API: {url}/docs)", flush=True)
+    print(f"{url} (API: {url}/openapi.json)", flush=True)
     if settings["workers"] == 1:
         uvicorn.Server(uvicorn.Config(app, **options)).run([bound])
         return
@@ -80,10 +91,10 @@ def serve(cfg: DictConfig, folder: Path, settings: dict[str, Any], bound: socket
     with tempfile.TemporaryDirectory(prefix="boltcutter-metrics-") as metrics:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
         workers = {"factory": True, "workers": settings["workers"], "timeout_worker_healthcheck": 60}
-        Multiprocess(uvicorn.Config("boltcutter.serving.server:worker", **workers, **options), sockets=[bound]).run()
+        Workers(uvicorn.Config("boltcutter.serving.server:worker", **workers, **options), sockets=[bound]).run()
 
 
-def worker() -> FastAPI:
+def worker() -> Starlette:
     """Create the application of a worker process from the settings in the environment."""
     filter_warnings()
     settings = json.loads(os.environ[VARIABLE])
@@ -94,7 +105,7 @@ def worker() -> FastAPI:
     return create(cfg, folder, settings)
 
 
-def create(cfg: DictConfig, folder: Path, settings: dict[str, Any]) -> FastAPI:
+def create(cfg: DictConfig, folder: Path, settings: dict[str, Any]) -> Starlette:
     """Load the model and create the application."""
     return create_app(
         Predictor(cfg, folder, settings["ckpt"], settings["export"]),
@@ -146,35 +157,65 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-class LimitedProtocol(H11Protocol):
-    """HTTP whose clients have to send the head of a request within the time limit."""
+class Workers(Multiprocess):
+    """Worker processes of which those that die are replaced."""
 
-    _deadline: asyncio.TimerHandle | None = None
+    def keep_subprocess_alive(self) -> None:
+        """Replace processes that have died, and remove their gauges from the metrics."""
+        before = {process.pid for process in self.processes}
+        super().keep_subprocess_alive()
+        for pid in before - {process.pid for process in self.processes}:
+            mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
-    def data_received(self, data: bytes) -> None:
-        """Start the time limit with the first byte of a request, and end it with its head."""
-        if self._deadline is None:
-            seconds = json.loads(os.environ[VARIABLE])["timeout"]
-            self._deadline = self.loop.call_later(seconds, self._close)
-        super().data_received(data)
-        if self.conn.their_state is not IDLE:
-            self._stop()
+
+class LimitedProtocol(HttpToolsProtocol):
+    """HTTP whose requests have to arrive within a time limit, and whose heads are limited in size.
+
+    Args:
+        arguments: What uvicorn gives to protocols.
+        timeout: Seconds in which a request must arrive.
+    """
+
+    def __init__(self, *arguments: Any, timeout: float, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._timeout = timeout
+        self._deadline: asyncio.TimerHandle | None = None
+        self._received = 0  # bytes since the last piece of a body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit for the first byte, too."""
+        """Start the time limit for the first byte."""
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(json.loads(os.environ[VARIABLE])["timeout"], self._close)
+        self._deadline = self.loop.call_later(self._timeout, self._refuse, 408)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the time limit."""
-        self._stop()
-        super().connection_lost(exc)
+    def data_received(self, data: bytes) -> None:
+        """Start the time limit with the first byte of each request."""
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self._timeout, self._refuse, 408)
+        self._received += len(data)
+        super().data_received(data)
+        if self._received > MAX_HEAD:
+            self._refuse(431)
 
-    def _stop(self) -> None:
+    def on_body(self, body: bytes) -> None:
+        """Receive a piece of the body."""
+        self._received = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the limits of a request."""
+        self._received = 0
         if self._deadline:
             self._deadline.cancel()
             self._deadline = None
+        super().on_message_complete()
 
-    def _close(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
+    def _refuse(self, status: int) -> None:
+        """Close the connection, with the reason if a request has begun that is not answered yet."""
+        if self.transport.is_closing():
+            return
+        waits = self.cycle is not None and not self.cycle.response_complete
+        if not self.cycle.response_started if waits else self._received:
+            head = b"content-type: application/json\r\nconnection: close\r\n\r\n"
+            reason = json.dumps({"detail": HTTPStatus(status).phrase}).encode()
+            self.transport.write(STATUS_LINE[status] + head + reason)
+        self.transport.close()
