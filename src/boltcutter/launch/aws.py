@@ -28,16 +28,14 @@ NO_CREDENTIALS |= {"UnrecognizedClientException", "SignatureDoesNotMatch", "Inco
 NO_CREDENTIALS |= {"MissingAuthenticationToken", "TokenRefreshRequired", "IncompleteSignatureException"}
 UNAVAILABLE = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException", "InternalError"}
 UNAVAILABLE |= {"InternalFailure", "InternalServerError", "ServiceUnavailable", "ServiceUnavailableException", "503"}
+PERMISSION = "ask for this permission; docs/cloud.md has the policy"
+QUOTA = "request a higher quota at Service Quotas, or use fewer or smaller machines"
 REMEDIES = {
-    "AccessDenied": "ask for this permission; docs/cloud.md has the policy",
-    "AccessDeniedException": "ask for this permission; docs/cloud.md has the policy",
-    "UnauthorizedOperation": "ask for this permission; docs/cloud.md has the policy",
+    **dict.fromkeys(("AccessDenied", "AccessDeniedException", "UnauthorizedOperation"), PERMISSION),
+    **dict.fromkeys(("InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"), QUOTA),
+    **dict.fromkeys(("ResourceLimitExceeded", "VcpuLimitExceeded"), QUOTA),
     "InsufficientInstanceCapacity": "try another machine type, region or availability zone",
-    "InstanceLimitExceeded": "request a higher quota at Service Quotas, or use fewer or smaller machines",
-    "MaxSpotInstanceCountExceeded": "request a higher quota at Service Quotas, or use fewer or smaller machines",
     "OptInRequired": "enable the region or the service in the account",
-    "ResourceLimitExceeded": "request a higher quota at Service Quotas, or use fewer or smaller machines",
-    "VcpuLimitExceeded": "request a higher quota at Service Quotas, or use fewer or smaller machines",
 }
 
 
@@ -62,23 +60,16 @@ def client(service: str, region: str | None) -> Any:
     Raises:
         ValueError: boto3 is not installed, or the region is not known.
     """
-    session = _session()
-    region = known_region(region) or session.region_name
-    if not region:
-        raise ValueError("launch.region: not set, and the AWS profile has none; try launch.region=us-east-1")
-    from botocore.config import Config
-
-    with as_value_errors():
-        return session.client(service, region_name=region, config=Config(**LIMITS))
-
-
-def _session() -> Any:
     try:
         import boto3
+        from botocore.config import Config
     except ModuleNotFoundError:
         raise ValueError(f"launch: boto3 is not installed; {install_command('boto3')}") from None
     with as_value_errors():
-        return boto3.Session()
+        session = boto3.Session()
+        if not (region := known_region(region) or session.region_name):
+            raise ValueError("launch.region: not set, and the AWS profile has none; try launch.region=us-east-1")
+        return session.client(service, region_name=region, config=Config(**LIMITS))
 
 
 def check_credentials(region: str | None) -> str:

@@ -16,15 +16,14 @@ from typing import Any
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.describe import describe as describe_keys
-from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import format_value, parse, plain, redacted
 from boltcutter.environment.identity import new_run_id
 from boltcutter.environment.warnings import filter_warnings
-from boltcutter.launch import snapshot
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher
 from boltcutter.launch.jobs import has_completed, list_runs, refresh, run_verb
-from boltcutter.launch.submit import can_copy, submit
+from boltcutter.launch.submit import can_copy, describe_code, start
 from boltcutter.project import Project
 from boltcutter.run import folder as run
 from boltcutter.run import remote, trust
@@ -65,7 +64,7 @@ def main(project: Project, arguments: list[str]) -> None:
     flags = [argument for argument in arguments if argument in FLAGS]
     rest = [argument for argument in arguments if argument not in FLAGS]
     verb, *options = rest or [""]
-    with as_config_errors():
+    with as_config_error():
         if "--describe" in flags:
             describe(project, rest)
         elif verb == "list":
@@ -80,15 +79,6 @@ def main(project: Project, arguments: list[str]) -> None:
             run_verb(verb, Path(special["run"]), follow="--wait" in flags)
         else:
             launch(project, rest, flags)
-
-
-@contextmanager
-def as_config_errors() -> Iterator[None]:
-    """Convert a ValueError of a launcher into a ConfigError."""
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigError(one_line(error)) from error
 
 
 def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None:
@@ -114,18 +104,15 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
         elif not can_check_values():
             print("note: torch is not installed on this host, so only the keys of the configuration were checked")
         job = create_job(cfgs, root, array=bool(launcher.array), copies=copies)
-    launcher.check(job)
-    if "--dry-run" in flags:
-        print(launcher.render(job), end="")
-    elif "--check" in flags:
-        print("ok")
-    else:
+
+    def prepare() -> None:
         with job_variables(cfgs, launcher.environment):
-            submit(launcher, settings, job, lambda: save_configs(cfgs), bool(resumed))
-        if "--wait" in flags:
-            run_verb("logs", job.folder, follow=True)
-            refresh(launcher, *job.run_folders)
-            sys.exit(not all(has_completed(folder) for folder in job.run_folders))
+            for cfg in cfgs:
+                run.save_config(cfg)
+
+    if start(launcher, settings, job, prepare, flags, resumed=bool(resumed)):
+        refresh(launcher, *job.run_folders)
+        sys.exit(not all(has_completed(folder) for folder in job.run_folders))
 
 
 def is_search(overrides: Sequence[str]) -> bool:
@@ -133,12 +120,6 @@ def is_search(overrides: Sequence[str]) -> bool:
     special, _ = run.split_overrides(overrides, "resume")
     is_new = any(override.lstrip("+~").startswith(("search=", "search.")) for override in overrides)
     return is_new or (Path(special.get("resume") or ".") / "search.json").is_file()
-
-
-def save_configs(cfgs: Sequence[DictConfig]) -> None:
-    """Save the configuration of each run in its folder."""
-    for cfg in cfgs:
-        run.save_config(cfg)
 
 
 @contextmanager
@@ -289,14 +270,10 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: b
     remote.refuse({key: cfgs[0][key]}, "a job has a folder on this machine")
     home = Path(cfgs[0].folder or Path(cfgs[0].runs) / cfgs[0].name / new_run_id()).absolute()
     folders = [str(home)]
-    code = home / "code" if copies else None
-    train = Path("scripts", "train.py")
-    # A script that git ignores is not part of the copy; then the module is called.
-    has_script = str(train) in snapshot.list_files(root, home) if copies else (root / train).is_file()
-    script = (code or root) / train if has_script else None
-    environment = {} if script else Project.at(code or root).environment
+    code = describe_code(root, home, "train.py", copies=copies)
+    environment = code.pop("environment")
     if array:
-        folders = [Job(name="", folder=home, script=script).run_folder(task) for task in range(len(cfgs))]
+        folders = [Job(name="", folder=home, script=None).run_folder(task) for task in range(len(cfgs))]
     jobs = []
     for cfg, folder in zip(cfgs, folders, strict=True):
         cfg.folder = folder
@@ -306,7 +283,6 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: b
             Job(
                 name=str(cfgs[0].name),
                 folder=home,
-                script=script,
                 array_size=len(cfgs) if array else 0,
                 nodes=trainer.get("num_nodes", 1),
                 devices=count_devices(trainer.get("devices", "auto")),
@@ -314,9 +290,8 @@ def create_job(cfgs: Sequence[DictConfig], root: Path, *, array: bool, copies: b
                 num_workers=(values["data"] or {}).get("num_workers") or 0,
                 environment=environment | ({"WANDB_RUN_GROUP": home.name} if array else {}),
                 progress="checkpoints" if values.get("checkpoints") == f"{folder}/checkpoints" else "metrics.csv",
-                root=root,
-                code=code,
                 trusted=trust.is_granted() or not cfg.get("resume") or run.is_signed_by_user(Path(cfg.resume)),
+                **code,
             )
         )
     if any(job != jobs[0] for job in jobs):

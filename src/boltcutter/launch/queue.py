@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from boltcutter.launch.job import State, Status, UnclearSubmissionError, UnreachableError
+from boltcutter.launch.job import State, Status, UnclearSubmissionError, UnreachableError, seconds
 
 STATES: dict[str, State] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), "pending"),
@@ -28,16 +28,8 @@ NO_RESPONSE = re.compile(r"no response|unable to contact|timed out|connect failu
 VARIABLE_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 
 
-@dataclass(frozen=True)
-class Partition:
-    """Nodes of one kind in a partition.
-
-    Args:
-        nodes: Number of nodes.
-        cpus: CPUs of each node.
-        gpus: GPUs of each node.
-        seconds: Time limit of the partition.
-    """
+class Partition(NamedTuple):
+    """Nodes of one kind in a partition: their number, CPUs and GPUs of each, and the time limit."""
 
     nodes: int
     cpus: int
@@ -45,21 +37,13 @@ class Partition:
     seconds: int
 
 
-@dataclass(frozen=True)
-class QueuedJob:
-    """A job of the user.
-
-    Args:
-        number: Job id.
-        state: State, such as PENDING.
-        name: Name of the job.
-        file: Submitted script; None for an interactive job.
-    """
+class QueuedJob(NamedTuple):
+    """A job of the user."""
 
     number: str
-    state: str
+    state: str  # such as PENDING
     name: str
-    file: Path | None
+    file: Path | None  # None for an interactive job
 
 
 def partitions(names: str | None) -> list[Partition]:
@@ -72,16 +56,10 @@ def partitions(names: str | None) -> list[Partition]:
         name, nodes, cpus, gres, limit = line.split("|")
         if names or name.endswith("*"):
             gpus = sum(int(count) for count in re.findall(r"\bgpu:(?:[^:,()]+:)?(\d+)", gres))
-            found.append(Partition(int(nodes), int(cpus.rstrip("+")), gpus, _seconds(limit)))
+            found.append(
+                Partition(int(nodes), int(cpus.rstrip("+")), gpus, seconds(limit) if limit[0].isdigit() else UNLIMITED)
+            )
     return found
-
-
-def _seconds(limit: str) -> int:
-    if not limit[0].isdigit():
-        return UNLIMITED
-    days, _, clock = limit.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(reversed(parts), (1, 60, 3600), strict=False))
 
 
 def submit(file: Path, *options: str, known: Sequence[str] = ()) -> str:

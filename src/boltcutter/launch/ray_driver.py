@@ -37,29 +37,14 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start, and with which resources.
+    """What to start, and with which resources; the last settings are those of the launcher."""
 
-    Args:
-        folder: Folder of the run.
-        command: Command line of each rank.
-        nodes: Number of nodes.
-        devices: Ranks on each node.
-        gpus: Whether each rank has a GPU.
-        cpus: CPUs of each rank.
-        environment: Environment variables of each rank.
-        max_restarts: How often lost workers are restarted.
-        timeout: Seconds to wait for an existing cluster, and for nodes with the requested resources.
-        address: Address of the cluster; None: an embedded one.
-        dashboard: Whether the embedded cluster has a dashboard.
-        ports: Ports of the embedded cluster.
-    """
-
-    folder: str
-    command: list[str]
+    folder: str  # of the run
+    command: list[str]  # of each rank
     nodes: int = 1
-    devices: int = 1
-    gpus: bool = False
-    cpus: float = 1
+    devices: int = 1  # ranks on each node
+    gpus: bool = False  # whether each rank has one
+    cpus: float = 1  # of each rank
     environment: dict[str, str] = field(default_factory=dict)
     max_restarts: int = 10
     timeout: float = 60

@@ -9,11 +9,9 @@ from typing import Any
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.launch import snapshot
 from boltcutter.launch.job import Job, Launcher
-from boltcutter.launch.jobs import run_verb
 from boltcutter.launch.slurm import SlurmLauncher
-from boltcutter.launch.submit import can_copy, submit
+from boltcutter.launch.submit import can_copy, describe_code, start
 from boltcutter.project import Project, command
 from boltcutter.run import folder as run
 from boltcutter.search.command import open_study, worker_folder
@@ -28,16 +26,8 @@ def launch_search(
     """Check and submit a search, or stop earlier as the flags say."""
     plan = plan_search(project, launcher, overrides)
     job = create_job(plan, project.root, copies=can_copy(launcher, project.root))
-    launcher.check(job)
-    if "--dry-run" in flags:
-        print(launcher.render(job), end="")
-    elif "--check" in flags:
-        print("ok")
-    else:
-        submit(launcher, settings, job, lambda: prepare(plan), resumed=True)
-        if "--wait" in flags:
-            run_verb("logs", job.folder, follow=True)
-            sys.exit(not (job.folder / REPORT).is_file())
+    if start(launcher, settings, job, lambda: prepare(plan), flags, resumed=True):
+        sys.exit(not (job.folder / REPORT).is_file())
 
 
 def plan_search(project: Project, launcher: Any, overrides: Sequence[str]) -> Plan:
@@ -60,31 +50,18 @@ def plan_search(project: Project, launcher: Any, overrides: Sequence[str]) -> Pl
 
 
 def create_job(plan: Plan, root: Path, *, copies: bool) -> Job:
-    """Create the job of a search.
-
-    Args:
-        plan: The search.
-        root: Root of the project.
-        copies: Whether the job runs a copy of the code.
-    """
-    code = plan.folder / "code" if copies else None
-    file = Path("scripts", "search.py")
-    has_script = str(file) in snapshot.list_files(root, plan.folder) if copies else (root / file).is_file()
-    script = (code or root) / file if has_script else None
+    """Create the job of a search, which runs a copy of the code in ``root`` or the code there."""
     return Job(
         name=plan.folder.parent.name,
         folder=plan.folder,
-        script=script,
         array_size=plan.search.max_parallel or 1,
         devices=plan.devices,
         gpus=plan.gpus > 0,
         num_workers=plan.num_workers,
-        environment={} if script else Project.at(code or root).environment,
         progress="../study.log",
-        root=root,
-        code=code,
         trusted=True,
         search=True,
+        **describe_code(root, plan.folder, "search.py", copies=copies),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ LINKED_BYTES = 50_000_000  # larger files are assumed to be data, and linked
 
 def can_copy(root: Path) -> bool:
     """Whether the project is tracked by git, which determines its files."""
-    return bool(_files(root, "--cached"))
+    return bool(lineage.list_files(root, "--cached"))
 
 
 def list_files(root: Path, run: Path) -> list[str]:
@@ -27,8 +26,10 @@ def list_files(root: Path, run: Path) -> list[str]:
         root: Root of the project.
         run: Folder of the run, whose files are left out.
     """
-    new = [name for name in _files(root, "--others", "--exclude-standard") if _is_code(root / name, run)]
-    names = [*_files(root, "--cached", "--recurse-submodules"), *new]
+    new = [
+        name for name in lineage.list_files(root, "--others", "--exclude-standard") or () if _is_code(root / name, run)
+    ]
+    names = [*(lineage.list_files(root, "--cached", "--recurse-submodules") or ()), *new]
     return [name for name in names if (root / name).is_symlink() or (root / name).is_file()]  # others were deleted
 
 
@@ -72,14 +73,3 @@ def _is_code(file: Path, run: Path) -> bool:
     if not file.is_file() or file.is_relative_to(run) or lineage.holds_secret(file):
         return False
     return file.stat().st_size <= lineage.MAX_UNTRACKED_BYTES
-
-
-def _files(root: Path, *options: str) -> list[str]:
-    """List files with git; empty without a repository or without git."""
-    command = ["git", "-C", str(root), "ls-files", "-z", *options]
-    env = {name: value for name, value in os.environ.items() if name not in lineage.GIT_VARIABLES}
-    try:
-        done = subprocess.run(command, capture_output=True, check=True, env=env)
-    except (OSError, subprocess.CalledProcessError):
-        return []
-    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.compose import DictConfig
@@ -14,8 +15,8 @@ from boltcutter.config.values import plain
 from boltcutter.launch import snapshot
 from boltcutter.launch.cloud import CloudLauncher
 from boltcutter.launch.job import Job, Launcher, UnclearSubmissionError
-from boltcutter.launch.jobs import display_path, find_launcher
-from boltcutter.project import command
+from boltcutter.launch.jobs import display_path, find_launcher, run_verb
+from boltcutter.project import Project, command
 from boltcutter.run import folder as run
 from boltcutter.run import lineage, trust
 
@@ -26,6 +27,45 @@ def can_copy(launcher: Launcher, root: Path) -> bool:
     if launcher.snapshot and not copies and not isinstance(launcher, CloudLauncher):  # which then refuses the job
         print(f"note: {root} is not tracked by git: the job runs the code as it is when it starts, not a copy")
     return copies
+
+
+def describe_code(root: Path, folder: Path, name: str, *, copies: bool) -> dict[str, Any]:
+    """Return the fields of a job that tell which code it runs.
+
+    Args:
+        root: Root of the project.
+        folder: Folder of the job.
+        name: Name of the project's script; the module is called instead if it is missing or not part of the copy.
+        copies: Whether the job runs a copy of the code.
+    """
+    code, file = folder / "code" if copies else None, Path("scripts", name)
+    has_script = str(file) in snapshot.list_files(root, folder) if copies else (root / file).is_file()
+    place = code or root
+    environment = {} if has_script else Project.at(place).environment
+    return {"root": root, "code": code, "script": place / file if has_script else None, "environment": environment}
+
+
+def start(
+    launcher: Launcher,
+    settings: DictConfig,
+    job: Job,
+    prepare: Callable[[], None],
+    flags: Sequence[str],
+    *,
+    resumed: bool,
+) -> bool:
+    """Check and submit a job, or stop earlier as the flags say; returns whether it was waited for."""
+    launcher.check(job)
+    if "--dry-run" in flags:
+        print(launcher.render(job), end="")
+    elif "--check" in flags:
+        print("ok")
+    else:
+        submit(launcher, settings, job, prepare, resumed)
+        if "--wait" in flags:
+            run_verb("logs", job.folder, follow=True)
+            return True
+    return False
 
 
 def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable[[], None], resumed: bool) -> None:

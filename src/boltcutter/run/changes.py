@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
@@ -13,6 +13,7 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import locate
 from boltcutter.config.values import format_value, plain
+from boltcutter.run.restart import flatten
 
 SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # sections whose settings are stored in checkpoints
 LR_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")  # entries of a parameter group that hold learning rates
@@ -56,7 +57,7 @@ class SettingChanges(Callback):
         before = saved.get("settings")
         if before is None:
             return []
-        old, new = dict(_flat(before)), dict(_flat(self.settings))
+        old, new = dict(flatten(before)), dict(flatten(self.settings))
         pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in (*old, *new)}
         self.changed = {key: (was, now) for key, (was, now) in pairs.items() if repr(was) != repr(now)}
         for key in self.changed:
@@ -133,15 +134,6 @@ def _set_rates(scheduler: Any) -> None:
     if hasattr(scheduler, "base_lrs") and all("initial_lr" in group for group in groups):
         scheduler.base_lrs = [group["initial_lr"] for group in groups]
         scheduler._last_lr = [group["lr"] for group in groups]
-
-
-def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value that is not a mapping, with its dotted key."""
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, node
 
 
 def _shown(value: Any) -> str:

@@ -167,8 +167,7 @@ def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str
         if own.is_file():
             shutil.copy(own, index)
         env = {"GIT_INDEX_FILE": str(index)}
-        listed = ("ls-files", "--others", "--exclude-standard", "-z", "--full-name", "--", folder)
-        new = _names(_git(root, "--literal-pathspecs", *listed))
+        new = list_files(root, "--others", "--exclude-standard", "--full-name", "--", folder)
         changed = _names(_git(root, *DIFF_COMMAND, "--name-only", "-z", commit, env=env))
         if new is None or changed is None:
             return None, []
@@ -197,6 +196,11 @@ def holds_secret(file: Path) -> bool:
 def _empty_tree(root: Path) -> str:
     """Return the hash of the empty tree, in place of a first commit; it depends on the repository's hash function."""
     return _text(root, "hash-object", "-t", "tree", "--stdin") or ""
+
+
+def list_files(root: Path, *options: str) -> list[str] | None:
+    """List files of a repository; None if there is none, or git fails."""
+    return _names(_git(root, "--literal-pathspecs", "ls-files", "-z", *options))
 
 
 def _names(listed: bytes | None) -> list[str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,8 @@ from boltcutter.environment import identity
 from boltcutter.run import folder as run
 from boltcutter.run import remote
 
-LAUNCH_KEYS = (
-    "folder",
-    "resume",
-    "resume_exact",
-    "reproduce",
-    "launch",
-    "choices",
-)  # keys that may differ between attempts
+# Keys that may differ between attempts.
+LAUNCH_KEYS = ("folder", "resume", "resume_exact", "reproduce", "launch", "choices")
 MAX_SHOWN = 3  # changed settings listed in a message
 
 
@@ -70,7 +65,10 @@ def has_trained(folder: Path) -> bool:
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """List the settings that differ between two configurations, with both values, except ``LAUNCH_KEYS``."""
-    old, new = (dict(_flat({k: v for k, v in cfg.items() if k not in LAUNCH_KEYS})) for cfg in (before, now))
+    old, new = (
+        {key: json.dumps(value, default=str) for key, value in flatten(cfg) if key.partition(".")[0] not in LAUNCH_KEYS}
+        for cfg in (before, now)
+    )
     return [
         f"{key}={new.get(key, 'not set')}, was {old.get(key, 'not set')}"
         for key in dict.fromkeys([*old, *new])
@@ -83,7 +81,10 @@ def _is_restart(record: dict[str, Any]) -> bool:
     return identity.is_restarted() and identity.job_id() is not None and attempts[-1].get("job") == identity.job_id()
 
 
-def _flat(node: Any, prefix: str = "") -> list[tuple[str, str]]:
-    if isinstance(node, dict) and node:
-        return [pair for key, value in node.items() for pair in _flat(value, f"{prefix}{key}.")]
-    return [(prefix[:-1], json.dumps(node, default=str))]
+def flatten(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value that is not a mapping, with its dotted key."""
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from flatten(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, node
