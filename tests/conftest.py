@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -18,9 +19,11 @@ from browser import browse as browse
 from browser import chromium as chromium
 from browser import open_tab as open_tab
 from forkserver import ForkServer, communicate, rank_variables
+from lightning.pytorch.loggers import Logger
 from object_storage import bucket as bucket
 from object_storage import place as place
 from object_storage import s3_variables as s3_variables
+from torch import nn
 
 ROOT = Path(__file__).parents[1]
 STATE = {
@@ -110,6 +113,37 @@ def assert_same_history(one: Path, other: Path) -> None:
     """Assert that two runs have logged the same values at the same steps, apart from throughput."""
     tables = [pd.read_csv(run / "metrics.csv").filter(regex="^(?!throughput/)") for run in (one, other)]
     pd.testing.assert_frame_equal(*tables, check_like=True, check_dtype=False, rtol=0, atol=1e-5)
+
+
+def assert_learns(model: nn.Module, *, lr: float, steps: int) -> None:
+    """Assert that a model of 8 x 8 images learns a small batch, and that each trainable parameter has a gradient."""
+    x, y = torch.rand(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in trainable)
+    assert nn.functional.cross_entropy(model.eval()(x), y) < 0.1
+
+
+class RecordingLogger(Logger):
+    """Stores the metrics of each step."""
+
+    name, version = "recorded", ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows.append((step or 0, dict(metrics)))
+
+    def values(self, name: str) -> dict[int, float]:
+        return {step: row[name] for step, row in self.rows if name in row}
 
 
 def environment(**changed: str) -> dict[str, str]:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     def _tasks_and_data(task: Task, language: LanguageModeling, data: DataModule, text: Text, loader: Loader) -> None:
         _task: tuple[p.NativeTask, p.ComputesLosses, p.CompilesModel] = (task, task, task)
-        _settings: tuple[p.HasOptimizer, p.HasScheduler, p.HasKind] = (task, task, task)
+        _kind: p.HasKind = task
         _language: p.GeneratesTokens = language
         _data: tuple[p.NativeData, p.HasBatchSize, p.HasKind] = (data, data, data)
         _labels: tuple[p.HasClasses, p.HasStatistics, p.HasTokenizer] = (data, data, text)
@@ -121,7 +121,7 @@ def text() -> Text:
 
 
 DATA = "NativeData HasBatchSize HasClasses HasStatistics HasKind"
-TASK = "NativeTask ComputesLosses CompilesModel HasOptimizer HasScheduler HasMonitor HasKind"
+TASK = "NativeTask ComputesLosses CompilesModel HasMonitor HasKind"
 SATISFIED: list[tuple[Callable[[], Any], str]] = [
     (mlp, "ShardsWeights SplitsIntoStages"),
     (gpt, "ShardsWeights SplitsIntoStages GroupsParameters PermutesRows CachesKeyValues LimitsContext"),
@@ -142,7 +142,7 @@ SATISFIED: list[tuple[Callable[[], Any], str]] = [
     (CheckpointSizeError, "HidesTraceback"),
     (lambda: PreemptionError(15, "saved"), "PlannedExit"),
     (lambda: WorkerExitError(143, 143, "reason"), "PlannedExit"),
-    (ForeignTask, "HasOptimizer ComputesLosses"),
+    (ForeignTask, "ComputesLosses"),
     (ForeignData, "HasBatchSize"),
     (lambda: nn.Linear(1, 1), ""),
     (lambda: DataLoader(TensorDataset(torch.ones(2))), "HasBatchSize"),
@@ -178,3 +178,7 @@ def test_the_model_of_any_module_is_found() -> None:
 def test_importing_protocols_imports_no_framework() -> None:
     code = "import sys, boltcutter.protocols; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_objects_are_gathered_without_a_process_group() -> None:
+    assert p.gather_objects("local") == ["local"]

@@ -139,20 +139,6 @@ class CompilesModel(Protocol):
 
 
 @runtime_checkable
-class HasOptimizer(Protocol):
-    """A module with an optimizer from the configuration, whose arguments are then checked before training."""
-
-    optimizer: Callable[..., Any]
-
-
-@runtime_checkable
-class HasScheduler(Protocol):
-    """A module with a scheduler from the configuration, whose arguments are then checked before training."""
-
-    scheduler: Callable[..., Any] | None
-
-
-@runtime_checkable
 class HasKind(Protocol):
     """A task or data module that declares what targets are; those of task and data must be equal."""
 
@@ -382,6 +368,17 @@ def data_parallel(strategy: Any) -> DataParallel:
     """Return the number of data-parallel ranks, and the index of this one; others process the same samples."""
     sampler = getattr(strategy, "distributed_sampler_kwargs", None) or {}  # of Lightning's strategies for several ranks
     return DataParallel(int(sampler.get("num_replicas", 1)), int(sampler.get("rank", 0)))
+
+
+def gather_objects(local: Any) -> list[Any]:
+    """Return the objects of all ranks, in the order of ranks; only this one without a process group."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return [local]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, local)
+    return found
 
 
 def find_model(task: nn.Module) -> Any:

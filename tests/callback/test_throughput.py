@@ -5,8 +5,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from conftest import Script
-from lightning.pytorch.loggers import Logger
+from conftest import RecordingLogger, Script
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -55,25 +54,9 @@ class Timed(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Recorded(Logger):
-    name, version = "recorded", ""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[tuple[int, dict[str, float]]] = []
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        self.rows.append((step or 0, dict(metrics)))
-
-    def values(self, name: str) -> dict[int, float]:
-        return {step: row[name] for step, row in self.rows if name in row}
-
-
 def fit(folder: Path, clock: Clock, **options: Any) -> tuple[dict[int, float], dict[int, float]]:
     loader = DataLoader(TensorDataset(torch.zeros(60, 1)), 10)
-    log = Recorded()
+    log = RecordingLogger()
     options = {"max_epochs": 2, "log_every_n_steps": 2} | options
     L.Trainer(
         accelerator="cpu",
@@ -101,7 +84,7 @@ def test_an_epoch_resumed_in_the_middle_is_timed_from_there(tmp_path: Path, cloc
     off = ("checkpointing", "progress_bar", "model_summary")
     plain: dict[str, Any] = {"accelerator": "cpu", "log_every_n_steps": 1} | {f"enable_{what}": False for what in off}
     for steps, begin in ((2, None), (4, tmp_path / "middle.ckpt")):
-        clock.now, logger = 1e6, Recorded()
+        clock.now, logger = 1e6, RecordingLogger()
         trainer = L.Trainer(
             max_steps=steps, logger=logger, callbacks=[ThroughputMonitor()], default_root_dir=tmp_path, **plain
         )
@@ -156,8 +139,8 @@ class Language(Timed):
         self.model = nn.Linear(7, 5)
 
 
-def slow(folder: Path, clock: Clock, devices: int = 1, **settings: Any) -> Recorded:
-    log = Recorded()
+def slow(folder: Path, clock: Clock, devices: int = 1, **settings: Any) -> RecordingLogger:
+    log = RecordingLogger()
     silent = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
         accelerator="cpu", devices=devices, strategy=DataParallelStrategy() if devices > 1 else "auto",

@@ -76,8 +76,12 @@ time.sleep(60)
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")
 def test_a_starting_rank_ends_with_its_launcher() -> None:
     child = "from boltcutter.environment import startup; startup.begin(); print('started', flush=True); "
-    child += "import time; time.sleep(60)"
-    command = [sys.executable, "-c", LAUNCHER, child]
+    assert_child_ends_with(LAUNCHER, f"{child}import time; time.sleep(60)")
+
+
+def assert_child_ends_with(parent: str, child: str) -> None:
+    """Kill a parent, which prints the ID of its child, once the child has printed that it has started."""
+    command = [sys.executable, "-c", parent, child]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stdout
         lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
@@ -101,16 +105,7 @@ def is_alive(pid: int) -> bool:
 def test_a_training_rank_ends_with_the_parent_that_it_must_not_outlive() -> None:
     child = "from boltcutter.environment import startup; startup.begin(); startup.prepare(); startup.finish(); "
     child += "print('started', flush=True); import time; time.sleep(60)"
-    command = [sys.executable, "-c", PARENT, child]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
-        assert process.stdout
-        lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
-        (pid,) = (int(line) for line in lines - {"started"})
-        process.kill()
-    end = time.monotonic() + 20
-    while is_alive(pid):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    assert_child_ends_with(PARENT, child)
     # It has also ended if the parent had exited before.
     orphan = subprocess.run([sys.executable, "-c", child], env=environment(BOLTCUTTER_PARENT_PID="1"), timeout=30)
     assert orphan.returncode == 1

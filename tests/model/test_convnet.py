@@ -2,8 +2,8 @@ import math
 
 import pytest
 import torch
+from conftest import assert_learns
 from torch import nn
-from torch.nn import functional as F
 
 from boltcutter.model.convnet import ConvNet, SameConv2d
 
@@ -100,15 +100,7 @@ def test_export_with_any_batch_size(input_shape: tuple[int, ...]) -> None:
 
 def test_it_learns_a_small_batch_and_every_trainable_parameter_has_a_gradient() -> None:
     torch.manual_seed(0)
-    model, x, y = ConvNet((1, 8, 8), 3), torch.rand(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    for _ in range(40):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in trainable)
-    assert F.cross_entropy(model.eval()(x), y) < 0.1
+    assert_learns(ConvNet((1, 8, 8), 3), lr=0.005, steps=40)
 
 
 def test_input_shape_must_be_an_image() -> None:

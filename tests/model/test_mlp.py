@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import assert_learns
 from torch import nn
 from torch.nn import functional as F
 
@@ -68,14 +69,7 @@ def test_export_with_any_batch_size(norm: Any) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 def test_it_learns_a_small_batch_and_every_parameter_has_a_gradient(norm: Any) -> None:
     torch.manual_seed(0)
-    model, x, y = MLP((1, 8, 8), 3, norm=norm), torch.rand(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    for _ in range(40):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
-    assert F.cross_entropy(model(x), y) < 0.1
+    assert_learns(MLP((1, 8, 8), 3, norm=norm), lr=0.005, steps=40)
 
 
 @pytest.mark.parametrize(

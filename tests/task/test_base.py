@@ -8,9 +8,8 @@ from typing import Any, cast
 import lightning as L
 import pytest
 import torch
-from conftest import Script
+from conftest import RecordingLogger, Script
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import MixedPrecision
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 from torch import Tensor, nn
@@ -67,22 +66,6 @@ def task(model: nn.Module | None = None, lr: float = 0.1, **options: Any) -> Cla
     torch.manual_seed(0)
     options = {"optimizer": partial(SGD, lr=lr), "metrics": metrics()} | options
     return Classification(model or nn.Linear(4, CLASSES), **options)
-
-
-class RecordingLogger(Logger):
-    name, version = "recorded", ""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[tuple[int, dict[str, float]]] = []
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        self.rows.append((step or 0, dict(metrics)))
-
-    def values(self, name: str) -> dict[int, float]:
-        return {step: row[name] for step, row in self.rows if name in row}
 
 
 def test_loss_and_metrics_are_exact_with_a_smaller_last_batch(tmp_path: Path) -> None:

@@ -31,8 +31,6 @@ from boltcutter.protocols import (
     ChecksTask,
     HasKind,
     HasMonitor,
-    HasOptimizer,
-    HasScheduler,
     NativeData,
     NativeTask,
     data_parallel,
@@ -113,46 +111,38 @@ def check_world_size(trainer: L.Trainer) -> None:
     Raises:
         ConfigError: It does not.
     """
+    strategy, devices, nodes = trainer.strategy, trainer.num_devices, trainer.num_nodes
+    settings = f"trainer.devices={devices}, trainer.num_nodes={nodes}"
     if layout := platform.launched_layout():
-        name, nodes, each = layout
-        if nodes > 1 and isinstance(trainer.strategy, ParallelStrategy) and not hasattr(trainer.strategy, "num_nodes"):
+        name, started, each = layout
+        if started > 1 and isinstance(strategy, ParallelStrategy) and not hasattr(strategy, "num_nodes"):
             raise ConfigError(
-                f"trainer.strategy={type(trainer.strategy).__name__} trains on one node, but {name} has {nodes}: each "
-                "would train separately; use trainer=ddp"
+                f"trainer.strategy={type(strategy).__name__} trains on one node, but {name} has {started}: each would "
+                "train separately; use trainer=ddp"
             )
-        if nodes != trainer.num_nodes or each not in (None, trainer.num_devices):
-            devices = f"trainer.devices={each} " if each else ""
+        if started != nodes or each not in (None, devices):
             raise ConfigError(
-                f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {name} has started "
-                f"{nodes} nodes{f' with {each} processes each' if each else ''}; set {devices}trainer.num_nodes={nodes}"
+                f"{settings}: {name} has started {started} nodes{f' with {each} processes each' if each else ''}; set "
+                f"{f'trainer.devices={each} ' if each else ''}trainer.num_nodes={started}"
             )
-    here = getattr(
-        trainer.strategy, "num_processes", 1
-    )  # not an attribute of strategies that drive all devices from one process
-    if fault := slurm.mismatch(trainer.num_devices, here, trainer.num_nodes):
+    processes = getattr(strategy, "num_processes", None)  # on each node; missing if one process drives all devices
+    if fault := slurm.mismatch(devices, processes or 1, nodes):
         raise ConfigError(fault)
-    if (note := slurm.idle_tasks(here)) and is_rank_zero():
+    if (note := slurm.idle_tasks(processes or 1)) and is_rank_zero():
         print(f"note: {note}")
-    processes = external_world_size()
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    standalone = environment is None or isinstance(environment, LightningEnvironment)
-    if (
-        standalone
-        and "RANK" in os.environ
-        and "LOCAL_RANK" not in os.environ
-        and os.environ.get("WORLD_SIZE", "1") != "1"
-    ):
+    environment, env = getattr(strategy, "cluster_environment", None), os.environ
+    is_standalone = environment is None or isinstance(environment, LightningEnvironment)
+    if is_standalone and "RANK" in env and "LOCAL_RANK" not in env and env.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(
-            f"RANK={os.environ['RANK']}, WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but LOCAL_RANK is not; set it "
-            "to the index of the process on its node, from 0, or start the processes with torchrun"
+            f"RANK={env['RANK']}, WORLD_SIZE={env['WORLD_SIZE']} are set, but LOCAL_RANK is not; set it to the index "
+            "of the process on its node, from 0, or start the processes with torchrun"
         )
-    each = getattr(trainer.strategy, "num_processes", None)
-    wanted = {trainer.world_size, each * trainer.num_nodes if each else trainer.world_size}
-    if processes and wanted != {processes[0]}:
-        total, here = processes
+    wanted = {trainer.world_size, processes * nodes if processes else trainer.world_size}
+    if (found := external_world_size()) and wanted != {found[0]}:
+        total, here = found
         raise ConfigError(
-            f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: {total} processes were "
-            f"started; set trainer.devices={here} trainer.num_nodes={max(1, total // here)}"
+            f"{settings}: {total} processes were started; set trainer.devices={here} "
+            f"trainer.num_nodes={max(1, total // here)}"
         )
 
 
@@ -268,11 +258,8 @@ def check_optimizer(task: L.LightningModule) -> None:
         ConfigError: One refuses its values.
     """
     argument: Any = [nn.Parameter(torch.zeros(1))]
-    given = {
-        "optimizer": task.optimizer if isinstance(task, HasOptimizer) else None,
-        "scheduler": task.scheduler if isinstance(task, HasScheduler) else None,
-    }
-    for name, make in given.items():
+    for name in ("optimizer", "scheduler"):
+        make = inspect.getattr_static(task, name, None)  # no property is evaluated
         if not isinstance(make, partial) or not (isinstance(task, NativeTask) or _can_be_called(make, argument)):
             return
         needs_steps = "total_steps" in parameters(make.func) and make.keywords.get("total_steps") is None

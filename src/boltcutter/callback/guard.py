@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from boltcutter.protocols import ReducesGradientNorms
+from boltcutter.protocols import ReducesGradientNorms, gather_objects
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -76,15 +76,13 @@ class Guard(Callback):
         Raises:
             UnevenBatchesError: They have not.
         """
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            counts: list[float] = [0.0] * trainer.world_size
-            torch.distributed.all_gather_object(counts, float(trainer.num_training_batches))
-            if len(set(counts)) > 1:
-                numbers = ", ".join(f"rank {rank} has {count:.0f}" for rank, count in enumerate(counts))
-                raise UnevenBatchesError(
-                    f"data: ranks have different numbers of training batches ({numbers}); "
-                    "use a sampler that splits them evenly"
-                )
+        counts = gather_objects(float(trainer.num_training_batches))
+        if len(set(counts)) > 1:
+            numbers = ", ".join(f"rank {rank} has {count:.0f}" for rank, count in enumerate(counts))
+            raise UnevenBatchesError(
+                f"data: ranks have different numbers of training batches ({numbers}); "
+                "use a sampler that splits them evenly"
+            )
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

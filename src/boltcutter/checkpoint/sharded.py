@@ -24,6 +24,7 @@ from torch import Tensor
 
 from boltcutter.checkpoint.atomic import fsync_folder
 from boltcutter.checkpoint.storage import CheckpointError
+from boltcutter.protocols import gather_objects
 
 SHARDED_KEYS = ("state_dict", "optimizer_states")  # entries of a checkpoint that are sharded over ranks
 ALLOWED_CLASSES = {  # classes in the metadata of torch.distributed.checkpoint
@@ -72,8 +73,7 @@ def save(checkpoint: dict[str, Any], path: str | Path, orders: Mapping[str, Tens
     with _convert_rank_error():
         save_shards({name: old for name, (old, _) in tensors.items()}, storage_writer=FileSystemWriter(folder))
     written = [file for file in sorted(folder.iterdir()) if _is_written_by(file.name, rank)]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, {file.name: [file.stat().st_size, _checksum(file)] for file in written})
+    everyone = gather_objects({file.name: [file.stat().st_size, _checksum(file)] for file in written})
     if rank:
         return None
     fsync_folder(folder)

@@ -15,6 +15,7 @@ from typing import IO, Any, TypeVar
 import fsspec
 
 from boltcutter.checkpoint import atomic
+from boltcutter.config.errors import one_line
 
 T = TypeVar("T")
 
@@ -161,7 +162,7 @@ def error_text(error: BaseException) -> str:
     """Format an error in one line; prefer the system error that caused an error of torch."""
     if isinstance(error.__context__, OSError):
         error = error.__context__
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error) or type(error).__name__
 
 
 def remedy_for(place: str | Path) -> str:

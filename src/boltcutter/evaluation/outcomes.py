@@ -19,7 +19,7 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 from boltcutter.data.batches import count_samples, first_tensor
 from boltcutter.evaluation.plots import draw_confusion, draw_scatter
 from boltcutter.evaluation.table import Table, concatenate, count_rows, select_rows, write_csv
-from boltcutter.protocols import HasClasses, HasStatistics, HasTokenizer, data_parallel
+from boltcutter.protocols import HasClasses, HasStatistics, HasTokenizer, data_parallel, gather_objects
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
 MAX_COLUMNS = 32  # per entry of an output
@@ -88,7 +88,7 @@ class PredictionWriter(Callback):
         local = self._table(trainer)
         places = [place for _, place, _ in self.worst]
         worst = (select_rows(local, places), [values for _, _, values in self.worst])
-        gathered = _gather((local, worst))
+        gathered = gather_objects((local, worst))
         # Other ranks process the same samples.
         gathered = gathered[:: trainer.world_size // data_parallel(trainer.strategy).size]
         if not trainer.is_global_zero:
@@ -212,14 +212,6 @@ def _indices(loader: Any, length: int) -> list[int]:
         return [-1] * length
     seen = list(islice((index for batch in sampler for index in batch), length))
     return seen if len(seen) == length and all(isinstance(index, int) for index in seen) else [-1] * length
-
-
-def _gather(local: Any) -> list[Any]:
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return [local]
-    gathered: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, local)
-    return gathered
 
 
 def _write_worst(folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any]]]], data: Any) -> None:

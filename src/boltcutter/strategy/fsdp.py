@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
-from boltcutter.protocols import SavesShards
+from boltcutter.protocols import SavesShards, gather_objects
 from boltcutter.strategy.errors import StrategyError
 
 PREFIX = "_fsdp_wrapped_module."  # which FSDP adds to parameter names
@@ -72,9 +72,7 @@ class FSDPStrategy(strategies.FSDPStrategy):
 
     def gather_names(self, names: list[str]) -> list[str]:
         """Parameter names of all ranks, without duplicates and without FSDP's prefix."""
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, names)
-        return list(dict.fromkeys(name.replace(PREFIX, "") for some in gathered for name in some))
+        return list(dict.fromkeys(name.replace(PREFIX, "") for some in gather_objects(names) for name in some))
 
     def _clip(self, optimizer: Optimizer, clip_val: float) -> None:
         if not isinstance(self.model, FullyShardedDataParallel):

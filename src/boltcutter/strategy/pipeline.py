@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from boltcutter.protocols import ComputesLosses, HasBatchSize, NativeTask, SplitsIntoStages
+from boltcutter.protocols import ComputesLosses, HasBatchSize, NativeTask, SplitsIntoStages, gather_objects
 from boltcutter.strategy.errors import StrategyError
 from boltcutter.strategy.stage import LocalStage
 
@@ -136,9 +136,7 @@ class PipelineStrategy(strategies.DDPStrategy):
 
     def gather_names(self, names: list[str]) -> list[str]:
         """Parameter names of all ranks, in the order of stages."""
-        gathered: list[Any] = [None] * self.world_size
-        dist.all_gather_object(gathered, names)
-        return [name for some in gathered for name in some]
+        return [name for some in gather_objects(names) for name in some]
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """All weights on rank 0, those of the stage on other ranks."""
@@ -247,8 +245,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         # A stage whose weights are all frozen has no gradient, but must take part in the collective.
         norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.root_device)
         norm = self.global_grad_norm(weights, norms)
-        if gradients:
-            torch._foreach_mul_(gradients, (clip_val / (norm + 1e-6)).clamp(max=1.0))
+        nn.utils.clip_grads_with_norm_(weights, clip_val, norm)
 
     def _check_loss(self, loss: Any) -> None:
         """Check that the task's loss is the one whose gradients were computed."""

@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from boltcutter.protocols import gather_objects
+
 FOLDER = Path("/dev/shm")
 ORDERED_ARCHITECTURES = ("x86_64", "AMD64")  # total store order: other cores see stores in program order
 LINE = 64  # bytes of a cache line; each rank has its own, to avoid false sharing
@@ -71,7 +73,7 @@ class SharedMemory:
         file, path = None, ""
         if rank == 0 and platform.machine() in ORDERED_ARCHITECTURES and FOLDER.is_dir():
             file, path = _create_file(file_size(world_size))
-        paths, is_open = [path], [False] * world_size
+        paths = [path]
         try:
             dist.broadcast_object_list(paths)
             try:
@@ -79,7 +81,7 @@ class SharedMemory:
                     file = open(paths[0], "r+b")  # noqa: SIM115  # for as long as the memory is shared
             except OSError:
                 file = None
-            dist.all_gather_object(is_open, file is not None)
+            is_open = gather_objects(file is not None)
         finally:  # every rank has opened it, or has failed to
             if path:
                 os.unlink(path)

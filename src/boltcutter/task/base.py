@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from boltcutter.protocols import GroupsParameters, data_parallel
+from boltcutter.protocols import GroupsParameters, data_parallel, gather_objects
 from boltcutter.task.compiler import Compiler, make_compiler
 from boltcutter.task.errors import TotalStepsError, call_with_batch
 from boltcutter.task.metric_states import get_state, merge_states, set_state
@@ -249,18 +249,14 @@ class Task(L.LightningModule, ABC):
         if overridden or norm is None or not gradient_clip_val or gradient_clip_algorithm not in (None, "norm"):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif norm.device.type != "cpu" or norm.item() > gradient_clip_val:  # no synchronization with a GPU
-            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            if gradients:  # empty if a pipeline stage is frozen
-                torch._foreach_mul_(gradients, (gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the state of the training metrics within the epoch, of each data-parallel rank."""
         local: dict[str, Any] = {name: get_state(metric) for name, metric in self._train_metrics()}
         local["pending"] = [[tensor.cpu() for tensor in observation] for observation in self._pending["train"]]
-        ranks: list[Any] = [local]
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            ranks = [None] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(ranks, local)
+        ranks = gather_objects(local)
         checkpoint["train_metrics"] = ranks[:: len(ranks) // data_parallel(self.trainer.strategy).size]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -298,8 +294,6 @@ class Task(L.LightningModule, ABC):
 
     def penalty(self) -> Tensor | float:
         """Return the L1 and L2 penalties of all trainable weights but biases and norms."""
-        if not (self.l1 or self.l2):
-            return 0.0
         weights: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad and p.ndim > 1]
         if not weights:
             return 0.0
