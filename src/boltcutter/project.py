@@ -197,6 +197,11 @@ def is_own_package(name: str) -> bool:
     return any(Path(place).parent in _own_folders for place in places)
 
 
+def display_path(path: Path) -> str:
+    """Return a path relative to the working directory if it is inside."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 def _python_path() -> list[str]:
     return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 

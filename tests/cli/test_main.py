@@ -21,8 +21,8 @@ from boltcutter.project import Project, summary
 
 ROOT = Path(__file__).parents[2]
 PROJECT = Project.find(__file__)
-TRAIN = "Train: python scripts/train.py [group=option …] [key=value …]"
-EVALUATE = "Evaluate: python scripts/evaluate.py run=<folder> [ckpt=best|last|path] [split=test] [key=value …]"
+TRAIN = "Train a model: python scripts/train.py [group=option …] [key=value …]"
+EVALUATE = "Evaluate a run: python scripts/evaluate.py run=<folder> [ckpt=best|last|path] [split=test] [key=value …]"
 Script = Callable[..., subprocess.CompletedProcess[str]]
 Read = Callable[..., list[str]]
 

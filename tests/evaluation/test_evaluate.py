@@ -76,6 +76,7 @@ def test_the_training_split_is_evaluated_completely(script: Script, trained: Pat
     ("overrides", "message"),
     [
         ([], "run is not set"),
+        (["runs/digits"], "run is not set; use run=<folder of a run>, as in run=runs/digits\n"),
         (["run=nowhere"], "nowhere: no run there"),
         (["run={trained}", "split=tset"], "split=tset: expected train, val or test; did you mean test?"),
         (

@@ -81,6 +81,12 @@ def test_equal_metrics_are_reproduced(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"reproduced: all 1 metrics equal those of {tmp_path / 'a'}\n"
 
 
+def test_a_resumed_original_is_named_as_a_possible_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = folder_with(tmp_path, "a", metrics={"val/loss": 0.1}, attempts=[{"resumed_from": "last.ckpt"}])
+    compare.report_reproduction(before, folder_with(tmp_path, "b", metrics={"val/loss": 0.2}))
+    assert "note: the original was resumed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("here", "message"),
     [

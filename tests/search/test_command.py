@@ -167,7 +167,7 @@ def test_a_search_is_checked_described_and_completed(script: Script) -> None:
     assert "search.num_trials" in done.stdout
     assert "kfold" in done.stdout
     done = script("search", "--help")
-    assert done.stdout.startswith("Search hyper-parameters")
+    assert done.stdout.startswith("Search hyperparameters")
     assert "resume=" in done.stdout
     done = script("search", "--complete", "search=op")
     assert done.stdout.split("\t")[0] == "search=optuna"

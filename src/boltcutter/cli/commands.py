@@ -41,7 +41,7 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "train": Command(
         "boltcutter.training.train:main",
-        f"""Train: boltcutter train {OVERRIDES}
+        f"""Train a model: boltcutter train {OVERRIDES}
 
 boltcutter train model=mlp trainer.max_epochs=5
 boltcutter train data=mnist trainer=ddp trainer.devices=8
@@ -52,15 +52,15 @@ boltcutter train reproduce=runs/…""",
     ),
     "evaluate": Command(
         "boltcutter.evaluation.evaluate:main",
-        "Evaluate: boltcutter evaluate run=<folder> [ckpt=best|last|path] [split=test] [data=…] [key=value …]",
+        "Evaluate a run: boltcutter evaluate run=<folder> [ckpt=best|last|path] [split=test] [data=…] [key=value …]",
     ),
     "predict": Command(
         "boltcutter.evaluation.predict:main",
-        "Predict: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=predictions.csv]",
+        "Predict files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=predictions.csv]",
     ),
     "export": Command(
         "boltcutter.export.command:main",
-        """Export: boltcutter export run=<folder> export=<formats> [ckpt=best|last|path] [key=value …]
+        """Export a model: boltcutter export run=<folder> export=<formats> [ckpt=best|last|path] [key=value …]
 
 boltcutter export run=runs/… export=onnx
 boltcutter export run=runs/… export=[torch,int8,int4] export.max_drop=1    # several, which may lose one point""",
@@ -87,7 +87,7 @@ boltcutter doctor model=gpt data=text task=language devices=8 memory=80GiB    # 
     ),
     "launch": Command(
         "boltcutter.launch.command:main",
-        """Launch: boltcutter launch launch=slurm|ray|local [overrides of train]
+        """Train in the background, on a cluster or in a cloud: boltcutter launch launch=<option> [overrides of train]
 
 boltcutter launch launch=slurm trainer.num_nodes=2 trainer.devices=8 launch.time=2:00:00
 boltcutter launch launch=slurm launch.array='seed=1,2,3;optimizer.lr=0.1,0.01'
@@ -98,7 +98,7 @@ boltcutter launch list""",
     ),
     "search": Command(
         "boltcutter.search.command:main",
-        """Search hyper-parameters, or repeat over seeds and folds: boltcutter search search=… [overrides of train]
+        """Search hyperparameters, or repeat over seeds and folds: boltcutter search search=… [overrides of train]
 
 boltcutter search search=optuna search.space.optimizer.lr='loguniform(1e-4, 1e-1)'
 boltcutter search search=asha experiment=mnist search.num_trials=50

@@ -13,6 +13,7 @@ from boltcutter.environment import lease
 from boltcutter.launch import queue
 from boltcutter.launch.cloud import CloudLauncher
 from boltcutter.launch.job import Launcher
+from boltcutter.project import display_path
 from boltcutter.run import folder as run
 from boltcutter.run import trust
 
@@ -148,8 +149,3 @@ def has_completed(folder: Path) -> bool:
     if attempts := run.read_record(folder)["attempts"]:
         return bool(attempts[-1]["reason"] == "completed")
     return any(launcher.status(job_id).succeeded for launcher, job_id in find_launcher(folder))
-
-
-def display_path(folder: Path) -> str:
-    """Return a path relative to the working directory if it is inside."""
-    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)

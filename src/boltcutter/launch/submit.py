@@ -15,8 +15,8 @@ from boltcutter.config.values import plain
 from boltcutter.launch import snapshot
 from boltcutter.launch.cloud import CloudLauncher
 from boltcutter.launch.job import Job, Launcher, UnclearSubmissionError
-from boltcutter.launch.jobs import display_path, find_launcher, run_verb
-from boltcutter.project import Project, command
+from boltcutter.launch.jobs import find_launcher, run_verb
+from boltcutter.project import Project, command, display_path
 from boltcutter.run import folder as run
 from boltcutter.run import lineage, trust
 

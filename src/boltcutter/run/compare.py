@@ -105,6 +105,8 @@ def report_reproduction(original: Path, reproduction: Path) -> None:
         print(f"reproduced: all {count} metrics equal those of {remote.show(original)}")
     for line in different:
         print(f"not reproduced: {line}")
+    if different and any(attempt.get("resumed_from") for attempt in before.get("attempts", [])):
+        print("note: the original was resumed; what changed then, such as trainer.max_epochs, now holds from the start")
 
 
 def setting_differences(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

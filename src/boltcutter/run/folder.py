@@ -145,7 +145,8 @@ def load_evaluation_config(
         ConfigError: ``run`` is not set, or the folder holds no run.
     """
     if not special.get("run"):
-        raise ConfigError("run is not set; use run=<folder of a run>, as in run=runs/digits-convnet/…")
+        given = next((text for text in overrides if "=" not in text), "runs/digits-convnet/…")
+        raise ConfigError(f"run is not set; use run=<folder of a run>, as in run={given}")
     folder = Path(special["run"])
     cfg = load_run_config(project, folder, overrides)
     if not any(override.lstrip("+~").startswith("trainer") for override in overrides):

@@ -13,7 +13,7 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.describe import describe as describe_keys
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment import lease, signals, startup
-from boltcutter.project import Project, command
+from boltcutter.project import Project, command, display_path
 from boltcutter.run import folder as run
 from boltcutter.search.plan import Plan, Settings, continued, own_command, planned, read_search, read_settings, save
 from boltcutter.search.trial import MAX_RESTARTS
@@ -90,7 +90,7 @@ def search(plan: Plan, *, is_new: bool) -> None:
     study = open_study(plan)
     progress = Progress(plan.metrics, plan.total, study.results())
     is_over = deadline(settings.time_limit)
-    print(f"{plan.total} trials in {plan.folder}", flush=True)
+    print(f"{plan.total} trials in {display_path(plan.folder)}", flush=True)
     options: dict[str, Any] = {
         "total": plan.total,
         "gpus": plan.gpus,

@@ -11,7 +11,7 @@ from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError
-from boltcutter.project import Project, command
+from boltcutter.project import Project, command, display_path
 from boltcutter.run import folder as run
 from boltcutter.search.export import write_best
 from boltcutter.search.ranking import Metrics, rank
@@ -63,7 +63,7 @@ def write_outcome(
         values = {key: value for key, value in best.values.items() if key not in (*REPEATED, "data.num_folds")}
         kept = Result(**{**vars(best), "values": values})
         write_best(path, kept, project=project, overrides=overrides, metrics=metrics, search_command=search_command)
-        print(f"best    {command('train')} experiment={path}")
+        print(f"best    {command('train')} experiment={display_path(path)}")
     report = write_report(
         folder,
         results,
@@ -73,7 +73,7 @@ def write_outcome(
         command=search_command,
         statistics=statistics,
     )
-    print(f"report  {report}")
+    print(f"report  {display_path(report)}")
 
 
 def write_trials(path: Path, results: Sequence[Result], metrics: Metrics) -> None:

@@ -61,4 +61,10 @@ class BreastCancer(DataModule):
 
 
 def _read_rows(path: Path) -> np.ndarray:
-    return np.loadtxt(path, delimiter=",", ndmin=2)
+    try:
+        rows = np.loadtxt(path, delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; give a CSV file of numbers without a header") from None
+    if rows.shape[1] != 30:
+        raise ValueError(f"{path}: {rows.shape[1]} columns; give the 30 measurements of each tumor")
+    return rows
