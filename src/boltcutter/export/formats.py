@@ -144,6 +144,8 @@ def quantize_weights(model: nn.Module, types: tuple[type[nn.Module], ...]) -> No
 class Shift(nn.Module):
     """What is left of a BatchNorm after a convolution that has its scale."""
 
+    shift: Tensor
+
     def __init__(self, shift: Tensor) -> None:
         super().__init__()
         self.register_buffer("shift", shift.detach())
