@@ -110,7 +110,7 @@ def test_all_metrics_of_all_runs_are_summarized() -> None:
 def test_the_tables_in_the_terminal() -> None:
     lines = format_statistics(summarize_runs(runs(), num_folds=5, metrics=["val/accuracy"])).splitlines()
     assert lines[0].split("  ")[0] == "metric"
-    assert lines[0].endswith("95 % interval (Student's t)  95 % interval (corrected for folds)")
+    assert lines[0].endswith("95% interval (Student's t)  95% interval (corrected for folds)")
     cells = [cell.strip() for cell in lines[1].split("  ") if cell]
     assert cells == ["val/accuracy", "5", "0.910 ± 0.022", "0.880", "0.940", "0.882 … 0.938", "0.868 … 0.952"]
     assert "Nadeau and Bengio" in lines[2]

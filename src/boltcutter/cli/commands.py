@@ -56,7 +56,7 @@ boltcutter train reproduce=runs/…""",
     ),
     "predict": Command(
         "boltcutter.evaluation.predict:main",
-        "Predict files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=predictions.csv]",
+        "Predict from files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=<file>]",
     ),
     "export": Command(
         "boltcutter.export.command:main",

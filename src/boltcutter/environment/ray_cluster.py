@@ -31,7 +31,7 @@ from boltcutter.project import install_command
 NOTE = ".ray"  # file that names the processes and the folder of an embedded cluster
 PREFIX = "ray-bc-"
 MAX_TEMP_LENGTH = 40  # bytes; with Ray's folders below it, paths of sockets have up to 107, the limit
-OBJECT_STORE_BYTES = 100_000_000  # Ray's default is 30 % of the memory, and we store only small objects
+OBJECT_STORE_BYTES = 100_000_000  # Ray's default is 30% of the memory, and we store only small objects
 EXIT_TIMEOUT = 10.0  # seconds that Ray's processes have to exit after a shutdown
 CONNECT_TIMEOUT = 5.0  # seconds; ray.init would try for two minutes
 QUIET: Any = {"log_to_driver": False, "logging_level": "ERROR"}

@@ -38,7 +38,7 @@ def main(project: Project, overrides: list[str]) -> None:
     Args:
         project: Project whose configuration is used.
         overrides: Overrides of training, and ``limit_gib=…``: memory limit of each process on a CPU, by default
-            90 % of the free memory.
+            90% of the free memory.
 
     Raises:
         ConfigError: An override is wrong.
@@ -69,7 +69,7 @@ def main(project: Project, overrides: list[str]) -> None:
 
 
 def search(start: int, unit: int, fits: Callable[[int], bool | None]) -> int | None:
-    """Return the largest size, within 10 %, for which ``fits`` is true; None if there is none.
+    """Return the largest size, within 10%, for which ``fits`` is true; None if there is none.
 
     Args:
         start: First size to try.

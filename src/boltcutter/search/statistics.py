@@ -12,7 +12,7 @@ from pathlib import Path
 from boltcutter.checkpoint.atomic import write_text
 
 Runs = Mapping[str, Mapping[str, float | None]]  # values of metrics, by run and metric
-STUDENT, CORRECTED = "95 % interval (Student's t)", "95 % interval (corrected for folds)"
+STUDENT, CORRECTED = "95% interval (Student's t)", "95% interval (corrected for folds)"
 SINGLE = "one run has no standard deviation and no interval; repeat it"
 OVERLAP = (
     "Student's t assumes independent runs, but folds share training samples, so its interval is too narrow; the "
@@ -28,7 +28,7 @@ class Statistics:
         count: Number of runs with a finite value.
         mean: Mean of the values; None without values.
         std: Sample standard deviation (divided by ``count`` - 1); None for fewer than two values.
-        interval: 95 % confidence interval of the mean by Student's t, which assumes independent runs; None for fewer
+        interval: 95% confidence interval of the mean by Student's t, which assumes independent runs; None for fewer
             than two values.
         corrected: The same for folds, corrected for the overlap of their training samples; None without folds.
         minimum: Smallest value.
@@ -92,7 +92,7 @@ def summarize_runs(
 
 
 def student_half_width(std: float, count: int) -> float:
-    """Half the width of the 95 % confidence interval of the mean of independent values.
+    """Half the width of the 95% confidence interval of the mean of independent values.
 
     Args:
         std: Sample standard deviation.
@@ -104,7 +104,7 @@ def student_half_width(std: float, count: int) -> float:
 
 
 def corrected_half_width(std: float, count: int, num_folds: int) -> float:
-    """Half the width of the 95 % confidence interval of the mean over folds.
+    """Half the width of the 95% confidence interval of the mean over folds.
 
     The training samples of any two folds overlap, so that their values are correlated, and the variance of the mean is
     larger than std² / count. It is estimated as (1 / count + n_val / n_train) std², where n_val / n_train is
@@ -175,7 +175,7 @@ def write_statistics(path: Path, statistics: Mapping[str, Statistics]) -> None:
 
 
 def _quantile(count: int) -> float:
-    """The 97.5 % quantile of Student's t distribution with ``count`` - 1 degrees of freedom."""
+    """The 97.5% quantile of Student's t distribution with ``count`` - 1 degrees of freedom."""
     from scipy.special import stdtrit  # imported here: scipy.stats, which has it too, takes longer to import
 
     return float(stdtrit(count - 1, 0.975))

@@ -56,7 +56,7 @@ class Classification(Task):
         return F.cross_entropy(outputs, targets, self.class_weights, reduction="none", label_smoothing=smoothing)
 
     def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean of ``losses`` from a single operation, which makes steps of small models 2 % faster."""
+        """Return the mean of ``losses`` from a single operation, which makes steps of small models 2% faster."""
         if self.class_weights is not None or type(self).losses is not Classification.losses:
             return super().mean_loss(outputs, targets)
         return F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing if self.training else 0.0)
