@@ -147,7 +147,7 @@ def compare(work: Work, turns: int, batches: int) -> dict[str, list[float]]:
 
 
 class Timed:
-    """Wraps a data set and measures the time of reading samples, in seconds."""
+    """Wraps a dataset and measures the time of reading samples, in seconds."""
 
     def __init__(self, samples: Any) -> None:
         self.samples, self.seconds = samples, 0.0

@@ -147,7 +147,7 @@ class HasKind(Protocol):
         """``classification``, ``regression`` or ``language_modeling``; other values are not compared."""
 
 
-# Data modules, loaders and data sets
+# Data modules, loaders and datasets
 
 
 @runtime_checkable
@@ -213,7 +213,7 @@ class HasTokenizer(HasStatistics, Protocol):
 
 @runtime_checkable
 class Sharded(Protocol):
-    """A loader, or the data set of a loader, that yields only the samples of its rank; it is not sharded again."""
+    """A loader, or the dataset of a loader, that yields only the samples of its rank; it is not sharded again."""
 
     is_sharded: bool
 
@@ -387,7 +387,7 @@ def find_model(task: nn.Module) -> Any:
 
 
 def is_sharded(loader: Any) -> bool:
-    """Whether a loader or data set yields only the samples of its rank."""
+    """Whether a loader or dataset yields only the samples of its rank."""
     return isinstance(loader, Sharded) and loader.is_sharded
 
 

@@ -244,11 +244,11 @@ def test_worker_processes_open_the_files_themselves(write: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input": "z"}, r"^data.input=z: no such column; the data set has a, b, c, d, e, f, y$"),
+        ({"input": "z"}, r"^data.input=z: no such column; the dataset has a, b, c, d, e, f, y$"),
         ({"target": "z"}, r"^data.target=z: no such column"),
         ({"target": "a"}, r"cannot be split off"),
         ({"input": "y"}, r"^data: column y: a column of string; images, numbers"),
-        ({"val": "dev"}, r"^data.val=dev: no such split; the data set has train$"),
+        ({"val": "dev"}, r"^data.val=dev: no such split; the dataset has train$"),
         ({"num_classes": 3}, r"^data.num_classes=3, but data.target=y has 4 classes; set it to null$"),
         ({"shape": (2, 2)}, r"^data.shape=\[2, 2\], but data.input=a,b,c,d,e,f has 6 numbers"),
         ({"kind": "regression"}, r"^data: column y: a column of string"),
@@ -327,7 +327,7 @@ def test_samples_of_a_group_stay_together(write: Any, tmp_path: Path) -> None:
         found = split_rows(open_data(settings, group="patient", **folds))
         groups = [{row // 4 for row in rows} for rows in found]
         assert sum(map(len, groups)) == len(set.union(*groups)) == 30
-    with pytest.raises(ValueError, match=r"^data.group=hospital: no such column; the data set has a, b"):
+    with pytest.raises(ValueError, match=r"^data.group=hospital: no such column; the dataset has a, b"):
         open_data(settings, group="hospital")
     pd.read_csv(file).assign(patient=[None, *range(COUNT - 1)]).to_csv(file, index=False)
     with pytest.raises(ValueError, match=r"^data.group=patient: 1 rows have no group; remove them$"):

@@ -259,7 +259,7 @@ class Streamed(IterableDataset[tuple[Tensor, float]]):
 
 
 class Ordinary(DataModule):
-    """Splits that are data sets of torch."""
+    """Splits that are datasets of torch."""
 
     def __init__(self, split: Any, *, weighted: bool = False, collate: Any = None, **settings: Any) -> None:
         super().__init__(**{"batch_size": 4, "seed": 0, "num_workers": 0, **settings})

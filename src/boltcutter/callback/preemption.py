@@ -13,7 +13,7 @@ from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.workers import protect_workers
 from boltcutter.protocols import BuffersMetrics, ReducesMaximum, WaitsForWrites
 
-UNLIMITED = 2**31 - 1  # batches of a data set of unknown length
+UNLIMITED = 2**31 - 1  # batches of a dataset of unknown length
 
 
 class Preemption(Callback):

@@ -32,15 +32,15 @@ DataFiles = str | list[str] | dict[str, str | list[str]]
 
 
 class HuggingFace(DataModule):
-    """A data set of the Hugging Face Hub, or local files, through the library ``datasets``.
+    """A dataset of the Hugging Face Hub, or local files, through the library ``datasets``.
 
     Files are converted to Arrow once, in ``cache_dir``, and memory-mapped, so that data may be larger than memory.
     Inputs are images, numbers, lists of numbers, or numbers stored as bytes; uint8 stays, other numbers become float32.
 
     Args:
-        path: Name of a data set on the Hub; ``imagefolder``, ``csv``, ``json``, ``parquet`` or ``webdataset`` with
+        path: Name of a dataset on the Hub; ``imagefolder``, ``csv``, ``json``, ``parquet`` or ``webdataset`` with
             ``data_dir`` or ``data_files``; or a local folder or file.
-        name: Configuration of the data set, if it has several.
+        name: Configuration of the dataset, if it has several.
         revision: Commit, tag or branch on the Hub.
         data_dir: Folder of the files.
         data_files: Files, or a mapping from splits to files. Glob patterns are expanded.
@@ -51,7 +51,7 @@ class HuggingFace(DataModule):
         train: Name of the training split.
         val: Name of the validation split; None: ``validation`` if there is one, else a fraction of ``train``.
         test: Name of the test split; None: ``test`` if there is one, else a fraction of ``train``.
-        split: Fractions of train, val and test, stratified by class, for splits that the data set does not have. A
+        split: Fractions of train, val and test, stratified by class, for splits that the dataset does not have. A
             test fraction of 0 leaves out the test split.
         group: Column of groups, such as patients, none of which is in two folds, or in two splits that are split off
             ``train``.
@@ -112,7 +112,7 @@ class HuggingFace(DataModule):
         return {"shape": list(self.shape or ()), "num_classes": self.num_classes}
 
     def load(self) -> Splits:
-        """Open the data set, and split off what it has no splits for."""
+        """Open the dataset, and split off what it has no splits for."""
         found = self._select(self._open(self.path, self.data_files))
         count, existing = len(found["train"]), set(found)
         if self.num_folds and "val" in found:  # folds divide all these samples; nothing is copied
@@ -218,12 +218,12 @@ class HuggingFace(DataModule):
             ) from None
 
     def _select(self, splits: Any) -> dict[str, Any]:
-        """Choose the data set of each split, as far as there is one."""
+        """Choose the dataset of each split, as far as there is one."""
         defaults = {"train": (), "val": VAL_NAMES, "test": ("test",)}
         found: dict[str, Any] = {}
         for split, name in self.names.items():
             if name is not None and name not in splits:
-                raise ValueError(f"data.{split}={name}: no such split; the data set has {', '.join(splits)}")
+                raise ValueError(f"data.{split}={name}: no such split; the dataset has {', '.join(splits)}")
             chosen = name or next((each for each in defaults[split] if each in splits), None)
             if chosen is not None and (name or split != "test" or self.split[2]):
                 found[split] = splits[chosen]
@@ -250,7 +250,7 @@ class HuggingFace(DataModule):
     def _check_columns(self, dataset: Any, columns: list[str], setting: str) -> None:
         if missing := [column for column in columns if column not in dataset.column_names]:
             there = ", ".join(dataset.column_names)
-            raise ValueError(f"data.{setting}={missing[0]}: no such column; the data set has {there}")
+            raise ValueError(f"data.{setting}={missing[0]}: no such column; the dataset has {there}")
 
     def _encode(self, dataset: Any, split: str) -> Tensor:
         """Class indices (N,) or regression targets (N, T) of all rows."""

@@ -17,15 +17,15 @@ from torch.utils.data._utils import worker as torch_worker
 from boltcutter.data.seeding import seed_generators
 from boltcutter.data.stream import until_any_exhausted
 
-MAX_STATES = 8  # states of a data set that are retained, for batches that were yielded and not yet trained on
+MAX_STATES = 8  # states of a dataset that are retained, for batches that were yielded and not yet trained on
 
 
 class IterableLoader:
     """Yields one rank's batches of an ``IterableDataset``, and counts them.
 
-    Optional methods of the data set:
+    Optional methods of the dataset:
 
-    ``shard(num_shards, index)``: returns a data set with one of ``num_shards`` equal shards. Each worker of each rank
+    ``shard(num_shards, index)``: returns a dataset with one of ``num_shards`` equal shards. Each worker of each rank
     then reads its own shard, and in training all ranks stop when the first one has no batch left. Without it, every
     worker reads all samples and discards those of the others, so batches do not depend on ranks and workers.
 
@@ -39,7 +39,7 @@ class IterableLoader:
     Args:
         dataset: Yields samples.
         batch_size: Global batch size: samples in a batch over all ranks.
-        seed: Together with the epoch, determines the data set's randomness.
+        seed: Together with the epoch, determines the dataset's randomness.
         rank: Rank of this process.
         world_size: Number of ranks.
         num_workers: Worker processes; 0 reads in the calling process.
@@ -70,7 +70,7 @@ class IterableLoader:
         self.drop_last, self.pin_memory = drop_last, pin_memory
         self.epoch = 0
         self.start = 0  # batches of this epoch to skip, once
-        self.state: Any = None  # the data set's state after these batches, if known
+        self.state: Any = None  # the dataset's state after these batches, if known
         self.num_yielded = 0
         self.wait_seconds = 0.0
         self.started = False
@@ -95,7 +95,7 @@ class IterableLoader:
         return self.num_samples // self.batch_size if self.drop_last else -(-self.num_samples // self.batch_size)
 
     def state_after(self, done: int) -> Any:
-        """State of the data set after ``done`` batches of the epoch; None if unknown."""
+        """State of the dataset after ``done`` batches of the epoch; None if unknown."""
         return next((state for number, state in self._states if number == done), None)
 
     def __iter__(self) -> Iterator[Any]:
@@ -126,7 +126,7 @@ class IterableLoader:
 
 @dataclass(eq=False)
 class _RankBatches(IterableDataset[Any]):
-    """Batches of one rank as a worker reads them, each with the data set's state after it; see ``IterableLoader``."""
+    """Batches of one rank as a worker reads them, each with the dataset's state after it; see ``IterableLoader``."""
 
     dataset: Any
     batch_size: int
@@ -151,7 +151,7 @@ class _RankBatches(IterableDataset[Any]):
             dataset = dataset.shard(self.world_size * num_workers, self.rank * num_workers + worker_id)
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.epoch)
-        torch_worker._worker_info = None  # a data set that reads it would skip samples a second time
+        torch_worker._worker_info = None  # a dataset that reads it would skip samples a second time
         if self.reads_shards(num_workers):
             yield from self._read_shard(dataset, worker_id, num_workers)
         else:

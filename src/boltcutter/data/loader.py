@@ -1,4 +1,4 @@
-"""Data loader for map-style data sets, which fetches whole batches."""
+"""Data loader for map-style datasets, which fetches whole batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FETCH_BYTES = 1 << 20  # small batches are fetched together up to this size, whi
 
 @runtime_checkable
 class BatchedDataset(Protocol):
-    """A data set that is fetched a whole batch at a time.
+    """A dataset that is fetched a whole batch at a time.
 
     Optional attribute: ``read_bytes``, the number of bytes that the disk reads at least for one sample.
     """
@@ -40,7 +40,7 @@ class Loader(DataLoader[Any]):
     """A ``DataLoader`` that fetches whole batches, starts at ``sampler.start``, and counts the batches it yielded.
 
     Args:
-        samples: The data set.
+        samples: The dataset.
         sampler: Yields the indices of this rank's batches.
         num_workers: Worker processes; 0 loads in the calling process.
         pin_memory: Whether to copy batches into pinned memory.

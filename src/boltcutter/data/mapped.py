@@ -1,4 +1,4 @@
-"""Adapter that fetches map-style data sets of ``torch.utils.data`` a whole batch at a time."""
+"""Adapter that fetches map-style datasets of ``torch.utils.data`` a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from boltcutter.data.sampler import Batch
 from boltcutter.data.seeding import seed_generators, seeded_generators
 from boltcutter.data.stream import hash_batch
 
-FINGERPRINT_SAMPLES = 16  # samples that are hashed into a data set's fingerprint
+FINGERPRINT_SAMPLES = 16  # samples that are hashed into a dataset's fingerprint
 
 
 class BatchedMapDataset:
-    """A map-style data set with ``__getitem__``, and optionally ``__getitems__``, fetched a batch at a time.
+    """A map-style dataset with ``__getitem__``, and optionally ``__getitems__``, fetched a batch at a time.
 
     All generators are seeded before each sample by (seed, epoch, index), so that random transforms do not depend on
     workers, ranks or batches.
 
     Args:
-        dataset: Map-style data set with a length.
+        dataset: Map-style dataset with a length.
         collate: Collates a list of samples into a batch; None means ``default_collate``.
     """
 
@@ -48,7 +48,7 @@ class BatchedMapDataset:
         return (self.collate or default_collate)(samples)
 
     def fingerprint(self) -> bytes:
-        """Hash of the data set's contents, or of its length and a few samples; see ``fingerprint``."""
+        """Hash of the dataset's contents, or of its length and a few samples; see ``fingerprint``."""
         return fingerprint(self.dataset)
 
     def _sample(self, index: int, batch: Batch) -> Any:
@@ -57,9 +57,9 @@ class BatchedMapDataset:
 
 
 def fingerprint(dataset: Any) -> bytes:
-    """Hash a data set without reading all of it.
+    """Hash a dataset without reading all of it.
 
-    Uses the data set's own ``fingerprint()`` if it has one, all of a ``TensorDataset``, and otherwise the length and
+    Uses the dataset's own ``fingerprint()`` if it has one, all of a ``TensorDataset``, and otherwise the length and
     16 samples.
     """
     if callable(own := getattr(dataset, "fingerprint", None)):

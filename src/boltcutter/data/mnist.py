@@ -1,4 +1,4 @@
-"""Images in IDX files: MNIST, Fashion-MNIST, and other data sets of this format."""
+"""Images in IDX files: MNIST, Fashion-MNIST, and other datasets of this format."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class BatchedTensorDataset:
 
 
 class Splits(NamedTuple):
-    """Data sets for training, validation and test; ``test`` is optional."""
+    """Datasets for training, validation and test; ``test`` is optional."""
 
     train: AnyDataset
     val: AnyDataset
@@ -378,7 +378,7 @@ def split_off(
     """
     if fraction == 0:
         return np.sort(indices), indices[:0]
-    # Imported here: not every data set is split, and scikit-learn with pandas takes 70 MiB and delays the first step.
+    # Imported here: not every dataset is split, and scikit-learn with pandas takes 70 MiB and delays the first step.
     from sklearn.model_selection import train_test_split
 
     stratify = None if labels is None else labels[indices]

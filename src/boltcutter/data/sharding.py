@@ -134,7 +134,7 @@ def shard_loader(
     done: int = 0,
     cycles: Callable[[], bool] = bool,
 ) -> DataLoader[Any]:
-    """Copy a loader of a map-style data set so that it yields one rank's samples, in an order known to all ranks.
+    """Copy a loader of a map-style dataset so that it yields one rank's samples, in an order known to all ranks.
 
     Args:
         loader: Loader with any sampler or batch sampler; distributed samplers are not sharded again.

@@ -1,4 +1,4 @@
-"""Sharded data sets larger than memory, in ``.npy`` files."""
+"""Sharded datasets larger than memory, in ``.npy`` files."""
 
 from __future__ import annotations
 

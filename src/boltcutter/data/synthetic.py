@@ -24,7 +24,7 @@ POOL = 1 << 22  # random values that samples are windows of; at most as many as 
 class NoiseDataset:
     """Random samples that are computed from their index.
 
-    Each is a window of ``POOL`` random values at an offset that depends on its index, so very large data sets contain
+    Each is a window of ``POOL`` random values at an offset that depends on its index, so very large datasets contain
     duplicates.
 
     Args:

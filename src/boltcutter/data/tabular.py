@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Tabular(DataModule):
-    """A CSV or Parquet file, or scikit-learn's diabetes data set, as feature vectors.
+    """A CSV or Parquet file, or scikit-learn's diabetes dataset, as feature vectors.
 
     Numeric columns are standardized to mean 0 and standard deviation 1; missing and infinite values are an error, or
     replaced by the median. Text columns are one-hot encoded; missing and unseen values are all zeros. Medians, means,
@@ -28,7 +28,7 @@ class Tabular(DataModule):
     does not need the table.
 
     Args:
-        path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file; None: the diabetes data set.
+        path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file; None: the diabetes dataset.
         target: Column to predict, or several numeric columns.
         kind: ``classification`` or ``regression``; None: classification for text and booleans, else regression.
         ignore: Columns to ignore, such as names and row numbers.

@@ -26,7 +26,7 @@ CHECKED_TOKENS = 4096  # tokens at the beginning of a file that are checked for 
 
 
 class TokenWindows:
-    """Data set of windows of T + 1 tokens: T inputs, and the same shifted by one as targets.
+    """Dataset of windows of T + 1 tokens: T inputs, and the same shifted by one as targets.
 
     Windows do not overlap, so all windows of an epoch are different. The incomplete window at the end of a sequence
     is dropped.

@@ -70,7 +70,7 @@ class SameConv2d(nn.Conv2d):
 
 def _conv_block(channels: int, filters: int, *, kernel: int, stride: int) -> tuple[nn.Module, ...]:
     # PyTorch's momentum, as that of Keras, 0.99 (0.01 in PyTorch), averages over hundreds of steps: in the first epochs
-    # on a small data set the running statistics would still be close to their initial values.
+    # on a small dataset the running statistics would still be close to their initial values.
     norm = nn.BatchNorm2d(filters, eps=1e-3)
     # The next layer can learn the scale, so only the shift is learned here.
     norm.weight.requires_grad_(False)

@@ -36,7 +36,7 @@ class KerasConvNet(KerasModel):
         maps = pixels
         for filters, kernel, stride in ((12, 3, 1), (24, 6, 2), (32, 6, 2)):
             maps = keras.layers.Conv2D(filters, kernel, strides=stride, padding="same", use_bias=False)(maps)
-            # Keras' default momentum of 0.99 averages over more steps than the first epochs of a small data set have.
+            # Keras' default momentum of 0.99 averages over more steps than the first epochs of a small dataset have.
             maps = keras.layers.BatchNormalization(scale=False, momentum=0.9)(maps)
             maps = keras.layers.ReLU()(maps)
         hidden = keras.layers.Dense(256, activation="relu")(keras.layers.GlobalAveragePooling2D()(maps))

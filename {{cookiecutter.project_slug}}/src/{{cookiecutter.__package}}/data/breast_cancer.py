@@ -1,4 +1,4 @@
-"""Breast cancer diagnoses, a data set that comes with scikit-learn."""
+"""Breast cancer diagnoses, a dataset that comes with scikit-learn."""
 
 from collections.abc import Sequence
 from pathlib import Path
