@@ -12,7 +12,7 @@ import pytest
 from botocore.session import Session
 from conftest import ROOT
 
-from boltcutter.launch import aws, cloud, sagemaker
+from boltcutter.launch import aws, cloud
 from boltcutter.launch.job import Job, UnclearSubmissionError
 from boltcutter.launch.sagemaker import SageMakerLauncher
 
@@ -237,7 +237,7 @@ def test_the_output_of_all_instances_is_read_from_cloudwatch(
     requests: list[tuple[str, dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, client = launcher(), aws.client("logs", "us-east-1")
-    monkeypatch.setattr(sagemaker, "DELAY", 0)
+    monkeypatch.setattr(cloud, "DELAY", 0)
     monkeypatch.setattr(cloud, "read", lambda place, start=0: b"from the storage\n"[start:])
     arn = own.create(*write_job(tmp_path, (JOBS / "sagemaker.json").read_text()))
     assert "".join(own.logs(arn, tmp_path / "digits" / "id", follow=True)) == "from the storage\n"
@@ -362,7 +362,7 @@ def test_the_status_is_in_the_words_of_sagemaker(answers: AwsAnswers, answer: An
 def test_the_output_is_followed_over_interruptions(
     answers: AwsAnswers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sagemaker, "DELAY", 0)
+    monkeypatch.setattr(cloud, "DELAY", 0)
     monkeypatch.setattr(cloud, "POLL_SECONDS", 0)
     running, now = described("InProgress", "Training"), int(time.time() * 1000)
     events = [

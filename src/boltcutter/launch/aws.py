@@ -96,21 +96,6 @@ def error_code(error: BaseException | None) -> str:
     return str(error.response.get("Error", {}).get("Code", "")) if error is not None else ""  # type: ignore[attr-defined]
 
 
-def log_events(client: Any, group: str, prefix: str, since: int) -> Iterator[dict[str, Any]]:
-    """Yield lines of CloudWatch.
-
-    Args:
-        client: Client of ``logs``.
-        group: Log group.
-        prefix: How the names of the streams begin.
-        since: Time in milliseconds since 1970.
-    """
-    pages = client.get_paginator("filter_log_events")
-    with as_value_errors():
-        for page in pages.paginate(logGroupName=group, logStreamNamePrefix=prefix, startTime=max(0, since)):
-            yield from page["events"]
-
-
 @contextmanager
 def as_value_errors() -> Iterator[None]:
     """Convert errors of botocore to a ``ValueError`` with one line.

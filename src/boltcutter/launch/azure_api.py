@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boltcutter.config.errors import one_line
-from boltcutter.launch.job import UnreachableError
+from boltcutter.launch.job import NoAnswerError, UnreachableError
 from boltcutter.project import install_command
 
 if TYPE_CHECKING:
@@ -38,10 +38,6 @@ REMEDIES = {
     403: "ask for the role AzureML Data Scientist on the workspace",
     409: "cancel the earlier job, or choose another name",
 }
-
-
-class NoAnswerError(UnreachableError):
-    """The request may have had an effect, although it was not answered, or with an error of the server."""
 
 
 def workspace_path(settings: Mapping[str, str | None]) -> str:

@@ -15,7 +15,7 @@ import yaml
 
 from boltcutter.launch import azure_api
 from boltcutter.launch.cloud import CloudLauncher, earlier_id, job_name, to_yaml
-from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, match_job_id, seconds
+from boltcutter.launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, match_job_id, seconds
 from boltcutter.launch.machines import check_devices, find_machine
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class AzureMLLauncher(CloudLauncher):
             self._call("PUT", body["environmentId"], {"properties": image})
         try:
             self._call("PUT", path := f"{place}/jobs/{content['name']}", {"properties": body})
-        except azure_api.NoAnswerError as error:
+        except NoAnswerError as error:
             raise UnclearSubmissionError(
                 f"{error}; the job may have been created: az ml job show --name {content['name']}"
             ) from None

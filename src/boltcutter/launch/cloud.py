@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from boltcutter.launch.bundle import BUNDLE, RECORD, check_size, pack
 from boltcutter.launch.job import (
     FINAL,
     POLL_SECONDS,
+    ForbiddenError,
     Job,
     Launcher,
     Status,
@@ -31,6 +33,9 @@ from boltcutter.launch.job import (
 from boltcutter.run import folder as run
 from boltcutter.run.remote import fetch, publish
 from boltcutter.run.transfer import reason, remedy_for
+
+DELAY = 5.0  # seconds after the end of a job by which its last events are in the log
+LATE = 60.0  # seconds by which the events of one node may appear later than those of another
 
 
 @dataclass(kw_only=True, eq=False)
@@ -163,6 +168,36 @@ class CloudLauncher(Launcher):
                 yield content.decode(errors="replace")
 
         return self.follow(new, job_id if follow else None)
+
+    def follow_events(
+        self, read: Callable[[float], Iterator[tuple[str, float, str]]], job_id: str, folder: Path, *, follow: bool
+    ) -> Iterator[str]:
+        """Yield the events of the platform's log service, each once; without any, the output of rank 0.
+
+        Args:
+            read: Yields id, time in seconds and text of the events since a time.
+            job_id: The job.
+            folder: Folder of the run on this machine.
+            follow: Whether to wait for further events until the job has ended.
+        """
+        seen: dict[str, float] = {}
+
+        def new() -> Iterator[str]:
+            since = max([0.0, *seen.values()]) - LATE
+            for old in [event for event, at in seen.items() if at < since]:
+                del seen[old]
+            for event, at, text in read(since):
+                if event not in seen:
+                    seen[event] = at
+                    yield text
+
+        try:
+            yield from self.follow(new, job_id if follow else None, DELAY)
+            if seen:
+                return
+        except ForbiddenError as error:
+            print(f"note: {error}; this is the log of rank 0", file=sys.stderr)
+        yield from CloudLauncher.logs(self, job_id, folder, follow=follow)
 
     def follow(self, read: Callable[[], Iterator[str]], job_id: str | None, late: float = 0) -> Iterator[str]:
         """Yield output until a job has ended, or what there is now if the job is None; see ``job.follow``."""

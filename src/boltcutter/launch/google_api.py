@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boltcutter.config.errors import one_line
-from boltcutter.launch.job import UnreachableError
+from boltcutter.launch.job import ForbiddenError, NoAnswerError, UnreachableError
 from boltcutter.project import install_command
 
 if TYPE_CHECKING:
@@ -23,21 +23,12 @@ LOGIN = "run gcloud auth application-default login"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 TIMEOUT = 30.0  # seconds to wait for an answer
 PAGE = 1000  # log entries in an answer, which is the maximum
-LATE = 10.0  # seconds by which entries of the log may be late
 REMEDIES = {
     401: LOGIN,
     403: "enable the API, or ask for the role that the message names",
     404: "correct launch.project or launch.region",
     429: "request more quota at https://console.cloud.google.com/iam-admin/quotas, or choose another region or machine",
 }
-
-
-class ForbiddenError(ValueError):
-    """The credentials do not permit the request."""
-
-
-class NoAnswerError(UnreachableError):
-    """The request may have had an effect, although it was not answered, or with an error of the server."""
 
 
 def default_setting(section: str, name: str, variable: str) -> str | None:

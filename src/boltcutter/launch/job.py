@@ -106,6 +106,14 @@ class UnreachableError(ValueError):
     """The scheduler does not respond, so the state of its jobs is unknown."""
 
 
+class NoAnswerError(UnreachableError):
+    """A request may have had an effect, although it was not answered, or with an error of the server."""
+
+
+class ForbiddenError(ValueError):
+    """The credentials do not permit a request."""
+
+
 class UnclearSubmissionError(ValueError):
     """The scheduler did not confirm a submission, which may have been accepted."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from boltcutter.launch import jupyter as jupyterlab
 from boltcutter.launch.cloud import CloudLauncher, job_name
 from boltcutter.launch.job import (
     FINAL,
+    ForbiddenError,
     Job,
     State,
     Status,
@@ -33,8 +33,6 @@ RANGES = {"max_restarts": (0, 30), "keep_alive": (0, 21600), "disk_gb": (1, 1638
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+")
 NOT_FOUND = {"ResourceNotFound", "ValidationException"}
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # https://docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html
-DELAY = 5.0  # seconds after which the last lines are there
-LATE = 60  # seconds by which the lines of one instance may appear later than those of another
 WAITING = {"Starting", "Pending", "Downloading", "Interrupted", "Restarting"}  # secondary status before the run starts
 
 
@@ -206,31 +204,27 @@ class SageMakerLauncher(CloudLauncher):
     def _create(self, job: Job, file: Path) -> str:
         """Create the training job once; as its name cannot be used again, that of a resumed run gets a number."""
         request = json.loads(file.read_text())
-        client, name = aws.client("sagemaker", self.region), request["TrainingJobName"]
-        number = 1
+        client, first, number = aws.client("sagemaker", self.region), request["TrainingJobName"], 1
         while True:
+            name = request["TrainingJobName"] = first if number == 1 else f"{first}-{number}"
+            number += 1
             try:
                 with aws.as_value_errors():
                     return str(client.create_training_job(**request)["TrainingJobArn"])
-            except UnreachableError as error:  # it may have been created
-                try:
-                    created = _describe(client, request["TrainingJobName"])
-                except UnreachableError:
-                    raise UnclearSubmissionError(
-                        f"{error}; see whether {request['TrainingJobName']} exists before you launch again"
-                    ) from error
-                if not created:
-                    raise
             except ValueError as error:
-                created = (
-                    _describe(client, request["TrainingJobName"]) if aws.error_code(error) == "ResourceInUse" else {}
-                )
+                is_unclear = isinstance(error, UnreachableError)
+                try:
+                    may_exist = is_unclear or aws.error_code(error) == "ResourceInUse"
+                    created = _describe(client, name) if may_exist else {}
+                except UnreachableError:
+                    if not is_unclear:
+                        raise
+                    remedy = f"see whether {name} exists before you launch again"
+                    raise UnclearSubmissionError(f"{error}; {remedy}") from error
                 if not created:
                     raise
             if created["TrainingJobStatus"] in ("InProgress", "Stopping"):
                 return str(created["TrainingJobArn"])  # of a request whose answer was lost
-            number += 1
-            request["TrainingJobName"] = f"{name}-{number}"
 
     def status(self, job_id: str) -> Status:
         """Return the status of a training job, with the reason of a failure."""
@@ -258,32 +252,25 @@ class SageMakerLauncher(CloudLauncher):
             aws.client("sagemaker", region).stop_training_job(TrainingJobName=name)
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
-        """Yield the output of all instances from CloudWatch; without access to it, that of rank 0 from the storage."""
+        """Return the output of all instances from CloudWatch."""
         region, name = _split(job_id)
-        client, seen = aws.client("logs", region), dict[str, int]()
+        pages = aws.client("logs", region).get_paginator("filter_log_events")
+        query = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{name}/algo-"}
 
-        def new() -> Iterator[str]:
-            since = max([0, *seen.values()]) - LATE * 1000
-            for old in [event for event, at in seen.items() if at < since]:
-                del seen[old]
+        def read(since: float) -> Iterator[tuple[str, float, str]]:
             try:
-                for event in aws.log_events(client, LOG_GROUP, f"{name}/algo-", since):
-                    if event["eventId"] not in seen:
-                        seen[event["eventId"]] = event["timestamp"]
-                        yield _line(event, name)
-            except ValueError as error:
-                if aws.error_code(error) != "ResourceNotFoundException":  # which means that no output is there yet
-                    raise
-
-        try:
-            yield from self.follow(new, job_id if follow else None, DELAY)
-            if seen:
-                return
-        except ValueError as error:
-            if not aws.error_code(error) or isinstance(error, UnreachableError):
+                with aws.as_value_errors():
+                    for page in pages.paginate(**query, startTime=max(0, int(1000 * since))):
+                        for event in page["events"]:
+                            yield event["eventId"], event["timestamp"] / 1000, _line(event, name)
+            except UnreachableError:
                 raise
-            print(f"note: {error}; this is the log of rank 0", file=sys.stderr)
-        yield from super().logs(job_id, folder, follow=follow)
+            except ValueError as error:
+                if (code := aws.error_code(error)) == "ResourceNotFoundException":
+                    return  # no output is there yet
+                raise ForbiddenError(str(error)) if code else error from error
+
+        return self.follow_events(read, job_id, folder, follow=follow)
 
 
 def _split(job_id: str) -> tuple[str, str]:

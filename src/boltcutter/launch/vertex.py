@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,7 +16,7 @@ import yaml
 from boltcutter.config.errors import one_line
 from boltcutter.launch import google_api
 from boltcutter.launch.cloud import CloudLauncher, to_yaml
-from boltcutter.launch.job import Job, State, Status, UnclearSubmissionError, match_job_id, seconds
+from boltcutter.launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, match_job_id, seconds
 from boltcutter.launch.machines import check_devices, find_machine, read_machines
 
 if TYPE_CHECKING:
@@ -246,7 +245,7 @@ class VertexLauncher(CloudLauncher):
         try:
             path = f"projects/{self.project}/locations/{self.region}/customJobs"
             return str(self._call("POST", str(self.region), path, body)["name"])
-        except google_api.NoAnswerError as error:
+        except NoAnswerError as error:
             listing = f"gcloud ai custom-jobs list --project={self.project} --region={self.region}"
             raise UnclearSubmissionError(f"{error}; the job may have been created: {listing}") from None
 
@@ -263,28 +262,17 @@ class VertexLauncher(CloudLauncher):
         self._call("POST", split_name(job_id)[1], f"{job_id}:cancel", {})
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
-        """Yield what all nodes have written, and messages of the platform, from Cloud Logging.
-
-        Without permission to read it, the output of rank 0 from the storage.
-        """
+        """Return what all nodes have written, and messages of the platform, from Cloud Logging."""
         project, _, number = split_name(job_id)
         query = f'resource.type="ml_job" AND resource.labels.job_id="{number}"'
-        seen, since = set[str](), ""
 
-        def new() -> Iterator[str]:
-            nonlocal since
-            for entry in google_api.log_entries(self._session, project, query + since):
-                moment = datetime.fromisoformat(entry["timestamp"][:19]) - timedelta(seconds=google_api.LATE)
-                since = f' AND timestamp>="{moment.isoformat()}Z"'
-                if entry["insertId"] not in seen:
-                    seen.add(entry["insertId"])
-                    yield _log_text(entry)
+        def read(since: float) -> Iterator[tuple[str, float, str]]:
+            start = f"{datetime.fromtimestamp(max(0.0, since), timezone.utc):%FT%TZ}"
+            for entry in google_api.log_entries(self._session, project, f'{query} AND timestamp>="{start}"'):
+                at = datetime.fromisoformat(f"{entry['timestamp'][:19]}+00:00").timestamp()
+                yield entry["insertId"], at, _log_text(entry)
 
-        try:
-            yield from self.follow(new, job_id if follow else None, google_api.LATE)
-        except google_api.ForbiddenError as error:
-            print(f"note: {error}; this is the log of rank 0", file=sys.stderr)
-            yield from super().logs(job_id, folder, follow=follow)
+        return self.follow_events(read, job_id, folder, follow=follow)
 
 
 def split_name(job_id: str) -> tuple[str, str, str]:
