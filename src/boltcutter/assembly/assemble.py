@@ -218,13 +218,11 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     check_devices(cfg.trainer)
     if isinstance(batches := cfg.trainer.get("accumulate_grad_batches"), int) and batches < 1:
         raise ConfigError(f"trainer.accumulate_grad_batches={batches} is not a positive number of batches; try 1")
-    callbacks = (
-        {k: v for k, v in build.build(cfg.callback or {}, "callback").items() if v is not None}
-        if with_callbacks
-        else {}
-    )
-    loggers = [v for v in build.build(cfg.logger or {}, "logger").values() if v is not None] if with_callbacks else []
+    callbacks: dict[str, Callback] = {}
+    loggers: list[Logger] = []
     if with_callbacks:
+        callbacks = {k: v for k, v in build.build(cfg.callback or {}, "callback").items() if v is not None}
+        loggers = [v for v in build.build(cfg.logger or {}, "logger").values() if v is not None]
         loggers.append(build.build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"}))
     # Without these, Lightning would add its own where the configuration has none.
     defaults = {

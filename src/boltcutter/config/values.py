@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig as DictConfig  # re-exported for annotations
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter.config import redaction

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import shutil
 import ssl
 import sys
 import urllib.error
@@ -14,7 +15,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tqdm import tqdm  # which Lightning needs as well
 
@@ -116,22 +117,12 @@ def _receive(url: str, file: IO[bytes]) -> None:
             start = 0
         length = response.headers.get("Content-Length")
         total = None if length is None else start + int(length)
-        for chunk in _with_progress(response, url, start, total):
-            file.write(chunk)
+        options: Any = {"desc": url.rpartition("/")[2], "initial": start, "disable": not sys.stderr.isatty()}
+        with tqdm.wrapattr(response, "read", total, **options) as stream:
+            shutil.copyfileobj(stream, file, CHUNK)
     size = file.seek(0, os.SEEK_END)
     if total is not None and size < total:  # http.client treats a dropped connection as the end of the file
         raise http.client.HTTPException(f"broke off after {size} of {total} bytes")
-
-
-def _with_progress(response: IO[bytes], url: str, start: int, total: int | None) -> Iterator[bytes]:
-    """Yield chunks as they arrive, with a progress bar if stderr is a terminal."""
-    name = url.rpartition("/")[2]
-    with tqdm(
-        desc=name, total=total, initial=start, unit="B", unit_scale=True, disable=not sys.stderr.isatty()
-    ) as progress:
-        while chunk := response.read(CHUNK):
-            yield chunk
-            progress.update(len(chunk))
 
 
 def _hash(file: IO[bytes], algorithm: str) -> str:

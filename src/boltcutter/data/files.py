@@ -1,9 +1,10 @@
-"""Large files: find them by pattern, and detect changes without reading them whole."""
+"""Large files: find them by pattern, divide them, and detect changes without reading them whole."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,9 @@ def strided_windows(array: npt.NDArray[Any], first: int, count: int, width: int,
     """
     size = array.itemsize
     return np.ndarray((count,), f"V{width * size}", array, first * size, (step * size,))
+
+
+def consecutive_ranges(fractions: dict[str, float], length: int) -> dict[str, tuple[int, int]]:
+    """Divide the indices 0 … ``length`` - 1 into consecutive ranges."""
+    ends = np.round(np.cumsum([0.0, *fractions.values()]) / sum(fractions.values()) * length).astype(int).tolist()
+    return dict(zip(fractions, pairwise(ends), strict=True))

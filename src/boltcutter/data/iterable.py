@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
+from boltcutter.data.loader import identity
 from boltcutter.data.seeding import seed_generators
 from boltcutter.data.stream import until_any_exhausted
 
@@ -108,7 +109,7 @@ class IterableLoader:
         batches = replace(self.batches, epoch=self.epoch, start=start, state=self.state)
         self.state = None
         options: Any = {"num_workers": self.num_workers, "pin_memory": self.pin_memory}
-        found: Iterator[Any] = iter(DataLoader(batches, batch_size=None, collate_fn=_identity, **options))
+        found: Iterator[Any] = iter(DataLoader(batches, batch_size=None, collate_fn=identity, **options))
         if self.drop_last and self.world_size > 1 and batches.reads_shards(self.num_workers):
             self._group = self._group or dist.new_group(backend="gloo")
             found = until_any_exhausted(found, self._group)
@@ -192,7 +193,3 @@ class _RankBatches(IterableDataset[Any]):
         seed_generators(self.seed, self.epoch, *key)
         batch = list(islice(samples, size))
         return [] if self.drop_last and len(batch) < size else batch
-
-
-def _identity(batch: Any) -> Any:
-    return batch

@@ -65,7 +65,7 @@ class Loader(DataLoader[Any]):
         super().__init__(
             samples,  # type: ignore[arg-type]  # it has __getitems__ instead of __getitem__
             batch_sampler=sampler,  # type: ignore[arg-type]  # batches are sequences, not lists
-            collate_fn=_identity,
+            collate_fn=identity,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
@@ -128,5 +128,6 @@ def is_device_busy() -> bool:
     return bool(torch.cuda.is_initialized() and not torch.cuda.current_stream().query())  # type: ignore[no-untyped-call]
 
 
-def _identity(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
+    """Return a batch, which is collated already."""
     return batch

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from boltcutter.data.augment import Augment
-from boltcutter.data.files import PAGE_BYTES, find_files, sampled_hash
+from boltcutter.data.files import PAGE_BYTES, consecutive_ranges, find_files, sampled_hash
 from boltcutter.data.folds import fold_indices
 from boltcutter.data.image_io import read_images
 from boltcutter.data.loader import Pair
@@ -215,7 +214,7 @@ class Shards(DataModule):
         fractions = {n: f for n, f in zip(self.paths, self.split, strict=True) if n == "train" or n not in shards}
         parts: dict[str, tuple[int, int]] = {}
         if len(fractions) > 1:
-            parts = _ranges(fractions, sum(map(len, shards["train"])))
+            parts = consecutive_ranges(fractions, sum(map(len, shards["train"])))
             shards |= dict.fromkeys(fractions, shards["train"])
         splits = {}
         for name, found in shards.items():
@@ -251,7 +250,7 @@ class Shards(DataModule):
             chosen = split_indices(count, self.split, self.seed, labels, existing, groups=groups, **settings)
         else:
             fractions = {n: f for n, f in zip(self.paths, self.split, strict=True) if n not in existing - {"train"}}
-            end = _ranges(fractions, count)["test"][0] if "test" in fractions else count
+            end = consecutive_ranges(fractions, count)["test"][0] if "test" in fractions else count
             both, test = (
                 ShardedDataset(train, self.shape, self.kind, self.num_classes, part=part, seed=self.seed)
                 for part in ((0, end), (end, count))
@@ -300,12 +299,6 @@ def _groups(shard: NpyShard, name: str) -> Array:
     if groups.shape != (len(shard),):
         raise ValueError(f"{file}: shape {list(groups.shape)}, but [{len(shard)}] is needed; write it again")
     return groups
-
-
-def _ranges(fractions: dict[str, float], length: int) -> dict[str, tuple[int, int]]:
-    """Divide the indices 0 … ``length`` - 1 into consecutive ranges."""
-    ends = np.round(np.cumsum([0.0, *fractions.values()]) / sum(fractions.values()) * length).astype(int).tolist()
-    return dict(zip(fractions, pairwise(ends), strict=True))
 
 
 def _map(path: Path) -> Array:

@@ -90,14 +90,11 @@ class Tabular(DataModule):
             self.statistics = compute_statistics(features.iloc[splits[0]], self._name)
             self.statistics |= {"classes": self.classes} if labels is not None else self._target_statistics(train)
         inputs = encode_features(table, self.statistics, self._name)
-        encoded = torch.from_numpy(self._numbers(targets) if labels is None else labels)
-        encoded = encoded.float() if labels is None else encoded
+        encoded = torch.from_numpy(self._numbers(targets)).float() if labels is None else torch.from_numpy(labels)
         self._check_setting("shape", self.shape, (inputs.size(1),))
-        self._check_setting(
-            "num_classes", self.num_classes, len(self.classes) if self.kind == "classification" else len(self.targets)
-        )
-        self.shape = (inputs.size(1),)
-        self.num_classes = len(self.classes) if self.kind == "classification" else len(self.targets)
+        num_classes = len(self.targets) if labels is None else len(self.classes)
+        self._check_setting("num_classes", self.num_classes, num_classes)
+        self.shape, self.num_classes = (inputs.size(1),), num_classes
         return Splits(*(BatchedTensorDataset(inputs[indices], encoded[indices]) for indices in splits))
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:

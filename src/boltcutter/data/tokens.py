@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from boltcutter.data.files import PAGE_BYTES, find_files, sampled_hash, strided_windows
+from boltcutter.data.files import PAGE_BYTES, consecutive_ranges, find_files, sampled_hash, strided_windows
 from boltcutter.data.loader import Pair
 from boltcutter.data.module import DataModule, Splits, check_split
 from boltcutter.data.sampler import Batch
@@ -264,10 +264,7 @@ class Tokens(TokenDataModule):
 
 def _split_part(tokens: Array, fractions: dict[str, float], name: str) -> Array:
     """Slice of ``tokens`` for split ``name``; the splits are in the order of ``fractions``."""
-    names, total = list(fractions), sum(fractions.values())
-    ends = np.round(np.cumsum([fractions[n] / total for n in names]) * len(tokens)).astype(np.int64)
-    index = names.index(name)
-    return tokens[ends[index - 1] if index else 0 : ends[index]]
+    return tokens[slice(*consecutive_ranges(fractions, len(tokens))[name])]
 
 
 def open_tokens(path: Path, dtype: Dtype, header: int) -> Array:

@@ -49,6 +49,8 @@ class KerasModel(nn.Module):
         ValueError: Keras has another backend, the model has no weights, or it has a part that training would ignore.
     """
 
+    keras_model: keras.Model
+
     def __init__(
         self, model: keras.Model, *, input_shape: Sequence[int] | None = None, channels_first: bool = False
     ) -> None:
@@ -61,7 +63,7 @@ class KerasModel(nn.Module):
                 model(sample.movedim(1, -1) if channels_first else sample, training=False)
         check_model(model)
         # Not registered as a submodule, which would register its variables again under other names.
-        self.__dict__["keras_model"] = model
+        vars(self)["keras_model"] = model
         self._variables = dict(zip(variable_names(model), model.variables, strict=True))
         self._seeds = [name for name in self._variables if SEED_GENERATOR in name.split("/")[-2:][0]]
         self._global_seed = global_seed_generator().state
@@ -89,12 +91,12 @@ class KerasModel(nn.Module):
             inputs = tuple(keras.tree.map_structure(lambda x: x.movedim(1, -1), list(inputs)))
         device = next(iter(scope.state_mapping.values())).device
         with keras.device(str(device)), scope:
-            outputs = self.__dict__["keras_model"](*inputs, training=self.training)
+            outputs = self.keras_model(*inputs, training=self.training)
         if self.training:
             self._update(scope, self._updated)
         if scope.losses:
             raise UnsupportedModelError(
-                f"model: {type(self.__dict__['keras_model']).__name__} calls add_loss, which the task ignores; "
+                f"model: {type(self.keras_model).__name__} calls add_loss, which the task ignores; "
                 "compute that loss in a subclass of the task"
             )
         self._called = True
@@ -108,7 +110,7 @@ class KerasModel(nn.Module):
         Raises:
             ValueError: They differ.
         """
-        expected = getattr(self.__dict__["keras_model"], "input_shape", None)
+        expected = getattr(self.keras_model, "input_shape", None)
         if not isinstance(expected, tuple) or not all(size is None or isinstance(size, int) for size in expected):
             return  # any shape, or multiple inputs
         given = (*shape[1:], shape[0]) if self.channels_first and shape else tuple(shape)
@@ -128,7 +130,7 @@ class KerasModel(nn.Module):
         path = Path(path)
         suffix = _suffix(path)
         temporary = path.with_name(f".{path.name.removesuffix(suffix)}.{os.getpid()}{suffix}")
-        model = self.__dict__["keras_model"]
+        model = self.keras_model
         try:
             with keras.device("cpu"), self._scope(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "__array__", DeprecationWarning)  # raised in Keras with NumPy 2
@@ -154,7 +156,7 @@ class KerasModel(nn.Module):
         before = dict(scope.state_mapping)
         with keras.device("cpu"), scope, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one for each skipped layer
-            self.__dict__["keras_model"].load_weights(path, skip_mismatch=True)
+            self.keras_model.load_weights(path, skip_mismatch=True)
         missing = [n for n, v in self._variables.items() if scope.get_current_value(v) is before[id(v)]]
         if len(missing) == len(self._variables):
             raise ValueError("no layer matches the model")
@@ -171,7 +173,7 @@ class KerasModel(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KerasModel:
         """Copy the state, and share the structure."""
-        shared = [self.__dict__["keras_model"], self._global_seed, *self._variables.values()]
+        shared = [self.keras_model, self._global_seed, *self._variables.values()]
         memo |= {id(item): item for item in shared}
         copied = memo[id(self)] = type(self).__new__(type(self))
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))

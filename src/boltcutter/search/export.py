@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.config.compose import OVERRIDE, PATH_KEY, compose
-from boltcutter.config.values import DictConfig, format_value, parse, plain, resolve_reference
+from boltcutter.config.compose import OVERRIDE, PATH_KEY, DictConfig, compose
+from boltcutter.config.values import format_value, parse, plain, resolve_reference
 from boltcutter.project import Project, command
 from boltcutter.report.template import redact_command
 from boltcutter.search import table

@@ -113,15 +113,15 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         """The weights: the shard of each rank, or the full weights on rank 0."""
         task: Any = self.lightning_module
         orders = self._orders()
-        return self._on_first({k: self._kept(value, orders.get(k)) for k, value in task.state_dict().items()})
+        return self._on_rank_zero({k: self._saved(value, orders.get(k)) for k, value in task.state_dict().items()})
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The state of an optimizer: the shard of each rank, or the full state on rank 0."""
         state = getattr(optimizer, "_optimizer", optimizer).state_dict()
         orders = self._orders_of(optimizer)
         for number, kept in state["state"].items():
-            state["state"][number] = {name: self._kept(value, orders.get(number)) for name, value in kept.items()}
-        return self._on_first(state)
+            state["state"][number] = {name: self._saved(value, orders.get(number)) for name, value in kept.items()}
+        return self._on_rank_zero(state)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write a sharded checkpoint from all ranks, or a full one from rank 0."""
@@ -148,7 +148,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         """Load this rank's shard of the weights."""
         task: Any = self.lightning_module
         like = {name: (tensor, self._orders().get(name)) for name, tensor in task.state_dict().items()}
-        task.load_state_dict(self._parts(checkpoint, "state_dict", checkpoint["state_dict"], like), strict=strict)
+        task.load_state_dict(self._shards(checkpoint, "state_dict", checkpoint["state_dict"], like), strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load this rank's shard of the optimizer states."""
@@ -158,7 +158,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
             kept = {(number, name): value for number, state in saved["state"].items() for name, value in state.items()}
             tensors = {f"{number}.{name}": v for (number, name), v in kept.items() if isinstance(v, Tensor)}
             like = {f"{n}.{name}": (weights[ours[n]], orders.get(ours[n])) for n, name in kept}
-            parts = self._parts(checkpoint, f"optimizer_states.{place}.state", tensors, like)
+            parts = self._shards(checkpoint, f"optimizer_states.{place}.state", tensors, like)
             state: dict[Any, dict[str, Any]] = {number: {} for number in saved["state"]}
             for (number, name), value in kept.items():
                 state[number][name] = parts.get(f"{number}.{name}", value)
@@ -185,7 +185,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         orders = {id(named[name]): order for name, order in self._orders().items()}
         return {n: orders[id(weight)] for n, weight in enumerate(_weights(optimizer)) if id(weight) in orders}
 
-    def _kept(self, value: Any, order: Tensor | None) -> Any:
+    def _saved(self, value: Any, order: Tensor | None) -> Any:
         """The shard for a sharded checkpoint, else the full tensor in its original order."""
         if self._save_distributed_checkpoint or not isinstance(value, DTensor):
             return value
@@ -194,10 +194,10 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
             return full.new_empty(0)
         return full.cpu() if order is None else full.cpu()[order.argsort()]
 
-    def _on_first(self, state: dict[str, Any]) -> dict[str, Any]:
+    def _on_rank_zero(self, state: dict[str, Any]) -> dict[str, Any]:
         return state if self._save_distributed_checkpoint or self.is_global_zero else {}
 
-    def _parts(
+    def _shards(
         self,
         checkpoint: Mapping[str, Any],
         key: str,

@@ -101,7 +101,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         for weight, gradient in zip(stage.weights, before, strict=True):
             weight.grad = gradient
         # The gradients are computed; requires_grad_ lets Lightning call backward on the task's loss all the same.
-        self._outputs = self._from_last(schedule, made).detach().requires_grad_()
+        self._outputs = self._broadcast_outputs(schedule, made).detach().requires_grad_()
         if not self._is_loss_checked:
             with self.precision_plugin.forward_context():
                 self._expected = task.losses(self._outputs, targets).mean().detach()
@@ -113,7 +113,8 @@ class PipelineStrategy(strategies.DDPStrategy):
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Add the gradients, which are already computed, to those of the weights."""
         loss = super().backward(closure_loss, optimizer, *args, **kwargs)
-        parts = self._trainer_of().accumulate_grad_batches
+        task: Any = self.lightning_module
+        parts = task.trainer.accumulate_grad_batches
         for weight, gradient in zip(self._local_stage().weights, self._gradients, strict=True):
             if gradient is not None:
                 gradient = gradient / parts if parts > 1 else gradient
@@ -128,8 +129,8 @@ class PipelineStrategy(strategies.DDPStrategy):
             parameters: Parameters of this rank.
             norms: Norm of the gradient of each, of shape (number of parameters,).
         """
-        elsewhere = self._local_stage().elsewhere
-        counted = torch.tensor([id(p) not in elsewhere for p in parameters], dtype=torch.bool, device=norms.device)
+        not_owned = self._local_stage().not_owned
+        counted = torch.tensor([id(p) not in not_owned for p in parameters], dtype=torch.bool, device=norms.device)
         total = torch.where(counted, norms, 0).square().sum()
         dist.all_reduce(total)
         return total.sqrt()
@@ -143,17 +144,17 @@ class PipelineStrategy(strategies.DDPStrategy):
         task: Any = self.lightning_module
         state = task.state_dict(keep_vars=True)
         kept = {key: v.detach().cpu() for key, v in state.items() if not v.is_meta}
-        return self._gathered(
-            {k: v for k, v in kept.items() if id(state[k]) not in self._local_stage().elsewhere}, list(state)
+        return self._gather_on_rank_zero(
+            {k: v for k, v in kept.items() if id(state[k]) not in self._local_stage().not_owned}, list(state)
         )
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The state of an optimizer for all weights on rank 0, for those of the stage on other ranks."""
         found: dict[str, Any] = getattr(optimizer, "_optimizer", optimizer).state_dict()
         weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        mine = {n: kept for n, kept in found["state"].items() if id(weights[n]) not in self._local_stage().elsewhere}
+        mine = {n: kept for n, kept in found["state"].items() if id(weights[n]) not in self._local_stage().not_owned}
         mine = {n: {k: v.cpu() if isinstance(v, Tensor) else v for k, v in kept.items()} for n, kept in mine.items()}
-        return {**found, "state": self._gathered(mine, list(range(len(weights))))}
+        return {**found, "state": self._gather_on_rank_zero(mine, list(range(len(weights))))}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the weights of the stage, or all weights if the model is not yet split."""
@@ -193,7 +194,7 @@ class PipelineStrategy(strategies.DDPStrategy):
                 raise StrategyError("trainer=pipeline: the task calls its model twice in a step; use trainer=ddp")
             return outputs
         schedule = self._schedule(inputs, train=False)
-        return self._from_last(schedule, schedule.step(*([inputs] if stage.first else [])))
+        return self._broadcast_outputs(schedule, schedule.step(*([inputs] if stage.first else [])))
 
     def _schedule(self, inputs: Tensor, *, train: bool) -> Any:
         """The schedule for batches of this shape, cached."""
@@ -219,18 +220,18 @@ class PipelineStrategy(strategies.DDPStrategy):
             loss: Tensor = task.losses(outputs, targets).sum() / self._samples
         return loss
 
-    def _from_last(self, schedule: Any, made: Tensor | None) -> Tensor:
+    def _broadcast_outputs(self, schedule: Any, made: Tensor | None) -> Tensor:
         """Broadcast the outputs of the last stage to all ranks."""
-        if not hasattr(schedule, "form"):
-            form = [(made.shape, made.dtype) if made is not None else None]
-            dist.broadcast_object_list(form, self.world_size - 1)
-            schedule.form = form[0]
-        shape, dtype = schedule.form
+        if not hasattr(schedule, "output_spec"):
+            spec = [(made.shape, made.dtype) if made is not None else None]
+            dist.broadcast_object_list(spec, self.world_size - 1)
+            schedule.output_spec = spec[0]
+        shape, dtype = schedule.output_spec
         outputs = torch.empty(shape, dtype=dtype, device=self.root_device) if made is None else made.detach()
         dist.broadcast(outputs, self.world_size - 1)
         return outputs
 
-    def _gathered(self, mine: dict[Any, Any], order: list[Any]) -> dict[Any, Any]:
+    def _gather_on_rank_zero(self, mine: dict[Any, Any], order: list[Any]) -> dict[Any, Any]:
         """The dictionaries of all ranks merged, in this order of keys, on rank 0; on other ranks their own."""
         gathered: list[Any] | None = [None] * self.world_size if self.is_global_zero else None
         dist.gather_object(mine, gathered)
@@ -262,10 +263,6 @@ class PipelineStrategy(strategies.DDPStrategy):
     def _local_stage(self) -> LocalStage:
         assert self._stage is not None
         return self._stage
-
-    def _trainer_of(self) -> L.Trainer:
-        assert self.lightning_module is not None
-        return self.lightning_module.trainer
 
     def _check(self, trainer: L.Trainer) -> None:
         """Check that the training uses no feature that pipelines do not support.

@@ -24,7 +24,7 @@ class LocalStage:
     Attributes:
         module: The stage.
         weights: Parameters of the stage, in order.
-        elsewhere: IDs of parameters that are counted and saved by another rank: those not in this stage, and those
+        not_owned: IDs of parameters that are counted and saved by another rank: those not in this stage, and those
             shared with an earlier one.
 
     Raises:
@@ -51,8 +51,8 @@ class LocalStage:
         remote = {key for key, ranks in owners.items() if rank not in ranks}
         del stages, split  # references to the parameters of other stages
         removed = _move_to_meta(model, remote)
-        self.elsewhere = {id(weight) for weight in removed}
-        self.elsewhere |= {id(weight) for weight in self.weights if owners[id(weight)][0] < rank}
+        self.not_owned = {id(weight) for weight in removed}
+        self.not_owned |= {id(weight) for weight in self.weights if owners[id(weight)][0] < rank}
 
     def add_shared_gradients(self) -> None:
         """Sum the gradients of parameters that several stages share."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.utils.dlpack
@@ -240,7 +241,12 @@ def _import_jax(device: torch.device) -> None:
         ) from error
     # Data loader workers are forked from this process, but do not use JAX.
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-    with _no_device_registration(), _placeholder_overloads():
+    with (
+        # torchax would register a torch device, which torch.compile and DDP would take for an accelerator.
+        patch.object(torch.utils, "rename_privateuse1_backend"),
+        patch.object(torch, "_register_device_module"),
+        patch.object(OpOverloadPacket, "__getattr__", _overload_or_placeholder),
+    ):
         import torchax
 
         environment = torchax.default_env()  # registers the operations
@@ -250,35 +256,11 @@ def _import_jax(device: torch.device) -> None:
         cls.device = property(lambda tensor: torch.device("meta"))
 
 
-@contextmanager
-def _no_device_registration() -> Iterator[None]:
-    """Keep torchax from registering a torch device, which ``torch.compile`` and DDP would take for an accelerator."""
-    names = ((torch.utils, "rename_privateuse1_backend"), (torch, "_register_device_module"))
-    originals = [(owner, name, getattr(owner, name)) for owner, name in names]
-    for owner, name, _ in originals:
-        setattr(owner, name, lambda *args: None)
+def _overload_or_placeholder(packet: OpOverloadPacket, name: str, original: Any = OpOverloadPacket.__getattr__) -> Any:
+    """An overload; a placeholder for those with named tensors, removed in torch 2.13, which torchax needs on import."""
     try:
-        yield
-    finally:
-        for owner, name, function in originals:
-            setattr(owner, name, function)
-
-
-@contextmanager
-def _placeholder_overloads() -> Iterator[None]:
-    """Provide placeholders for named-tensor overloads, removed in torch 2.13, which torchax needs when imported."""
-    original = OpOverloadPacket.__getattr__
-
-    def get(packet: OpOverloadPacket, name: str) -> Any:
-        try:
-            return original(packet, name)
-        except AttributeError:
-            if name.startswith("_"):
-                raise
-            return f"{packet}.{name}"
-
-    OpOverloadPacket.__getattr__ = get  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        OpOverloadPacket.__getattr__ = original  # type: ignore[method-assign]
+        return original(packet, name)
+    except AttributeError:
+        if name.startswith("_"):
+            raise
+        return f"{packet}.{name}"

@@ -118,50 +118,49 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     checkpoint = run.last_checkpoint(cfg.checkpoints)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
     components = assemble(cfg, [Recorder(cfg), ending, changes, *trial_reporter()])
-    if not handles_signals(components.trainer.callbacks):  # type: ignore[attr-defined]
+    trainer, data, task = components.trainer, components.data, components.task
+    if not handles_signals(trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
         signals.restore_handlers()  # no callback checks the flag
     load_data(components)
     load_initial_state(components, cfg, checkpoint, ending, changes)
-    track_children(getattr(components.trainer.strategy.launcher, "procs", []))
-    first = components.trainer.is_global_zero
-    untested = skip_reason(components.data, components.task, "test")
-    if first and cfg.test and untested:
+    track_children(getattr(trainer.strategy.launcher, "procs", []))
+    untested = skip_reason(data, task, "test")
+    if trainer.is_global_zero and cfg.test and untested:
         print(f"test=true: {untested}; testing is skipped")
-    if first:
+    if trainer.is_global_zero:
         run.create(cfg, project.root)
         if cfg.reproduce or checkpoint:
             for difference in lineage.differences(run.read_record(Path(cfg.reproduce or folder)), project.root):
                 print(f"warning: {difference}")
-    facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": components.trainer.world_size, "job": job_id()}
+    facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": trainer.world_size, "job": job_id()}
     if changes.changed:
         facts["changed"] = list(changes.changed)
     with ExitStack() as stack:
-        if first and cfg.report:
+        if trainer.is_global_zero and cfg.report:
             stack.callback(write_report, folder)  # runs last, also after a failure
-        stack.enter_context(capture_output(folder, components.trainer.global_rank))
-        stack.enter_context(close_loggers_at_exit(components.trainer))
-        stack.enter_context(run.record_attempt(folder, writes=first, **facts))
-        stack.enter_context(explain_errors(components.trainer))
-        components.trainer.fit(components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True)
-        if first:
-            flush_loggers(components.trainer)
+        stack.enter_context(capture_output(folder, trainer.global_rank))
+        stack.enter_context(close_loggers_at_exit(trainer))
+        stack.enter_context(run.record_attempt(folder, writes=trainer.is_global_zero, **facts))
+        stack.enter_context(explain_errors(trainer))
+        trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+        if trainer.is_global_zero:
+            flush_loggers(trainer)
             found = final_metrics(folder)
             run.update_record(
                 folder,
                 metrics={name: value for name, (value, _) in found.items()},
                 measured_after={name: steps for name, (_, steps) in found.items()},
             )
-        best_path = broadcast_best(components.trainer, cfg.checkpoints)
+        best: str | None = trainer.strategy.broadcast(find_best(cfg.checkpoints) if trainer.is_global_zero else None)
         # Before fitting, only rank zero knew which splits are empty.
-        untested = skip_reason(components.data, components.task, "test")
-        scores = test(components, folder, best_path) if cfg.test and not untested else {}
-        if first:
-            run.update_record(folder, best=best_path, best_after=trained_steps(best_path), test=scores)
-    if first:
-        summary.print_end(
-            folder, evaluates=not untested, predicts=prediction_argument(components.data, components.task)
-        )
+        untested = skip_reason(data, task, "test")
+        scores = test(components, folder, best) if cfg.test and not untested else {}
+        if trainer.is_global_zero:
+            steps = read_metadata(best).get("global_step") if best else None
+            run.update_record(folder, best=best, best_after=steps, test=scores)
+    if trainer.is_global_zero:
+        summary.print_end(folder, evaluates=not untested, predicts=prediction_argument(data, task))
         if cfg.reproduce:
             from boltcutter.run.compare import report_reproduction
 
@@ -210,12 +209,6 @@ def load_initial_state(
             unmatched = load_weights(find_model(components.task) if is_native else components.task, cfg.init_from)
         if components.trainer.is_global_zero:
             print(*(f"init_from: {line}\n" for line in unmatched), sep="", end="")
-
-
-def broadcast_best(trainer: L.Trainer, place: str) -> str | None:
-    """Find the best checkpoint on rank zero and broadcast its path; None if there is none."""
-    found: str | None = trainer.strategy.broadcast(find_best(place) if trainer.is_global_zero else None)
-    return found
 
 
 def check_limits(trainer: L.Trainer, saved: dict[str, Any]) -> bool:
@@ -306,11 +299,6 @@ def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
                 steps = int(row["step"]) + 1  # loggers count steps from 0
                 found |= {name: (float(value), steps) for name, value in row.items() if value}
     return {name: value for name, value in found.items() if not name.startswith(NO_METRICS)}
-
-
-def trained_steps(checkpoint: str | None) -> int | None:
-    """Return the number of optimizer steps that a checkpoint was trained for."""
-    return read_metadata(checkpoint).get("global_step") if checkpoint else None
 
 
 def flush_loggers(trainer: L.Trainer) -> None:
