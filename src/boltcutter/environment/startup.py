@@ -130,19 +130,18 @@ class SignalWatchdog:
 def _die_with_launcher() -> None:
     """Have the kernel kill this rank when its launcher exits; otherwise it would wait for the other ranks for long."""
     global _ends_with_launcher
-    if (parent := os.environ.pop(PARENT_PID, None)) and sys.platform == "linux":
+    if sys.platform != "linux":
+        return
+    if parent := os.environ.pop(PARENT_PID, None):
         call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # also after training has started
         if os.getppid() != int(parent):  # it exited before that call
             os._exit(1)
         return
-    launcher = os.environ.get(LAUNCHER_PID)
-    by_lightning = launcher is not None and "LOCAL_RANK" in os.environ
-    if sys.platform == "linux" and TRIAL_FD in os.environ and "LOCAL_RANK" not in os.environ:
+    launcher, is_rank = os.environ.get(LAUNCHER_PID), "LOCAL_RANK" in os.environ
+    if TRIAL_FD in os.environ and not is_rank:
         call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGTERM)  # on which it saves
-        return
-    if sys.platform != "linux" or not (by_lightning or "TORCHELASTIC_RUN_ID" in os.environ):
-        return
-    _ends_with_launcher = os.getpid()
-    call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
-    if by_lightning and not os.path.exists(f"/proc/{launcher}"):  # it exited before that call
-        os._exit(1)
+    elif (is_rank and launcher) or "TORCHELASTIC_RUN_ID" in os.environ:
+        _ends_with_launcher = os.getpid()
+        call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+        if is_rank and launcher and not os.path.exists(f"/proc/{launcher}"):  # it exited before that call
+            os._exit(1)
