@@ -101,6 +101,13 @@ def test_print_an_earlier_run(word: str, said: Read, tmp_path: Path) -> None:
     assert (found["model"]["hidden_sizes"], found["seed"], found["data"]["batch_size"]) == ([256, 128], 5, 32)
 
 
+def test_a_reader_that_ends_early() -> None:
+    command = f"set -o pipefail; {sys.executable} -m boltcutter train --describe data | head -n 1"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("data ")
+
+
 def test_describe(said: Read) -> None:
     from lightning import Trainer
 
