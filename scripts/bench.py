@@ -13,13 +13,11 @@ search    trainings by a search, relative to a shell loop, and cost per trial: [
 serve     requests of 32 clients, relative to calling the model in a loop: [work=resnet,convnet]
 """
 
-import re
 import sys
 
 from boltcutter.cli.main import main
 from boltcutter.project import Project
 
 if __name__ == "__main__":
-    benchmarks = re.findall(r"^([a-z]+) ", __doc__ or "", re.M)
-    name = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in benchmarks else "all"
-    main(Project.find(__file__), f"benchmarks.{name}", __doc__ or "")
+    name = sys.argv.pop(1) if len(sys.argv) > 1 and f"\n{sys.argv[1]} " in __doc__ else "all"
+    main(Project.find(__file__), f"benchmarks.{name}", __doc__)

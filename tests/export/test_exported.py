@@ -1,9 +1,12 @@
 import shutil
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import Script
 from PIL import Image
 from sklearn.datasets import load_diabetes, load_digits
@@ -11,6 +14,7 @@ from sklearn.datasets import load_diabetes, load_digits
 from boltcutter.config.errors import ConfigError
 from boltcutter.export.exported import ExportedModel, find_export
 from boltcutter.export.runner import Runner
+from boltcutter.task.language import LanguageModeling
 
 
 def test_images_are_predicted_as_by_the_checkpoint(script: Script, digits: Path, tmp_path: Path) -> None:
@@ -50,6 +54,22 @@ def test_text_is_continued_as_by_the_checkpoint(script: Script, gpt: Path) -> No
         expected, found = script("predict", *options), script("predict", *options, "export=onnx")
         assert found.returncode == 0, found.stderr
         assert found.stdout == expected.stdout != ""
+
+
+@pytest.mark.parametrize("export", ["onnx", "int4"])
+def test_a_cache_gives_the_same_text(gpt: Path, export: str) -> None:
+    model = ExportedModel(gpt, export)
+    task = LanguageModeling(model, optimizer=partial(torch.optim.SGD, lr=0.1))
+    tokens, cache = torch.tensor([list(b"python scripts/train.py run=runs/digits model=gpt")]), list[Any]()
+    parts = [model(part, cache) for part in tokens[:, :32].split([20, 11, 1], dim=1)]
+    assert torch.allclose(torch.cat(parts, dim=1), model(tokens[:, :32]), atol=1e-4 if export == "onnx" else 0.1)
+    assert [array.shape for array in cache] == [(1, 4, 32, 16)] * 2
+    for prompt in (tokens[0, :1], tokens[0, :32], tokens[0]):  # the last one is longer than the context
+        texts = []
+        for supports_cache in (True, False):
+            model.supports_cache = supports_cache
+            texts.append(list(task.generate(prompt, 50, temperature=0)))
+        assert texts[0] == texts[1]
 
 
 def test_mistakes_are_one_line(digits: Path, tmp_path: Path) -> None:

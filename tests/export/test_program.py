@@ -51,9 +51,40 @@ def test_the_length_of_a_text_is_dynamic(position: Any) -> None:
     program = TaskProgram(task, (tokens, tokens), {})
     captured: Any = program.capture().module()
     assert program.dimensions == {0: "batch", 1: "length"}
-    for length in (2, 5, 8):
-        (found,) = captured(tokens[:1, :length].long())
+    assert program.graph_outputs == ["logits", "present.0.key", "present.0.value"]
+    for length in (1, 5, 8):
+        found, *cache = captured(*program.with_cache((tokens[:1, :length].long(),)))
         assert torch.allclose(found, task.model(tokens[:1, :length]), atol=1e-5)
+        assert all(tensor.shape == (1, 4, length, 4) for tensor in cache)
+    found, *cache = captured(*program.with_cache((tokens[:, :4].long(),)))
+    for part in tokens[:, 4:].long().split([1, 3], dim=1):
+        logits, *cache = captured(part, *cache)
+        found = torch.cat([found, logits], dim=1)
+    assert torch.allclose(found, task.model(tokens), atol=1e-5)
+
+
+class Recurrent(nn.Module):
+    """A language model that caches its state."""
+
+    supports_cache, context_length = True, 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(16, 16), nn.Linear(16, 16)
+
+    def forward(self, tokens: Tensor, cache: list[Tensor] | None = None) -> Tensor:
+        states = self.embedding(tokens.long()).cumsum(dim=1) + (cache[0] if cache else 0)
+        if cache is not None:
+            cache[:] = [states[:, -1:]]
+        return self.layer(states)
+
+
+def test_a_cache_of_another_structure_is_not_exported() -> None:
+    task, tokens = LanguageModeling(Recurrent(), optimizer=ADAM), torch.randint(0, 16, (3, 8))
+    program = TaskProgram(task, (tokens, tokens), {})
+    captured: Any = program.capture().module()
+    assert program.graph_inputs == ["tokens"]
+    assert torch.allclose(captured(tokens[:, :5])[0], task.model(tokens[:, :5]))
 
 
 class Step(L.LightningModule):

@@ -30,6 +30,11 @@ def test_a_copy_runs_without_the_library(digits: Path, tmp_path: Path) -> None:
     assert done.stdout == f"{[str(digit) for digit in range(10)]}\n"
 
 
+def test_an_export_without_a_cache_refuses_one(digits: Path) -> None:
+    with pytest.raises(ValueError, match="has no cache; give all tokens in each call"):
+        runner.Runner(digits / "export" / "onnx")(np.zeros((1, 1, 8, 8), np.uint8), cache=[])
+
+
 def test_arrays_pass_through_a_stream(tmp_path: Path) -> None:
     arrays = [np.arange(6, dtype=np.int64).reshape(2, 3), np.zeros((0, 4), np.float32), np.float64(3.5).reshape(())]
     with open(tmp_path / "stream", "wb") as stream:

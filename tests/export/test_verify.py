@@ -1,12 +1,18 @@
 import json
 import math
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from boltcutter.export.formats import TorchExport
+from boltcutter.export.program import TaskProgram
 from boltcutter.export.settings import ExportError
-from boltcutter.export.verify import Metric, Process, infer_kind, largest_difference
+from boltcutter.export.verify import Metric, Process, compare_generated, infer_kind, largest_difference
+from boltcutter.model.gpt import GPT
+from boltcutter.task.language import LanguageModeling
 
 
 def test_accuracy_drops_by_points() -> None:
@@ -68,6 +74,40 @@ def test_outputs_of_unknown_meaning_are_compared_themselves() -> None:
 )
 def test_kinds_are_inferred(shape: tuple[int, ...], target: torch.Tensor | None, kind: str) -> None:
     assert infer_kind(torch.zeros(shape), target) == kind
+
+
+class Forgetful(GPT):
+    """Passes keys and values on, and does not use them."""
+
+    def forward(self, tokens: torch.Tensor, cache: Any = None) -> torch.Tensor:
+        found: list[Any] = []
+        logits = super().forward(tokens, found)
+        if cache is not None:
+            cache[:] = [
+                tuple(torch.cat(pair, dim=2) for pair in zip(*pairs, strict=True))
+                for pairs in zip(cache or [[tensor[:, :, :0] for tensor in found[0]]], found, strict=True)
+            ]
+        return logits
+
+
+@pytest.mark.parametrize("model", [GPT, Forgetful])
+def test_a_cache_must_give_the_same_logits(model: type[GPT], tmp_path: Path) -> None:
+    task = LanguageModeling(model((16,), 32, num_layers=1, hidden_size=16), optimizer=partial(torch.optim.SGD, lr=0.1))
+    for weight in task.model.parameters():
+        weight.data *= 10  # else the logits depend on the last token only
+    tokens = torch.randint(0, 32, (2, 16))
+    program = TaskProgram(task, (tokens, tokens), {})
+    TorchExport().write(program, tmp_path / "model.pt2", lambda: iter(()))
+    assert len(program.cache) == 2
+    facts = {"shape": ["batch", 4, "past", 4]}
+    card = {"program": "model.pt2", "files": {}, "outputs": ["logits"], "cache": [facts, facts]}
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    with Process(tmp_path, 1) as process:
+        if model is GPT:
+            assert compare_generated(program, process) == 1
+        else:
+            with pytest.raises(ExportError, match="Forgetful returns other logits with its cache"):
+                compare_generated(program, process)
 
 
 def test_a_process_that_ends_is_reported(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.export import runner
-from boltcutter.export.program import Program
+from boltcutter.export.program import PAST, PRESENT, Program
 from boltcutter.export.settings import Format
 from boltcutter.export.tabular import describes_table
 from boltcutter.export.verify import Result
@@ -61,6 +61,10 @@ def write_card(
             for name, tensor, leaf in zip(program.inputs, program.example, program.used, strict=True)
         ],
         "outputs": _outputs(program),
+        "cache": [
+            {"input": PAST + name, "output": PRESENT + name, "shape": ["batch", tensor.size(1), "past", tensor.size(3)]}
+            for name, tensor in program.cache.items()
+        ],
         "classes": _classes(data),
         "features": _features(statistics),
         "run": {"id": record.get("id"), "name": record.get("name"), "checkpoint": checkpoint},

@@ -200,7 +200,7 @@ def batches(components: Components, split: str) -> Iterator[Any]:
 def calibration(components: Components, program: Program, fallback: str) -> Iterator[tuple[Any, ...]]:
     """Inputs of validation samples; of the tested ones if there are no others."""
     for batch in batches(components, "val" if has_split(components, "val") else fallback):
-        yield program.split(batch)[0]
+        yield program.with_cache(program.split(batch)[0])
 
 
 def write_model_config(folder: Path, form: Format, cfg: DictConfig) -> None:

@@ -27,6 +27,7 @@ class ExportedModel(nn.Module):
 
     Attributes:
         context_length: Maximum number of tokens of a language model.
+        supports_cache: Whether the export has the key-value cache of its model.
         statistics: Those of the data module at the time of the export.
 
     Raises:
@@ -50,9 +51,12 @@ class ExportedModel(nn.Module):
         size = given["shape"][1] if len(given["shape"]) > 1 else None
         self.length = size if isinstance(size, int) else None
         self.context_length: int = given.get("max_length") or self.length or 1
+        self.supports_cache = bool(self.runner.card.get("cache"))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits (N, T, V) of tokens (N, T)."""
+    def forward(self, tokens: Tensor, cache: list[Any] | None = None) -> Tensor:
+        """Return the logits (N, T, V) of tokens (N, T) that follow those in the cache, which is extended in place."""
+        if self.supports_cache:
+            return torch.from_numpy(self.runner(tokens.numpy(), cache=cache)[0])
         length = tokens.size(1)
         padded = F.pad(tokens, (0, (self.length or max(2, length)) - length))  # which earlier positions do not see
         return torch.from_numpy(self.runner(padded.numpy())[0])[:, :length]

@@ -64,7 +64,7 @@ class StaticInt8(Format):
             quantize_static(
                 prepared,
                 path,
-                Calibration(program.inputs, calibration(), self.samples),
+                Calibration(program.graph_inputs, calibration(), self.samples),
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=types,
                 nodes_to_exclude=excluded,
@@ -148,11 +148,10 @@ def convert(program: Program, opset: int | None = None) -> Any:
     try:
         found: Any = torch.onnx.export(
             program.capture(),
-            program.example,
             dynamo=True,
             verbose=False,
-            input_names=program.inputs,
-            output_names=program.outputs,
+            input_names=program.graph_inputs,
+            output_names=program.graph_outputs,
             opset_version=opset,
         )
         for part in (found.model.graph, *found.model.graph):  # traces of the code, which are larger than a small model

@@ -12,15 +12,17 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from boltcutter.config.errors import one_line
 from boltcutter.config.locate import origin
 from boltcutter.export.settings import ExportError
 from boltcutter.export.tabular import TableEncoder, describes_table
-from boltcutter.protocols import HasKind, LimitsContext, NativeTask, find_model
+from boltcutter.protocols import CachesKeyValues, GeneratesTokens, HasKind, LimitsContext, NativeTask, find_model
 
 MAX_BATCH = 1 << 16
+PAST, PRESENT = "past_key_values.", "present."  # as in exports of Hugging Face Optimum
 OUTPUTS = {"classification": "probabilities", "regression": "values", "language_modeling": "logits"}
 Inputs = tuple[Tensor, ...]
 
@@ -42,6 +44,8 @@ class Program(nn.Module):
         leaves: All leaves of that structure.
         used: Positions of the inputs among the leaves.
         max_length: Maximum size of the second dimension if it is dynamic, as that of sequences; None: it is fixed.
+        cache: Of a language model: the empty keys and values (1, heads, 0, D) of each layer, by name. Inputs and
+            outputs of the captured graph have them after the others, with the prefixes ``PAST`` and ``PRESENT``.
     """
 
     def __init__(self, task: L.LightningModule, example: Inputs, inputs: list[str]) -> None:
@@ -52,6 +56,7 @@ class Program(nn.Module):
         self.kind, self.dtype = "", torch.float32
         self.takes, self.leaves, self.used = "inputs", list[Any](example), list(range(len(example)))
         self.max_length: int | None = None
+        self.cache: dict[str, Tensor] = {}
         self._captured: ExportedProgram | None = None
 
     @property
@@ -62,7 +67,7 @@ class Program(nn.Module):
 
     @abstractmethod
     def run(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Return the outputs by name."""
+        """Return the outputs by name; with a cache among the inputs, also the extended one."""
 
     @abstractmethod
     def split(self, batch: Any) -> tuple[Inputs, Tensor | None]:
@@ -79,6 +84,20 @@ class Program(nn.Module):
         """Names of the dynamic dimensions."""
         return {0: "batch", 1: "length"} if self.max_length else {0: "batch"}
 
+    def with_cache(self, inputs: Inputs) -> Inputs:
+        """Return all inputs of the captured graph: the inputs and an empty cache."""
+        return (*inputs, *(tensor.expand(len(inputs[0]), -1, -1, -1) for tensor in self.cache.values()))
+
+    @property
+    def graph_inputs(self) -> list[str]:
+        """Names of all inputs of the captured graph."""
+        return self.inputs + [PAST + name for name in self.cache]
+
+    @property
+    def graph_outputs(self) -> list[str]:
+        """Names of all outputs of the captured graph."""
+        return self.outputs + [PRESENT + name for name in self.cache]
+
     def capture(self) -> ExportedProgram:
         """Capture the program as a graph with a dynamic batch size.
 
@@ -91,7 +110,9 @@ class Program(nn.Module):
             except Exception as error:  # the code of a model may raise anything
                 if self.max_length is None:
                     raise self._explain(error) from error
-                self.max_length = None  # it may need a fixed length
+                if not self.cache:
+                    self.max_length = None  # it may need a fixed length
+                self.cache = {}
         return self._captured
 
     def clone(self) -> Program:
@@ -106,16 +127,21 @@ class Program(nn.Module):
         return clone
 
     def _capture(self) -> ExportedProgram:
-        shapes: dict[int, Any] = {0: Dim("batch", min=1, max=MAX_BATCH)}
+        batch = Dim("batch", min=1, max=MAX_BATCH)
+        shapes: list[dict[int, Any]] = [{0: batch} for _ in self.example]
         example = self.example
         if self.max_length:
-            shapes[1] = Dim("length", min=2, max=self.max_length)
-            example = tuple(tensor[:, : max(2, self.max_length - 1)].contiguous() for tensor in example)
+            past = self.max_length // 2 if self.cache else 0
+            length = Dim("length", min=1 if self.cache else 2, max=self.max_length)
+            shapes = [{0: batch, 1: length} for _ in example]
+            shapes += [{0: batch, 2: Dim("past", min=0, max=self.max_length)} for _ in self.cache]
+            example = tuple(tensor[:, : max(2, self.max_length - past - 1)].contiguous() for tensor in example)
+            example += tuple(F.pad(tensor, (0, 0, 0, past)) for tensor in self.with_cache(example)[len(example) :])
         plain = self.clone()  # with weights in the format that files store
         for weight in [weight for weight in plain.parameters() if weight.ndim == 4 and not weight.is_contiguous()]:
             weight.data = weight.data.contiguous()
         with torch.no_grad():
-            return torch.export.export(plain, example, dynamic_shapes=((shapes,) * len(example),), strict=False)
+            return torch.export.export(plain, example, dynamic_shapes=(tuple(shapes),), strict=False)
 
     def _explain(self, error: Exception) -> ExportError:
         name, top = type(self.core).__name__, type(self.core).__module__.partition(".")[0]
@@ -146,10 +172,16 @@ class TaskProgram(Program):
             model = find_model(task)
             self.max_length = model.context_length if isinstance(model, LimitsContext) else None
             self.example = (self.example[0].long(),)
+            if self.max_length and isinstance(task, GeneratesTokens):
+                self.cache = find_cache(model, self.example[0][:1])
 
     def run(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Return predictions, or logits for language."""
         task: Any = self.task
+        if len(inputs) > 1:
+            cache = list(zip(inputs[1::2], inputs[2::2], strict=True))
+            logits = task.model(inputs[0], cache)
+            return dict(zip(self.graph_outputs, (logits, *tree_flatten(cache)[0]), strict=True))
         features = inputs[0] if self.encoder is None else self.encoder(inputs[0]).to(self.dtype)
         outputs = task(features)
         return {self.outputs[0]: outputs if self.kind == "language_modeling" else task.predictions(outputs)}
@@ -161,6 +193,21 @@ class TaskProgram(Program):
         if self.encoder is not None:
             inputs = self.encoder.invert(inputs)
         return (inputs.long() if self.kind == "language_modeling" else inputs,), targets
+
+
+def find_cache(model: Any, tokens: Tensor) -> dict[str, Tensor]:
+    """Return an empty cache of a language model, by name; nothing if it caches other than keys and values."""
+    cache: list[Any] = []
+    if isinstance(model, CachesKeyValues) and model.supports_cache:
+        with torch.no_grad():
+            model(tokens, cache)
+    leaves = tree_flatten(cache)[0]
+    names = [f"{layer}.{name}" for layer in range(len(cache)) for name in ("key", "value")]
+    if len(leaves) != len(names) or not all(
+        isinstance(leaf, Tensor) and leaf.ndim == 4 and leaf.shape[::2] == tokens.shape for leaf in leaves
+    ):
+        return {}
+    return {name: leaf[:1, :, :0].float() for name, leaf in zip(names, leaves, strict=True)}
 
 
 class ModuleProgram(Program):

@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,16 +49,33 @@ class Runner:
                 raise ValueError(f"{self.folder / name} is not the file that {CARD} describes; export it again")
         path = self.folder / self.card["program"] if self.card["program"] else self.folder
         loaders: dict[str, Callable[[Path, int | None], Callable[..., list[Array]]]] = {
-            ".pt2": load_torch,
+            ".pt2": partial(load_torch, validate=not self.card.get("cache")),
             ".onnx": load_onnx,
         }
         if path.suffix not in loaders:
             raise ValueError(f"{self.folder}: {self.card['format']} holds only weights; use another format")
         self._call = loaders[path.suffix](path, threads)
 
-    def __call__(self, *inputs: Array) -> list[Array]:
-        """Return the outputs for a batch, in the order of ``card["outputs"]``."""
-        return self._call(*inputs)
+    def __call__(self, *inputs: Array, cache: list[Array] | None = None) -> list[Array]:
+        """Return the outputs for a batch, in the order of ``card["outputs"]``.
+
+        Args:
+            inputs: The batch, in the order of ``card["inputs"]``.
+            cache: Keys and values of the previous tokens, of a language model with ``card["cache"]``; extended in place
+                by those of the inputs. Pass an empty list at first.
+
+        Raises:
+            ValueError: The export has no cache.
+        """
+        shapes = [facts["shape"] for facts in self.card.get("cache", [])]
+        if cache is not None and not shapes:
+            raise ValueError(f"{self.folder}: the export has no cache; give all tokens in each call")
+        past = cache or [np.zeros((len(inputs[0]), heads, 0, size), np.float32) for _, heads, _, size in shapes]
+        outputs = self._call(*inputs, *past)
+        count = len(self.card["outputs"])
+        if cache is not None:
+            cache[:] = outputs[count:]
+        return outputs[:count]
 
 
 def read_card(folder: Path) -> dict[str, Any]:
@@ -82,13 +100,14 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def load_torch(path: Path, threads: int | None) -> Callable[..., list[Array]]:
-    """Load a program of ``torch.export``."""
+def load_torch(path: Path, threads: int | None, *, validate: bool = True) -> Callable[..., list[Array]]:
+    """Load a program of ``torch.export``; to validate inputs takes several times as long as one token."""
     import torch
 
     if threads:
         torch.set_num_threads(threads)
-    module = torch.export.load(path).module()
+    module: Any = torch.export.load(path).module()
+    module.validate_inputs = validate
 
     def call(*inputs: Array) -> list[Array]:
         with torch.inference_mode():
@@ -161,9 +180,13 @@ def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[Array]]:
 
 
 def answer(runner: Runner, request: dict[str, Any], inputs: list[Array]) -> tuple[dict[str, Any], list[Array]]:
-    """Run a batch, or measure the latency of one."""
+    """Run a batch, with or without a cache, or measure the latency of one."""
     if request["do"] == "measure":
         return {"milliseconds": measure(lambda: runner(*inputs))}, []
+    if request["do"] == "generate":  # half of the tokens, then one at a time
+        cache: list[Array] = []
+        parts = np.split(inputs[0], range(inputs[0].shape[1] // 2, inputs[0].shape[1]), axis=1)
+        return {}, [np.concatenate([runner(part, cache=cache)[0] for part in parts], axis=1)]
     begin = time.perf_counter()
     outputs = runner(*inputs)
     return {"seconds": time.perf_counter() - begin}, outputs

@@ -27,6 +27,8 @@ from boltcutter.export.settings import ExportError
 MAX_ELEMENTS = 1 << 24  # of an output that is compared at once
 MAX_CACHED = 1 << 27  # elements of reference outputs that are kept for the next format
 LATENCY_BATCHES = (1, 32)
+MAX_GENERATED = 32  # tokens, after as many of a sample
+MAX_CACHE_ERROR = 0.1  # of logits, relative; rounding errors of int8 are below 0.02
 Sample = tuple[Inputs, "Tensor | None"]
 
 
@@ -42,6 +44,8 @@ class Result:
         max_difference: Largest absolute difference of an output from the original.
         latency: Median time in milliseconds, by batch size.
         throughput: Samples per second over the split.
+        same_tokens: Fraction of the most likely next tokens, found with the cache of a language model, that are those
+            that the original generates.
     """
 
     size: int
@@ -51,6 +55,7 @@ class Result:
     max_difference: float = 0.0
     latency: dict[int, float] | None = None
     throughput: float | None = None
+    same_tokens: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -209,8 +214,32 @@ def verify(reference: Reference, original: Result, folder: Path, own: Collection
             metric.update(outputs[0], targets, expected[0])
             seconds, count = seconds + took, count + len(inputs[0])
         latency = {rows: process.measure(inputs) for rows, inputs in reference.latency_inputs().items()}
+        same = compare_generated(reference.program, process) if reference.program.cache else None
     drop = metric.drop(original.value)
-    return Result(size, metric.name, metric.value, drop, difference, latency, count / seconds)
+    return Result(size, metric.name, metric.value, drop, difference, latency, count / seconds, same)
+
+
+def compare_generated(program: Program, process: Process) -> float:
+    """Compare the tokens that an export generates with its cache with those that the original generates.
+
+    Returns:
+        The fraction of equal tokens, each given the same ones before.
+
+    Raises:
+        ExportError: The export returns other logits with its cache than without.
+    """
+    task: Any = program.task
+    count = min(MAX_GENERATED, (program.max_length or 2) // 2)
+    prompt = program.example[0][0, :count]
+    tokens = torch.cat([prompt, torch.tensor(list(task.generate(prompt, count, temperature=0)))])[None]
+    (whole, *_), _ = process.run((tokens,))
+    cached = process.generate(tokens)
+    if not (error := float((cached - whole).norm() / whole.norm())) <= MAX_CACHE_ERROR:
+        name = type(program.core).__name__
+        raise ExportError(
+            f"export: {name} returns other logits with its cache (by {error:.1%}); set {name}.supports_cache = False"
+        )
+    return float((cached[:, len(prompt) - 1 : -1].argmax(-1) == tokens[:, len(prompt) :]).float().mean())
 
 
 def largest_difference(output: Tensor, wanted: Tensor) -> float:
@@ -293,6 +322,10 @@ class Process:
         """Outputs for a batch, and the time that they took in seconds."""
         found, outputs = self._ask("run", inputs)
         return [torch.from_numpy(output) for output in outputs], found["seconds"]
+
+    def generate(self, tokens: Tensor) -> Tensor:
+        """Logits of tokens, of which the second half is given one at a time."""
+        return torch.from_numpy(self._ask("generate", (tokens,))[1][0])
 
     def measure(self, inputs: Inputs) -> float:
         """Median latency of a batch in milliseconds."""

@@ -132,7 +132,7 @@ class GPT(nn.Module):
     def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
         """Return the input (B, T, C) of the first block, for tokens that start at position ``offset``."""
         end = offset + tokens.size(1)
-        if end > self.context_length:
+        if not torch.compiler.is_exporting() and end > self.context_length:
             raise ValueError(
                 f"model.input_shape=[{self.context_length}] is shorter than the sequence of {end} tokens; "
                 "increase data.shape"
@@ -147,9 +147,9 @@ class GPT(nn.Module):
         """Return the RoPE table (2, T, D) for the positions of ``x`` (B, T, C), or ``None`` without RoPE."""
         if self.rope is None:
             return None
-        # A copy rather than a view, whose strides would depend on whether T is the context length; `torch.export` needs
-        # the same for any T.
-        return torch.stack([table[offset : offset + x.size(1)] for table in self.rope]).to(x.dtype)
+        # Not a slice, whose strides and bounds would depend on T and the offset; `torch.export` needs the same for any.
+        positions = torch.arange(offset, offset + x.size(1), device=x.device)
+        return self.rope.index_select(1, positions).to(x.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
         """Map the output of the last block, (B, T, C), to logits (B, T, V)."""
