@@ -11,6 +11,7 @@ strategy  final weights and speed of each strategy, relative to one process: [ep
 precision accuracy and speed of each precision, relative to 32 bits: [epochs=5]
 search    trainings by a search, relative to a shell loop, and cost per trial: [work=trainings,trials] [trials=1000]
 serve     requests of 32 clients, relative to calling the model in a loop: [work=resnet,convnet]
+generate  tokens per second with a key-value cache, relative to none: [work=eager,onnx,int8-static,int4,torch]
 """
 
 import sys

@@ -198,7 +198,8 @@ class TaskProgram(Program):
 def find_cache(model: Any, tokens: Tensor) -> dict[str, Tensor]:
     """Return an empty cache of a language model, by name; nothing if it caches other than keys and values."""
     cache: list[Any] = []
-    if isinstance(model, CachesKeyValues) and model.supports_cache:
+    supports_cache = isinstance(model, CachesKeyValues) and model.supports_cache
+    if supports_cache:
         with torch.no_grad():
             model(tokens, cache)
     leaves = tree_flatten(cache)[0]
