@@ -12,6 +12,6 @@ def test_a_server_is_compared_with_a_loop(script: Script, tmp_path: Path) -> Non
     done = script("bench", "serve", *options, fresh=True, timeout=300)
     assert done.returncode == 0, done.stderr
     served, slowest = json.loads((tmp_path / "serve.json").read_text())["ratios"]
-    assert (served["target"], slowest["target"]) == (0.8, 5)
+    assert (served["target"], slowest["target"]) == (None, 5)  # HTTP takes longer than so small a model
     assert 0 < served["value"] < 1.2
     assert slowest["value"] >= 1

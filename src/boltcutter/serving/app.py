@@ -230,8 +230,7 @@ class Service:
         Raises:
             HTTPException: It is too large, or incomplete.
         """
-        reason = f"the request is larger than {self.limits.max_bytes} bytes"
-        too_large = HTTPException(413, reason, {"Connection": "close"})
+        too_large = HTTPException(413, f"the request is larger than {self.limits.max_bytes} bytes")
         if int(request.headers.get("content-length", "0")) > self.limits.max_bytes:
             raise too_large
         body = bytearray()

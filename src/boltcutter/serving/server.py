@@ -9,7 +9,6 @@ import socket
 import tempfile
 from dataclasses import fields
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -185,16 +184,16 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit for the first byte."""
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(self._timeout, self._refuse, 408)
+        self._deadline = self.loop.call_later(self._timeout, self._close)
 
     def data_received(self, data: bytes) -> None:
         """Start the time limit with the first byte of each request."""
         if self._deadline is None:
-            self._deadline = self.loop.call_later(self._timeout, self._refuse, 408)
+            self._deadline = self.loop.call_later(self._timeout, self._close)
         self._received += len(data)
         super().data_received(data)
         if self._received > MAX_HEAD:
-            self._refuse(431)
+            self.transport.close()
 
     def on_body(self, body: bytes) -> None:
         """Receive a piece of the body."""
@@ -208,14 +207,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
         super().on_message_complete()
+        if self.cycle.response_complete:  # refused before it was read, which has ended the time limit of uvicorn
+            keep_alive = self.timeout_keep_alive, self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(*keep_alive)
 
-    def _refuse(self, status: int) -> None:
-        """Close the connection, with the reason if a request has begun that is not answered yet."""
+    def _close(self) -> None:
+        """Close the connection, with the reason if the head of a request has arrived that is not answered yet."""
         if self.transport.is_closing():
             return
-        waits = self.cycle is not None and not self.cycle.response_complete
-        if not self.cycle.response_started if waits else self._received:
+        if self.cycle is not None and not self.cycle.response_started:
             head = b"content-type: application/json\r\nconnection: close\r\n\r\n"
-            reason = json.dumps({"detail": HTTPStatus(status).phrase}).encode()
-            self.transport.write(STATUS_LINE[status] + head + reason)
+            reason = f"the request did not arrive within {self._timeout:g} s"
+            self.transport.write(STATUS_LINE[408] + head + json.dumps({"detail": reason}).encode())
         self.transport.close()
