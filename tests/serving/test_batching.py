@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 
@@ -131,3 +133,9 @@ def test_an_error_reaches_the_requests_of_its_batch_only() -> None:
         assert list(await batcher(np.array([3.0]))) == [6]
 
     run(model, test)
+
+
+def test_threads_sleep_while_they_wait() -> None:
+    code = "import os, sys; from boltcutter.serving.batching import begin; begin()\n"
+    code += "assert os.environ['OMP_WAIT_POLICY'] == 'PASSIVE' and 'torch' not in sys.modules"  # which reads it
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

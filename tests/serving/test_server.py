@@ -307,6 +307,7 @@ def test_a_worker_that_was_killed_is_replaced(serve: Serve, trained: Path) -> No
         workers = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children").read_text().split()
         for worker in workers:
             if b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes():
+                assert b"OMP_WAIT_POLICY=PASSIVE" in Path(f"/proc/{worker}/environ").read_bytes()
                 os.kill(int(worker), signal.SIGKILL)
     requests = 0
     while not requests:
