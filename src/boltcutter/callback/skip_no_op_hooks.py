@@ -56,11 +56,11 @@ class SkipNoOpHooks(Callback):
         # Lightning checks for each batch whether these are overridden.
         if not any(overrides_hook(hook, owner) for hook in AROUND_TRANSFER for owner in owners):
             mover = owners[-1] if overrides_hook("transfer_batch_to_device", owners[-1]) else pl_module
-            self._patch(pl_module, "_on_before_batch_transfer", _identity_batch)
+            self._patch(pl_module, "_on_before_batch_transfer", lambda batch, dataloader_idx=0: batch)
             self._patch(pl_module, "_apply_batch_transfer_handler", partial(_transfer, mover))
         # Preemption already synchronizes signals; Lightning would broadcast at each step, and wait for the device.
         if handles_signals(callbacks):
-            self._patch(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", _no_op)
+            self._patch(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda: None)
         self._simplify_loop(
             trainer,
             pl_module,
@@ -78,7 +78,7 @@ class SkipNoOpHooks(Callback):
             self._patch(epoch.automatic_optimization, "_on_before_zero_grad", partial(_count_zero_grad, trainer))
         for name, hook in (("pre_backward", "on_before_backward"), ("post_backward", "on_after_backward")):
             if hook not in overridden and getattr(type(plugin), name) is getattr(Precision, name):
-                self._patch(plugin, name, _identity_loss)
+                self._patch(plugin, name, lambda loss, module: loss)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore what was removed."""
@@ -115,10 +115,6 @@ def _never_saves_after_batch(owner: Any, hook: str) -> bool:
     )
 
 
-def _no_op() -> None:
-    pass
-
-
 def _count_zero_grad(trainer: L.Trainer, optimizer: Optimizer) -> None:
     """Update the progress counters as Lightning does around the hook."""
     progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad
@@ -132,17 +128,9 @@ def _is_validation_epoch(trainer: L.Trainer, enabled: bool) -> bool:
     return enabled and (every is None or (trainer.current_epoch + 1) % every == 0)
 
 
-def _identity_loss(loss: Tensor, module: L.LightningModule) -> Tensor:
-    return loss
-
-
 def _step_arguments(takes_batch_idx: bool, kwargs: dict[str, Any], batch: Any, batch_idx: int) -> dict[str, Any]:
     """Arguments of ``training_step``; Lightning inspects its signature at each step."""
     return {**kwargs, "batch": batch, "batch_idx": batch_idx} if takes_batch_idx else {**kwargs, "batch": batch}
-
-
-def _identity_batch(batch: Any, dataloader_idx: int = 0) -> Any:
-    return batch
 
 
 def _transfer(owner: Any, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:

@@ -106,7 +106,9 @@ class ArrowDataset:
         local = rows - self._starts[owners]
         if self._windows is None:
             places = zip(owners.tolist(), local.tolist(), strict=True)
-            return torch.stack([self._decode(self._chunks[owner][row].as_py(), row) for owner, row in places])
+            images = (_image_source(self._chunks[owner][row].as_py(), self.columns[0], row) for owner, row in places)
+            shape = (self.shape[0], self.shape[1], self.shape[2])
+            return torch.stack([read_image(path, shape, contents) for path, contents in images])
         found = self._windows[self._addresses[owners] + local * self._windows.itemsize]
         return self._reshape(found.view(self._chunks[0].dtype).reshape(len(rows), -1))
 
@@ -133,10 +135,6 @@ class ArrowDataset:
         memory = np.frombuffer(pa.foreign_buffer(low, high - low, base=chunks), np.uint8)
         size = chunks[0][:1].nbytes
         self._windows, self._addresses = strided_windows(memory, 0, len(memory) - size + 1, size), addresses - low
-
-    def _decode(self, value: Any, row: int) -> Tensor:
-        path, contents = _image_source(value, self.columns[0], row)
-        return read_image(path, (self.shape[0], self.shape[1], self.shape[2]), contents)
 
     def _reshape(self, inputs: Array) -> Tensor:
         if inputs[0].size != math.prod(self.shape):

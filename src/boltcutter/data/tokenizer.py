@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -142,13 +142,8 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> str:
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[EOS], initial_alphabet=sorted(alphabet), show_progress=False
     )
-    tokenizer.train_from_iterator(_decoded(texts), trainer)
+    tokenizer.train_from_iterator((text.decode(errors="replace") for text in texts), trainer)
     return str(tokenizer.to_str())
-
-
-def _decoded(texts: Iterable[bytes]) -> Iterator[str]:
-    for text in texts:
-        yield text.decode(errors="replace")
 
 
 @cache

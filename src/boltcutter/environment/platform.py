@@ -97,8 +97,9 @@ def export_torchrun_env(env: MutableMapping[str, str] = os.environ) -> None:
     elif local_world_size:
         variables[DEVICES] = local_world_size
     if info.num_nodes > 1 or "LOCAL_RANK" in env:
-        port = job_port(info.job) if info.job else 29500
-        variables |= {name: value for name, value in _rendezvous(info, port).items() if not env.get(name)}
+        port = info.master_port or (job_port(info.job) if info.job else 29500)
+        rendezvous = {"MASTER_ADDR": info.master_addr or "127.0.0.1", "MASTER_PORT": port}
+        variables |= {name: value for name, value in rendezvous.items() if not env.get(name)}
     env.update({name: str(value) for name, value in variables.items()})
 
 
@@ -153,10 +154,6 @@ def detect(env: Env) -> NodeInfo | None:
                 "one of them"
             )
     return next(iter(several or infos), None)
-
-
-def _rendezvous(info: NodeInfo, port: int) -> dict[str, str]:
-    return {"MASTER_ADDR": info.master_addr or "127.0.0.1", "MASTER_PORT": info.master_port or str(port)}
 
 
 def _local_world_size(env: MutableMapping[str, str], info: NodeInfo) -> int | None:

@@ -249,8 +249,9 @@ class Task(L.LightningModule, ABC):
         if overridden or norm is None or not gradient_clip_val or gradient_clip_algorithm not in (None, "norm"):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif norm.device.type != "cpu" or norm.item() > gradient_clip_val:  # no synchronization with a GPU
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, norm)
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            if gradients:  # nn.utils.clip_grads_with_norm_ takes half as long again
+                torch._foreach_mul_(gradients, (gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the state of the training metrics within the epoch, of each data-parallel rank."""
