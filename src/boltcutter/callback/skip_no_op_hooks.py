@@ -56,7 +56,7 @@ class SkipNoOpHooks(Callback):
         # Lightning checks for each batch whether these are overridden.
         if not any(overrides_hook(hook, owner) for hook in AROUND_TRANSFER for owner in owners):
             mover = owners[-1] if overrides_hook("transfer_batch_to_device", owners[-1]) else pl_module
-            self._patch(pl_module, "_on_before_batch_transfer", lambda batch, dataloader_idx=0: batch)
+            self._patch(pl_module, "_on_before_batch_transfer", _identity_batch)
             self._patch(pl_module, "_apply_batch_transfer_handler", partial(_transfer, mover))
         # Preemption already synchronizes signals; Lightning would broadcast at each step, and wait for the device.
         if handles_signals(callbacks):
@@ -131,6 +131,11 @@ def _is_validation_epoch(trainer: L.Trainer, enabled: bool) -> bool:
 def _step_arguments(takes_batch_idx: bool, kwargs: dict[str, Any], batch: Any, batch_idx: int) -> dict[str, Any]:
     """Arguments of ``training_step``; Lightning inspects its signature at each step."""
     return {**kwargs, "batch": batch, "batch_idx": batch_idx} if takes_batch_idx else {**kwargs, "batch": batch}
+
+
+# Not lambdas: a dataset that refers to the module is pickled for workers.
+def _identity_batch(batch: Any, dataloader_idx: int = 0) -> Any:
+    return batch
 
 
 def _transfer(owner: Any, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
