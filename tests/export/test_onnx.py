@@ -72,6 +72,18 @@ def test_a_convolutional_network_computes_in_int8(tmp_path: Path) -> None:
     assert nodes[-1].op_type == "Softmax"  # in float32
 
 
+def test_rare_activations_do_not_widen_the_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = torch.randint(0, 32, (64, 1, 16, 16), dtype=torch.uint8)
+    program = TaskProgram(Classification(ConvNet((1, 16, 16), 5), optimizer=ADAM), (images, torch.zeros(64)), {})
+    images[0, 0, 0, 0] = 255
+    StaticInt8().write(program, tmp_path / "int8.onnx", lambda: iter([(images[:32],), (images[32:],)]))
+    graph = onnx.load(tmp_path / "int8.onnx").graph
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    first = next(node for node in graph.node if node.op_type == "QuantizeLinear")
+    assert constants[first.input[1]] * 255 == pytest.approx(31 / 255, rel=0.05)
+    assert "histogram" not in capsys.readouterr().out
+
+
 def test_layers_with_bias_are_split_for_int4(tmp_path: Path) -> None:
     task = Classification(MLP((64,), 5, hidden_sizes=[64]), optimizer=ADAM)
     program = TaskProgram(task, (torch.randn(4, 64), torch.zeros(4)), {})
@@ -101,3 +113,7 @@ def test_calibration_stops_after_the_samples() -> None:
     while (feed := found.get_next()) is not None:
         sizes.append(len(feed["x"]))
     assert sizes == [4, 4, 2]
+    found.set_range(1, 2)
+    feed = found.get_next()
+    assert feed is not None
+    assert (len(found), feed["x"].shape, found.get_next()) == (3, (4, 2), None)
