@@ -94,8 +94,10 @@ def save(program: ExportedProgram, path: Path) -> None:
         torch.export.save(program, scratch)
         with zipfile.ZipFile(scratch) as plain, zipfile.ZipFile(path, "w") as packed:
             for entry in plain.infolist():
-                method = zipfile.ZIP_DEFLATED if entry.file_size > 256 else zipfile.ZIP_STORED
-                packed.writestr(entry.filename, plain.read(entry), method)
+                name = entry.filename.partition("/")[2]
+                if name != ".data/serialization_id":  # which is optional
+                    method = zipfile.ZIP_DEFLATED if entry.file_size > 256 else zipfile.ZIP_STORED
+                    packed.writestr(f"m/{name}", plain.read(entry), method)  # short, since each entry has it twice
 
 
 def fold_batch_norms(program: Program, captured: ExportedProgram) -> None:
