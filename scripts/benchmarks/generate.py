@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks import harness
-from benchmarks.harness import ROOT, TRAIN, BenchmarkError, Process, ratio
+from benchmarks.harness import ROOT, TRAIN, BenchmarkError, Process, ratio_of_turns
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
 from boltcutter.run import folder as run
@@ -53,23 +53,23 @@ def main(project: Project, overrides: list[str]) -> None:
         for _ in range(int(chosen["rounds"])):
             for name, predictor in predictors.items():
                 tokens = {}
-                for cached in (True, False):
-                    tokens[cached], seconds = generate(predictor.task, cached)
-                    speed[name][cached].append(TOKENS / seconds)
+                for use_cache in (True, False):
+                    tokens[use_cache], seconds = generate(predictor.task, use_cache)
+                    speed[name][use_cache].append(TOKENS / seconds)
                 same[name] = statistics.mean(a == b for a, b in zip(*tokens.values(), strict=True))
                 if same[name] < 1 and name in EXACT:
                     raise BenchmarkError(f"{name}: {same[name]:.0%} of the tokens are the same with the cache")
-    ratios = [
-        ratio(f"tokens with cache, {name}", found[True], "without", found[False], TARGET, least=True)
-        for name, found in speed.items()
-    ]
+    ratios = []
+    for name, found in speed.items():
+        cached, without = ([[rate] for rate in found[key]] for key in (True, False))
+        ratios.append(ratio_of_turns(f"tokens with cache, {name}", cached, "without", without, TARGET, least=True))
     rates = {name: {"with": found[True], "without": found[False]} for name, found in speed.items()}
     harness.report("generate", Path(chosen["folder"]), ratios, {"tokens_per_second": rates, "same_tokens": same})
 
 
-def generate(task: Any, cached: bool) -> tuple[list[int], float]:
+def generate(task: Any, use_cache: bool) -> tuple[list[int], float]:
     """Tokens that follow the prompt, and the time in seconds."""
-    task.model.supports_cache = cached
+    task.model.supports_cache = use_cache
     prompt = torch.tensor(list(b"# Serve predictions over HTTP"[:PROMPT]))
     list(task.generate(prompt, 2, temperature=0))  # warm-up
     begin = time.perf_counter()

@@ -41,5 +41,5 @@ def gpt(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("exported") / "gpt"
     done = script("train", *GPT, *SMALL, *QUICK[:2], f"folder={run}")
     assert done.returncode == 0, done.stderr
-    export(script, run, "[onnx,int4]")
+    export(script, run, "[onnx,int4,int8-static]")
     return run

@@ -56,7 +56,7 @@ def test_text_is_continued_as_by_the_checkpoint(script: Script, gpt: Path) -> No
         assert found.stdout == expected.stdout != ""
 
 
-@pytest.mark.parametrize("export", ["onnx", "int4"])
+@pytest.mark.parametrize("export", ["onnx", "int8-static", "int4"])
 def test_a_cache_gives_the_same_text(gpt: Path, export: str) -> None:
     model = ExportedModel(gpt, export)
     task = LanguageModeling(model, optimizer=partial(torch.optim.SGD, lr=0.1))

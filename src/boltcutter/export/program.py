@@ -77,7 +77,11 @@ class Program(nn.Module):
         """Return the outputs, in float32."""
         if self.dtype != torch.float32:
             inputs = tuple(tensor.to(self.dtype) if tensor.dtype == torch.float32 else tensor for tensor in inputs)
-        return tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in self.run(*inputs).values())
+        # Conversions that do nothing are nodes of the graph, too, for each tensor of a cache.
+        return tuple(
+            tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float32 else tensor
+            for tensor in self.run(*inputs).values()
+        )
 
     @property
     def dimensions(self) -> dict[int, str]:
