@@ -98,7 +98,7 @@ MISTAKES = [
     ("model=null", "task.model=null: ", "Module"),
     ("~task", "task=null: ", "LightningModule"),
     ("optimizer=null", "task.optimizer=null: ", "Callable[..., Optimizer]"),
-    ("data=null", "model.input_shape: ${data.shape} ", "--print"),
+    ("data=null", "model.input_shape: ${data.shape} ", "set model.input_shape="),
     # Calls.
     ("optimizer._target_=torch.optim.Adamm", "optimizer._target_: ", "did you mean Adam?"),
     ("optimizer._target_=torch.optimm.Adam", "optimizer._target_: ", "did you mean optim?"),
@@ -121,7 +121,7 @@ MISTAKES = [
     ("optimizer.lr=${oc.envv:X}", "optimizer.lr: ", "oc.envv"),
     ("name=${name}", "name: ", "correct the reference"),
     ("optimizer.lr=${", "optimizer.lr=${: ", "correct the value"),
-    ("~seed", "data.seed: ${seed} ", "--print"),
+    ("~seed", "data.seed: ${seed} ", "set data.seed="),
     # Values that a constructor refuses.
     ("seed=-1", "seed=-1 ", "try 0"),
     ("data.batch_size=-4", "data.batch_size=-4 ", "try 64"),

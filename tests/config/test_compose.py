@@ -162,6 +162,18 @@ def split(overrides: str) -> list[str]:
     return found
 
 
+def test_an_option_in_place_of_keys_is_refused(project: Project) -> None:
+    write(project.root, "experiment/flat", "m: b")
+    with pytest.raises(ConfigError, match=r"^experiment=flat: 'm: b' sets no key; write it under defaults$"):
+        compose(project, ["experiment=flat"])
+
+
+def test_an_option_that_is_not_selected_is_named(project: Project) -> None:
+    write(project.root, "callback/early", "early: {patience: 3}")
+    with pytest.raises(ConfigError, match=r"select it by callback=\[default,early\]$"):
+        compose(project, ["+callback=null", "callback.early.patience=1"])
+
+
 SYNTAX = "write group=option, key=value, +key=value or ~key"
 
 

@@ -230,6 +230,7 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
         ({"other": {"_target_": f"{OWN}.Derived", "sise": 1}}, "other.sise: Derived takes no such argument; did you"),
         ({"other": {"_target_": f"{OWN}.Derived", "size": "x"}}, "other.size=x: expected int"),
         ({"box": {"pair": "1,2"}}, "box.pair=1,2: expected tuple[float, float]; did you mean [1,2]?"),
+        ({"other": {"size": 1}}, "other={size: 1}: expected Closed | null; add other._target_, the path of a class"),
         ({"names": "a"}, "names=a: expected Sequence[str]; did you mean [a]?"),
         ({"box": {"pair": "a,b"}}, "box.pair=a,b: expected tuple[float, float]"),
         ({"other": {"_target_": f"{TOOLS}.Hidden", "size": 1}}, "other.size: Hidden takes no such argument"),

@@ -420,7 +420,10 @@ def test_invalid_settings_are_one_line_errors() -> None:
         ValueError, match=r"^data.split=\[0.5, 0.5, 0.5\] must be three positive fractions that add up to 1"
     ):
         split_indices(10, (0.5, 0.5, 0.5), 0)
-    with pytest.raises(ValueError, match=r"^data: a fraction of 0.15 of 2 samples cannot be split off: .+$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^data: a fraction of 0.15 of 2 samples cannot be split off: .+; add samples, or",
+    ):
         split_indices(2, (0.7, 0.15, 0.15), 0, np.array([0, 1]))
     with pytest.raises(ValueError, match=r"data.num_workers=-1"):
         Numbers(num_workers=-1)

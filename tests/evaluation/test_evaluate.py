@@ -78,6 +78,8 @@ def test_the_training_split_is_evaluated_completely(script: Script, trained: Pat
         ([], "run is not set"),
         (["runs/digits"], "run is not set; use run=<folder of a run>, as in run=runs/digits\n"),
         (["run=nowhere"], "nowhere: no run there"),
+        (["run={trained}", "model=linear"], "its weights do not fit the model; remove overrides of the model"),
+        (["run={trained}/record.json"], "record.json: no run there"),
         (["run={trained}", "split=tset"], "split=tset: expected train, val or test; did you mean test?"),
         (
             ["run={trained}", "ckpt=other.ckpt"],

@@ -54,10 +54,14 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
                 raise ConfigError(
                     f"{group}={_label(option)}: only an experiment's defaults can pick {', '.join(others)}"
                 )
+    for group, option in plain(experiment or DictConfig({})).items():
+        if isinstance(option, str) and project.has_group(group):
+            label = _label(options["experiment"])
+            raise ConfigError(f"experiment={label}: '{group}: {option}' sets no key; write it under defaults")
     cfg = merge(cfg, experiment or DictConfig({}))
     cfg.choices = {**cfg.get("choices", {}), **{group: _label(option) for group, option in options.items()}}
     for key, text in values:
-        _set(cfg, key, text)
+        _set(project, cfg, key, text)
     _refuse_secrets(cfg)
     _anchor_paths(project, cfg, [key.lstrip("+~") for key, _ in values])
     if "task" in picks:  # in place of the experiment's, which may refer to other groups
@@ -212,7 +216,7 @@ def _read(path: Path) -> tuple[DictConfig, Any]:
     return cfg, defaults
 
 
-def _set(cfg: DictConfig, key: str, text: str) -> None:
+def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
     """Set ``key``, add ``+key`` or delete ``~key``; ``instantiate.check`` validates the arguments of a ``_target_``."""
     parent, _, leaf = key.lstrip("+~").rpartition(".")
     parent = resolve_reference(cfg, parent)
@@ -229,6 +233,9 @@ def _set(cfg: DictConfig, key: str, text: str) -> None:
         alike = difflib.get_close_matches(path, [p for p in everything if p.endswith(f".{leaf}")], 1, cutoff=0)
         near = f"; did you mean {alike[0]}?" if alike else hint(path, everything)
         adds = f"; +{path}=… adds it" if is_map(node) and parent and key[0] != "~" else "; --print shows all"
+        group, _, name = parent.partition(".")
+        if group == "callback" and name in project.groups().get(group, {}):
+            near = f"; select it by callback=[default,{name}]"
         raise ConfigError(f"{path}: no such key{near or adds}")
     if key[0] == "~":
         del node[int(leaf) if isinstance(node, ListConfig) else leaf]

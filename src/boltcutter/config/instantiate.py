@@ -203,4 +203,6 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]
     near = (
         f"; did you mean [{value}]?" if listed else _of_old_package(value) or hint(str(value), literal_values(wanted))
     )
+    if isinstance(value, dict) and "_target_" not in value:
+        near = f"; add {path}._target_, the path of a class"
     yield path, f"={shown}: expected {type_name(wanted)}{near}"

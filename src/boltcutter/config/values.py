@@ -71,7 +71,7 @@ def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
         return f"{where}: environment variable {unset[1]} is not set; export {unset[1]}=…"
     if key := re.search(r"Interpolation key '(.+)' not found|Error trying to access (.+): node", text):
         name = key[1] or key[2]
-        near = hint(name, (path for path in paths(cfg) if path != where), 0.8) if key[1] else ""
+        near = hint(name, (path for path in paths(cfg) if path != where), 0.75) if key[1] else ""
         return f"{where}: ${{{name}}} refers to nothing{near or f'; set {where}=…, or add {name}'}"
     return f"{where}: {text}; correct the reference"
 

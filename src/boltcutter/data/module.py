@@ -390,6 +390,7 @@ def split_off(
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"data: a fraction of {fraction:.2f} of {len(indices)} samples cannot be split off: {reason}"
+            f"data: a fraction of {fraction:.2f} of {len(indices)} samples cannot be split off: {reason.rstrip('.')}; "
+            "add samples, or remove rare classes"
         ) from None
     return np.sort(remaining), np.sort(taken)

@@ -127,6 +127,7 @@ class Tabular(DataModule):
             if missing:
                 raise ValueError(
                     f"data.{setting}: {self._name} has no column {', '.join(missing)}; it has {_column_names(table)}"
+                    + ("; separate columns by commas" if len(table.columns) == 1 else "")
                 )
         return table
 

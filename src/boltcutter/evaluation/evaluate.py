@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,9 +89,10 @@ def score(components: Components, checkpoint: str | None, output: Path, split: s
             evaluate = components.trainer.test
             if split != "test":
                 owner.test_dataloader = partial(_loader, owner, split)
-        found = evaluate(
-            components.task, datamodule=components.data, ckpt_path=checkpoint, verbose=False, weights_only=True
-        )
+        with explain_mismatch(checkpoint):
+            found = evaluate(
+                components.task, datamodule=components.data, ckpt_path=checkpoint, verbose=False, weights_only=True
+            )
     finally:
         callbacks.remove(writer)
     logged = {name: float(value) for of_loader in found for name, value in of_loader.items()}
@@ -98,6 +101,21 @@ def score(components: Components, checkpoint: str | None, output: Path, split: s
         output.mkdir(parents=True, exist_ok=True)
         write_text(output / "metrics.json", json.dumps(scores, indent=2) + "\n")
     return scores
+
+
+@contextmanager
+def explain_mismatch(checkpoint: str | None) -> Iterator[None]:
+    """Convert Lightning's error about weights that do not fit.
+
+    Raises:
+        ConfigError: The checkpoint is from another model.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "loading state_dict" not in str(error):
+            raise
+        raise ConfigError(f"{checkpoint}: its weights do not fit the model; remove overrides of the model") from error
 
 
 def _loader(owner: Any, split: str) -> Any:

@@ -20,6 +20,7 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.data.batches import count_samples
 from boltcutter.environment.warnings import filter_warnings
+from boltcutter.evaluation.evaluate import explain_mismatch
 from boltcutter.evaluation.outcomes import to_columns
 from boltcutter.evaluation.table import Table, concatenate, count_rows, write_csv
 from boltcutter.project import Project
@@ -76,7 +77,10 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     table = predict(components, model, inputs)
     if components.trainer.is_global_zero:
         output = Path(special.get("output") or folder / "predictions.csv")
-        write_csv(output, table)
+        try:
+            write_csv(output, table)
+        except OSError as error:
+            raise ConfigError(f"output={output}: cannot be written ({error.strerror}); choose another file") from error
         print(f"{count_rows(table)} predictions: {remote.show(output)}")
         remote.push(folder)
     return table
@@ -100,7 +104,8 @@ def predict(components: Components, model: str | ExportedModel, inputs: list[Pat
     if not isinstance(model, str):
         return _table(model.predict(inputs_read, data.batch_size), names, list(data.classes), data.kind)
     loader = DataLoader(TensorDataset(inputs_read), batch_size=data.batch_size)
-    found: Any = components.trainer.predict(components.task, loader, ckpt_path=model, weights_only=True)
+    with explain_mismatch(model):
+        found: Any = components.trainer.predict(components.task, loader, ckpt_path=model, weights_only=True)
     return _table(torch.cat(found).float(), names, list(data.classes), data.kind)
 
 

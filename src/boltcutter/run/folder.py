@@ -162,7 +162,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     try:
         found: dict[str, Any] = json.loads((folder / "record.json").read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{folder}: no run there (record.json is missing); give the folder of a run") from None
     except ValueError as error:
         raise ConfigError(f"{folder}/record.json is damaged ({error}); restore it from a copy") from None

@@ -63,7 +63,7 @@ class BreastCancer(DataModule):
 def _read_rows(path: Path) -> np.ndarray:
     try:
         rows = np.loadtxt(path, delimiter=",", ndmin=2)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {str(error).rstrip('.')}; give a CSV file of numbers, without a header") from None
     if rows.shape[1] != 30:
         raise ValueError(f"{path}: {rows.shape[1]} columns; give the 30 measurements of each tumor")
