@@ -15,8 +15,8 @@ from boltcutter.protocols import SavesShards, WaitsForWrites
 GIB = 2**30
 
 
-class MonitorNotLoggedError(RuntimeError):
-    """The metric that selects the best checkpoint is not logged."""
+class MetricNotLoggedError(RuntimeError):
+    """A callback or scheduler monitors a metric that is not logged."""
 
     hide_traceback = True  # needs no traceback
 
@@ -120,7 +120,7 @@ class BestCheckpoint(ModelCheckpoint):
             super()._save_topk_checkpoint(trainer, monitor_candidates)
         elif trainer.fit_loop.epoch_loop.val_loop._has_run:
             logged = ", ".join(sorted(monitor_candidates.keys() - {"epoch", "step"})) or "none"
-            raise MonitorNotLoggedError(
+            raise MetricNotLoggedError(
                 f"callback.best.monitor={self.monitor} is not logged (logged metrics: {logged}); set "
                 "callback.best.monitor and callback.best.mode, or callback.best=null"
             )

@@ -111,9 +111,9 @@ class ThroughputMonitor(Callback):
             return  # a third-party module may need more than the first tensor
         if pl_module.kind == "language_modeling":
             self.tokens = inputs.numel() // len(inputs)
-        peak = (
-            self.peak_tflops * 1e12 if self.peak_tflops else device_peak_flops(pl_module.device, str(trainer.precision))
-        )
+        peak = self.peak_tflops * 1e12 if self.peak_tflops else None
+        if peak is None and pl_module.device.type == "cuda":
+            peak = peak_flops(torch.cuda.get_device_name(pl_module.device), str(trainer.precision))
         few = inputs[:2]  # few enough for dp to use one device; FLOPs on other threads are not counted
         model = find_model(pl_module)
         flops = count_flops(model if isinstance(model, nn.Module) else pl_module, few) if peak else None
@@ -167,11 +167,6 @@ def data_wait_seconds(trainer: L.Trainer) -> float | None:
     """Seconds that training has waited for its loader, if the loader measures them."""
     loader = trainer.train_dataloader
     return loader.wait_seconds if isinstance(loader, MeasuresWaiting) else None
-
-
-def device_peak_flops(device: torch.device, precision: str) -> float | None:
-    """Peak FLOPS of a device, if known."""
-    return peak_flops(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
 
 def peak_memory(device: torch.device) -> int:

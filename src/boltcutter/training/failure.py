@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from boltcutter.callback.checkpoint import MetricNotLoggedError
 from boltcutter.config.errors import ConfigError
 from boltcutter.protocols import HasBatchSize, data_parallel
 
@@ -45,12 +46,6 @@ class RankLostError(RuntimeError):
 
 class UnusedParametersError(RuntimeError):
     """DDP waits for gradients of parameters that the loss does not depend on."""
-
-    hide_traceback = True
-
-
-class MetricNotLoggedError(RuntimeError):
-    """A callback or scheduler monitors a metric that is not logged."""
 
     hide_traceback = True
 
