@@ -46,9 +46,9 @@ Train = Callable[..., None]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Use two workers for the whole quick suite; none for selected or slow tests."""
+    """Use three workers for the whole quick suite, as tests wait for processes; none for selected or slow tests."""
     selected = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword or config.option.usepdb
-    return 0 if selected or "not slow" not in config.option.markexpr else 2
+    return 0 if selected or "not slow" not in config.option.markexpr else 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
