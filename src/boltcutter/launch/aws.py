@@ -51,15 +51,7 @@ def image_region(image: str) -> str | None:
 
 
 def client(service: str, region: str | None) -> Any:
-    """Return a client of a service, which gives up after about a minute if nothing answers.
-
-    Args:
-        service: Name of the service, such as ec2.
-        region: Region; None: that of the environment or of the profile.
-
-    Raises:
-        ValueError: boto3 is not installed, or the region is not known.
-    """
+    """Return a client of a service, which gives up after about a minute if nothing answers."""
     try:
         import boto3
         from botocore.config import Config

@@ -100,11 +100,7 @@ class AwsBatchLauncher(CloudLauncher):
         aws.check_credentials(self.region)
 
     def create(self, job: Job, file: Path) -> str:
-        """Submit the job; returns its ARN.
-
-        Raises:
-            UnclearSubmissionError: AWS did not answer.
-        """
+        """Submit the job; returns its ARN."""
         request, client = json.loads(file.read_text()), aws.client("batch", self.region)
         with aws.as_value_errors():
             self._check_definition(client, job)

@@ -41,14 +41,7 @@ REMEDIES = {
 
 
 def workspace_path(settings: Mapping[str, str | None]) -> str:
-    """Return the path of the workspace from the settings, the environment or the ``config.json`` of Azure ML.
-
-    Args:
-        settings: Values of ``launch.subscription``, ``launch.resource_group`` and ``launch.workspace``.
-
-    Raises:
-        ValueError: A part is not set, or malformed.
-    """
+    """Return the path of the workspace from the settings, the environment or the ``config.json`` of Azure ML."""
     file = next(filter(Path.is_file, map(Path, ("config.json", ".azureml/config.json"))), None)
     known = json.loads(file.read_text()) if file else {}
     values = []
@@ -68,14 +61,7 @@ def workspace_path(settings: Mapping[str, str | None]) -> str:
 
 
 def connect(endpoint: str) -> PipelineClient[Any, Any]:
-    """Return a client with the credentials of az login, of the environment or of this machine.
-
-    Args:
-        endpoint: Address of Azure Resource Manager.
-
-    Raises:
-        ValueError: There are none, or they are rejected.
-    """
+    """Return a client with the credentials of az login, of the environment or of this machine."""
     try:
         from azure.core import PipelineClient
         from azure.core.exceptions import ClientAuthenticationError
@@ -127,10 +113,6 @@ def call(
 
 def request_body(content: Mapping[str, Any], workspace: str) -> dict[str, Any]:
     """Convert a job file to what Azure Resource Manager expects, as ``az ml job create`` does.
-
-    Args:
-        content: The job file.
-        workspace: Path of the workspace.
 
     Source: https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update#commandjob.
     """

@@ -43,14 +43,7 @@ def check_size(root: Path, folder: Path, max_mb: float) -> None:
 
 
 def pack(folder: Path) -> Path:
-    """Write ``job.tar.gz`` with the code and the record of a run; the same content gives the same bytes.
-
-    Args:
-        folder: Folder of a run, with a snapshot of the code.
-
-    Returns:
-        The file.
-    """
+    """Write ``job.tar.gz`` with the code and the record of a run; the same content gives the same bytes."""
     target = folder / BUNDLE
     files = [file for file in (folder / CODE).rglob("*") if file.is_file() or file.is_symlink()]
     files += [file for name in RECORD if (file := folder / name).is_file()]
@@ -79,11 +72,7 @@ def _archive(out: IO[bytes], folder: Path, files: Iterable[Path]) -> None:
 
 
 def unpack(bundle: Path, folder: Path) -> None:
-    """Unpack a bundle, by gzip or xz, into a folder; entries that lead out of it are refused.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
+    """Unpack a bundle, by gzip or xz, into a folder; entries that lead out of it are refused."""
     try:
         packed = bundle.read_bytes()
         compression = lzma if packed.startswith(b"\xfd7zXZ") else gzip
@@ -99,11 +88,7 @@ def unpack(bundle: Path, folder: Path) -> None:
 
 
 def _checked(entry: tarfile.TarInfo, folder: Path) -> tarfile.TarInfo:
-    """Return an entry that is a file, a folder or a relative link inside of the folder, with those extracted so far.
-
-    Raises:
-        TarError: It is not.
-    """
+    """Return an entry that is a file, a folder or a relative link inside of the folder, with those extracted so far."""
     place = (folder / entry.name).resolve()
     target = (place.parent / entry.linkname).resolve() if entry.issym() else place
     is_inside = place.is_relative_to(folder) and target.is_relative_to(folder)

@@ -51,15 +51,7 @@ class Settings:
 
 
 def main(project: Project, arguments: list[str]) -> None:
-    """Launch a run, or query or cancel launched runs.
-
-    Args:
-        project: Project whose configuration is used.
-        arguments: A verb with its arguments, or overrides of ``launch`` and of training.
-
-    Raises:
-        ConfigError: There are mistakes, or the job was rejected.
-    """
+    """Launch a run, or query or cancel launched runs."""
     filter_warnings()
     flags = [argument for argument in arguments if argument in FLAGS]
     rest = [argument for argument in arguments if argument not in FLAGS]
@@ -169,13 +161,7 @@ def is_launch_override(override: str) -> bool:
 def read_launcher(
     project: Project, overrides: Sequence[str], earlier: DictConfig | None = None
 ) -> tuple[DictConfig, Launcher]:
-    """Compose the launch settings from the project, the user's own file and overrides, and build the launcher.
-
-    Args:
-        project: Project whose configuration is used.
-        overrides: Command-line overrides.
-        earlier: Settings of the previous launch of the run, which the overrides change.
-    """
+    """Compose the launch settings from the project, the user's own file and overrides, and build the launcher."""
     special, _ = run.split_overrides(overrides, "launch")
     rest = [o for o in overrides if is_launch_override(o) and not o.startswith("launch=")]
     picked = parse("launch", special.get("launch") or "null")
@@ -242,11 +228,7 @@ def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
 
 
 def count_devices(devices: Any) -> int:
-    """Return the number of devices on each node.
-
-    Raises:
-        ConfigError: It is not set explicitly.
-    """
+    """Return the number of devices on each node, which must be set explicitly."""
     if isinstance(devices, list) and devices:
         return len(devices)
     if isinstance(devices, int) and devices > 0:

@@ -47,11 +47,7 @@ def render_job(ec2: EC2Launcher, job: Job, request: dict[str, Any]) -> str:
 
 
 def read_job(text: str) -> dict[str, Any]:
-    """Return the arguments of ``run_instances`` in a rendered job.
-
-    Raises:
-        ValueError: They are missing.
-    """
+    """Return the arguments of ``run_instances`` in a rendered job."""
     found = [re.search(rf"<<'{name}' .*?\n(.*?)\n{name}\n", text, re.DOTALL) for name in ("REQUEST", "USER_DATA")]
     if not found[0] or not found[1]:
         raise ValueError("job.sh: has no REQUEST and USER_DATA; launch the run again")

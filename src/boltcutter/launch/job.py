@@ -184,11 +184,7 @@ def quote(text: str) -> str:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Check the variables that a job script sets.
-
-    Raises:
-        ValueError: A name is invalid or looks like a secret.
-    """
+    """Raise ValueError for a variable of a job script whose name is invalid or looks like a secret."""
     for name in environment:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
             raise ValueError(f"launch.environment.{name!r} is not a valid variable name; use letters, digits and _")
@@ -200,11 +196,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def check_control_characters(name: str, value: object) -> None:
-    """Check that a string, or the items of a list or mapping, have no control characters.
-
-    Raises:
-        ValueError: One has.
-    """
+    """Raise ValueError for control characters in a string, or in the items of a list or mapping."""
     if isinstance(value, dict):
         value = [part for pair in value.items() for part in pair]
     for text in value if isinstance(value, list) else [value]:

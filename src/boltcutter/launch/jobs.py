@@ -33,9 +33,6 @@ def run_verb(verb: str, place: Path, *, follow: bool) -> None:
         verb: ``status``, ``logs``, ``cancel`` or ``fetch``.
         place: Folder of a run or of an array.
         follow: Whether to follow logs until the runs have ended.
-
-    Raises:
-        ConfigError: There is no such run, or it was not launched.
     """
     folders = [file.parent for file in sorted(place.glob("*/record.json"))]
     functions: dict[str, Callable[..., None]] = {"status": show_status, "logs": show_logs}
@@ -69,11 +66,7 @@ def cancel(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
 
 
 def fetch(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
-    """Download a run from the storage of its platform.
-
-    Raises:
-        ValueError: It is on this machine's disk already.
-    """
+    """Download a run from the storage of its platform."""
     if not isinstance(launcher, CloudLauncher):
         raise ValueError(f"run={display_path(folder)}: nothing to fetch; the run is in this folder")
     names = launcher.fetch(folder)
@@ -92,14 +85,7 @@ def refresh(launcher: Launcher, *folders: Path) -> None:
 
 
 def list_runs(runs: Path) -> None:
-    """Print a line for each run of the project, the newest last, then one for each other job of the user.
-
-    Args:
-        runs: Parent folder of the runs.
-
-    Raises:
-        ConfigError: The state of some runs is unknown; all others are printed.
-    """
+    """Print a line for each run of the project, the newest last, then one for each other job of the user."""
     found = [file for depth in ("*/*", "*/*/*") for file in runs.glob(f"{depth}/record.json")]
     faults = dict[str, None]()
     for file in sorted(found, key=lambda file: file.stat().st_mtime):

@@ -46,15 +46,7 @@ def arguments(idle_minutes: float | None) -> list[str]:
 
 
 def prepare(project: Path, idle_minutes: float) -> list[str]:
-    """Write a new token, and return the arguments of the Python interpreter that start JupyterLab.
-
-    Args:
-        project: Root of the project, which is the root of the file browser.
-        idle_minutes: See ``arguments``.
-
-    Raises:
-        ConfigError: JupyterLab is not installed.
-    """
+    """Write a new token, and return the arguments of the Python interpreter that start JupyterLab."""
     if find_spec("jupyterlab") is None:
         raise ConfigError(
             "jupyterlab is not installed on this node; pip install 'boltcutter[jupyter]' in its environment"

@@ -91,11 +91,7 @@ class LocalLauncher(Launcher):
         return Status("running" if alive else "ended", f"process {found[1]}")
 
     def cancel(self, job_id: str) -> None:
-        """Send SIGTERM to the process group, on which the run saves and ends.
-
-        Raises:
-            ValueError: The run is on another host.
-        """
+        """Send SIGTERM to the process group, on which the run saves and ends."""
         status = self.status(job_id)
         if status.state == "unknown":
             raise ValueError(f"run: {status.text} can be cancelled only on that host")

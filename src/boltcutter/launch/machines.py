@@ -36,17 +36,7 @@ def find_machine(platform: str, name: str) -> Machine | None:
 
 
 def check_devices(setting: str, name: str, machine: Machine | None, job: Job) -> None:
-    """Check that a machine has the devices of a job; prints a note if the machine is not known.
-
-    Args:
-        setting: Name of the setting that selects the machine, such as launch.instance_type.
-        name: Value of this setting.
-        machine: Return value of ``find_machine``.
-        job: The job.
-
-    Raises:
-        ValueError: It has not.
-    """
+    """Raise ValueError if a machine, the value of ``setting``, has too few GPUs for a job; unknown ones are a note."""
     if not job.gpus:
         return
     if machine is None:

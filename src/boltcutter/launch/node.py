@@ -28,11 +28,7 @@ PORT = "29500"  # on the first node
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Unpack the code and replace this process by the training.
-
-    Args:
-        arguments: Command-line arguments; by default those of this process.
-    """
+    """Unpack the code and replace this process by the training."""
     parser = argparse.ArgumentParser("python -m boltcutter.launch.node", description=__doc__.partition("\n")[0])
     parser.add_argument("run", help="folder or URL of the run")
     parser.add_argument(
@@ -67,14 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def fetch_code(bundle: str) -> Path:
-    """Download and unpack a bundle.
-
-    Returns:
-        A new temporary folder with the content.
-
-    Raises:
-        ValueError: It does not exist, cannot be reached or is damaged.
-    """
+    """Download a bundle, and unpack it into a new temporary folder."""
     root = Path(tempfile.mkdtemp(prefix="boltcutter-job-"))
     file = root / BUNDLE
     try:
@@ -90,12 +79,7 @@ def fetch_code(bundle: str) -> Path:
 
 
 def create_run(root: Path, folder: Path) -> None:
-    """Copy the record of a new run into its folder; several nodes may do so at once.
-
-    Args:
-        root: Folder of the unpacked bundle.
-        folder: Folder of the run, on storage that all nodes share.
-    """
+    """Copy the record of a new run from an unpacked bundle to its folder; several nodes may do so at once."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (*RECORD[1:], RECORD[0]):  # the record last: with it, the run exists
         if (root / name).is_file() and not (folder / name).exists():
@@ -111,11 +95,7 @@ def create_run(root: Path, folder: Path) -> None:
 
 
 def check_library(root: Path) -> None:
-    """Check that the library here is the one with which the run was launched.
-
-    Raises:
-        ConfigError: It has another version.
-    """
+    """Raise ConfigError if the library here has another version than the one with which the run was launched."""
     record = root / RECORD[0]
     was = json.loads(record.read_text()).get("library", {}).get("version") if record.is_file() else None
     here = lineage.library_state(root).get("version")
@@ -133,12 +113,7 @@ def program(project: Path) -> list[str]:
 
 
 def start(project: Path, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by another one of Python, in a project.
-
-    Args:
-        project: Root of the project.
-        arguments: Arguments of the Python interpreter.
-    """
+    """Replace this process by a Python interpreter with these arguments, in a project."""
     os.chdir(project)
     path = os.pathsep.join(filter(None, [str(project / "src"), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, VARIABLE: str(project)}

@@ -198,12 +198,7 @@ class Driver:
 
 
 def missing(plan: Plan, nodes: Sequence[dict[str, float]]) -> str | None:
-    """What a cluster lacks for the plan, with the remedy; else None.
-
-    Args:
-        plan: The plan.
-        nodes: Resources of each node.
-    """
+    """What a cluster lacks for the plan, with the remedy; else None."""
     fitting = [
         node for node in nodes if all(node.get(name, 0) >= plan.devices * each for name, each in plan.resources.items())
     ]

@@ -31,11 +31,7 @@ def launch_search(
 
 
 def plan_search(project: Project, launcher: Any, overrides: Sequence[str]) -> Plan:
-    """Check the search and whether the launcher can run it.
-
-    Raises:
-        ConfigError: It cannot, or the search has mistakes.
-    """
+    """Return the search; raises ConfigError if it has mistakes, or the launcher cannot run it."""
     special, rest = run.split_overrides(overrides, "resume")
     plan = continued(project, Path(special["resume"]), rest) if special else planned(project, rest, runs_here=False)
     if not isinstance(launcher, SlurmLauncher):

@@ -20,12 +20,7 @@ def can_copy(root: Path) -> bool:
 
 
 def list_files(root: Path, run: Path) -> list[str]:
-    """List all tracked files, and untracked ones that git does not ignore, relative to the root of the project.
-
-    Args:
-        root: Root of the project.
-        run: Folder of the run, whose files are left out.
-    """
+    """List the project's tracked files, and untracked ones that git does not ignore, without those of a run's folder."""
     new = [
         name for name in lineage.list_files(root, "--others", "--exclude-standard") or () if _is_code(root / name, run)
     ]
@@ -36,11 +31,7 @@ def list_files(root: Path, run: Path) -> list[str]:
 def copy_code(root: Path, target: Path, state: dict[str, Any], library: dict[str, Any]) -> None:
     """Copy the project's files with uncommitted changes, and to ``src`` the library if it is an editable checkout.
 
-    Args:
-        root: Root of the project.
-        target: Folder for the copy; replaced if it exists.
-        state: State of the project, from ``lineage.git_state``.
-        library: State of the library, from ``lineage.library_state``.
+    The states of both, from ``lineage.git_state`` and ``library_state``, are stored in the copy.
     """
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)

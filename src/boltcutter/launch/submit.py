@@ -69,18 +69,7 @@ def start(
 
 
 def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable[[], None], resumed: bool) -> None:
-    """Save what the job reads, submit it and record its id in the folder of each run.
-
-    Args:
-        launcher: The launcher.
-        settings: Its settings.
-        job: The job.
-        prepare: Writes the folders of the runs.
-        resumed: Whether the folders may hold runs.
-
-    Raises:
-        ConfigError: A folder is in use.
-    """
+    """Create the folders of the runs by ``prepare``, submit the job and record its id in each."""
     created = [folder for folder in (job.folder, *job.run_folders) if not folder.exists()]
     for folder in job.run_folders:
         check_unused(folder, resumed)
@@ -115,11 +104,7 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable
 
 
 def check_unused(folder: Path, resumed: bool) -> None:
-    """Check that a new run has a new folder, and that no job of a resumed run is pending or running.
-
-    Raises:
-        ConfigError: The folder is in use.
-    """
+    """Raise ConfigError if a new run has no new folder, or a job of a resumed run is pending or running."""
     if not (folder / "record.json").is_file():
         return
     if not resumed:

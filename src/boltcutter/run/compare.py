@@ -53,12 +53,7 @@ class Comparison:
 
 
 def main(project: Project, overrides: list[str]) -> None:
-    """Print the differences between two runs; the exit status is 1 if metrics or weights differ.
-
-    Args:
-        project: Project whose configuration is used.
-        overrides: See ``compare``.
-    """
+    """Print the differences between two runs; the exit status is 1 if metrics or weights differ."""
     found = compare(project, overrides)
     print(found)
     if not found.identical:

@@ -62,11 +62,7 @@ def prefix_errors(setting: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
-    """Compose the configuration; ``resume=`` and ``reproduce=`` start from the configuration of an earlier run.
-
-    Raises:
-        ConfigError: An override is invalid, or the run does not exist.
-    """
+    """Compose the configuration; ``resume=`` and ``reproduce=`` start from the configuration of an earlier run."""
     special, rest = split_overrides(overrides, "resume", "reproduce")
     if len(special) == 2:
         raise ConfigError("resume and reproduce exclude each other; give one of them")
@@ -84,11 +80,7 @@ def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
 
 
 def check_resume(folder: Path, overrides: Sequence[str]) -> None:
-    """Check that no override changes a setting that a resumed run cannot change.
-
-    Raises:
-        ConfigError: An override has another value than the run.
-    """
+    """Check that no override changes a setting that a resumed run cannot change."""
     given, _ = split_overrides(overrides, "folder", "name", "runs", "init_from")
     recorded = _recorded(folder, "resume") if given else {}
     for key, text in given.items():
@@ -233,12 +225,7 @@ def save_config(cfg: DictConfig, **facts: Any) -> None:
 
 
 def create(cfg: DictConfig, root: Path) -> None:
-    """Create the run folder, unless a launcher has, and record code, packages and hardware; called on one process.
-
-    Args:
-        cfg: Checked configuration with the run folder set.
-        root: Root folder of the project.
-    """
+    """Create the run folder, unless a launcher has, and record code, packages and hardware; called on one process."""
     save_config(cfg)
     folder = Path(cfg.folder)
     record = read_record(folder)
@@ -254,13 +241,7 @@ def create(cfg: DictConfig, root: Path) -> None:
 
 
 def record_code(folder: Path, project: dict[str, Any], library: dict[str, Any]) -> None:
-    """Record the state of the project's code and of the library, and write their patches next to the record.
-
-    Args:
-        folder: Folder of the run.
-        project: Return value of ``lineage.git_state``.
-        library: Return value of ``lineage.library_state``.
-    """
+    """Record the state of the project's code and of the library, and write their patches next to the record."""
     update_record(
         folder,
         git=project | {"patch": _write_patch(folder / "code.patch", project)},

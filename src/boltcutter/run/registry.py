@@ -54,12 +54,6 @@ def location(project: Project) -> str:
 def register(project: Project, name: str, folder: Path, checkpoint: str) -> str:
     """Copy a run with one of its checkpoints to the registry, as the next version of a name.
 
-    Args:
-        project: The project.
-        name: Name of the model: letters, digits, ``_``, ``-`` and ``.``.
-        folder: Folder of the run.
-        checkpoint: Path or URL of the checkpoint.
-
     Returns:
         The reference of the version, such as ``registry:digits@v3``.
 
@@ -83,11 +77,7 @@ def register(project: Project, name: str, folder: Path, checkpoint: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Check the name of a model.
-
-    Raises:
-        ConfigError: It has other characters.
-    """
+    """Check the name of a model."""
     if not NAME.fullmatch(name):
         raise ConfigError(f"export.register={name}: not a name; use letters, digits, _, - and .")
 
@@ -234,11 +224,7 @@ def is_finite(score: float | None) -> bool:
 
 
 def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
-    """Replace references to the registry in overrides by folders or URLs of runs.
-
-    Raises:
-        ConfigError: There is no such version, or the run is to be resumed.
-    """
+    """Replace references to the registry in overrides by folders or URLs of runs."""
     found = []
     for override in overrides:
         key, _, value = override.partition("=")
@@ -270,11 +256,7 @@ def is_better(lineage: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def download_artifact(project: Project, name: str, which: str) -> Path:
-    """The folder of a version at W&B, downloaded at its first use.
-
-    Raises:
-        ConfigError: There is no such version, or W&B cannot be used.
-    """
+    """The folder of a version at W&B, downloaded at its first use."""
     place = location(project)
     parent = project.root / "registry" / ".wandb" / place.removeprefix(WANDB) / name
     if re.fullmatch(r"v\d+", which) and (parent / which).is_dir():
@@ -294,11 +276,7 @@ def download_artifact(project: Project, name: str, which: str) -> Path:
 
 @contextmanager
 def wandb_artifacts() -> Iterator[Any]:
-    """The module that uses W&B, a component that is not imported otherwise; its errors are those of the setting.
-
-    Raises:
-        ConfigError: W&B cannot be used.
-    """
+    """The module that uses W&B, a component that is not imported otherwise; its errors are those of the setting."""
     artifacts: Any = importlib.import_module("boltcutter.logger.artifacts")
     try:
         yield artifacts

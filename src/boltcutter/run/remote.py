@@ -110,11 +110,7 @@ def pull(place: str | Path, setting: str, *, again: bool = False) -> Path:
 
 
 def localize(overrides: Sequence[str]) -> list[str]:
-    """Replace the URLs of runs in overrides by their local folders, with the files of the runs.
-
-    Raises:
-        ConfigError: A storage cannot be reached.
-    """
+    """Replace the URLs of runs in overrides by their local folders, with the files of the runs."""
     found = []
     for override in overrides:
         key, _, value = override.partition("=")
@@ -123,15 +119,7 @@ def localize(overrides: Sequence[str]) -> list[str]:
 
 
 def refuse(settings: Mapping[str, str | None], reason: str) -> None:
-    """Refuse URLs where only folders are supported.
-
-    Args:
-        settings: Values by key.
-        reason: Why they are not supported.
-
-    Raises:
-        ConfigError: A value is a URL.
-    """
+    """Raise ConfigError for a URL among settings that support only folders, with the reason."""
     for key, value in settings.items():
         if is_url(value):
             raise ConfigError(f"{key}={value}: {reason}; set {key} to a folder")
@@ -180,11 +168,7 @@ def remote_lease(folder: Path) -> lease.Lease | None:
 
 
 def push(folder: Path) -> None:
-    """Upload the files of a local folder that have changed.
-
-    Raises:
-        UploadError: The storage cannot be reached.
-    """
+    """Upload the files of a local folder that have changed; raises UploadError if that fails."""
     if folder in _urls and (error := Mirror(folder, _urls[folder], _home(folder) / INDEX, is_copied).close()):
         raise error
 
@@ -193,8 +177,7 @@ def push(folder: Path) -> None:
 def mirrored(folder: Path) -> Iterator[None]:
     """Upload the files of a local folder as they change, in a thread; of nodes but the first one, only their logs.
 
-    Raises:
-        UploadError: The last changes were not uploaded.
+    At the end, UploadError is raised if the last changes were not uploaded.
     """
     first = is_rank_zero()
     if folder not in _urls or not (first or _is_first_of_node()):

@@ -46,11 +46,7 @@ def fetch(url: str, folder: Path) -> list[str]:
 
 
 def publish(folder: Path, url: str, names: Iterable[str]) -> None:
-    """Upload files of a folder.
-
-    Raises:
-        ConfigError: The storage cannot be reached.
-    """
+    """Upload files of a folder."""
     with storage_errors(url, url):
         for name in names:
             upload(folder, url.rstrip("/"), name)
@@ -138,11 +134,7 @@ def read_index(file: Path) -> Index:
 
 @contextmanager
 def storage_errors(setting: str, url: str) -> Iterator[None]:
-    """Report errors of a storage in one line.
-
-    Raises:
-        ConfigError: In place of any other exception.
-    """
+    """Convert the errors of a storage, of which each has its own, to a ConfigError of one line."""
     protocol = url.partition("://")[0]
     module = MODULES.get(protocol, "")
     try:

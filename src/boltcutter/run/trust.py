@@ -64,11 +64,7 @@ _granted = False
 
 
 def apply_overrides(overrides: list[str]) -> list[str]:
-    """Apply ``trust=…`` to this process, and return the other overrides.
-
-    Raises:
-        ConfigError: The value is neither true nor false.
-    """
+    """Apply ``trust=…`` to this process, and return the other overrides."""
     global _granted
     for override in overrides:
         if override.startswith("trust="):
