@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.launch import queue
+from boltcutter.launch import slurm_queue
 from boltcutter.launch.jobs import list_runs
 
 SLURM = {"_target_": "boltcutter.launch.slurm.SlurmLauncher"}
@@ -48,7 +48,7 @@ def test_all_runs_and_jobs_are_listed(
             "job 10, RUNNING: interactive",
         ]
     )
-    monkeypatch.setattr(queue, "RETRY_DELAYS", ())
+    monkeypatch.setattr(slurm_queue, "RETRY_DELAYS", ())
     for name in ("scontrol", "squeue"):
         (tmp_path / name).write_text("#!/bin/bash\necho 'error: Unable to contact slurm controller' >&2; exit 1\n")
     (runs / "mnist" / "gone" / "record.json").write_text("{")

@@ -61,7 +61,7 @@ def test_known_classes_and_own_code_are_accepted(target: str) -> None:
         "pandas.eval",
         "numpy.load",
         "omegaconf.OmegaConf.load",
-        "boltcutter.launch.queue._run",
+        "boltcutter.launch.slurm_queue._run",
         "boltcutter.launch.snapshot.copy_code",
         "boltcutter.data.download.download_file",
         "lightning.pytorch.cli.LightningCLI",

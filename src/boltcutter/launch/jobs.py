@@ -10,7 +10,7 @@ from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.environment import lease
-from boltcutter.launch import queue
+from boltcutter.launch import slurm_queue
 from boltcutter.launch.cloud import CloudLauncher
 from boltcutter.launch.job import Launcher
 from boltcutter.project import display_path
@@ -96,7 +96,7 @@ def list_runs(runs: Path) -> None:
             faults[str(error)] = None
     folders = {file.parent.resolve() for file in found}
     try:
-        others = [job for job in queue.jobs() if not job.file or not _is_known(job.file, folders)]
+        others = [job for job in slurm_queue.jobs() if not job.file or not _is_known(job.file, folders)]
     except ValueError as error:
         others, faults = [], faults | {str(error): None}
     for job in others:

@@ -17,7 +17,7 @@ import yaml
 
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.errors import one_line
-from boltcutter.launch import cluster, manifest
+from boltcutter.launch import kubernetes_cluster, kubernetes_manifest
 from boltcutter.launch.bundle import BUNDLE
 from boltcutter.launch.cloud import CloudLauncher, as_text
 from boltcutter.launch.job import FINAL, POLL_SECONDS, Job, Status
@@ -126,7 +126,7 @@ class KubernetesLauncher(CloudLauncher):
         """Raise ValueError for a job that Kubernetes cannot run, as far as can be known before submission."""
         super().check(job)
         self.check_set("image", "give the image of the nodes, launch.image=<registry>/<image>:<tag>")
-        if not manifest.is_on_volume(self):
+        if not kubernetes_manifest.is_on_volume(self):
             raise ValueError(
                 f"launch.storage={self.storage} is on no volume of the pods; mount one there with "
                 f"launch.volumes.<claim>={self.storage}, or use a URL such as s3://<bucket>/runs"
@@ -135,26 +135,26 @@ class KubernetesLauncher(CloudLauncher):
     def command(self, job: Job) -> list[str]:
         """Return the command that each pod runs."""
         return super().command(job) + (
-            [f"--bundle={manifest.CODE}/{manifest.BUNDLE}"] if self.code_in_config_map else []
+            [f"--bundle={kubernetes_manifest.CODE}/{kubernetes_manifest.BUNDLE}"] if self.code_in_config_map else []
         )
 
     def render(self, job: Job) -> str:
         """Render the manifests."""
-        return manifest.render(self, job)
+        return kubernetes_manifest.render(self, job)
 
     def check_credentials(self) -> None:
         """Raise ValueError if no cluster is configured, or the kubeconfig file does not have the context."""
         self._cluster()
 
-    def _cluster(self, job_id: str | None = None) -> tuple[cluster.Cluster, str]:
+    def _cluster(self, job_id: str | None = None) -> tuple[kubernetes_cluster.Cluster, str]:
         """The cluster, and the name of the job if there is one."""
         if job_id is None:
-            return cluster.Cluster(self.kind, self.context, self.namespace), ""
+            return kubernetes_cluster.Cluster(self.kind, self.context, self.namespace), ""
         place, _, context = job_id.partition("@")
         namespace, _, name = place.partition("/")
         if not NAME.fullmatch(namespace) or not NAME.fullmatch(name):
             raise ValueError(f"record.json has the job id {job_id}: expected <namespace>/<name>@<context>; correct it")
-        return cluster.Cluster(self.kind, context or None, namespace), name
+        return kubernetes_cluster.Cluster(self.kind, context or None, namespace), name
 
     def create(self, job: Job, file: Path) -> str:
         """Create the objects; those besides the job belong to it, so that Kubernetes deletes them with it."""
@@ -178,15 +178,15 @@ class KubernetesLauncher(CloudLauncher):
             raise
         return job_id
 
-    def _config_map(self, metadata: dict[str, Any], folder: Path) -> manifest.Manifest:
+    def _config_map(self, metadata: dict[str, Any], folder: Path) -> kubernetes_manifest.Manifest:
         content = lzma.compress(gzip.decompress((folder / BUNDLE).read_bytes()))  # smaller by a quarter
-        (folder / manifest.BUNDLE).write_bytes(content)
+        (folder / kubernetes_manifest.BUNDLE).write_bytes(content)
         if len(content) > MAX_CONFIG_MAP:
             raise ValueError(
                 f"launch.storage={self.storage}: the packed code has {len(content) / 1e6:.1f} MB, but Kubernetes "
                 "stores at most 1 MB with a job; have git ignore large files, or use storage such as s3://<bucket>/runs"
             )
-        data = {manifest.BUNDLE: b64encode(content).decode()}
+        data = {kubernetes_manifest.BUNDLE: b64encode(content).decode()}
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
 
     def _delete_ended(self, job_id: str) -> None:
@@ -205,8 +205,8 @@ class KubernetesLauncher(CloudLauncher):
         if not (found := place.read(name)):
             return Status("ended", f"job {job_id}, deleted")
         pods = place.pods(name)
-        state, text = cluster.summarize(found, pods)
-        faults = [fault for pod in pods if (fault := cluster.describe(pod))]
+        state, text = kubernetes_cluster.summarize(found, pods)
+        faults = [fault for pod in pods if (fault := kubernetes_cluster.describe(pod))]
         succeeded = state == "ended" and not text.startswith("failed")
         return Status(state, one_line("; ".join([f"job {job_id}, {text}", *faults])), succeeded)
 
@@ -222,7 +222,7 @@ class KubernetesLauncher(CloudLauncher):
 
         def new() -> Iterator[str]:
             place, name = self._cluster(job_id)  # credentials may expire
-            for pod in filter(cluster.is_first, place.pods(name)):
+            for pod in filter(kubernetes_cluster.is_first, place.pods(name)):
                 yield from place.new_output(pod, shown, follow=follow)
 
         def is_over() -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from boltcutter.launch import batch, queue
+from boltcutter.launch import slurm_queue, slurm_script
 from boltcutter.launch.job import (
     FINAL,
     JOB_VARIABLE,
@@ -148,7 +148,7 @@ class SlurmLauncher(Launcher):
             raise ValueError(f"launch.venv={self.venv}: no virtual environment found; create it, or correct the path")
         if job.name in ("bash", "interactive"):
             raise ValueError(f"name={job.name}: Lightning treats it as an interactive shell; choose another name")
-        partitions = queue.partitions(self.partition)
+        partitions = slurm_queue.partitions(self.partition)
         if not partitions:
             return
         fitting = [p for p in partitions if (p.gpus if job.gpus else p.cpus // self.cpus(job)) >= job.devices]
@@ -164,7 +164,7 @@ class SlurmLauncher(Launcher):
 
     def render(self, job: Job) -> str:
         """Render the sbatch script."""
-        return batch.render(self, job)
+        return slurm_script.render(self, job)
 
     def cpus(self, job: Job) -> int:
         """Return the CPUs of each process."""
@@ -179,21 +179,21 @@ class SlurmLauncher(Launcher):
         try:
             for _ in range(self.chain):
                 after = (f"--dependency=afterany:{links[-1]}", "next") if links else ()
-                links.append(queue.submit(file, *after, known=links))
+                links.append(slurm_queue.submit(file, *after, known=links))
         except ValueError:
             if links:
-                queue.cancel(*links)  # a chain is submitted as a whole or not at all
+                slurm_queue.cancel(*links)  # a chain is submitted as a whole or not at all
             raise
         return [f"{links[0]}_{task}" for task in range(job.array_size)] or [",".join(links)]
 
     def status(self, job_id: str) -> Status:
         """Return the status of the first job of a chain that has not ended."""
-        found = [queue.status(link) for link in split_job_ids(job_id)]
+        found = [slurm_queue.status(link) for link in split_job_ids(job_id)]
         return next((status for status in found if status.state in ("running", "pending")), found[-1])
 
     def cancel(self, job_id: str) -> None:
         """Send SIGTERM to all processes, on which the run saves; SLURM kills them after its KillWait."""
-        queue.cancel(*reversed(split_job_ids(job_id)))
+        slurm_queue.cancel(*reversed(split_job_ids(job_id)))
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of the processes and of SLURM."""

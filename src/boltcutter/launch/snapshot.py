@@ -20,7 +20,7 @@ def can_copy(root: Path) -> bool:
 
 
 def list_files(root: Path, run: Path) -> list[str]:
-    """List the project's tracked files, and untracked ones that git does not ignore, without those of a run's folder."""
+    """List the tracked files of a project, and untracked ones that git does not ignore; not those of the run."""
     new = [
         name for name in lineage.list_files(root, "--others", "--exclude-standard") or () if _is_code(root / name, run)
     ]

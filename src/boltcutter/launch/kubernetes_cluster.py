@@ -14,7 +14,7 @@ import yaml
 
 from boltcutter.config.errors import one_line
 from boltcutter.launch.job import State, UnclearSubmissionError, UnreachableError
-from boltcutter.launch.manifest import API, INSTANCE, Manifest
+from boltcutter.launch.kubernetes_manifest import API, INSTANCE, Manifest
 from boltcutter.project import install_command
 
 TIMEOUT = (5, 30)  # seconds to connect, and to wait for an answer

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from boltcutter.launch import cluster
-from boltcutter.launch.cluster import Cluster, describe, is_first, summarize
+from boltcutter.launch import kubernetes_cluster
 from boltcutter.launch.job import UnclearSubmissionError, UnreachableError
+from boltcutter.launch.kubernetes_cluster import Cluster, describe, is_first, summarize
 
 from .kubernetes_api import TOKEN, ApiServer, api_server, pod, status, write_kubeconfig
 
@@ -64,7 +64,7 @@ def test_in_a_pod_the_cluster_is_that_of_the_pod(tmp_path: Path, monkeypatch: py
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    monkeypatch.setattr(cluster, "POD_FOLDER", tmp_path)
+    monkeypatch.setattr(kubernetes_cluster, "POD_FOLDER", tmp_path)
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
     monkeypatch.setattr("kubernetes.client.ApiClient", lambda settings: settings)
@@ -161,7 +161,7 @@ def test_a_gateway_that_gave_up_waiting_may_have_created_the_job(server: ApiServ
 
 
 def test_a_server_that_does_not_respond_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "TIMEOUT", (1, 1))
+    monkeypatch.setattr(kubernetes_cluster, "TIMEOUT", (1, 1))
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and sends nothing
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", url)))

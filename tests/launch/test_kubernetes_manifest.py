@@ -14,7 +14,7 @@ from kubeflow_trainer_api import models
 from boltcutter.environment.platform import PLATFORM, export_torchrun_env, launched_layout
 from boltcutter.launch.job import Job
 from boltcutter.launch.kubernetes import KubernetesLauncher
-from boltcutter.launch.manifest import object_name
+from boltcutter.launch.kubernetes_manifest import object_name
 
 GOLDEN = Path(__file__).parent / "jobs"
 VERSIONS = ("1.31", "1.37")  # the oldest with podFailurePolicy as a stable feature, and the newest known
