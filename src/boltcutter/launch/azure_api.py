@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boltcutter.config.errors import one_line
-from boltcutter.launch.job import NoAnswerError, UnreachableError
+from boltcutter.launch.job import NoAnswerError, as_error
 from boltcutter.project import install_command
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ ENVIRONMENT = re.compile(r"azureml:(?P<name>[\w.-]+):(?P<version>[\w.-]+)|azurem
 REMEDIES = {
     401: LOGIN,
     403: "ask for the role AzureML Data Scientist on the workspace",
+    429: "try again later",
     409: "cancel the earlier job, or choose another name",
 }
 
@@ -100,12 +101,8 @@ def call(
         return dict(answer.json()) if answer.content else {}
     except HttpResponseError as error:
         status = error.status_code or 401  # none: the credentials could not be renewed
-        reason = one_line(f"{error.error.code}: {error.error.message}" if error.error else error.message, 400)
-        if status == 429 or status >= 500:
-            kind = UnreachableError if status == 429 else NoAnswerError
-            raise kind(f"launch=azureml: {status} {reason}; try again later") from None
-        remedy = REMEDIES.get(status, "correct the setting that the message names")
-        raise ValueError(f"launch=azureml: {status} {reason}; {remedy}") from None
+        reason = f"{error.error.code}: {error.error.message}" if error.error else error.message
+        raise as_error("azureml", status, reason, REMEDIES) from None
     except AzureError as error:
         host = url.split("/")[2]
         raise NoAnswerError(f"launch=azureml: no answer from {host} ({one_line(error, 400)}); try again") from None

@@ -25,8 +25,7 @@ from boltcutter.launch.job import (
     Status,
     UnclearSubmissionError,
     UnreachableError,
-    check_environment,
-    check_texts,
+    check_settings,
     follow,
     seconds,
 )
@@ -74,13 +73,10 @@ class CloudLauncher(Launcher):
 
     def __post_init__(self) -> None:
         self.tags = as_text(self.tags)
-        check_environment(self.environment)
-        check_texts(vars(self))
+        check_settings({"max_restarts": None, **vars(self)}, max_restarts=0)
         for name in ("time", "max_wait"):
             if text := getattr(self, name):
                 seconds(text, f"launch.{name}")
-        if self.max_restarts is not None and self.max_restarts < 0:
-            raise ValueError(f"launch.max_restarts={self.max_restarts} is less than 0; try launch.max_restarts=0")
         for name, (form, what) in self.forms.items():
             value = getattr(self, name)
             for text in value if isinstance(value, list) else [value]:

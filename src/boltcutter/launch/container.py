@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from boltcutter.config.errors import one_line
 from boltcutter.launch.cloud import job_name
-from boltcutter.launch.job import Job, check_texts
+from boltcutter.launch.job import Job
 from boltcutter.launch.local import LocalLauncher
 
 Engine = Literal["docker", "podman", "apptainer"]
@@ -53,7 +53,6 @@ class ContainerLauncher(LocalLauncher):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_texts(vars(self))
         if not re.fullmatch(r"\d+[bkmg]?", self.shm_size, re.I):
             raise ValueError(f"launch.shm_size={self.shm_size} is not a size; try launch.shm_size=8g")
         if self.engine == "apptainer" and self.user:

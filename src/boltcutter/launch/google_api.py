@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boltcutter.config.errors import one_line
-from boltcutter.launch.job import ForbiddenError, NoAnswerError, UnreachableError
+from boltcutter.launch.job import NoAnswerError, UnreachableError, as_error
 from boltcutter.project import install_command
 
 if TYPE_CHECKING:
@@ -100,12 +100,7 @@ def call(session: AuthorizedSession, method: str, url: str, body: Mapping[str, A
         reason = f"{fault.get('status', '')}: {fault['message']}"
     except (ValueError, KeyError, TypeError):
         reason = answer.text or answer.reason
-    line = f"launch=vertex: {answer.status_code} {_line(reason)}"
-    if answer.status_code >= 500:
-        raise NoAnswerError(f"{line}; try again later")
-    remedy = REMEDIES.get(answer.status_code, "correct the setting that the message names")
-    kinds: dict[int, type[ValueError]] = {403: ForbiddenError, 429: UnreachableError}
-    raise kinds.get(answer.status_code, ValueError)(f"{line}; {remedy}")
+    raise as_error("vertex", answer.status_code, reason, REMEDIES)
 
 
 def log_entries(session: AuthorizedSession, project: str, query: str) -> Iterator[dict[str, Any]]:

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import jinja2
 
+from boltcutter.config.errors import one_line
 from boltcutter.config.redaction import looks_secret
 
 State = Literal["pending", "running", "ended", "unknown"]
@@ -114,6 +115,15 @@ class ForbiddenError(ValueError):
     """The credentials do not permit a request."""
 
 
+def as_error(option: str, status: int, reason: object, remedies: Mapping[int, str]) -> ValueError:
+    """Return the exception for the HTTP status with which a platform rejects a request."""
+    line = f"launch={option}: {status} {one_line(reason, 400)}"
+    if status >= 500:
+        return NoAnswerError(f"{line}; try again later")
+    kind = {403: ForbiddenError, 429: UnreachableError}.get(status, ValueError)
+    return kind(f"{line}; {remedies.get(status, 'correct the setting that the message names')}")
+
+
 class UnclearSubmissionError(ValueError):
     """The scheduler did not confirm a submission, which may have been accepted."""
 
@@ -204,12 +214,20 @@ def check_control_characters(name: str, value: object) -> None:
             raise ValueError(f"{name}={text!r} has the control character {found[0]!r}; remove it")
 
 
-def check_texts(settings: Mapping[str, object]) -> None:
-    """Check that no setting has control characters, except for the ends of lines of shell in ``setup``."""
+def check_settings(settings: Mapping[str, Any], **minimum: int) -> None:
+    """Raise ValueError for settings with invalid environment variables, control characters or too small numbers.
+
+    Lines of shell in ``setup`` may have line ends.
+    """
+    check_environment(settings["environment"])
     for name, value in settings.items():
-        if name == "setup" and isinstance(value, list):
+        if name == "setup":
             value = [str(line).replace("\n", "") for line in value]
         check_control_characters(f"launch.{name}", value)
+    for name, least in minimum.items():
+        value = settings[name]
+        if value is not None and value < least:
+            raise ValueError(f"launch.{name}={value} is less than {least}; try launch.{name}={least}")
 
 
 def seconds(time: str, setting: str = "launch.time") -> int:

@@ -12,17 +12,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-from boltcutter.launch.job import (
-    Job,
-    Launcher,
-    Status,
-    assignments,
-    check_control_characters,
-    check_environment,
-    code_path,
-    follow_log,
-)
+from boltcutter.launch.job import Job, Launcher, Status, assignments, check_settings, code_path, follow_log
 
 
 @dataclass(kw_only=True, eq=False)
@@ -40,6 +32,7 @@ class LocalLauncher(Launcher):
     array = None
     job_file = "job.sh"
     log_name = "local.log"
+    minimum: ClassVar[dict[str, int]] = {}  # of numbers
 
     torchrun: bool = False
     python: str | None = None
@@ -48,8 +41,7 @@ class LocalLauncher(Launcher):
 
     def __post_init__(self) -> None:
         self.python = self.python or sys.executable
-        check_environment(self.environment)
-        check_control_characters("launch.environment", self.environment)
+        check_settings(vars(self), **self.minimum)
 
     def check(self, job: Job) -> None:
         """Raise ValueError for more than one node."""

@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from boltcutter.environment.ray_cluster import PORTS, check_reachable
 from boltcutter.launch.job import Job, Status, assignments, code_path
@@ -40,6 +40,7 @@ class RayLauncher(LocalLauncher):
     """
 
     log_name = "ray.log"
+    minimum: ClassVar = {"cpus_per_task": 0, "max_restarts": 0, "timeout": 0}
 
     address: str | None = None
     cpus_per_task: float | None = None
@@ -51,10 +52,6 @@ class RayLauncher(LocalLauncher):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("cpus_per_task", 0), ("max_restarts", 0), ("timeout", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"launch.{name}={value} is less than {least}; try launch.{name}={least}")
         if unknown := self.ports.keys() - PORTS:
             raise ValueError(f"launch.ports.{min(unknown)}: no such port; choose from {', '.join(PORTS)}")
         if self.address is not None and not re.fullmatch(r"auto|(https?://)?[\w.:\[\]-]+:\d+/?", self.address):

@@ -17,8 +17,7 @@ from boltcutter.launch.job import (
     Launcher,
     Status,
     check_control_characters,
-    check_environment,
-    check_texts,
+    check_settings,
     follow_log,
     match_job_id,
     seconds,
@@ -34,7 +33,6 @@ SHORT_OPTIONS = {"a": "array", "c": "cpus-per-task", "D": "chdir", "d": "depende
 SHORT_OPTIONS |= {"K": "kill-on-bad-exit", "l": "label", "N": "nodes", "n": "ntasks", "o": "output", "t": "time"}
 SHORT_OPTIONS |= {"W": "wait"}
 MEMORY = re.compile(r"\d+[KMGT]", re.I)
-MINIMUM = {"grace": 30, "cpus_per_task": 1, "max_parallel": 1, "max_restarts": 0, "chain": 1}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -118,18 +116,13 @@ class SlurmLauncher(Launcher):
                 f"launch.time={self.time} is too short to train before the run has to save; try "
                 f"launch.time={self.grace // 3600}:{self.grace % 3600 // 60 + 5:02}:00 or a smaller launch.grace"
             )
-        for name, least in MINIMUM.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"launch.{name}={value} is less than {least}; try launch.{name}={least}")
+        check_settings(vars(self), grace=30, cpus_per_task=1, max_parallel=1, max_restarts=0, chain=1)
         if self.chain > 1 and self.array:
             raise ValueError(f"launch.chain={self.chain}: arrays cannot be chained; remove one of them")
         if self.memory and self.memory != "0" and not MEMORY.fullmatch(self.memory):
             raise ValueError(f"launch.memory={self.memory} has no unit; try launch.memory={self.memory}G")
         if self.container_engine == "edf" and self.container_mounts:
             raise ValueError("launch.container_mounts: container_engine=edf has mounts in its file; add them there")
-        check_environment(self.environment)
-        check_texts(vars(self))
         for name, taken in (("sbatch", RESERVED), ("srun", RESERVED_SRUN)):
             for option in getattr(self, name):
                 found = re.match(r"--([\w-]+)|-(\w)", option)
