@@ -32,7 +32,7 @@ class LocalLauncher(Launcher):
     array = None
     job_file = "job.sh"
     log_name = "local.log"
-    minimum: ClassVar[dict[str, int]] = {}  # of numbers
+    _minimum: ClassVar[dict[str, int]] = {}  # of numbers
 
     torchrun: bool = False
     python: str | None = None
@@ -41,7 +41,7 @@ class LocalLauncher(Launcher):
 
     def __post_init__(self) -> None:
         self.python = self.python or sys.executable
-        check_settings(vars(self), **self.minimum)
+        check_settings(vars(self), **self._minimum)
 
     def check(self, job: Job) -> None:
         """Raise ValueError for more than one node."""

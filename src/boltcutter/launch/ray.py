@@ -40,7 +40,7 @@ class RayLauncher(LocalLauncher):
     """
 
     log_name = "ray.log"
-    minimum: ClassVar = {"cpus_per_task": 0, "max_restarts": 0, "timeout": 0}
+    _minimum: ClassVar = {"cpus_per_task": 0, "max_restarts": 0, "timeout": 0}
 
     address: str | None = None
     cpus_per_task: float | None = None
