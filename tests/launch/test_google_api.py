@@ -8,16 +8,8 @@ from typing import Any
 import pytest
 
 from boltcutter.launch import google_api
-from boltcutter.launch.google_api import (
-    ForbiddenError,
-    NoAnswerError,
-    call,
-    connect,
-    default_setting,
-    endpoint,
-    log_entries,
-)
-from boltcutter.launch.job import UnreachableError
+from boltcutter.launch.google_api import call, connect, default_setting, endpoint, log_entries
+from boltcutter.launch.job import ForbiddenError, NoAnswerError, UnreachableError
 
 from .google_server import ACCOUNT, NO_ANSWER, GoogleServer, error, google_server, isolated
 

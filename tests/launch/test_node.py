@@ -7,7 +7,7 @@ import pytest
 from conftest import environment
 
 from boltcutter.launch.bundle import BUNDLE, pack
-from boltcutter.launch.command import create_job, read_training_config, save_configs
+from boltcutter.launch.command import create_job, read_training_config
 from boltcutter.launch.snapshot import copy_code
 from boltcutter.project import Project
 from boltcutter.run import folder as run
@@ -22,7 +22,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = create_project(tmp_path_factory.mktemp("node") / "project")
     cfg = read_training_config(Project.find(root), ["trainer.devices=1", "trainer.max_epochs=1", "report=false"])
     job = create_job([cfg], root, array=False, copies=True)
-    save_configs([cfg])
+    run.save_config(cfg)
     assert job.code
     states = lineage.git_state(root), lineage.library_state(root)
     copy_code(root, job.code, *states)
