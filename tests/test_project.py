@@ -6,7 +6,7 @@ import pytest
 
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.project import BUILTIN_CONFIGS, Project, ProjectError, install_command
+from boltcutter.project import BUILTIN_CONFIGS, Project, ProjectError, display_path, install_command
 
 ROOT = Path(__file__).parents[1]
 
@@ -115,3 +115,11 @@ def test_modules_of_the_project_come_before_installed_ones(root: Path) -> None:
 )
 def test_a_missing_module_is_installed_with_its_extra(module: str, command: str) -> None:
     assert install_command(module) == command
+
+
+def test_paths_in_the_working_directory_are_shown_relative_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert display_path(tmp_path / "runs" / "a") == "runs/a"
+    assert display_path(tmp_path.parent / "b") == str(tmp_path.parent / "b")
