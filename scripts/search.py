@@ -1,4 +1,4 @@
-"""Search hyper-parameters, or repeat over seeds and folds: python scripts/search.py --help"""
+"""Search hyperparameters, or repeat over seeds and folds: python scripts/search.py --help"""
 
 from boltcutter.cli.commands import script
 
