@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -62,6 +63,8 @@ def call_with_batch(function: Callable[[Tensor, Tensor], Any], outputs: Tensor, 
 def _describe(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
-    is_index = value.numel() and not value.dtype.is_floating_point and value.dtype != torch.bool
-    limits = f" from {value.min()} to {value.max()}" if is_index else ""
+    limits = ""
+    if value.numel() and not value.dtype.is_floating_point and value.dtype != torch.bool:
+        with suppress(RuntimeError):  # a CUDA device cannot be used after an index out of range
+            limits = f" from {value.min()} to {value.max()}"
     return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}{limits}"
