@@ -1,9 +1,11 @@
 import sys
 from pathlib import Path
 
+import pytest
 from conftest import ROOT, run_command
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     execute = str(Path(sys.executable).with_name("jupyter-execute"))
     env = {

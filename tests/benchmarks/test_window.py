@@ -1,10 +1,12 @@
 from pathlib import Path
 
+import pytest
 import torch
 from benchmarks.harness import TRAIN, Process, cores
 from benchmarks.turns import Coordinator
 
 
+@pytest.mark.slow
 def test_a_training_saves_its_initial_state_and_runs_in_turns(tmp_path: Path) -> None:
     with Coordinator(tmp_path) as coordinator:
         message = f"address: {coordinator.address}, warm: 3, lead: 1, steps: 2, keep: {tmp_path}/kept.pt, batches: 4"

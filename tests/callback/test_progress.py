@@ -301,7 +301,7 @@ print("after")
 """
 
 
-@pytest.mark.parametrize("how", ["end", "fail"])
+@pytest.mark.parametrize("how", [pytest.param("end", marks=pytest.mark.slow), "fail"])
 def test_a_real_terminal_is_restored(tmp_path: Path, how: str) -> None:
     (tmp_path / "real.py").write_text(REAL)
     ours, theirs = pty.openpty()

@@ -78,7 +78,8 @@ def test_a_mistake_in_pyproject_is_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("setting", ['package = "small"\n', pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ['package = "small"\n', ""])
 def test_classes_of_the_project_are_checked_like_built_in_ones(tmp_path: Path, setting: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f"[tool.boltcutter]\n{setting}")
     (tmp_path / "configs" / "model").mkdir(parents=True)

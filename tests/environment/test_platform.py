@@ -309,9 +309,8 @@ def train_on_four_ranks(forks: ForkServer, folder: Path, environments: list[Env]
     return run
 
 
-@pytest.mark.parametrize(
-    "platform", [vertex_pytorch, *(pytest.param(p, marks=pytest.mark.slow) for p in BY_NODE if p != vertex_pytorch)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", BY_NODE)
 def test_two_nodes_with_two_devices_train_one_run(
     platform: Callable[..., Env], forks: ForkServer, port: str, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ OVERRIDES = ["data=digits", "model=mlp", "optimizer=sgd", "optimizer.lr=0.02", "
 OVERRIDES += ["trainer.accelerator=cpu", "trainer.max_steps=20"]
 
 
+@pytest.mark.slow
 def test_machines_have_a_network_files_and_processes_of_their_own(tmp_path: Path) -> None:
     with nodes(2, hosts=["first", "second other.name"]) as machines:
         first, second = machines

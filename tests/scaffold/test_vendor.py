@@ -36,6 +36,7 @@ def library_of_a_run(project: Project, folder: Path) -> Path:
     return Path(json.loads((folder / "record.json").read_text())["library"]["path"])
 
 
+@pytest.mark.slow
 def test_library_is_used_from_its_copy_until_it_is_removed(project: Project, tmp_path: Path) -> None:
     console = (sys.executable, "-m", "boltcutter")
     run(*console, "vendor", cwd=project.root)
