@@ -290,7 +290,9 @@ def used() -> dict[str, set[str]]:
     """Private names of other libraries, and the files that use them."""
     trees = {file: ast.parse(file.read_text()) for file in SRC.rglob("*.py")}
     nodes = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
-    defined = [node.name for _, node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    defined = [
+        node.name for _, node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
     own = set(defined)
     own |= {node.id for _, node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     own |= {
