@@ -52,9 +52,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all tests of a file, and all tests that use the cluster, in one worker, so that fixtures are set up once."""
+    """Run all tests of a file, and all that share the cluster or exported runs, in one worker: each is set up once."""
     for item in items:
-        group = "cluster" if "cluster" in getattr(item, "fixturenames", ()) else str(item.path.relative_to(ROOT))
+        group, fixtures = str(item.path.relative_to(ROOT)), getattr(item, "fixturenames", ())
+        if "cluster" in fixtures:
+            group = "cluster"
+        elif item.path.parent.name == "export" and {"digits", "diabetes", "gpt"} & {*fixtures}:
+            group = "exports"
         item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -29,7 +29,7 @@ from boltcutter.project import Project
 from boltcutter.run import folder as run
 from boltcutter.serving.app import NUMPY, Limits
 from boltcutter.serving.batching import begin
-from boltcutter.serving.server import LIMITS, LimitedProtocol, create
+from boltcutter.serving.server import LIMITS, LimitedProtocol, bind, create
 
 LEAST, MOST = 0.8, 5.0  # targets of the throughput, and of the slowest hundredth over the median
 SLOW = 0.002  # seconds per sample from which the target of the throughput applies
@@ -77,7 +77,7 @@ def measure(folder: Path, clients: int, rounds: int, seconds: float) -> dict[str
     sample = predictor.array(np.zeros((1, *predictor.shape), np.float32))
     request = write_request(folder / "request", sample)
     found: dict[str, list[float]] = {name: [] for name in ("served", "loop", "p50", "p99")}
-    with socket.create_server(("127.0.0.1", 0)) as bound:
+    with bind("127.0.0.1", 0) as bound:
         http: Any = partial(LimitedProtocol, timeout=Limits().timeout)
         server = uvicorn.Server(uvicorn.Config(app, http=http, log_level="error", access_log=False))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})

@@ -43,6 +43,7 @@ def test_a_script_and_the_console_command_give_the_same_help() -> None:
     assert script.stdout.startswith(usage.replace("boltcutter train", "python scripts/train.py"))
 
 
+@pytest.mark.slow
 def test_options_of_the_project_are_used_and_marked(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.boltcutter]\npackage = "small"\n')
     (tmp_path / "configs" / "model").mkdir(parents=True)

@@ -356,6 +356,7 @@ def test_a_run_with_a_login_is_online(runs: Runs, servers: dict[str, Server]) ->
     assert not result["warned"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_server_that_disappears_does_not_stop_a_run(runs: Runs) -> None:
     result = runs.result("vanished")

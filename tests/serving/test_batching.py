@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
+from boltcutter.serving import batching
 from boltcutter.serving.batching import Array, Batcher, OverloadedError
 
 Test = Callable[[Batcher], Awaitable[None]]
@@ -139,3 +140,21 @@ def test_threads_sleep_while_they_wait() -> None:
     code = "import os, sys; from boltcutter.serving.batching import begin; begin()\n"
     code += "assert os.environ['OMP_WAIT_POLICY'] == 'PASSIVE' and 'torch' not in sys.modules"  # which reads it
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_after_a_batch_of_several_a_sample_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "GATHERING", 0.5)
+    model = Model()
+
+    async def test(batcher: Batcher) -> None:
+        first = await begin(model, batcher, [1])
+        others = [asyncio.ensure_future(batcher(np.array([value]))) for value in (2.0, 3.0)]
+        await asyncio.sleep(0.05)
+        model.released.set()
+        await asyncio.gather(first, *others)
+        again = asyncio.ensure_future(batcher(np.array([4.0])))
+        await asyncio.sleep(0.05)
+        await asyncio.gather(again, batcher(np.array([5.0])))
+        assert model.sizes == [1, 2, 2]
+
+    run(model, test)

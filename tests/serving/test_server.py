@@ -1,3 +1,4 @@
+import asyncio
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from conftest import Script
 from PIL import Image
 
 from boltcutter.serving.app import NUMPY
+from boltcutter.serving.server import bind
 
 from .conftest import Serve, Served
 
@@ -344,6 +346,22 @@ def test_mistakes_of_the_command(script: Script, trained: Path, overrides: list[
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {message}")
     assert done.stderr.count("\n") == 1
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    async def connect() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            found.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with bind("127.0.0.1", 0) as bound:
+            async with await asyncio.start_server(accept, sock=bound):
+                with socket.create_connection(bound.getsockname()):
+                    return await found
+
+    assert asyncio.run(connect())
 
 
 def test_a_port_in_use(script: Script, trained: Path, digits: Served) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+GATHERING = 0.002  # seconds for the next samples, if fewer wait than the last batch had
+
 Array = npt.NDArray[Any]
 
 
@@ -50,6 +52,7 @@ class Batcher:
         self.function, self.max_batch, self.max_wait, self.max_waiting = function, max_batch, max_wait, max_waiting
         self.waiting: list[Waiting] = []
         self._count = 0  # samples of the requests that wait
+        self._latest = 0  # samples of the last batch
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "batch")
         self._task: asyncio.Task[None] | None = None
@@ -89,9 +92,13 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
-            if self.max_wait and self._count < self.max_batch:
-                await asyncio.sleep(self.max_wait)
+            wait = self.max_wait if self._count < self.max_batch else 0.0
+            if self._count < self._latest:  # the clients of the last batch are about to send again
+                wait = max(wait, GATHERING)
+            if wait:
+                await asyncio.sleep(wait)
             batch = self._take()
+            self._latest = sum(len(request.inputs) for request in batch)
             if not batch:
                 continue
             try:

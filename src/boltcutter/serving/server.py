@@ -143,7 +143,8 @@ def bind(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
+        # For a socket without the protocol's number, asyncio would leave Nagle's algorithm on: answers wait for 40 ms.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise ConfigError(f"host={host}: {error.strerror or error}; try host=127.0.0.1, or 0.0.0.0") from error
     try:
