@@ -129,6 +129,7 @@ def check_workflow(project: Path, python: str, cluster: Cluster) -> dict[str, ob
     return record
 
 
+@pytest.mark.slow
 def test_a_project_outside_trains_and_is_recorded(project: Path) -> None:
     call = caller(project / "src", sys.executable)
     call("train", "trainer.max_epochs=1", "report=false")

@@ -35,6 +35,7 @@ def start(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd="/", env=environment(**env), capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_node_trains_with_the_code_of_the_bundle(bundle: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "here"
     done = start(folder, "--bundle", bundle, "trust=true", TMPDIR=str(tmp_path))
