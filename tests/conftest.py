@@ -51,8 +51,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if selected or "not slow" not in config.option.markexpr else 3
 
 
+LONGEST = ("test_style.py", "test_new.py", "test_node.py", "test_wandb.py")  # begin first
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests of a file, and all that share the cluster or exported runs, in one worker: each is set up once."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         group, fixtures = str(item.path.relative_to(ROOT)), getattr(item, "fixturenames", ())
         if "cluster" in fixtures:
