@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import wandb
 from wandb_server import ArtifactServer, artifact_server
 
 from boltcutter.config.errors import ConfigError
@@ -21,7 +22,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Artifact
     monkeypatch.setenv(registry.VARIABLE, "wandb://me/p")
     with artifact_server() as found:
         monkeypatch.setenv("WANDB_BASE_URL", found.url)
+        wandb.teardown()  # W&B reads the environment once in a process: an earlier test may have used it
         yield found
+        wandb.teardown()
 
 
 @pytest.fixture
