@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,6 +137,8 @@ MISTAKES = [
     ("scheduler.warmup_ratio=2", "scheduler.warmup_ratio=2.0 ", "try 0.05"),
     ("scheduler=onecycle scheduler.pct_start=2", "scheduler: ", "pct_start"),
     ("trainer.max_epochs=-3", "trainer: ", "`max_epochs`"),
+    ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val=-1 ", "null for no clipping"),
+    ("trainer.limit_train_batches=0", "trainer.limit_train_batches=0 ", "try 1.0"),
     ("trainer.limit_train_batches=-2", "trainer: ", "-2 for limit_train_batches"),
     (
         "callback.best.every_n_epochs=0 callback.best.every_n_train_steps=2 callback.best.train_time_interval=3",
@@ -292,6 +295,14 @@ def test_fractions_of_a_split_must_add_up_to_one(refusal: Refusal, tmp_path: Pat
         refused = refusal(*overrides, module="boltcutter.training.train")
     assert_one_line(refused, "data.split=[0.5, 0.5, 0.5] ", "; try ")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_command_whose_package_is_not_installed(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = "boltcutter.serving.server"
+    monkeypatch.delitem(sys.modules, server, raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "prometheus_client.multiprocess", raising=False)
+    assert_one_line(refusal(module=server), "prometheus_client: ", "pip install 'boltcutter[serve]'")
 
 
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

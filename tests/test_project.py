@@ -109,6 +109,7 @@ def test_modules_of_the_project_come_before_installed_ones(root: Path) -> None:
     ("module", "command"),
     [
         ("tokenizers", "pip install 'boltcutter[text]'"),
+        ("prometheus_client", "pip install 'boltcutter[serve]'"),
         ("torch", "pip install torch"),
         ("no_such_package", "pip install no_such_package"),
     ],

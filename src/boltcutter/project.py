@@ -176,7 +176,7 @@ def install_command(module: str) -> str:
     with suppress(metadata.PackageNotFoundError):
         for requirement in metadata.requires(LIBRARY) or ():
             name, extra = re.match(r"([\w.-]+)(?:.*\bextra == .(\w+))?", requirement).groups()  # type: ignore[union-attr]
-            if name.lower() == package and extra:
+            if name.lower().replace("-", "_") == package.replace("-", "_") and extra:
                 return f"pip install '{LIBRARY}[{extra}]'"
     return f"pip install {package}"
 

@@ -1,6 +1,7 @@
 import pytest
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.export.formats import Int8
 from boltcutter.export.onnx import Int4, StaticInt8
 from boltcutter.export.settings import Export, Format
 
@@ -16,6 +17,11 @@ def test_a_missing_package_is_named_with_its_install_command() -> None:
         ConfigError, match=r"export=x: no_such_package is not installed; pip install 'boltcutter\[export"
     ):
         Missing().check_packages("x")
+
+
+def test_only_computing_in_int8_needs_torchao() -> None:
+    assert Int8().packages == ()
+    assert Int8(dynamic=True).packages == ("torchao",)
 
 
 def test_arguments_are_checked() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
+from boltcutter.search.command import main
 from boltcutter.search.space import Space
 from boltcutter.search.sweep import as_sweep, write_sweep
 
@@ -35,6 +37,14 @@ def agent_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
     for part in create_sweep_command(list(sweep["command"])):
         found += macros[part[2:-1]] if part.startswith("${") and part.endswith("}") else [part]
     return found
+
+
+def test_a_sweep_needs_no_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("local", "progress", "study"):
+        monkeypatch.delitem(sys.modules, f"boltcutter.search.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    main(PROJECT, ["search=wandb", f"folder={tmp_path}/search"])
+    assert (tmp_path / "search" / "sweep.yaml").is_file()
 
 
 def test_a_space_in_the_terms_of_wandb(tmp_path: Path) -> None:

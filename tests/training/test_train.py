@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -165,6 +166,17 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(script: Script, single: Pa
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: folder={single} holds a run; use resume={single} ")
     assert record(single) == before
+
+
+def test_a_complete_run_that_is_resumed_is_only_tested(script: Script, single: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(single, tmp_path / "run")
+    done = script("train", f"resume={folder}")
+    assert done.returncode == 0, done.stderr
+    message = (
+        "training is complete (trainer.max_epochs=2); it is only tested; to continue, set trainer.max_epochs=<more>"
+    )
+    assert f"resume={folder}: {message}\n" in done.stdout
+    assert record(folder)["test"] == record(single)["test"]
 
 
 def test_limits_below_the_progress_of_the_run_are_refused(script: Script, single: Path) -> None:

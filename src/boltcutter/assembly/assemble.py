@@ -19,6 +19,7 @@ from torch import nn
 from boltcutter.assembly.adapt import adapt
 from boltcutter.assembly.checks import (
     check_batch,
+    check_batches_and_clipping,
     check_built,
     check_callbacks,
     check_devices,
@@ -216,8 +217,7 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
         ConfigError: They do not match, or a component refuses its arguments.
     """
     check_devices(cfg.trainer)
-    if isinstance(batches := cfg.trainer.get("accumulate_grad_batches"), int) and batches < 1:
-        raise ConfigError(f"trainer.accumulate_grad_batches={batches} is not a positive number of batches; try 1")
+    check_batches_and_clipping(cfg.trainer)
     callbacks: dict[str, Callback] = {}
     loggers: list[Logger] = []
     if with_callbacks:

@@ -62,6 +62,25 @@ def check_callbacks(task: L.LightningModule, callbacks: dict[str, Callback]) -> 
                 callback.check_task(task)
 
 
+def check_batches_and_clipping(trainer: DictConfig) -> None:
+    """Check numbers that Lightning accepts, but with which nothing is trained.
+
+    Args:
+        trainer: The ``trainer`` section of the configuration.
+
+    Raises:
+        ConfigError: One is too small.
+    """
+    accumulated, limit = trainer.get("accumulate_grad_batches"), trainer.get("limit_train_batches")
+    norm = trainer.get("gradient_clip_val")
+    if isinstance(accumulated, int) and accumulated < 1:
+        raise ConfigError(f"trainer.accumulate_grad_batches={accumulated} is not a positive number of batches; try 1")
+    if limit is not None and limit == 0:
+        raise ConfigError(f"trainer.limit_train_batches={limit} leaves no batch to train on; try 1.0, which is all")
+    if norm is not None and norm < 0:
+        raise ConfigError(f"trainer.gradient_clip_val={norm} is negative; try 1.0, or null for no clipping")
+
+
 def check_devices(trainer: DictConfig) -> None:
     """Check that the machine has the requested devices.
 

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.values import as_yaml, paths, redacted
 from boltcutter.environment import mpi, platform, slurm
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
-from boltcutter.project import Project, ProjectError
+from boltcutter.project import Project, ProjectError, install_command, is_own_package
 from boltcutter.protocols import HidesTraceback
 from boltcutter.run import registry, remote, trust
 from boltcutter.run.mirror import UploadError
@@ -144,7 +144,24 @@ def main(
             prepare_process()
             if not module.startswith(FOLDERS_ONLY):
                 arguments = remote.localize(registry.resolve(project, arguments))
-            importlib.import_module(module).main(project, arguments)
+            _import(module).main(project, arguments)
+
+
+def _import(module: str) -> ModuleType:
+    """Import the module of a command.
+
+    Raises:
+        ConfigError: It needs a package that is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if is_own_package(package):
+            raise
+        raise ConfigError(
+            f"{package}: not installed, but needed by this command; {install_command(package)}"
+        ) from error
 
 
 @contextmanager

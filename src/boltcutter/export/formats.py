@@ -51,10 +51,10 @@ class Int8(Format):
     """
 
     file: ClassVar[str] = "model.pt2"
-    packages: ClassVar[tuple[str, ...]] = ("torchao",)
 
     def __init__(self, dynamic: bool = False) -> None:
         self.dynamic = dynamic
+        self.packages = ("torchao",) if dynamic else ()
 
     def write(self, program: Program, path: Path, calibration: Batches) -> None:
         """Quantize a copy of the program, and write it."""
@@ -74,7 +74,7 @@ class SafeTensors(Format):
 
     file: ClassVar[str] = "model.safetensors"
     is_runnable: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ("safetensors", "huggingface_hub")
+    packages: tuple[str, ...] = ("safetensors", "huggingface_hub")
 
     def write(self, program: Program, path: Path, calibration: Batches) -> None:
         """Write the weights; tied ones under one name."""

@@ -27,7 +27,7 @@ class ONNX(Format):
     """
 
     file: ClassVar[str] = "model.onnx"
-    packages: ClassVar[tuple[str, ...]] = PACKAGES
+    packages: tuple[str, ...] = PACKAGES
 
     def __init__(self, opset: int | None = None) -> None:
         self.opset = opset
@@ -47,7 +47,7 @@ class StaticInt8(Format):
     """
 
     file: ClassVar[str] = "model.onnx"
-    packages: ClassVar[tuple[str, ...]] = PACKAGES
+    packages: tuple[str, ...] = PACKAGES
 
     def __init__(self, samples: int = 256) -> None:
         if samples < 1:
@@ -93,7 +93,7 @@ class Int4(Format):
     """
 
     file: ClassVar[str] = "model.onnx"
-    packages: ClassVar[tuple[str, ...]] = PACKAGES
+    packages: tuple[str, ...] = PACKAGES
 
     def __init__(self, block_size: int = 32, accuracy_level: int = 4) -> None:
         if block_size not in (16, 32, 64, 128, 256):

@@ -37,7 +37,7 @@ class Format(ABC):
 
     file: ClassVar[str]
     is_runnable: ClassVar[bool] = True
-    packages: ClassVar[tuple[str, ...]] = ()
+    packages: tuple[str, ...] = ()
 
     @abstractmethod
     def write(self, program: Program, path: Path, calibration: Batches) -> None:

@@ -66,9 +66,6 @@ def main(project: Project, arguments: list[str]) -> None:
 
 def search(plan: Plan, *, is_new: bool) -> None:
     """Run the trials, and write the results."""
-    from boltcutter.search.local import deadline, run_trials
-    from boltcutter.search.progress import Progress
-
     settings = plan.search
     if is_new:
         save(plan)
@@ -87,6 +84,9 @@ def search(plan: Plan, *, is_new: bool) -> None:
         )
         print(f"wandb sweep {path}    # creates the sweep, and prints the command of its agents")
         return
+    from boltcutter.search.local import deadline, run_trials  # which need Optuna
+    from boltcutter.search.progress import Progress
+
     study = open_study(plan)
     progress = Progress(plan.metrics, plan.total, study.results())
     is_over = deadline(settings.time_limit)

@@ -64,7 +64,7 @@ class Search:
     seeds: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_trials", "max_parallel", "cpus", "seeds"):
+        for name in ("num_trials", "max_parallel", "cpus"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"search.{name}={value} is not a positive number; try 1")
@@ -74,6 +74,8 @@ class Search:
             )
         if self.folds is not None and self.folds < 2:
             raise ValueError(f"search.folds={self.folds}: cross-validation needs two folds; try 5")
+        if self.seeds is not None and self.seeds < (1 if self.folds else 2):
+            raise ValueError(f"search.seeds={self.seeds}: statistics need two seeds or more; try 5")
         if self.target is not None and isinstance(self.metric, list):
             raise ValueError(f"search.target={self.target} needs a single metric; remove it")
         _ = self.time_limit

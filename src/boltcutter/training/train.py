@@ -200,7 +200,10 @@ def load_initial_state(
                     callback.load_state_dict(state)
             restore_data_state(components.data, cfg, saved)
             note = ending.resume(saved)
-            lines = [*([note] if note else []), *changes.resume(saved, ends=reached_limit or ending.finished)]
+            if reached_limit and not note:
+                note = f"training is complete ({reached_limit}){'; it is only tested' if cfg.test else ''}; "
+                note += f"to continue, set {reached_limit.partition('=')[0]}=<more>"
+            lines = [*([note] if note else []), *changes.resume(saved, ends=bool(reached_limit) or ending.finished)]
         if components.trainer.is_global_zero:
             print(*(f"resume={remote.show(cfg.folder)}: {line}\n" for line in lines), sep="", end="")
     elif cfg.init_from:
@@ -211,20 +214,21 @@ def load_initial_state(
             print(*(f"init_from: {line}\n" for line in unmatched), sep="", end="")
 
 
-def check_limits(trainer: L.Trainer, saved: dict[str, Any]) -> bool:
+def check_limits(trainer: L.Trainer, saved: dict[str, Any]) -> str:
     """Check that the resumed run has not gone beyond ``max_epochs`` or ``max_steps``.
 
     Returns:
-        Whether it has reached one of them.
+        The limit that it has reached, such as ``trainer.max_epochs=20``; empty if there is none.
 
     Raises:
         ConfigError: It has gone beyond one of them.
     """
     epochs = saved.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {}).get("processed", 0)
-    reached = False
+    reached = ""
     for name, done in (("max_epochs", epochs), ("max_steps", saved.get("global_step", 0))):
         limit = getattr(trainer, name)
-        reached = reached or limit == done
+        if limit == done:
+            reached = reached or f"trainer.{name}={limit}"
         if limit not in (None, -1) and done > limit:
             raise ConfigError(
                 f"trainer.{name}={limit}: the run has already done {done}; "
