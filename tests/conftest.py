@@ -1,12 +1,13 @@
 """Shared helpers and fixtures: commands with a timeout, and short runs."""
 
+import gc
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from importlib.metadata import distributions
 from pathlib import Path
@@ -51,13 +52,23 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if selected or "not slow" not in config.option.markexpr else 3
 
 
-LONGEST = ("test_style.py", "test_new.py", "test_node.py", "test_wandb.py")  # begin first
+# Files of a minute and more, and those whose tests wait, begin first, so that none is left alone at the end.
+LONGEST = ("test_style", "test_new", "test_wandb", "test_faults", "test_model_parallel", "test_preemption")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while files are imported: searching the growing heap again and again takes seconds."""
+    gc.disable()
+    collected = yield
+    gc.freeze()  # modules stay
+    gc.enable()
+    return collected
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests of a file, and all that share the cluster or exported runs, in one worker: each is set up once."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         group, fixtures = str(item.path.relative_to(ROOT)), getattr(item, "fixturenames", ())
         if "cluster" in fixtures:

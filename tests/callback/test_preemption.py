@@ -73,7 +73,7 @@ def uninterrupted(script: Script, tmp_path_factory: pytest.TempPathFactory) -> d
     [
         ("SIGTERM", "first", [], []),
         ("SIGTERM", "group", ["data.num_workers=2"], ["data.num_workers=0"]),
-        ("SIGINT", "first", [], ["data.num_workers=1"]),
+        pytest.param("SIGINT", "first", [], ["data.num_workers=1"], marks=pytest.mark.slow),
         pytest.param("SIGUSR2", "group", TWO, [], marks=pytest.mark.slow),  # Lightning starts the second rank
         ("SIGTERM", "last", TWO, []),  # both as by torchrun
     ],

@@ -87,6 +87,7 @@ def test_a_drop_beyond_the_bound_fails() -> None:
         check_drop({**found, "int4": Result(1, "loss", float("nan"), drop=float("nan"))}, 0.5)
 
 
+@pytest.mark.slow
 def test_a_drop_beyond_the_bound_is_an_exit_status(script: Script, gpt: Path, tmp_path: Path) -> None:
     shutil.copytree(gpt, tmp_path / "run")
     done = script("export", f"run={tmp_path}/run", "export=int8-static", "export.max_drop=0", "ckpt=best")
