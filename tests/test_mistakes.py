@@ -305,6 +305,11 @@ def test_a_command_whose_package_is_not_installed(refusal: Refusal, monkeypatch:
     assert_one_line(refusal(module=server), "prometheus_client: ", "pip install 'boltcutter[serve]'")
 
 
+@pytest.mark.parametrize("override", ["export=[]", "export=null", "ckpt=last"])
+def test_an_export_without_formats(override: str, refusal: Refusal) -> None:
+    assert_one_line(refusal("run=/nowhere", override, module="boltcutter.export.command"), "export: ", "give export=…")
+
+
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOLTCUTTER_DEBUG", "1")
     with pytest.raises(ConfigError, match=r"^sed: "):

@@ -62,6 +62,13 @@ def test_invalid_arrays(digits: Predictor, values: object, message: str) -> None
     assert message in str(error.value)
 
 
+def test_arrays_are_preprocessed_by_the_data_module(digits: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.full((2, 1, 8, 8), 0.5, np.float32)
+    assert np.array_equal(digits.array(images), images)
+    monkeypatch.setattr(digits.data, "preprocess", lambda inputs: torch.from_numpy(inputs) - 2, raising=False)
+    assert np.array_equal(digits.array(images), images - 2)
+
+
 def test_a_damaged_image(digits: Predictor) -> None:
     with pytest.raises(ValueError, match=r"^the image: not a valid PNG or JPEG image \("):
         digits.image(b"\x89PNG\r\n\x1a\n damaged")

@@ -131,7 +131,8 @@ def read_settings(project: Project, overrides: Sequence[str]) -> Export:
     Raises:
         ConfigError: No format was chosen, or a setting is wrong.
     """
-    if not any(override.startswith("export=") for override in overrides):
+    chosen = [override.partition("=")[2] for override in overrides if override.startswith("export=")]
+    if not chosen or chosen[-1].strip("[] ") in ("", "null"):
         raise ConfigError(f"export: not set; give export=…{project.list_options('export')}")
     cfg = DictConfig({"export": plain(compose(project, overrides, base=DictConfig({})).export)})
     if mistakes := build.check(cfg, Settings):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,14 @@ SIGNATURES = (
     b"\xff\xd8\xff",
 )  # of PNG and JPEG; other decoders are not exposed
 MAX_PIXELS = 1 << 25  # of an image, decoded or resized: a small file may contain far more
+
+
+@runtime_checkable
+class Preprocesses(Protocol):
+    """A data module that scales or otherwise converts its samples before the model gets them."""
+
+    def preprocess(self, inputs: Array) -> torch.Tensor:
+        """Convert raw samples (N, …), with the statistics of the train split."""
 
 
 class Predictor:
@@ -149,6 +157,8 @@ class Predictor:
         if self.form == "image" and self.export and self.export.runner.card["inputs"][0]["dtype"] == "uint8":
             raise ValueError("inputs: the export takes integers, pixels between 0 and 255")
         found = found.astype(np.float32)
+        if isinstance(self.data, Preprocesses):
+            found = self.data.preprocess(found).numpy()
         if not np.isfinite(found).all():
             raise ValueError("inputs: not all values are finite")
         return found

@@ -47,15 +47,16 @@ class BreastCancer(DataModule):
         if not self.statistics:  # otherwise they come from the checkpoint
             train = table.data[indices[0]]
             self.statistics = {"mean": train.mean(axis=0).tolist(), "std": train.std(axis=0).tolist()}
-        inputs, targets = self._standardize(table.data), torch.from_numpy(table.target)
+        inputs, targets = self.preprocess(table.data), torch.from_numpy(table.target)
         return Splits(*(BatchedTensorDataset(inputs[split], targets[split]) for split in indices))
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
         """Return the rows of CSV files without a header as inputs for prediction, and a name for each row."""
         rows = [(f"{path}:{number}", row) for path in paths for number, row in enumerate(_read_rows(path), 1)]
-        return self._standardize(np.stack([row for _, row in rows])), [name for name, _ in rows]
+        return self.preprocess(np.stack([row for _, row in rows])), [name for name, _ in rows]
 
-    def _standardize(self, features: np.ndarray) -> Tensor:
+    def preprocess(self, features: np.ndarray) -> Tensor:
+        """Standardize measurements, here and of requests to ``serve.py``."""
         scaled = (features - np.array(self.statistics["mean"])) / np.array(self.statistics["std"])
         return torch.from_numpy(scaled).float()
 
