@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -76,7 +77,8 @@ class Cluster:
         node.kill()
         node.wait(10)
         for child in children:
-            child.kill()
+            with suppress(psutil.NoSuchProcess):  # those of a killed raylet end by themselves
+                child.kill()
         psutil.wait_procs(children, timeout=10)
 
     def stop(self) -> None:
