@@ -30,8 +30,10 @@ def reports(process: TrialProcess) -> tuple[list[float], dict[str, Any]]:
     """The losses that a worker reports, of which it may repeat one when it continues, and its last result."""
     losses: dict[int, float] = {}
     while not (result := process.step()).get("done"):
-        losses[result["training_iteration"]] = result["loss"]
-        assert json.loads(result["report"])["values"] == process._values
+        facts = json.loads(result["report"])
+        losses |= {step: metrics["loss"] for step, metrics in facts["reports"]}
+        assert facts["values"] == process._values
+        assert result["loss"] == losses[facts["reports"][-1][0]]
     return list(losses.values()), result
 
 
@@ -59,6 +61,13 @@ def test_a_trial_ends(
     assert (found, last["state"], last["error"]) == (losses, state, error)
     process.cleanup()
     assert not process._trial.is_alive()
+
+
+def test_reports_that_nothing_decides_on_are_gathered(make_trial: MakeTrial, tmp_path: Path) -> None:
+    process = start(make_trial, tmp_path, "3 2 1", decides=False)
+    assert [step for step, _ in json.loads(process.step()["report"])["reports"]] == [1, 2, 3]
+    assert process.step()["state"] == "complete"
+    process.cleanup()
 
 
 def test_an_interrupted_trial_reports_again_what_it_did(make_trial: MakeTrial, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from boltcutter.search.trial import Report, Sampled, Trial, trial_overrides
 
 INTERRUPTED = "interrupted"  # file that tells trials to save, as the search continues later
 CHECKPOINT = "trial.ckpt"
+GATHERING = 1.0  # seconds in which reports are gathered that no scheduler decides on: each result costs Ray about 10 ms
 
 
 def write_facts(files: Path, trial_id: str, config: Mapping[str, Any]) -> None:
@@ -49,8 +52,8 @@ class TrialProcess(tune.Trainable):
             make_trial: Makes the trial.
             files: Folder with the numbers of the trials.
             population: Whether values change while the trial runs.
-            decides: Whether a scheduler may stop or pause the trial; without one, it
-                trains on while Ray handles its report.
+            decides: Whether a scheduler may stop or pause the trial; without one, it trains on while Ray handles its
+                reports, those of a second at once.
         """
         self._make, self._files, self._population, self._decides = make_trial, Path(files), population, decides
         self._started = self._is_paused = False
@@ -75,7 +78,7 @@ class TrialProcess(tune.Trainable):
         """Train until the next validation or the end."""
         if self._earlier:
             count, report = self._earlier.pop(0)
-            return self._result(count, report)
+            return self._result(count, [report])
         if self._facts["replays"]:
             return self._end("complete")
         if not self._started:
@@ -89,9 +92,20 @@ class TrialProcess(tune.Trainable):
             if state == "running" and self._trial.restart():
                 continue
             return self._end("failed" if state == "running" else state, error)
-        if not self._decides:
+        reports = [received] if self._decides else self._gather(received)
+        return self._result(len(self._trial.reports), reports)
+
+    def _gather(self, report: Report | None) -> list[Report]:
+        """Let the trial go on, and return its next reports as well."""
+        reports, end = [], time.monotonic() + GATHERING
+        while report:
+            reports.append(report)
             self._trial.answer("continue")
-        return self._result(len(self._trial.reports), received)
+            remaining = end - time.monotonic()
+            if remaining <= 0 or not select.select([self._trial], [], [], remaining)[0]:
+                break
+            report = self._trial.receive()  # None at the end, also in the next step
+        return reports
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Copy a checkpoint, so that another trial can continue from it, or this one after a pause."""
@@ -128,15 +142,16 @@ class TrialProcess(tune.Trainable):
                     self._trial.answer("stop")
             self._trial.finish()
 
-    def _result(self, count: int, report: Report) -> dict[str, Any]:
+    def _result(self, count: int, reports: Sequence[Report]) -> dict[str, Any]:
         # Tune flattens mappings, and joins their keys by slashes, which names of metrics contain.
-        facts = {**self._facts, "step": report.step, "metrics": report.metrics, "values": self._values}
-        return {**report.metrics, "report": json.dumps(facts), "training_iteration": count}
+        found = [(report.step, report.metrics) for report in reports]
+        facts = {**self._facts, "reports": found, "values": self._values}
+        return {**reports[-1].metrics, "report": json.dumps(facts), "training_iteration": count}
 
     def _end(self, state: str, error: str = "") -> dict[str, Any]:
         reports = self._trial.reports
         self._started = False
-        last = self._result(len(reports), reports[-1]) if reports else {}
+        last = self._result(len(reports), reports[-1:]) if reports else {}
         return {**last, "done": True, "state": state, "error": error}
 
 

@@ -230,18 +230,19 @@ class TrialEvents(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Store a report."""
+        """Store reports."""
         if "report" not in result:
             return
         facts = json.loads(result["report"])
-        number, report = facts["number"], Report(facts["step"], facts["metrics"])
+        number = facts["number"]
         if facts["replays"]:
             return
         if self.values.setdefault(number, facts["values"]) != facts["values"]:
             self.study.set_values(number, facts["values"])
             self.values[number] = facts["values"]
-        self.reports[number] = [*(r for r in self.reports.get(number, ()) if r.step < report.step), report]
-        self.study.report(number, len(self.reports[number]), report.metrics)
+        for step, metrics in facts["reports"]:
+            self.reports[number] = [*(r for r in self.reports.get(number, ()) if r.step < step), Report(step, metrics)]
+            self.study.report(number, len(self.reports[number]), metrics)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Store the end of a trial, unless it was interrupted."""
