@@ -26,6 +26,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(script: Script, tmp_path: Pat
     }.items():
         done = script("train", *overrides)
         assert done.returncode == 0, f"{folder}: {done.stderr}"
+        assert not done.stderr
     expected, found, without = (saved_weights(tmp_path / name) for name in ("whole", "parts", "without"))
     assert expected.keys() == found.keys() == without.keys()  # those of the plain model
     assert all(torch.equal(expected[name], found[name]) for name in expected)

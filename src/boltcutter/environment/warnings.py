@@ -15,6 +15,8 @@ LOGGERS = {
     "torch.distributed.tensor._redistribute": logging.ERROR,
     "azure.identity": logging.ERROR,  # logs each credential that it looks for and does not find
     "gcsfs": logging.CRITICAL,  # logs exceptions that it raises
+    "torchao": logging.ERROR,  # logs each of its libraries for other machines that it does not load
+    "torch.utils._pytree": logging.ERROR,  # logs classes of torchao that no longer need registration
 }
 
 
