@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from conftest import Script
 
 from boltcutter.launch.job import Job
@@ -37,6 +38,8 @@ def test_the_script_starts_the_driver_with_its_plan(tmp_path: Path) -> None:
     assert found["environment"] == {"OMP_NUM_THREADS": "2", "A": "it's"}
     assert (found["address"], found["max_restarts"]) == (None, 3)
     assert plan(RayLauncher(address="auto", cpus_per_task=0.5).render(job(tmp_path)))["cpus"] == 0.5
+    assert plan(RayLauncher(address="auto").render(job(tmp_path, gpus=True)))["gpus"]
+    assert plan(RayLauncher().render(job(tmp_path, gpus=True)))["gpus"] == torch.cuda.is_available()
     assert plan(RayLauncher(address="http://head:8265").render(job(tmp_path)))["address"] == "auto"
 
 

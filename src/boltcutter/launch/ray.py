@@ -90,7 +90,7 @@ class RayLauncher(LocalLauncher):
             command=[str(self.python), *job.program, f"resume={job.folder}", *job.trust],
             nodes=job.nodes,
             devices=job.devices,
-            gpus=job.gpus,
+            gpus=job.gpus and (self.address is not None or _has_gpu()),
             cpus=self.cpus(job),
             environment={**threads, **job.environment, **self.environment},
             max_restarts=self.max_restarts,
@@ -144,3 +144,10 @@ class RayLauncher(LocalLauncher):
         except (ConnectionError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"launch.address={self.address}: {reason}; start its dashboard, or correct it") from None
+
+
+def _has_gpu() -> bool:
+    """Whether ``trainer.accelerator=auto`` is a GPU on this machine."""
+    import torch  # slow import
+
+    return torch.cuda.is_available()
