@@ -58,6 +58,8 @@ def test_nothing_to_search() -> None:
     assert "nothing to search; add search.space.optimizer.lr=" in mistake("search.seeds=null", search="seeds")
     with pytest.raises(ConfigError, match=r"search: not set; give search=… \(there are: asha, .*wandb\)"):
         planned(PROJECT, TRAINING)
+    with pytest.raises(ConfigError, match=r"^search: not set; give search=…"):
+        planned(PROJECT, ["search=[]"])
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")

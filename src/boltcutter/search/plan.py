@@ -156,7 +156,8 @@ def read_settings(project: Project, arguments: Sequence[str]) -> dict[str, Any]:
         ConfigError: No option was chosen, or an override is wrong.
     """
     own = [override for override in arguments if is_search_override(override)]
-    if not any(override.startswith("search=") for override in own):
+    chosen = [override.partition("=")[2] for override in own if override.startswith("search=")]
+    if not chosen or chosen[-1].strip("[] ") in ("", "null"):
         raise ConfigError(f"search: not set; give search=…{project.list_options('search')}")
     in_space = [o for o in own if o.lstrip("+~").startswith("search.space.")]
     settings = plain(compose(project, [o for o in own if o not in in_space], base=DictConfig({})).search)
