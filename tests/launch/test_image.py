@@ -120,11 +120,12 @@ def test_an_image_trains_saves_on_sigterm_and_resumes(
     assert not {re.sub(r"\+cpu$", "", line).lower().replace("_", "-") for line in installed} - tested
 
     folder, overrides = "/app/runs/here", ["trainer.accelerator=cpu", "logger=null", "report=false"]
-    podman("volume", "create", "runs")
+    volume = f"--volume=runs-{build[0].name}:/app/runs"  # all images are built in one storage
+    podman("volume", "create", f"runs-{build[0].name}")
     for start in (1, 2):
         given = f"folder={folder}" if start == 1 else f"resume={folder}"
         command = ["python", "scripts/train.py", given, *(overrides if start == 1 else []), "trainer.max_epochs=5000"]
-        podman("run", "--detach", "--name=run", "--network=none", "--volume=runs:/app/runs", "image", *command)
+        podman("run", "--detach", "--name=run", "--network=none", volume, "image", *command)
         end = time.monotonic() + 150
         while "epoch " not in (text := podman("logs", "run").stdout):
             assert time.monotonic() < end, podman("logs", "run")
@@ -136,13 +137,13 @@ def test_an_image_trains_saves_on_sigterm_and_resumes(
         assert "preempted by SIGTERM, saved" in logs.stdout + logs.stderr
         assert ("epoch 1/" in text) == (start == 1)
         podman("rm", "run")
-    record = json.loads(run("cat", f"{folder}/record.json", options=("--volume=runs:/app/runs",)))
+    record = json.loads(run("cat", f"{folder}/record.json", options=(volume,)))
     assert len(record["attempts"]) == 2
 
     # As in a cloud: the code comes with the job, and the image has everything else.
     shutil.copy(bundle, tmp_path / "job.tar.gz")
     node = ["python", "-m", "boltcutter.launch.node", "/app/runs/node", "--bundle", "/job.tar.gz", "trust=true"]
-    mounted = (f"--volume={tmp_path}/job.tar.gz:/job.tar.gz:ro", "--volume=runs:/app/runs")
+    mounted = (f"--volume={tmp_path}/job.tar.gz:/job.tar.gz:ro", volume)
     run(*node, "trainer.accelerator=cpu", options=mounted)
     record = json.loads(run("cat", "/app/runs/node/record.json", options=mounted))
     assert record["attempts"][-1]["reason"] == "completed"
