@@ -52,8 +52,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if selected or "not slow" not in config.option.markexpr else 3
 
 
-# Files of a minute and more, and those whose tests wait, begin first, so that none is left alone at the end.
-LONGEST = ("test_style", "test_new", "test_wandb", "test_faults", "test_model_parallel", "test_preemption")
+# Files and folders of a minute and more, and those whose tests wait, begin first: none is left alone at the end.
+LONGEST = ("test_style", "test_new", "test_wandb", "test_faults", "test_model_parallel", "test_preemption", "export")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -66,9 +66,9 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests of a file, and all that share the cluster or exported runs, in one worker: each is set up once."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         group, fixtures = str(item.path.relative_to(ROOT)), getattr(item, "fixturenames", ())
         if "cluster" in fixtures:
@@ -76,6 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif item.path.parent.name == "export" and {"digits", "diabetes", "gpt"} & {*fixtures}:
             group = "exports"
         item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.path.stem not in LONGEST and item.path.parent.name not in LONGEST)
 
 
 def saved_weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
