@@ -20,12 +20,17 @@ MakeTrial = Callable[..., Trial]
 
 
 def search(
-    folder: Path, make_trial: MakeTrial, *tasks: str, should_stop: Callable[[], bool] = lambda: False, parallel: int = 2
+    folder: Path,
+    make_trial: MakeTrial,
+    *tasks: str,
+    should_stop: Callable[[], bool] = lambda: False,
+    parallel: int = 2,
+    prunes: bool = True,
 ) -> list[Result]:
-    """Run or continue a search with a trial for each task, and a pruner that compares with the first trial."""
+    """Run or continue a search with a trial for each task, and a pruner that compares with those before."""
     folder = folder / "search"
     folder.mkdir(exist_ok=True)
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=1)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=1) if prunes else None
     study = Study(folder, Space({"do": f"grid({', '.join(tasks)})"}), [("loss", "min")], pruner=pruner)
     study.enqueue([{"do": task} for task in tasks])
     progress = Progress([("loss", "min")], len(tasks))
@@ -67,15 +72,15 @@ def test_an_interrupted_search_continues(tmp_path: Path, make_trial: MakeTrial) 
     before = children()
     tasks = ["9 9 9", "8 8 8", "7 7 7", "6 6 6"]
     counts = iter(range(1000))
-    results = search(tmp_path, make_trial, *tasks, should_stop=lambda: next(counts) > 8)
+    results = search(tmp_path, make_trial, *tasks, should_stop=lambda: next(counts) > 8, prunes=False)
     assert children() == before
     states = [result.state for result in results]
     assert states.count("running") >= 1
-    results = search(tmp_path, make_trial, *tasks)
+    results = search(tmp_path, make_trial, *tasks, prunes=False)
     assert [result.state for result in results] == ["complete"] * 4
     curves = [[loss for _, loss in result.curve] for result in results]
     assert curves == [[loss] * 3 for loss in (9, 8, 7, 6)]
-    assert search(tmp_path, make_trial, *tasks) == results
+    assert search(tmp_path, make_trial, *tasks, prunes=False) == results
 
 
 def test_an_error_of_the_search_ends_its_trials(
