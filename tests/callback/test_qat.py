@@ -2,7 +2,6 @@ from functools import partial
 from pathlib import Path
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from conftest import QUICK, Script, saved_weights
@@ -43,6 +42,7 @@ def test_the_export_of_a_trained_model_loses_little(script: Script, tmp_path: Pa
 
 
 def test_the_export_rounds_as_the_trained_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)  # with some seeds, a value lies between two integers and may be rounded either way
     task = Classification(MLP((64,), 5, hidden_sizes=[64, 64]), optimizer=partial(torch.optim.Adam, lr=0.1)).eval()
     inputs = torch.rand(32, 64)
     program = TaskProgram(task, (inputs, torch.zeros(32)), {})
@@ -51,8 +51,8 @@ def test_the_export_rounds_as_the_trained_model(tmp_path: Path) -> None:
     plain = program(inputs)[0].detach().numpy()
     qat.QAT().setup(L.Trainer(logger=False, enable_checkpointing=False), task, "fit")
     rounded = program(inputs)[0].detach().numpy()
-    assert np.median(abs(rounded - plain)) > 1e-5
-    assert np.median(abs(found - rounded)) < 1e-6  # a value between two integers may be rounded either way
+    assert abs(rounded - plain).max() > 1e-5
+    assert abs(found - rounded).max() < 1e-6
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,9 @@ def test_a_request_that_is_too_large_is_read_after_its_answer(digits: Served) ->
         client.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 5000000\r\n\r\n")
         answer = b""
         while not answer.endswith(b"}"):  # head and body may arrive separately
-            answer += client.recv(4096)
+            received = client.recv(4096)
+            assert received, answer
+            answer += received
         assert answer.startswith(b"HTTP/1.1 413")
         client.sendall(b"a" * 5000000 + b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
         answers = receive(client)  # until it is closed as idle
