@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import pytest
@@ -63,6 +63,29 @@ def test_training_stops_with_the_weights_of_the_previous_step(tmp_path: Path, ki
         assert part in str(error.value)
     assert "\n" not in str(error.value)
     assert torch.equal(torch.load(tmp_path / "nonfinite-rank-0.pt", weights_only=True), torch.eye(2))
+
+
+class OnDevice(NamedTuple):
+    """A batch that is not on the CPU before ``to``."""
+
+    tensor: Tensor
+
+    def to(self, device: torch.device, **options: Any) -> Tensor:
+        return self.tensor.to(device)
+
+
+def test_the_offending_batch_is_saved_on_the_cpu(tmp_path: Path) -> None:
+    class OnGPU(NonFiniteLoss):
+        def on_after_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Any:
+            return {"image": OnDevice(batch)}
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch["image"].tensor, batch_idx)
+
+    with pytest.raises(NonFiniteGradientError):
+        fit(OnGPU({3}), Guard(tmp_path))
+    saved = torch.load(tmp_path / "nonfinite-rank-0.pt", weights_only=True)
+    assert torch.equal(saved["image"], torch.eye(2))
 
 
 @pytest.mark.parametrize("kind", [Guard, DeferredGuard])

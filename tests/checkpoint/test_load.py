@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, Script, flip_a_bit
+from conftest import QUICK, STATE, Script, flip_a_bit
+from torch import nn
 
 from boltcutter.checkpoint.io import AtomicCheckpointIO
+from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.storage import CheckpointError
+from boltcutter.checkpoint.weights import incompatibility, load_weights
 
 
 class Evil:
@@ -39,6 +42,37 @@ def test_a_bad_file_is_reported_in_one_line(saved: Path, spoil: Any, message: st
     assert str(saved) in str(error.value)
     assert "\n" not in str(error.value)
     assert not Path("/tmp/never").exists()
+
+
+@pytest.fixture
+def saved_on_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint with tensors of a GPU, a foreign object, and weights in the usual places."""
+    state = STATE | {"callbacks": {"Best": {"score": torch.tensor(0.5)}}, "hyper_parameters": {"net": nn.Linear(1, 1)}}
+    with monkeypatch.context() as patched:
+        patched.setattr("torch.serialization.location_tag", lambda storage: "cuda:0")
+        torch.save(state, tmp_path / "gpu.ckpt")
+    return tmp_path / "gpu.ckpt"
+
+
+@pytest.mark.parametrize("options", [{}, {"lazy": True}, {"map_location": None}, {"map_location": None, "lazy": True}])
+def test_a_checkpoint_of_a_gpu_is_loaded_to_the_cpu(saved_on_gpu: Path, options: Any) -> None:
+    for found in (AtomicCheckpointIO().load_checkpoint(saved_on_gpu, **options), load(saved_on_gpu, **options)):
+        assert found["state_dict"]["weight"].device == found["callbacks"]["Best"]["score"].device == torch.device("cpu")
+        assert torch.equal(found["state_dict"]["weight"], STATE["state_dict"]["weight"])  # type: ignore[index]
+
+
+def test_weights_of_a_gpu_are_loaded_into_a_model(saved_on_gpu: Path) -> None:
+    model = nn.Linear(3, 2)
+    load_weights(model, saved_on_gpu)
+    assert torch.equal(model.weight, STATE["state_dict"]["weight"])  # type: ignore[index]
+    assert incompatibility(saved_on_gpu, model) is None
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "xpu"])
+def test_a_missing_device_is_not_reported_as_a_damaged_file(saved_on_gpu: Path, device: str) -> None:
+    with pytest.raises(CheckpointError, match=f"map_location={device} .* use map_location=cpu") as error:
+        load(saved_on_gpu, device)
+    assert "damaged" not in str(error.value)
 
 
 OUTSIDE = """

@@ -11,11 +11,13 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from conftest import QUICK, ROOT, Script, environment, max_difference, run_command, saved_weights
 from forkserver import Forked, ForkServer
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput
 from torch import nn
 
 from boltcutter.strategy import ddp
@@ -256,6 +258,23 @@ def test_a_spawned_process_has_the_settings_of_its_parent() -> None:
         torch.set_float32_matmul_precision(before[0])
         logs.setLevel(before[1])
         warnings.filters[:] = filters
+
+
+def test_the_weights_of_spawned_ranks_are_loaded_to_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, weights = ddp.DDPStrategy(start_method="spawn"), tmp_path / "folder" / "weights.ckpt"
+    module = L.LightningModule()
+    module.layer = nn.Linear(2, 1)
+    trainer = L.Trainer(accelerator="cpu", devices=1, strategy=strategy, logger=False, enable_checkpointing=False)
+    trainer.strategy._lightning_module = module
+    weights.parent.mkdir()
+    with monkeypatch.context() as patched:  # as if the ranks had trained on a GPU
+        patched.setattr("torch.serialization.location_tag", lambda storage: "cuda:0")
+        torch.save({"layer.weight": torch.ones(1, 2), "layer.bias": torch.ones(1)}, weights)
+    launcher = ddp.MultiProcessingLauncher(strategy, "spawn")
+    output = _WorkerOutput(None, str(weights), trainer.state, None, launcher.get_extra_results(trainer))
+    launcher._recover_results_in_main_process(output, trainer)
+    assert torch.equal(module.layer.weight, torch.ones(1, 2))
+    assert not weights.parent.exists()
 
 
 def test_an_error_of_a_forked_rank_is_reported_in_one_line(script: Script, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -181,7 +182,7 @@ class Guard(Callback):
     def _write_batch(self, batch: Any, rank: int) -> Path:
         path = self.folder / f"nonfinite-rank-{rank}.pt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(batch, path)
+        torch.save(move_data_to_device(batch, torch.device("cpu")), path)  # so that it loads on any machine
         return path
 
 

@@ -94,13 +94,14 @@ class AtomicCheckpointIO(CheckpointIO):
         return sharded.size(Path(path))
 
     def load_checkpoint(
-        self, path: str | Path, map_location: Any = None, weights_only: bool | None = True, *, lazy: bool = False
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True, *, lazy: bool = False
     ) -> dict[str, Any]:
         """Load a checkpoint of Lightning, restricted to tensors and plain values.
 
         Args:
             path: Path or URL.
-            map_location: Device of the tensors, as for ``torch.load``.
+            map_location: Device of the tensors, as for ``torch.load``; None: the CPU, not the device of each tensor
+                when it was saved, which may not exist here or belong to another rank.
             weights_only: Ignored; code in a checkpoint is never executed.
             lazy: Memory-map tensors, and do not load those in shards.
 

@@ -24,7 +24,7 @@ def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> 
 
     Args:
         path: Path or URL of the file.
-        map_location: Device of the tensors, as for ``torch.load``.
+        map_location: Device of the tensors, as for ``torch.load``; None: the CPU.
         lazy: Skip the verification, memory-map the tensors of a local file, and do not load those in shards.
 
     Raises:
@@ -35,7 +35,7 @@ def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> 
         if fault or file is None:
             raise CheckpointError(f"{path}: {fault}; use another checkpoint")
         mmap = lazy and not is_url(path)
-        found = _unpickle(path, str(path) if mmap else file, map_location=map_location, mmap=mmap)
+        found = _unpickle(path, str(path) if mmap else file, map_location=map_location or "cpu", mmap=mmap)
         return found if lazy else sharded.load_full(Path(path), found)
 
 
@@ -69,6 +69,11 @@ def _unpickle(path: str | Path, source: Any, **options: Any) -> dict[str, Any]:
         except pickle.UnpicklingError:  # it may hold objects of other classes
             found = _load_with_placeholders(source, **options)
     except (pickle.UnpicklingError, RuntimeError, *READ_ERRORS) as error:
+        if isinstance(error, RuntimeError) and str(options["map_location"]) not in ("cpu", "meta"):
+            why = str(error).split(". ")[0].split("\n")[0]
+            raise CheckpointError(
+                f"{path}: not loaded to map_location={options['map_location']} ({why}); use map_location=cpu"
+            ) from None
         why = " ".join(str(error).split("\n")[-1].split()) or type(error).__name__
         raise CheckpointError(f"{path}: not loaded, because it would execute code or is damaged ({why})") from None
     if not isinstance(found, dict):

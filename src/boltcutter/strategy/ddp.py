@@ -356,7 +356,7 @@ class MultiProcessingLauncher(_MultiProcessingLauncher):
             raise worker_output
         if worker_output.weights_path is not None:
             path = Path(worker_output.weights_path)
-            trainer.lightning_module.load_state_dict(torch.load(path, weights_only=True), strict=False)
+            trainer.lightning_module.load_state_dict(torch.load(path, "cpu", weights_only=True), strict=False)
             path.unlink()
             with suppress(OSError):
                 os.rmdir(path.parent)
