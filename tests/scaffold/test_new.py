@@ -8,7 +8,7 @@ from new_project import check_style, run, run_tests
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project, tomllib
-from boltcutter.scaffold import new
+from boltcutter.scaffold import new, vendor
 
 ROOT = Path(__file__).parents[2]
 COOKIECUTTER, CRUFT = (str(Path(sys.executable).parent / name) for name in ("cookiecutter", "cruft"))
@@ -50,6 +50,58 @@ def test_project_passes_its_tests(tmp_path: Path) -> None:
     assert "2 passed" in run_tests(project)
     quick = ["trainer.max_steps=1", "logger=null", "report=false", "test=false"]
     run(sys.executable, "scripts/train.py", "data=digits", *quick, cwd=project)  # pixels
+
+
+FORECASTER = """\
+import lightning as L
+import torch
+from torch import nn
+
+
+class Forecaster(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.GRU(1, 8, batch_first=True)
+        self.head = nn.Linear(8, 1)
+
+    def training_step(self, batch, batch_idx):
+        past, future = batch
+        self.logger.experiment.add_image("forecast", torch.zeros(1, 2, 2), self.global_step)
+        return (self.head(self.net(past)[0][:, -1]) - future).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+
+class Waves(L.LightningDataModule):
+    def __init__(self, steps: int = 8) -> None:
+        super().__init__()
+        waves = torch.sin(torch.arange(64.0)[:, None] + torch.arange(steps + 1.0))[..., None]
+        self.dataset = torch.utils.data.TensorDataset(waves[:, :-1], waves[:, -1])
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(self.dataset, batch_size=16)
+
+    val_dataloader = train_dataloader
+"""
+
+
+def test_project_passes_its_tests_with_components_of_its_own(tmp_path: Path) -> None:
+    project = create(["my-project", f"folder={tmp_path}"])
+    for component in ("model.resnet", "model.gpt", "task.regression", "callback.guard"):
+        vendor.main(Project.find(project), [component])
+    (project / "src/my_project/task/forecaster.py").write_text(FORECASTER)
+    for kind, name in {"task": "Forecaster", "data": "Waves"}.items():
+        option = f"# Mine.\n_target_: my_project.task.forecaster.{name}\n"
+        (project / f"configs/{kind}/{name.lower()}.yaml").write_text(option)
+    mine = "# Mine.\ndefaults:\n  data: waves\n  task: forecaster\n"
+    (project / "configs/experiment/forecast.yaml").write_text(mine)
+    assert "3 passed" in run_tests(project)
+    (project / "configs/train.yaml").write_text("# Mine.\ndefaults:\n  experiment: forecast\n")
+    assert "3 passed" in run_tests(project)
 
 
 def test_cookiecutter_cruft_and_new_create_the_same_project(template: Path, tmp_path: Path) -> None:
