@@ -73,7 +73,7 @@ def launcher(**settings: Any) -> EC2Launcher:
 
 def job(root: Path = Path("/p"), **facts: Any) -> Job:
     folder = root / "runs" / "digits" / ID
-    facts = {"root": root, "code": folder / "code", "nodes": 2, "trusted": True} | facts
+    facts = {"root": root, "code": folder / "code", "nodes": 1, "trusted": True} | facts
     return Job("digits", folder, folder / "code" / "scripts" / "train.py", **facts)
 
 
@@ -105,10 +105,6 @@ def image(ec2: Any) -> dict[str, Any]:
     return next(one for one in found if one["RootDeviceName"] == "/dev/sda1")  # type: ignore[no-any-return]
 
 
-def groups(ec2: Any) -> set[str]:
-    return {group["GroupName"] for group in ec2.describe_security_groups()["SecurityGroups"]}
-
-
 @pytest.fixture
 def profile() -> str:
     boto3.client("iam").create_instance_profile(InstanceProfileName="train")
@@ -136,7 +132,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "ec2-image.sh": (
         {"instance_type": "g5.xlarge", "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1.0"},
-        {"gpus": True, "nodes": 1},
+        {"gpus": True},
     ),
 }
 
@@ -167,7 +163,7 @@ def test_job_files(name: str, tmp_path: Path) -> None:
         ({"time": "0:05:00"}, {}, r"launch\.time=0:05:00 is too short to set an instance up; try launch\.time=0:10:00"),
         ({"disk_gb": 1}, {}, r"launch\.disk_gb=1 is less than 8"),
         ({"tags": {TAG: "x"}}, {}, r"launch\.tags\.boltcutter-job: identifies the job; remove it"),
-        ({"jupyter": True}, {}, r"trainer\.num_nodes=2: launch\.jupyter=true uses one machine"),
+        ({}, {"nodes": 2}, r"trainer\.num_nodes=2: launch=ec2 starts one instance; use launch=sagemaker"),
         ({"setup": ["x" * 16000]}, {}, r"launch\.setup: the script of the instances has \d+ bytes, and EC2 accepts"),
         ({"setup": ["echo\x07"]}, {}, r"launch\.setup='echo\\x07' has the control character"),
     ],
@@ -183,37 +179,20 @@ def test_a_job_is_submitted_and_cancelled(requests: Requests, project: Path, pro
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"], region="us-east-1")
     submitted, file = write_job(project, own)
-    before = groups(ec2)
     (job_id,) = own.submit(submitted, file)
     assert job_id == f"us-east-1/{TOKEN}"
     stored = {path.rpartition("/")[2] for path in fsspec.filesystem("s3").ls(f"bucket/runs/digits/{ID}")}
     assert stored == {BUNDLE, "job.sh", "record.json"}
 
-    assert groups(ec2) == before | {TOKEN}
-    (group,) = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": [TOKEN]}])["SecurityGroups"]
-    (rule,) = group["IpPermissions"]
-    assert rule["IpProtocol"] == "-1"
-    assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [group["GroupId"]]
-    assert not rule["IpRanges"]
-    assert not rule["Ipv6Ranges"]
-
     names = [name for name, _ in requests]
-    assert names[:3] == ["DescribeImages", "DescribeSecurityGroups", "DescribeVpcs"]
-    assert names[3:6] == ["CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "RunInstances"]
-    assert set(names[6:]) <= {"DescribeInstances"}  # until they are visible
+    assert names[:2] == ["DescribeImages", "RunInstances"]
+    assert set(names[2:]) <= {"DescribeInstances"}  # until it is visible
     sent = dict(requests)
     expected = read_job(file.read_text())
-    assert sent["RunInstances"] == expected | {"SecurityGroupIds": [group["GroupId"]]}
-    tags = [{"Key": "Name", "Value": TOKEN}, {"Key": TAG, "Value": TOKEN}]
-    assert sent["CreateSecurityGroup"] == {
-        "GroupName": TOKEN,
-        "Description": "Instances of one job of boltcutter",
-        "VpcId": group["VpcId"],
-        "TagSpecifications": [{"ResourceType": "security-group", "Tags": tags}],
-    }
+    assert sent["RunInstances"] == expected
     reservations = ec2.describe_instances(Filters=[{"Name": f"tag:{TAG}", "Values": [TOKEN]}])["Reservations"]
     instances = [one for found in reservations for one in found["Instances"]]
-    assert len(instances) == 2
+    assert len(instances) == 1
     for one in instances:
         assert one["InstanceType"] == "m5.xlarge"
         assert one["MetadataOptions"]["HttpTokens"] == "required"
@@ -231,12 +210,10 @@ def test_a_job_is_submitted_and_cancelled(requests: Requests, project: Path, pro
     assert (disk["Size"], disk["Encrypted"], disk["VolumeType"]) == (100, True, "gp3")
 
     status = own.status(job_id)
-    assert (status.state, status.text) == ("running", f"job {TOKEN}, 2 running")
-    assert TOKEN in groups(ec2)
+    assert (status.state, status.text) == ("running", f"job {TOKEN}, 1 running")
     own.cancel(job_id)
     status = own.status(job_id)
-    assert (status.state, status.text) == ("ended", f"job {TOKEN}, 2 terminated")
-    assert groups(ec2) == before
+    assert (status.state, status.text) == ("ended", f"job {TOKEN}, 1 terminated")
     own.cancel(job_id)  # which has ended
     with pytest.raises(ValueError, match=r"^record\.json has the job id --help"):
         own.status("--help")
@@ -247,7 +224,7 @@ def test_spot_requests_end_with_the_job(requests: Requests, project: Path, profi
     parameter = "/golden/ami"
     boto3.client("ssm").put_parameter(Name=parameter, Value=image(ec2)["ImageId"], Type="String", Overwrite=True)
     own = launcher(ami=parameter, spot=True, time="2:00:00")
-    submitted, file = write_job(project, own, nodes=1)
+    submitted, file = write_job(project, own)
     assert read_job(file.read_text())["ImageId"] == f"resolve:ssm:{parameter}"
     begin = datetime.now(timezone.utc)
     job_id = own.create(submitted, file)
@@ -331,7 +308,7 @@ def test_a_job_is_submitted_once_its_instances_can_be_seen(
             ValueError,
             "laun",
         ),
-        ("InternalError", "Oops.", UnclearSubmissionError, rf".*tag {TAG}={TOKEN}, and terminate them$"),
+        ("InternalError", "Oops.", UnclearSubmissionError, rf".*tag {TAG}={TOKEN}, and terminate it$"),
     ],
 )
 def test_a_rejected_job_leaves_nothing(
@@ -347,7 +324,6 @@ def test_a_rejected_job_leaves_nothing(
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"])
     submitted, file = write_job(project, own)
-    before = groups(ec2)
     make = aws.client
     monkeypatch.setitem(aws.LIMITS, "retries", {"total_max_attempts": 1})
 
@@ -362,8 +338,6 @@ def test_a_rejected_job_leaves_nothing(
         own.submit(submitted, file)
     assert "\n" not in str(raised.value)
     assert type(raised.value) is error
-    # Instances that EC2 may have started need their group.
-    assert groups(ec2) - before == ({TOKEN} if error is UnclearSubmissionError else set())
 
 
 def test_what_ec2_does_not_have_is_named(project: Path, profile: str, bucket: str) -> None:
@@ -373,14 +347,16 @@ def test_what_ec2_does_not_have_is_named(project: Path, profile: str, bucket: st
         ({"ami": "ami-0123456789abcdef0"}, r"AWS rejected DescribeImages \(InvalidAMIID\.NotFound"),
         ({"ami": "/nowhere"}, r"launch\.ami=/nowhere: the region has no such parameter"),
         ({"ami": other["ImageId"]}, r"launch\.root_device=/dev/sda1: .* is /dev/xvda; try launch\.root_device=/dev/xv"),
-        ({"ami": image(ec2)["ImageId"], "subnet": "subnet-0123456789abcdef0"}, r"AWS rejected DescribeSubnets"),
+        (
+            {"ami": image(ec2)["ImageId"], "subnet": "subnet-0123456789abcdef0"},
+            r"AWS rejected RunInstances \(InvalidSubn",
+        ),
         ({"ami": image(ec2)["ImageId"], "instance_type": "m5.tiny"}, r"AWS rejected RunInstances \(InvalidInstanceTy"),
     ):
         own = launcher(**settings)
         with pytest.raises(ValueError, match=f"^{fault}") as error:
             own.submit(*write_job(project, own))
         assert "\n" not in str(error.value)
-        assert TOKEN not in groups(ec2)
 
 
 def test_each_launch_of_a_run_has_its_own_token(project: Path) -> None:
@@ -413,7 +389,7 @@ def test_the_job_file_can_be_run_by_hand(project: Path, profile: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["Instances"]
-    assert [one["InstanceType"] for one in found] == ["m5.xlarge", "m5.xlarge"]
+    assert [one["InstanceType"] for one in found] == ["m5.xlarge"]
     assert {one["ClientToken"] for one in found} == {TOKEN}
     for one in found:
         given = ec2.describe_instance_attribute(InstanceId=one["InstanceId"], Attribute="userData")
@@ -423,7 +399,7 @@ def test_the_job_file_can_be_run_by_hand(project: Path, profile: str) -> None:
 def test_logs_of_a_set_up_that_failed(project: Path, profile: str, bucket: str) -> None:
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"])
-    submitted, file = write_job(project, own, nodes=1)
+    submitted, file = write_job(project, own)
     job_id = own.create(submitted, file)
     console = "".join(own.logs(job_id, submitted.folder, follow=False))
     assert "Linux" in console or not console
@@ -439,10 +415,10 @@ def test_jupyter_is_reached_by_a_tunnel(
 ) -> None:
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"], jupyter=True, idle_minutes=15)
-    submitted, file = write_job(project, own, nodes=1)
+    submitted, file = write_job(project, own)
     user_data = read_job(file.read_text())["UserData"]
     assert " ./bundle/code s3fs jupyterlab ipykernel\n" in user_data
-    assert f"launch.node s3://bucket/runs/digits/{ID} trust=true --jupyter 15 --nodes 1" in user_data
+    assert f"launch.node s3://bucket/runs/digits/{ID} trust=true --jupyter 15" in user_data
     job_id = own.create(submitted, file)
     (one,) = ec2.describe_instances()["Reservations"][0]["Instances"]
     tunnel = f"aws ssm start-session --target {one['InstanceId']} --region us-east-1 --document-name"

@@ -1,4 +1,4 @@
-"""Launch runs on instances of Amazon EC2, which terminate when the run has ended."""
+"""Launch runs on an instance of Amazon EC2, which terminates when the run has ended."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ ALIVE = ("pending", "running", "stopping", "stopped")
 
 @dataclass(kw_only=True, eq=False)
 class EC2Launcher(CloudLauncher):
-    """Run on instances that set themselves up, find one another through the storage, and terminate at the end.
+    """Run on an instance that sets itself up, and terminates at the end.
 
     Args:
         region: Region; null: that of AWS_REGION or of the AWS profile.
-        instance_profile: Name or ARN of the instance profile with whose role instances use the storage.
+        instance_profile: Name or ARN of the instance profile with whose role the instance uses the storage.
         image: Container image with Python, the library and the project's dependencies; null: none is used.
-        instance_type: Type of each instance, such as g5.12xlarge.
-        spot: Whether to use Spot Instances. EC2 stops interrupted ones, and starts them again when it has capacity.
-        max_restarts: How often each node starts again after a failure or an interruption.
+        instance_type: Type of the instance, such as g5.12xlarge.
+        spot: Whether to use a Spot Instance. EC2 stops an interrupted one, and starts it again when it has capacity.
+        max_restarts: How often the training starts again after a failure or an interruption.
         disk_gb: Size of the root volume.
         ami: ID of the image of the machine, or a parameter of SSM that has it.
         root_device: Name of the root device of the AMI.
         key_name: Key pair for SSH.
         subnet: Subnet; null: one of the default network.
-        security_group: Security group, which must let instances reach one another; null: one of the job's own.
+        security_group: Security group; null: the default one of the network.
         install: Whether to create a virtual environment with the project's dependencies; not with an image.
         setup: Lines of shell that root runs at the first boot, before all else.
         jupyter: Whether to start JupyterLab with the project instead of training.
         idle_minutes: Minutes without activity after which JupyterLab, and with it the job, ends.
         python: Python interpreter that creates the environment, or runs the training if there is none.
-        time: Lifetime of each instance, which then terminates, D-HH:MM:SS or H:MM:SS.
+        time: Lifetime of the instance, which then terminates, D-HH:MM:SS or H:MM:SS.
     """
 
     option, job_file, protocols = "ec2", "job.sh", ("s3",)
@@ -102,8 +102,13 @@ class EC2Launcher(CloudLauncher):
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that EC2 cannot run, as far as can be known before submission."""
         super().check(job)
+        if job.nodes > 1:
+            raise ValueError(
+                f"trainer.num_nodes={job.nodes}: launch=ec2 starts one instance; use launch=sagemaker or "
+                "launch=aws_batch"
+            )
         self.check_set("instance_type", f"try launch.instance_type={'g5.xlarge' if job.gpus else 'm7i.xlarge'}")
-        self.check_set("instance_profile", "instances use the storage with it; docs/cloud.md shows how to create one")
+        self.check_set("instance_profile", "it gives access to the storage; docs/cloud.md shows how to create one")
         if self.install and job.root:
             check_requirements(job.root)
         machine = str(self.instance_type)
@@ -115,15 +120,15 @@ class EC2Launcher(CloudLauncher):
             )
 
     def command(self, job: Job) -> list[str]:
-        """Return the command that each node runs."""
+        """Return the command that the instance runs."""
         return [VENV if self.install else self.python, *super().command(job)[1:]]
 
     def render(self, job: Job) -> str:
-        """Render a shell script with the request for the instances and the script that they run."""
+        """Render a shell script with the request for the instance and the script that it runs."""
         return render_job(self, job, self._request(job))
 
     def _request(self, job: Job) -> dict[str, Any]:
-        """Return arguments of RunInstances: all instances or none.
+        """Return arguments of RunInstances.
 
         Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html.
         """
@@ -133,8 +138,8 @@ class EC2Launcher(CloudLauncher):
         tagged = ["instance", "volume", *(["spot-instances-request"] if self.spot else [])]
         disk = {"VolumeSize": self.disk_gb, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
         profile = str(self.instance_profile)
-        # The token makes EC2 answer a repeated request with the instances of the first one.
-        request: dict[str, Any] = {"ClientToken": token, "MinCount": job.nodes, "MaxCount": job.nodes}
+        # The token makes EC2 answer a repeated request with the instance of the first one.
+        request: dict[str, Any] = {"ClientToken": token, "MinCount": 1, "MaxCount": 1}
         request |= {"ImageId": f"resolve:ssm:{self.ami}" if self.ami.startswith("/") else self.ami}
         request |= {"InstanceType": self.instance_type}
         request |= {"IamInstanceProfile": {"Arn" if profile.startswith("arn:") else "Name": profile}}
@@ -154,31 +159,27 @@ class EC2Launcher(CloudLauncher):
         aws.check_credentials(self.region)
 
     def create(self, job: Job, file: Path) -> str:
-        """Create the security group and the instances, or neither; returns the region and the tag of the job."""
+        """Start the instance; returns the region and the tag of the job."""
         request = read_job(file.read_text())
         ec2 = aws.client("ec2", self.region)
         job_id = f"{ec2.meta.region_name}/{request['ClientToken']}"
         if request["ImageId"].startswith("resolve:ssm:"):
             request["ImageId"] = self._resolve(request["ImageId"].removeprefix("resolve:ssm:"))
         self._check_root_device(ec2, request)
-        if self.spot:  # from then on EC2 starts no further instance
+        if self.spot:  # from then on EC2 does not start it again
             limit = datetime.now(timezone.utc) + timedelta(seconds=seconds(self.time))
             request["InstanceMarketOptions"]["SpotOptions"]["ValidUntil"] = limit.replace(microsecond=0)
-        if own := "SecurityGroupIds" not in request:
-            request["SecurityGroupIds"] = [self._create_group(ec2, request)]
         try:
             with aws.as_value_errors():
                 made = ec2.run_instances(**request)["Instances"]
         except ValueError as error:
             code = aws.error_code(error)
             if not code or code.startswith(("Internal", "Service", "503")):
-                first = "cancel their Spot requests, " if self.spot else ""  # or EC2 would replace them
+                first = "cancel its Spot request, " if self.spot else ""  # or EC2 would replace it
                 raise UnclearSubmissionError(
-                    f"{error}; EC2 may have started instances: look for those with the tag {TAG}="
-                    f"{request['ClientToken']}, {first}and terminate them"
+                    f"{error}; EC2 may have started the instance: look for one with the tag {TAG}="
+                    f"{request['ClientToken']}, {first}and terminate it"
                 ) from None
-            if own:
-                _delete_group(ec2, request["ClientToken"])
             if "iamInstanceProfile" in str(error):
                 name = f"launch.instance_profile={self.instance_profile}"
                 raise ValueError(f"{name}: the account has no such instance profile; create it") from None
@@ -211,40 +212,8 @@ class EC2Launcher(CloudLauncher):
                 f"try launch.root_device={device}"
             )
 
-    def _create_group(self, ec2: Any, request: dict[str, Any]) -> str:
-        """Create a security group whose members reach one another, and whom nobody else reaches."""
-        token, tags = request["ClientToken"], request["TagSpecifications"][0]["Tags"]
-        with aws.as_value_errors():
-            known = ec2.describe_security_groups(Filters=_filters(token))["SecurityGroups"]
-            if known:  # of an earlier attempt to submit this job
-                return str(known[0]["GroupId"])
-            made = ec2.create_security_group(
-                GroupName=token,
-                Description="Instances of one job of boltcutter",
-                VpcId=self._network(ec2),
-                TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
-            )
-        group = str(made["GroupId"])
-        rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
-        try:
-            with aws.as_value_errors():
-                ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
-        except ValueError:
-            _delete_group(ec2, token)
-            raise
-        return group
-
-    def _network(self, ec2: Any) -> str:
-        """Return the network of the subnet, or the default one."""
-        if self.subnet:
-            return str(ec2.describe_subnets(SubnetIds=[self.subnet])["Subnets"][0]["VpcId"])
-        networks = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
-        if not networks:
-            raise ValueError("launch.subnet: not set, and the account has no default network; give a subnet")
-        return str(networks[0]["VpcId"])
-
     def status(self, job_id: str) -> Status:
-        """Return the status of the instances; deletes the security group when all have terminated."""
+        """Return the status of the instance."""
         region, token = _split(job_id)
         ec2 = aws.client("ec2", region)
         with aws.as_value_errors():
@@ -257,27 +226,25 @@ class EC2Launcher(CloudLauncher):
         if "stopped" in alive or waiting:
             return Status("pending", f"{text}, waits for Spot capacity" if self.spot else text)
         state: State = "pending" if "pending" in alive else "running" if alive else "ended"
-        if state == "ended" and "shutting-down" not in states:
-            _delete_group(ec2, token)
         if self.jupyter and state == "running":
             instance = next(one["InstanceId"] for one in found if one["State"]["Name"] in ALIVE)
             text += "\n" + notebook.tunnel("ec2", instance, region=region)
         return Status(state, text)
 
     def cancel(self, job_id: str) -> None:
-        """Cancel Spot requests and terminate the instances, whose training saves while they shut down."""
+        """Cancel the Spot request and terminate the instance, whose training saves while it shuts down."""
         region, token = _split(job_id)
         ec2 = aws.client("ec2", region)
         with aws.as_value_errors():
             requests = [request["SpotInstanceRequestId"] for request in _spot_requests(ec2, token)]
-            if requests:  # before the instances, which EC2 would replace
+            if requests:  # before the instance, which EC2 would replace
                 ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=requests)
             found = [one["InstanceId"] for one in _instances(ec2, token) if one["State"]["Name"] in ALIVE]
             if found:
                 ec2.terminate_instances(InstanceIds=found)
 
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
-        """Yield the output of rank 0; without any, the logs of the instances, or their consoles."""
+        """Yield the output of rank 0; without any, the log of the instance, or its console."""
         has_output = False
         for text in super().logs(job_id, folder, follow=follow):
             has_output = True
@@ -318,14 +285,3 @@ def _spot_requests(ec2: Any, token: str) -> list[dict[str, Any]]:
     """Return the requests that can still start an instance."""
     found = ec2.describe_spot_instance_requests(Filters=_filters(token))["SpotInstanceRequests"]
     return [request for request in found if request["State"] in ("open", "active", "disabled")]
-
-
-def _delete_group(ec2: Any, token: str) -> None:
-    """Delete the security group of the job, if it has one that is no longer in use."""
-    try:
-        with aws.as_value_errors():
-            for group in ec2.describe_security_groups(Filters=_filters(token))["SecurityGroups"]:
-                ec2.delete_security_group(GroupId=group["GroupId"])
-    except ValueError as error:
-        if aws.error_code(error) not in ("DependencyViolation", "InvalidGroup.NotFound"):
-            raise

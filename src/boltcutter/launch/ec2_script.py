@@ -1,4 +1,4 @@
-"""Render the job of EC2: the request for the instances, and the script that each of them runs."""
+"""Render the job of EC2: the request for the instance, and the script that it runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from boltcutter.launch.job import Job, assignments, render_template, seconds
 if TYPE_CHECKING:
     from boltcutter.launch.ec2 import EC2Launcher
 
-HOME = "/opt/boltcutter"  # on the instances
+HOME = "/opt/boltcutter"  # on the instance
 VENV = f"{HOME}/venv/bin/python"
-MAX_WAIT = 60  # minutes for which an instance waits for the others
 MAX_USER_DATA = 16384  # bytes, https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
 PRIVATE = re.compile(r"""["']([\w.-]+(?:\[[\w,. -]*\])? *@ *(?:git\+)?(?:file|ssh):[^"']*)["']""")  # of requirements
 
@@ -32,14 +31,11 @@ def job_token(job: Job) -> str:
 
 def render_job(ec2: EC2Launcher, job: Job, request: dict[str, Any]) -> str:
     """Render the shell script that submits the job, from which ``read_job`` gets the request."""
-    count = request["MaxCount"]
     return render_template(
         "ec2_job.sh.j2",
-        count=f"{count} instances" if count > 1 else "An instance",
         time=ec2.time,
         files=f"{', '.join((BUNDLE, *RECORD[:2]))} of this folder",
         url=ec2.remote_folder(job.folder),
-        needs_group=count > 1 and "SecurityGroupIds" not in request,
         request=json.dumps(request, indent=2),
         user_data=render_user_data(ec2, job),
         region=f" --region {shlex.quote(ec2.region)}" if ec2.region else "",
@@ -55,7 +51,7 @@ def read_job(text: str) -> dict[str, Any]:
 
 
 def check_requirements(project: Path) -> None:
-    """Check that instances can install what a project requires, as far as its addresses tell.
+    """Check that an instance can install what a project requires, as far as its addresses tell.
 
     Raises:
         ValueError: A requirement is on this machine, or needs a key.
@@ -63,13 +59,13 @@ def check_requirements(project: Path) -> None:
     file = project / "pyproject.toml"
     if file.is_file() and (found := PRIVATE.search(file.read_text())):
         raise ValueError(
-            f"launch.install: pyproject.toml requires {found[1]}, which instances cannot read; give an https address, "
-            "set launch.image, or use an AMI that has it with launch.install=false"
+            f"launch.install: pyproject.toml requires {found[1]}, which the instance cannot read; give an https address"
+            ", set launch.image, or use an AMI that has it with launch.install=false"
         )
 
 
 def render_user_data(ec2: EC2Launcher, job: Job) -> str:
-    """Render the script that cloud-init runs on each instance at the first boot.
+    """Render the script that cloud-init runs on the instance at its first boot.
 
     systemd then runs the job at each boot, and stops it before the network.
     """
@@ -79,11 +75,8 @@ def render_user_data(ec2: EC2Launcher, job: Job) -> str:
         options = ["--rm", "--network=host", "--ipc=host", *(["--gpus=all"] if job.gpus else [])]
         options += [f"--env={name}" for name in ("AWS_DEFAULT_REGION", *variables)]
         program = f"docker run {shlex.join(options)} {shlex.quote(ec2.image)} {program}"
-    program += f' --nodes {job.nodes} --job "$job" --address "$address"'
-    if not ec2.spot:  # EC2 starts no instance again
-        program += f" --minutes {MAX_WAIT}"
     notice = ["notice=/run/boltcutter-notice"] if ec2.spot else []
-    head = [f"url={url} job={shlex.quote(job_token(job))}", *notice]
+    head = [f"url={url}", *notice]
     packages = ["s3fs", *(["jupyterlab", "ipykernel"] if ec2.jupyter else [])]
     return render_template(
         "ec2_user_data.sh.j2",

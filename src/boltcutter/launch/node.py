@@ -20,11 +20,8 @@ from boltcutter.checkpoint.storage import error_text, is_url, resolve_filesystem
 from boltcutter.config.errors import ConfigError
 from boltcutter.launch import jupyter
 from boltcutter.launch.bundle import BUNDLE, CODE, RECORD, unpack
-from boltcutter.launch.rendezvous import EndedError, join
 from boltcutter.project import LIBRARY, VARIABLE
 from boltcutter.run import lineage
-
-PORT = "29500"  # on the first node
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -36,10 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     )
     parser.add_argument("--jupyter", type=float, metavar="MINUTES", help="start JupyterLab instead, until it is idle")
     parser.add_argument("--unpack", action="store_true", help="only unpack the code into the working directory")
-    parser.add_argument("--nodes", type=int, help="number of nodes, which find one another through the storage")
-    parser.add_argument("--job", help="name of the job, unique to each launch; with --nodes")
-    parser.add_argument("--address", help="IP address of this node; with --nodes")
-    parser.add_argument("--minutes", type=float, help="how long to wait for the other nodes; by default without limit")
     given, overrides = parser.parse_known_args(arguments)
     try:
         root = fetch_code(given.bundle or f"{given.run.rstrip('/')}/{BUNDLE}")
@@ -49,13 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if not is_url(given.run):
             create_run(root, Path(given.run))
         check_library(root)
-        if (given.nodes or 1) > 1:
-            place = f"{given.run.rstrip('/')}/nodes/{given.job}"
-            rank, first = join(place, given.address, given.nodes, given.minutes)
-            os.environ.update({"NODE_RANK": str(rank), "MASTER_ADDR": first, "MASTER_PORT": PORT})
         project, arguments = root / CODE, [f"resume={given.run}", *overrides]
         start(project, jupyter.prepare(project, given.jupyter) if given.jupyter else [*program(project), *arguments])
-    except (EndedError, ConfigError) as error:
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)  # nothing that another start could change
     except ValueError as error:

@@ -1,5 +1,5 @@
 #!/bin/bash
-# An instance in EC2, which terminate when the run has ended, at the latest after launch.time=1-00:00:00.
+# An instance in EC2, which terminates when the run has ended, at the latest after launch.time=1-00:00:00.
 # Without launch.py: copy job.tar.gz, record.json, config.yaml of this folder to
 # s3://bucket/runs/digits/20260101-120000-0a1b2c3d/ and run this script, with the AWS CLI.
 set -euo pipefail
@@ -76,7 +76,7 @@ SETUP
 
 cat >run.sh <<'RUN'
 cd /opt/boltcutter || exit
-url=s3://bucket/runs/digits/20260101-120000-0a1b2c3d job=digits-20260101-120000-0a1b2c3d
+url=s3://bucket/runs/digits/20260101-120000-0a1b2c3d
 export HOME=/root
 export PYTHONUNBUFFERED=1
 report() { echo "$(date -u '+%F %T') ec2: $*"; }
@@ -86,18 +86,15 @@ metadata() { # PATH: by IMDSv2
         curl -sf -m 10 --noproxy '*' -H "X-aws-ec2-metadata-token: $token" "$server/meta-data/$1"
 }
 upload() { aws s3 cp --only-show-errors /var/log/boltcutter.log "$url/logs/ec2-$instance.log"; }
-leave() { aws s3 rm --only-show-errors "$url/nodes/$job/$address"; } # the others then wait for this instance
 is_over() { [ "$(date +%s)" -ge "$(cat deadline)" ]; }
 finish() { # terminate the instance, unless EC2 stops it and will start it again
     trap '' TERM
     if [ -n "$stopping" ] && ! is_over; then
         report "stopped; the run continues if the instance starts again"
-        leave
         upload
         exit
     fi
     report "$result; terminate"
-    echo "$result" | aws s3 cp --only-show-errors - "$url/nodes/$job/ended"
     upload
     tail -n 20 /var/log/boltcutter.log >/dev/console
     shutdown -h now
@@ -112,7 +109,7 @@ stopping='' training='' result="launch.time=1-00:00:00 reached"
 trap 'stopping=yes; [ -z "$training" ] || kill -TERM "$training"' TERM
 trap finish EXIT
 
-instance=$(metadata instance-id) address=$(metadata local-ipv4)
+instance=$(metadata instance-id)
 AWS_DEFAULT_REGION=$(metadata placement/region)
 export AWS_DEFAULT_REGION
 # At the latest then the instance terminates, whatever happens here.
@@ -130,8 +127,8 @@ if [ ! -e ready ]; then
     touch ready
 fi
 for ((restart = 0; restart <= 10; restart++)); do
-    report "start $restart on $instance, $address"
-    docker run --rm --network=host --ipc=host --gpus=all --env=AWS_DEFAULT_REGION 123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1.0 python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true --nodes 1 --job "$job" --address "$address" --minutes 60 &
+    report "start $restart on $instance"
+    docker run --rm --network=host --ipc=host --gpus=all --env=AWS_DEFAULT_REGION 123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1.0 python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true &
     training=$!
     [ -z "$stopping" ] || kill -TERM "$training" # the signal came before
     watch "$training" &

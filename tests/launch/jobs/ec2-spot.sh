@@ -1,5 +1,5 @@
 #!/bin/bash
-# 2 instances in EC2, which terminate when the run has ended, at the latest after launch.time=1:30:00.
+# An instance in EC2, which terminates when the run has ended, at the latest after launch.time=1:30:00.
 # Without launch.py: copy job.tar.gz, record.json, config.yaml of this folder to
 # s3://bucket/runs/digits/20260101-120000-0a1b2c3d/ and run this script, with the AWS CLI.
 set -euo pipefail
@@ -7,8 +7,8 @@ set -euo pipefail
 IFS= read -r -d '' request <<'REQUEST' || true
 {
   "ClientToken": "digits-20260101-120000-0a1b2c3d",
-  "MinCount": 2,
-  "MaxCount": 2,
+  "MinCount": 1,
+  "MaxCount": 1,
   "ImageId": "ami-0123456789abcdef0",
   "InstanceType": "g5.12xlarge",
   "IamInstanceProfile": {
@@ -122,7 +122,7 @@ SETUP
 
 cat >run.sh <<'RUN'
 cd /opt/boltcutter || exit
-url=s3://bucket/runs/digits/20260101-120000-0a1b2c3d job=digits-20260101-120000-0a1b2c3d
+url=s3://bucket/runs/digits/20260101-120000-0a1b2c3d
 notice=/run/boltcutter-notice
 export HOME=/root
 export PYTHONUNBUFFERED=1
@@ -135,18 +135,15 @@ metadata() { # PATH: by IMDSv2
         curl -sf -m 10 --noproxy '*' -H "X-aws-ec2-metadata-token: $token" "$server/meta-data/$1"
 }
 upload() { aws s3 cp --only-show-errors /var/log/boltcutter.log "$url/logs/ec2-$instance.log"; }
-leave() { aws s3 rm --only-show-errors "$url/nodes/$job/$address"; } # the others then wait for this instance
 is_over() { [ "$(date +%s)" -ge "$(cat deadline)" ]; }
 finish() { # terminate the instance, unless EC2 stops it and will start it again
     trap '' TERM
     if [ -n "$stopping" ] && ! is_over; then
         report "stopped; the run continues if the instance starts again"
-        leave
         upload
         exit
     fi
     report "$result; terminate"
-    echo "$result" | aws s3 cp --only-show-errors - "$url/nodes/$job/ended"
     request=$(aws ec2 describe-spot-instance-requests --filters "Name=instance-id,Values=$instance" \
         --query 'SpotInstanceRequests[0].SpotInstanceRequestId' --output text)
     if ! aws ec2 cancel-spot-instance-requests --spot-instance-request-ids "$request" >/dev/null; then
@@ -170,7 +167,7 @@ stopping='' training='' result="launch.time=1:30:00 reached"
 trap 'stopping=yes; [ -z "$training" ] || kill -TERM "$training"' TERM
 trap finish EXIT
 
-instance=$(metadata instance-id) address=$(metadata local-ipv4)
+instance=$(metadata instance-id)
 AWS_DEFAULT_REGION=$(metadata placement/region)
 export AWS_DEFAULT_REGION
 # At the latest then the instance terminates, whatever happens here.
@@ -188,8 +185,8 @@ if [ ! -e ready ]; then
     touch ready
 fi
 for ((restart = 0; restart <= 3; restart++)); do
-    report "start $restart on $instance, $address"
-    /opt/boltcutter/venv/bin/python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true --nodes 2 --job "$job" --address "$address" &
+    report "start $restart on $instance"
+    /opt/boltcutter/venv/bin/python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true &
     training=$!
     [ -z "$stopping" ] || kill -TERM "$training" # the signal came before
     watch "$training" &
@@ -208,7 +205,6 @@ for ((restart = 0; restart <= 3; restart++)); do
     esac
     [ -z "$stopping" ] || exit
     if [ -s "$notice" ]; then
-        leave
         report "$result; wait until EC2 stops this instance"
         upload
         end=$((SECONDS + 600))

@@ -1,15 +1,14 @@
 #!/bin/bash
-# 2 instances in EC2, which terminate when the run has ended, at the latest after launch.time=1-00:00:00.
+# An instance in EC2, which terminates when the run has ended, at the latest after launch.time=1-00:00:00.
 # Without launch.py: copy job.tar.gz, record.json, config.yaml of this folder to
 # s3://bucket/runs/digits/20260101-120000-0a1b2c3d/ and run this script, with the AWS CLI.
-# It uses the default security group of the network, which must let the instances reach one another.
 set -euo pipefail
 
 IFS= read -r -d '' request <<'REQUEST' || true
 {
   "ClientToken": "digits-20260101-120000-0a1b2c3d",
-  "MinCount": 2,
-  "MaxCount": 2,
+  "MinCount": 1,
+  "MaxCount": 1,
   "ImageId": "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
   "InstanceType": "m5.xlarge",
   "IamInstanceProfile": {
@@ -85,7 +84,7 @@ SETUP
 
 cat >run.sh <<'RUN'
 cd /opt/boltcutter || exit
-url=s3://bucket/runs/digits/20260101-120000-0a1b2c3d job=digits-20260101-120000-0a1b2c3d
+url=s3://bucket/runs/digits/20260101-120000-0a1b2c3d
 export HOME=/root
 export PYTHONUNBUFFERED=1
 report() { echo "$(date -u '+%F %T') ec2: $*"; }
@@ -95,18 +94,15 @@ metadata() { # PATH: by IMDSv2
         curl -sf -m 10 --noproxy '*' -H "X-aws-ec2-metadata-token: $token" "$server/meta-data/$1"
 }
 upload() { aws s3 cp --only-show-errors /var/log/boltcutter.log "$url/logs/ec2-$instance.log"; }
-leave() { aws s3 rm --only-show-errors "$url/nodes/$job/$address"; } # the others then wait for this instance
 is_over() { [ "$(date +%s)" -ge "$(cat deadline)" ]; }
 finish() { # terminate the instance, unless EC2 stops it and will start it again
     trap '' TERM
     if [ -n "$stopping" ] && ! is_over; then
         report "stopped; the run continues if the instance starts again"
-        leave
         upload
         exit
     fi
     report "$result; terminate"
-    echo "$result" | aws s3 cp --only-show-errors - "$url/nodes/$job/ended"
     upload
     tail -n 20 /var/log/boltcutter.log >/dev/console
     shutdown -h now
@@ -121,7 +117,7 @@ stopping='' training='' result="launch.time=1-00:00:00 reached"
 trap 'stopping=yes; [ -z "$training" ] || kill -TERM "$training"' TERM
 trap finish EXIT
 
-instance=$(metadata instance-id) address=$(metadata local-ipv4)
+instance=$(metadata instance-id)
 AWS_DEFAULT_REGION=$(metadata placement/region)
 export AWS_DEFAULT_REGION
 # At the latest then the instance terminates, whatever happens here.
@@ -139,8 +135,8 @@ if [ ! -e ready ]; then
     touch ready
 fi
 for ((restart = 0; restart <= 10; restart++)); do
-    report "start $restart on $instance, $address"
-    /opt/boltcutter/venv/bin/python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true --nodes 2 --job "$job" --address "$address" --minutes 60 &
+    report "start $restart on $instance"
+    /opt/boltcutter/venv/bin/python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true &
     training=$!
     [ -z "$stopping" ] || kill -TERM "$training" # the signal came before
     watch "$training" &
