@@ -76,9 +76,7 @@ def test_in_a_pod_the_cluster_is_that_of_the_pod(tmp_path: Path, monkeypatch: py
     ("kind", "path"),
     [
         ("job", "/apis/batch/v1/namespaces/vision/jobs"),
-        ("jobset", "/apis/jobset.x-k8s.io/v1alpha2/namespaces/vision/jobsets"),
         ("trainjob", "/apis/trainer.kubeflow.org/v1alpha1/namespaces/vision/trainjobs"),
-        ("pytorchjob", "/apis/kubeflow.org/v1/namespaces/vision/pytorchjobs"),
     ],
 )
 def test_each_request_has_the_fields_of_the_api(kind: str, path: str, server: ApiServer) -> None:

@@ -18,7 +18,7 @@ from boltcutter.launch.kubernetes_manifest import object_name
 
 GOLDEN = Path(__file__).parent / "jobs"
 VERSIONS = ("1.31", "1.37")  # the oldest with podFailurePolicy as a stable feature, and the newest known
-KINDS = ("job", "jobset", "trainjob", "pytorchjob")
+KINDS = ("job", "trainjob")
 FOLDER = Path("/p/runs/digits convnet/20261122-101500-0a1b2c3d")
 JOB = Job("digits convnet", FOLDER, Path("/p/scripts/train.py"), nodes=2, devices=8, gpus=True, num_workers=4)
 SMALL = replace(JOB, nodes=1, devices=1, gpus=False, trusted=True)
@@ -43,17 +43,6 @@ ALL: dict[str, Any] = {
     "time": "2-00:00:00",
 }
 
-# Fields of a PyTorchJob besides those of a pod template. Source:
-# https://www.kubeflow.org/docs/components/trainer/legacy-v1/reference/training-operator/
-RUN_POLICY = {"activeDeadlineSeconds", "backoffLimit", "cleanPodPolicy", "managedBy", "schedulingPolicy", "suspend"}
-PYTORCH_JOB = {
-    "": {"apiVersion", "kind", "metadata", "spec"},
-    "spec": {"elasticPolicy", "nprocPerNode", "pytorchReplicaSpecs", "runPolicy"},
-    "runPolicy": RUN_POLICY | {"ttlSecondsAfterFinished"},
-    "pytorchReplicaSpecs": {"Master", "Worker"},
-    "replica": {"replicas", "restartPolicy", "template"},
-}
-
 
 def documents(kind: str, settings: dict[str, Any], job: Job) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(KubernetesLauncher(kind=kind, **settings).render(job)))
@@ -61,25 +50,9 @@ def documents(kind: str, settings: dict[str, Any], job: Job) -> list[dict[str, A
 
 def check(found: dict[str, Any]) -> None:
     """Check a document; unknown fields are errors."""
-    kind, spec = found["kind"], found["spec"]
-    if kind in ("TrainJob", "JobSet"):
-        model = models.TrainerV1alpha1TrainJob if kind == "TrainJob" else models.JobsetV1alpha2JobSet
+    if found["kind"] == "TrainJob":
+        model = models.TrainerV1alpha1TrainJob
         assert model.from_dict(found).to_dict() == found  # the models check types and drop unknown fields
-        if kind == "JobSet":
-            for child in spec["replicatedJobs"]:
-                check_core("batch/v1", "Job", metadata={"name": "x"}, spec=child["template"]["spec"])
-    elif kind == "PyTorchJob":
-        replicas = spec["pytorchReplicaSpecs"]
-        parts = {"": [found], "spec": [spec], "runPolicy": [spec["runPolicy"]]}
-        parts |= {"pytorchReplicaSpecs": [replicas], "replica": list(replicas.values())}
-        for name, known in PYTORCH_JOB.items():
-            assert all(part.keys() <= known for part in parts[name])
-        assert isinstance(spec["nprocPerNode"], str)
-        for replica in replicas.values():
-            assert replica["restartPolicy"] == "OnFailure"
-            assert isinstance(replica["replicas"], int)
-            check_core("v1", "PodTemplate", template=replica["template"])
-        check_core("v1", "ConfigMap", metadata=found["metadata"])
     else:
         check_core(found.pop("apiVersion"), found.pop("kind"), **found)
 
@@ -157,20 +130,13 @@ def operator_variables(kind: str, spec: dict[str, Any]) -> dict[str, str]:
     """Variables of the second pod that the controller or operator sets.
 
     https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/,
-    https://www.kubeflow.org/docs/components/trainer/operator-guides/ml-policy/,
-    https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/
+    https://www.kubeflow.org/docs/components/trainer/operator-guides/ml-policy/
     """
-    if kind in ("job", "jobset"):
+    if kind == "job":
         return {"JOB_COMPLETION_INDEX": "1"}
     name = object_name(JOB)
-    nodes, first = "2", f"{name}-node-0-0.{name}" if kind == "trainjob" else f"{name}-master-0"
-    each = spec["trainer"]["numProcPerNode"] if kind == "trainjob" else spec["nprocPerNode"]
-    port = "29500" if kind == "trainjob" else "23456"
-    found = {"PET_NNODES": nodes, "PET_NPROC_PER_NODE": str(each), "PET_NODE_RANK": "1", "PET_MASTER_ADDR": first}
-    found["PET_MASTER_PORT"] = port
-    if kind == "pytorchjob":
-        found |= {"RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": first, "MASTER_PORT": port}
-    return found
+    found = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": str(spec["trainer"]["numProcPerNode"]), "PET_NODE_RANK": "1"}
+    return found | {"PET_MASTER_ADDR": f"{name}-node-0-0.{name}", "PET_MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,9 +146,7 @@ def test_the_second_pod_knows_its_rank(kind: str) -> None:
     if kind == "trainjob":
         container = spec["trainer"]
     else:
-        parts = {"job": lambda: spec, "jobset": lambda: spec["replicatedJobs"][0]["template"]["spec"]}
-        parts["pytorchjob"] = lambda: spec["pytorchReplicaSpecs"]["Worker"]
-        (container,) = parts[kind]()["template"]["spec"]["containers"]
+        (container,) = spec["template"]["spec"]["containers"]
     references = {"metadata.annotations['batch.kubernetes.io/job-completion-index']": "1"}
     env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"} | operator_variables(kind, spec)
     for variable in container["env"]:
@@ -191,8 +155,8 @@ def test_the_second_pod_knows_its_rank(kind: str) -> None:
             env[variable["name"]] = variable.get("value") or references[source["fieldRef"]["fieldPath"]]
     export_torchrun_env(env)
     name = object_name(JOB)
-    first = {"job": f"{name}-0.{name}", "jobset": f"{name}-train-0-0.{name}", "trainjob": f"{name}-node-0-0.{name}"}
-    assert env["MASTER_ADDR"] == first.get(kind, f"{name}-master-0")
+    first = {"job": f"{name}-0.{name}", "trainjob": f"{name}-node-0-0.{name}"}
+    assert env["MASTER_ADDR"] == first[kind]
     assert (env["NODE_RANK"], env["BOLTCUTTER_NODES"]) == ("1", "2")
     assert launched_layout(env) in ((env[PLATFORM], 2, 8), (env[PLATFORM], 2, None))
     assert not env.keys() & {"RANK", "WORLD_SIZE"}

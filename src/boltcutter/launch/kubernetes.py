@@ -1,4 +1,4 @@
-"""Launch runs on Kubernetes: as a Job, a JobSet, or a job of Kubeflow's operators."""
+"""Launch runs on Kubernetes: as a Job, or as a TrainJob of Kubeflow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class KubernetesLauncher(CloudLauncher):
 
     Args:
         storage: Parent URL of the runs, such as s3://bucket/runs, or a path on one of the volumes.
-        kind: Object to create; trainjob and pytorchjob need Kubeflow on the cluster, jobset the JobSet controller.
+        kind: Object to create; trainjob needs Kubeflow Trainer on the cluster.
         context: Context of the kubeconfig file; null: the current one.
         namespace: Namespace; null: that of the context.
         runtime: Training runtime of a trainjob.
@@ -66,7 +66,7 @@ class KubernetesLauncher(CloudLauncher):
 
     option, takes_path = "kubernetes", True
 
-    kind: Literal["job", "jobset", "trainjob", "pytorchjob"] = "job"
+    kind: Literal["job", "trainjob"] = "job"
     context: str | None = None
     namespace: str | None = None
     runtime: str = "torch-distributed"

@@ -21,7 +21,7 @@ TIMEOUT = (5, 30)  # seconds to connect, and to wait for an answer
 GATEWAY_TIMEOUT = 504  # the request may have had an effect
 LOG_TIMEOUT = (5, 24 * 3600)  # a training may be silent for long
 POD_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in a pod, such as a notebook of Kubeflow
-ENDED = {"Complete", "Completed", "Succeeded", "Failed"}  # conditions of the four kinds of jobs
+ENDED = {"Complete", "Completed", "Succeeded", "Failed"}  # conditions of the kinds of jobs
 STARTING = {"ContainerCreating", "PodInitializing"}
 WORDS = {
     "Unschedulable": "no node has room for it",

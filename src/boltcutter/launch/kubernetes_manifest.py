@@ -22,11 +22,9 @@ INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 MAX_NAME = 48  # characters; operators append up to 15, and the name of a host has at most 63
 API = {  # group, version, plural and kind
     "job": ("batch", "v1", "jobs", "Job"),
-    "jobset": ("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet"),
     "trainjob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob"),
-    "pytorchjob": ("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob"),
 }
-CONTAINERS = {"trainjob": "node", "pytorchjob": "pytorch"}  # names that the operators expect
+CONTAINERS = {"trainjob": "node"}  # name that the operator expects
 
 Manifest = dict[str, Any]
 
@@ -51,7 +49,7 @@ def object_name(job: Job) -> str:
 def manifests(launcher: KubernetesLauncher, job: Job) -> list[Manifest]:
     """Return the objects of a job, the job itself first."""
     name = object_name(job)
-    spec = {"job": _job, "jobset": _job_set, "trainjob": _train_job, "pytorchjob": _pytorch_job}[launcher.kind]
+    spec = {"job": _job, "trainjob": _train_job}[launcher.kind]
     found = [_object(launcher, job, *API[launcher.kind], spec(launcher, job))]
     if launcher.kind == "job" and job.nodes > 1:
         # A restarted pod is found before it is ready, as it becomes ready only when all have found each other.
@@ -81,69 +79,34 @@ def _job(launcher: KubernetesLauncher, job: Job) -> Manifest:
     The processes of the other pods then fail or exit too, as the ranks of a run wait for each other, so that all are
     replaced. Each of them counts, unless the run was preempted.
     """
-    ignored: list[Manifest] = [
+    rules: list[Manifest] = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "Ignore", "onExitCodes": _exit_status(launcher, PREEMPTED)},
-        {"action": "FailJob", "onExitCodes": _exit_status(launcher, INVALID)},
+        {"action": "Ignore", "onExitCodes": _exit_status(PREEMPTED)},
+        {"action": "FailJob", "onExitCodes": _exit_status(INVALID)},
     ]
     name = object_name(job)
-    return _indexed(launcher, job, launcher.max_restarts * job.nodes, ignored, f"{name}-0.{name}", name) | _ends(
-        launcher
-    )
-
-
-def _job_set(launcher: KubernetesLauncher, job: Job) -> Manifest:
-    """A JobSet: if a pod fails, all are replaced at once."""
-    reported: list[Manifest] = [
-        {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": _exit_status(launcher, PREEMPTED)},
-    ]
-    name = object_name(job)
-    child = _indexed(launcher, job, 0, reported, f"{name}-train-0-0.{name}") | _ends(launcher, keep=False)
-    actions = {"PodFailurePolicy": "RestartJobSetAndIgnoreMaxRestarts", "DeadlineExceeded": "FailJobSet"}
-    rules = [{"name": name, "action": actions[name], "onJobFailureReasons": [name]} for name in actions]
-    return {
-        "ttlSecondsAfterFinished": int(86400 * launcher.keep_days),
-        "failurePolicy": {"maxRestarts": launcher.max_restarts, "rules": rules},
-        "replicatedJobs": [{"name": "train", "replicas": 1, "template": {"spec": child}}],
-    }
-
-
-def _indexed(
-    launcher: KubernetesLauncher, job: Job, backoff: int, rules: list[Manifest], first: str, subdomain: str = ""
-) -> Manifest:
-    """The specification of an Indexed Job, whose pods read ranks and rendezvous address from their variables."""
     ranks: list[Manifest] = []
+    pod: Manifest = {"restartPolicy": "Never"}
     if job.nodes > 1:
+        pod["subdomain"] = name
         ranks = [
             {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}},
-            *_variables({"WORLD_SIZE": job.nodes, "MASTER_ADDR": first, "MASTER_PORT": PORT}),
+            *_variables({"WORLD_SIZE": job.nodes, "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": PORT}),
         ]
-    pod: Manifest = {"restartPolicy": "Never"}
-    if subdomain and job.nodes > 1:
-        pod["subdomain"] = subdomain
     return {
         "completionMode": "Indexed",
         "completions": job.nodes,
         "parallelism": job.nodes,
-        "backoffLimit": backoff,
+        "backoffLimit": launcher.max_restarts * job.nodes,
         "podFailurePolicy": {"rules": rules},
         "template": _template(launcher, job, pod | _pod(launcher, job, ranks)),
+        **_time_limit(launcher),
+        "ttlSecondsAfterFinished": int(86400 * launcher.keep_days),
     }
 
 
-def _exit_status(launcher: KubernetesLauncher, status: int) -> Manifest:
-    return {"containerName": CONTAINERS.get(launcher.kind, "train"), "operator": "In", "values": [status]}
-
-
-def _pytorch_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
-    """A PyTorchJob of Kubeflow 1; its operator sets the variables of the ranks."""
-    template = _template(launcher, job, _pod(launcher, job, []))
-    replicas: Manifest = {"Master": {"replicas": 1, "restartPolicy": "OnFailure", "template": template}}
-    if job.nodes > 1:
-        replicas["Worker"] = {"replicas": job.nodes - 1, "restartPolicy": "OnFailure", "template": template}
-    policy = {"backoffLimit": launcher.max_restarts * job.nodes, "cleanPodPolicy": "Running"} | _ends(launcher)
-    return {"nprocPerNode": str(job.devices), "runPolicy": policy, "pytorchReplicaSpecs": replicas}
+def _exit_status(status: int) -> Manifest:
+    return {"containerName": "train", "operator": "In", "values": [status]}
 
 
 def _train_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
@@ -156,14 +119,15 @@ def _train_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
         pod.pop(name, None)  # not part of a patch
     jobs = [{"name": "node", "template": {"spec": {"template": _template(launcher, job, pod)}}}]
     patch = {"manager": "boltcutter/launch", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
-    limit = {"activeDeadlineSeconds": seconds(launcher.time)} if launcher.time else {}
-    return limit | {"runtimeRef": {"name": launcher.runtime}, "trainer": trainer, "runtimePatches": [patch]}
+    return _time_limit(launcher) | {
+        "runtimeRef": {"name": launcher.runtime},
+        "trainer": trainer,
+        "runtimePatches": [patch],
+    }
 
 
-def _ends(launcher: KubernetesLauncher, *, keep: bool = True) -> Manifest:
-    """Time limits: of the job, and after it has ended."""
-    found = {"activeDeadlineSeconds": seconds(launcher.time)} if launcher.time else {}
-    return found | ({"ttlSecondsAfterFinished": int(86400 * launcher.keep_days)} if keep else {})
+def _time_limit(launcher: KubernetesLauncher) -> Manifest:
+    return {"activeDeadlineSeconds": seconds(launcher.time)} if launcher.time else {}
 
 
 def _template(launcher: KubernetesLauncher, job: Job, pod: Manifest) -> Manifest:
