@@ -219,7 +219,7 @@ def _update_moved_paths(found: dict[str, Any], path: str | Path) -> None:
             continue
         new = {old: f"{here}/{old.removeprefix(before)}" for old in (*kept, *paths.values())}
         with store_errors(path):
-            if not all(store.exists(at) for store, at in (resolve_filesystem(new[old]) for old in kept)):
+            if not all(store.exists(at) for store, at in (resolve_filesystem(new[old]) for old in kept or new)):
                 continue
         moved = {"dirpath": here, "best_k_models": {new[old]: score for old, score in kept.items()}}
         found["callbacks"][name] = {**state, **moved, **{key: new[old] for key, old in paths.items()}}

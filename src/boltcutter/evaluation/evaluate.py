@@ -16,7 +16,6 @@ from lightning.pytorch.callbacks import Callback
 from boltcutter.assembly.adapt import loader_owner, skip_reason, uses_validation_step
 from boltcutter.assembly.assemble import Components, assemble, check_config
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.environment.process import distributed_shutdown
 from boltcutter.environment.warnings import filter_warnings
@@ -26,6 +25,7 @@ from boltcutter.protocols import NativeData
 from boltcutter.report import terminal as summary
 from boltcutter.run import folder as run
 from boltcutter.run import remote
+from boltcutter.run.best import find_checkpoint
 
 
 def main(project: Project, overrides: list[str]) -> dict[str, float]:
@@ -50,7 +50,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
     output = Path(special.get("output") or folder / "evaluation" / name)
     components = assemble(cfg, with_callbacks=False)
     with distributed_shutdown():
-        scores = score(components, find_checkpoint(cfg.checkpoints, special.get("ckpt", "best")), output, split)
+        scores = score(components, find_checkpoint(cfg, special.get("ckpt", "best")), output, split)
         if components.trainer.is_global_zero:
             summary.print_evaluation(output, scores)
             remote.push(folder)

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from boltcutter.assembly.adapt import loader_owner
 from boltcutter.assembly.assemble import Components, assemble, check_config
 from boltcutter.checkpoint.load import restore
-from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.data.batches import count_samples
@@ -27,6 +26,7 @@ from boltcutter.project import Project
 from boltcutter.protocols import GeneratesTokens, NativeData
 from boltcutter.run import folder as run
 from boltcutter.run import remote
+from boltcutter.run.best import find_checkpoint
 
 if TYPE_CHECKING:
     from boltcutter.export.exported import ExportedModel
@@ -64,7 +64,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     if not special.get("input"):
         what = "<text or file>" if generates else "<file or folder>, several separated by commas"
         raise ConfigError(f"input is not set; set input={what}")
-    model = exported or find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
+    model = exported or find_checkpoint(cfg, special.get("ckpt", "best"))
     if generates:
         text = generate_text(components, model, special)
         _write_text(text, special.get("output"))
@@ -143,7 +143,7 @@ def predict_loader(
         found: Any = list(exported.predict_batches(_only_loader(components)))
         multiple = False
     else:
-        checkpoint = find_checkpoint(cfg.checkpoints, overrides.get("ckpt", "best"))
+        checkpoint = find_checkpoint(cfg, overrides.get("ckpt", "best"))
         found = components.trainer.predict(
             components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True
         )

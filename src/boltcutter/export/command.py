@@ -15,7 +15,6 @@ from boltcutter.assembly.adapt import loader_owner
 from boltcutter.assembly.assemble import Components, assemble, check_config
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.load import load
-from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.errors import ConfigError, as_config_error
@@ -31,6 +30,7 @@ from boltcutter.protocols import HasStatistics, NativeData, NativeTask
 from boltcutter.report import html
 from boltcutter.run import folder as run
 from boltcutter.run import registry
+from boltcutter.run.best import find_checkpoint
 
 RESULTS = "export.json"
 
@@ -70,7 +70,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
     cfg, folder = run.load_evaluation_config(project, special, [override for override in rest if override not in own])
     cfg.trainer = {**cfg.trainer, "accelerator": "cpu"}
     check_config(cfg)
-    checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
+    checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))
     results = export(project, settings, cfg, folder, checkpoint) if settings.formats else {}
     if settings.push is not None:
         print(hub.push(folder / "export", good_exports(folder, settings.max_drop), settings.push))

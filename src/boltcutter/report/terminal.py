@@ -64,7 +64,7 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     if "recompiles" in record.get("metrics", {}):
         rows["recompiles"] = f"{record['metrics']['recompiles']:.0f} after the first compilation"
     checkpoint = record.get("best") or ""
-    label = "best" if checkpoint.rpartition("/")[2].startswith("best") else "checkpoint"
+    label = "best" if record.get("best_by") or checkpoint.rpartition("/")[2].startswith("best") else "checkpoint"
     rows[label] = checkpoint and checkpoint.removeprefix(f"{Path.cwd()}/") + _after(record.get("best_after"))
     rows["time"] = str(timedelta(seconds=round(last["seconds"])))
     report = folder / "report.html"

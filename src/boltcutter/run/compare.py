@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from boltcutter.checkpoint.load import load
-from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.checkpoint.weights import extract_weights
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
@@ -19,6 +18,7 @@ from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
 from boltcutter.run import folder as run
 from boltcutter.run import remote
+from boltcutter.run.best import find_checkpoint
 
 IGNORED_METRICS = {"recompiles"}  # restarts from 0 in a resumed run
 LOCATION_SETTINGS = ("folder", "checkpoints", "resume", "reproduce", "runs")  # paths, which do not affect results
@@ -83,7 +83,7 @@ def compare(project: Project, overrides: list[str]) -> Comparison:
     settings = list(setting_differences(plain(cfgs[0]), plain(cfgs[1])))
     first, second = (record.get("data") for record in records)
     metrics = list(metric_differences(*records))
-    checkpoints = [find_checkpoint(cfg.checkpoints, special.get("ckpt", "last")) for cfg in cfgs]
+    checkpoints = [find_checkpoint(cfg, special.get("ckpt", "last")) for cfg in cfgs]
     weights, equal = weight_difference(*(extract_weights(load(path)) for path in checkpoints))
     data = None if first == second else f"{first} → {second}"
     return Comparison(settings, data, metrics, weights, identical=equal and not metrics)

@@ -104,7 +104,8 @@ def collect(folder: Path, checkpoint: str, draft: Path) -> None:
     if config != record["config"] and run.is_signed_by_user(draft):
         record["signature"] = trust.sign(config)
     record = {name: value for name, value in record.items() if name != "launch"}
-    record |= {"config": config, "best": f"checkpoints/{file}"}
+    by = record.get("best_by") if checkpoint == record.get("best") else {"monitor": None}
+    record |= {"config": config, "best": f"checkpoints/{file}", "best_by": by}
     write_text(draft / "record.json", json.dumps(record, indent=2) + "\n")
 
 
@@ -113,6 +114,7 @@ def write_lineage(draft: Path, name: str, number: int | None, folder: Path, chec
     from boltcutter.checkpoint.load import read_metadata
 
     record = run.read_record(draft)
+    scored = read_metadata(checkpoint).get("best") or record.get("best_by") or {}
     files = sorted(file for file in draft.rglob("*") if file.is_file() and file.name != LINEAGE)
     facts: dict[str, Any] = {
         "name": name,
@@ -124,7 +126,7 @@ def write_lineage(draft: Path, name: str, number: int | None, folder: Path, chec
         "commit": (record.get("git") or {}).get("commit"),
         "data": record.get("data"),
         "test": record.get("test"),
-        "best": {key: read_metadata(checkpoint).get("best", {}).get(key) for key in ("monitor", "mode", "score")},
+        "best": {key: scored.get(key) for key in ("monitor", "mode", "score")},
         "files": {str(file.relative_to(draft)): sha256(file) for file in files},
     }
     write_text(draft / LINEAGE, json.dumps(facts, indent=2) + "\n")

@@ -13,12 +13,12 @@ import torch
 
 from boltcutter.assembly.assemble import assemble, check_config
 from boltcutter.checkpoint.load import restore
-from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.data.image_io import read_image, read_image_shape
 from boltcutter.export.exported import ExportedModel
 from boltcutter.protocols import GeneratesTokens, HasClasses, HasKind, HasStatistics, NativeData
+from boltcutter.run.best import find_checkpoint
 
 Array = npt.NDArray[Any]
 Form = Literal["image", "row", "text", "array"]
@@ -64,7 +64,7 @@ class Predictor:
         self.device = components.trainer.strategy.root_device
         if export:
             self.export, self.device = ExportedModel(folder, export), torch.device("cpu")
-        restore(self.data, self.export or find_checkpoint(cfg.checkpoints, ckpt), self.task)
+        restore(self.data, self.export or find_checkpoint(cfg, ckpt), self.task)
         self.task.to(self.device).eval()
         self.name, self.run = str(cfg.name), folder.name
         self.shape = tuple(cfg.data.get("shape") or ())

@@ -18,7 +18,7 @@ from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, read
 from boltcutter.assembly.monitors import MonitorCheck
 from boltcutter.callback.trial import trial_reporter
 from boltcutter.checkpoint.load import load, read_metadata
-from boltcutter.checkpoint.select import find_best, list_names
+from boltcutter.checkpoint.select import list_names
 from boltcutter.checkpoint.storage import CheckpointError, check_writable, repeat
 from boltcutter.checkpoint.weights import incompatibility, load_weights
 from boltcutter.config.compose import DictConfig
@@ -47,6 +47,7 @@ from boltcutter.run import lineage, remote
 from boltcutter.run.changes import SettingChanges
 from boltcutter.run.log import capture_output
 from boltcutter.run.restart import check_start
+from boltcutter.training.best import BestRecorder, Selection, select_best
 from boltcutter.training.ending import EndOfTraining
 from boltcutter.training.failure import explain_errors
 
@@ -117,7 +118,7 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     folder = Path(cfg.folder)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
-    components = assemble(cfg, [Recorder(cfg), ending, changes, *trial_reporter()])
+    components = assemble(cfg, [Recorder(cfg), BestRecorder(cfg), ending, changes, *trial_reporter()])
     trainer, data, task = components.trainer, components.data, components.task
     if not handles_signals(trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
@@ -152,13 +153,14 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
                 metrics={name: value for name, (value, _) in found.items()},
                 measured_after={name: steps for name, (_, steps) in found.items()},
             )
-        best: str | None = trainer.strategy.broadcast(find_best(cfg.checkpoints) if trainer.is_global_zero else None)
+        selected: Selection = select_best(trainer, cfg) if trainer.is_global_zero else (None, None)
+        best, best_by = trainer.strategy.broadcast(selected)
         # Before fitting, only rank zero knew which splits are empty.
         untested = skip_reason(data, task, "test")
         scores = test(components, folder, best) if cfg.test and not untested else {}
         if trainer.is_global_zero:
             steps = read_metadata(best).get("global_step") if best else None
-            run.update_record(folder, best=best, best_after=steps, test=scores)
+            run.update_record(folder, best=best, best_by=best_by, best_after=steps, test=scores)
     if trainer.is_global_zero:
         summary.print_end(folder, evaluates=not untested, predicts=prediction_argument(data, task))
         if cfg.reproduce:

@@ -1,0 +1,41 @@
+"""Find the checkpoint of a finished run: its best one may be that of a ``ModelCheckpoint`` with a folder of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from boltcutter.checkpoint import select
+from boltcutter.checkpoint.load import find_damage
+from boltcutter.checkpoint.storage import CheckpointError, is_url
+from boltcutter.config.compose import DictConfig
+from boltcutter.environment.process import is_rank_zero
+from boltcutter.run import folder as run
+
+
+def find_checkpoint(cfg: DictConfig, which: str) -> str:
+    """Find a checkpoint of a run.
+
+    Args:
+        cfg: Configuration of the run, with its folder.
+        which: ``best``, ``last``, the name of a checkpoint of the run, a path or a URL.
+
+    Raises:
+        ConfigError: The checkpoint does not exist, or is damaged.
+    """
+    record = run.read_record(Path(cfg.folder))
+    if which != "best" or not record.get("best_by"):
+        return select.find_checkpoint(cfg.checkpoints, which)
+    path = str(record["best"])
+    inside = Path(cfg.folder, path.rpartition(f"/{record.get('id')}/")[2])  # the folder may have been moved
+    if not is_url(path) and inside.exists():
+        path = str(inside)
+    try:
+        fault = find_damage(path)
+    except CheckpointError as error:
+        fault = str(error)
+    if fault is None:
+        return path
+    if is_rank_zero():
+        print(f"warning: ckpt=best: {path}: {fault}; trying another checkpoint", file=sys.stderr)
+    return select.find_checkpoint(cfg.checkpoints, which)

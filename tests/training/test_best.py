@@ -1,0 +1,146 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from conftest import QUICK, Script
+
+LAST = """
+last:
+  _target_: boltcutter.callback.checkpoint.LastCheckpoint
+  dirpath: ${checkpoints}
+  filename: last
+  every_n_epochs: 1
+  save_on_train_epoch_end: true
+  enable_version_counter: false
+"""
+OWN = """
+{name}:
+  _target_: lightning.pytorch.callbacks.ModelCheckpoint
+  dirpath: ${{folder}}/own
+  filename: "{name}-{{step}}"
+  monitor: {monitor}
+  mode: {mode}
+"""
+# A learning rate so large that the last epoch is not the best.
+SHORT = [*QUICK, "model=linear", "data.num_workers=0", "trainer.max_epochs=6", "optimizer.lr=0.3", "seed=3"]
+
+
+def record(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "record.json").read_text())  # type: ignore[no-any-return]
+
+
+def callbacks(path: Path, *own: tuple[str, str, str], more: str = "") -> str:
+    """Write an option of the group with the last checkpoint and plain ones: name, metric and mode."""
+    path.write_text(LAST + "".join(OWN.format(name=name, monitor=m, mode=mode) for name, m, mode in own) + more)
+    return f"callback={path}"
+
+
+@pytest.fixture(scope="module")
+def plain(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a plain ModelCheckpoint. Not to be changed."""
+    place = tmp_path_factory.mktemp("plain")
+    chosen = callbacks(place / "own.yaml", ("top", "val/accuracy", "max"))
+    done = script("train", *SHORT, chosen, f"folder={place}/run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return place / "run"
+
+
+def accuracies(folder: Path) -> dict[int, float]:
+    """Validation accuracy by number of steps."""
+    values = pd.read_csv(folder / "metrics.csv").set_index("step")["val/accuracy"].dropna()
+    return {int(step) + 1: value for step, value in values.items()}
+
+
+def test_the_best_checkpoint_of_a_plain_callback_is_tested(plain: Path) -> None:
+    by_step = accuracies(plain)
+    best = max(by_step, key=lambda step: by_step[step])
+    assert best != max(by_step), "the last epoch must not be the best"
+    known = record(plain)
+    assert known["best"] == str(plain / "own" / f"top-step={best}.ckpt")
+    assert known["best_after"] == best
+    assert known["best_by"]["monitor"] == "val/accuracy"
+    assert known["best_by"]["score"] == pytest.approx(by_step[best])
+
+
+def test_commands_on_the_finished_run_use_it(script: Script, plain: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(plain, moved)
+    done = script("evaluate", f"run={moved}", f"output={tmp_path}/out")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == pytest.approx(record(plain)["test"])
+    (kept,) = (moved / "own").iterdir()
+    torch.save({}, kept)
+    (plain / "own" / kept.name).rename(tmp_path / "hidden")  # the copy must not use the original either
+    try:
+        done = script("evaluate", f"run={moved}", f"output={tmp_path}/again")
+    finally:
+        (tmp_path / "hidden").rename(plain / "own" / kept.name)
+    assert done.returncode != 0  # an empty file of torch is not damaged, but no checkpoint
+    kept.write_bytes(b"cut")
+    done = script("evaluate", f"run={moved}", f"output={tmp_path}/again")
+    assert done.returncode == 0, done.stderr
+    assert f"warning: ckpt=best: {kept}: not a checkpoint, or truncated" in done.stderr
+    assert json.loads((tmp_path / "again" / "metrics.json").read_text()) != pytest.approx(record(plain)["test"])
+
+
+def test_it_counts_after_resume(script: Script, plain: Path, tmp_path: Path) -> None:
+    folder = tmp_path / plain.name
+    chosen = callbacks(tmp_path / "own.yaml", ("top", "val/accuracy", "max"))
+    done = script("train", *SHORT, chosen, f"folder={folder}", "trainer.max_epochs=4")
+    assert done.returncode == 0, done.stderr
+    done = script("train", f"resume={folder}", "trainer.max_epochs=6", "optimizer.lr=1e-9")  # nothing gets better
+    assert done.returncode == 0, done.stderr
+    by_step = accuracies(folder)
+    best = max(by_step, key=lambda step: by_step[step])
+    assert record(folder)["best"] == str(folder / "own" / f"top-step={best}.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("", "one"),
+        (
+            "stop: {_target_: lightning.pytorch.callbacks.EarlyStopping, mode: max, "
+            "monitor: val/accuracy, patience: 99}\n",
+            "two",
+        ),
+    ],
+)
+def test_the_monitored_one_of_several_is_tested(more: str, expected: str, script: Script, tmp_path: Path) -> None:
+    own = [("one", "val/loss", "min"), ("two", "val/accuracy", "max")]
+    chosen = callbacks(tmp_path / "own.yaml", *own, more=more)
+    folder = tmp_path / "run"
+    done = script("train", *SHORT, chosen, f"folder={folder}", "task.monitor=train/loss")
+    assert done.returncode == 0, done.stderr
+    assert Path(record(folder)["best"]).name.startswith(expected)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("best checkpoint: ")]
+    assert len(lines) == 1
+    assert "val/loss" in lines[0]
+    assert "val/accuracy" in lines[0]
+
+
+FAILS = """
+from lightning.pytorch.callbacks import Callback
+
+
+class Fails(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.current_epoch == 3:
+            raise SystemExit(3)
+"""
+
+
+def test_a_run_that_ended_early_has_recorded_it(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    chosen = callbacks(tmp_path / "own.yaml", ("top", "val/accuracy", "max"), more="fails: {_target_: fails.Fails}\n")
+    folder = tmp_path / "run"
+    done = script("train", *SHORT, chosen, f"folder={folder}", env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 3, done.stderr
+    by_step = accuracies(folder)
+    best = max(by_step, key=lambda step: by_step[step])
+    assert record(folder)["best"] == str(folder / "own" / f"top-step={best}.ckpt")
