@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from boltcutter import lightning_alias
+
 # ruff: isort: skip_file
 if TYPE_CHECKING:
     from boltcutter.api import compare as compare, evaluate as evaluate, predict as predict, train as train
@@ -95,6 +97,7 @@ _MODULES = {
     "warmup_cosine": "boltcutter.task.schedule",
 }
 __all__ = sorted(_MODULES)
+lightning_alias.install()
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -12,6 +12,7 @@ DATA = {  # by task; None: the module has its own dataloaders
     "dqn": None,
     "mnist": "mnist",
     "own_loaders": None,
+    "vae": "images",
     "timm": "digits",
     "glue": "glue",
     "lora": "glue",
@@ -22,7 +23,7 @@ DATA = {  # by task; None: the module has its own dataloaders
     "simsiam": "views",
 }
 TESTED = DATA.keys() - {"gan", "dqn"}  # have a test_step
-PREDICT = DATA.keys() - {"language", "gan", "dqn", "mnist", "simsiam"}  # have a predict_step
+PREDICT = DATA.keys() - {"language", "gan", "dqn", "mnist", "simsiam", "vae"}  # have a predict_step
 
 
 def overrides(name: str) -> list[str]:

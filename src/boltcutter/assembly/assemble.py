@@ -28,6 +28,7 @@ from boltcutter.assembly.checks import (
     check_monitors,
     check_num_classes,
     check_optimizer,
+    check_type,
     check_world_size,
     warn_if_no_checkpoint,
 )
@@ -221,8 +222,8 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     callbacks: dict[str, Callback] = {}
     loggers: list[Logger] = []
     if with_callbacks:
-        callbacks = {k: v for k, v in build.build(cfg.callback or {}, "callback").items() if v is not None}
-        loggers = [v for v in build.build(cfg.logger or {}, "logger").values() if v is not None]
+        callbacks = _build_each(cfg, "callback", Callback)
+        loggers = [*_build_each(cfg, "logger", Logger).values()]
         loggers.append(build.build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"}))
     # Without these, Lightning would add its own where the configuration has none.
     defaults = {
@@ -264,6 +265,14 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     check_optimizer(task)
     adapt(trainer, task, callbacks)
     return Components(trainer, data, task)
+
+
+def _build_each(cfg: DictConfig, group: str, kind: type) -> dict[str, Any]:
+    """Instantiate the callbacks or loggers, without those that are null."""
+    made = build.build(cfg.get(group) or {}, group)
+    for name, value in made.items():
+        check_type(f"{group}.{name}", cfg[group][name], value, kind)
+    return {name: value for name, value in made.items() if value is not None}
 
 
 def _data_only(data: L.LightningDataModule, seed: int) -> None:

@@ -26,6 +26,7 @@ from boltcutter.config.locate import parameters
 from boltcutter.data.sampler import check_batch_size
 from boltcutter.environment import platform, slurm
 from boltcutter.environment.process import external_world_size, is_rank_zero
+from boltcutter.lightning_alias import remedy
 from boltcutter.protocols import (
     ChecksInputs,
     ChecksTask,
@@ -165,18 +166,34 @@ def check_world_size(trainer: L.Trainer) -> None:
         )
 
 
+def check_type(name: str, node: DictConfig, made: Any, wanted: type) -> None:
+    """Check the type of a component, which may come from a function without a return annotation.
+
+    Args:
+        name: Dotted key of the component.
+        node: Its part of the configuration.
+        made: The component; None if there is none.
+        wanted: A class of Lightning.
+
+    Raises:
+        ConfigError: It has another type.
+    """
+    if not isinstance(made, wanted) and made is not None:
+        kind = type(made)
+        raise ConfigError(
+            f"{name}._target_={node._target_}: expected a lightning.pytorch.{wanted.__name__}, "
+            f"got {kind.__module__}.{kind.__qualname__}{remedy(kind)}"
+        )
+
+
 def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
-    """Check the types of task and data, which may come from functions without a return annotation.
+    """Check the types of task and data, and that there is data.
 
     Raises:
         ConfigError: One has the wrong type, or there is no data.
     """
-    for name, made, wanted in (("task", task, L.LightningModule), ("data", data, L.LightningDataModule)):
-        if not isinstance(made, wanted) and made is not None:
-            raise ConfigError(
-                f"{name}._target_={cfg[name]._target_}: expected a lightning.pytorch.{wanted.__name__}, got "
-                f"{type(made).__module__}.{type(made).__qualname__}"
-            )
+    check_type("task", cfg.task, task, L.LightningModule)
+    check_type("data", cfg.data, data, L.LightningDataModule)
     has_loader = is_overridden("train_dataloader", task)
     if data is None and not has_loader:
         raise ConfigError(f"data=null: task={cfg.choices.task} has no train_dataloader; choose data=…")

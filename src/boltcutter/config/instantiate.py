@@ -22,6 +22,7 @@ from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.locate import is_keras_model, locate, origin, package, parameters
 from boltcutter.config.values import REFERENCE, format_unresolved, format_value, parse, paths, resolve_reference
+from boltcutter.lightning_alias import remedy
 from boltcutter.project import LIBRARY, is_own_package
 
 KERAS_MODEL = f"{LIBRARY}.model.keras.KerasModel"
@@ -181,13 +182,6 @@ def _check_positional(
             yield f"{dot}{p.name}", f": given twice; remove it, or entry {i} of {dot}_args_"
 
 
-def _of_old_package(value: Any) -> str:
-    """The remedy for a class of ``pytorch_lightning``, which a ``Trainer`` of ``lightning`` refuses."""
-    target = locate(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
-    bases = {base.__module__.partition(".")[0] for base in getattr(target, "__mro__", ())}
-    return "; import it from lightning.pytorch, not pytorch_lightning" if "pytorch_lightning" in bases else ""
-
-
 def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield what does not match the type ``wanted``: ``value`` as a whole, or entries of a mapping."""
     if matches(value, wanted):
@@ -200,9 +194,8 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]
         return
     shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else format_value(value)
     listed = isinstance(value, str) and matches(parse(path, f"[{value}]"), wanted)  # as in Hydra
-    near = (
-        f"; did you mean [{value}]?" if listed else _of_old_package(value) or hint(str(value), literal_values(wanted))
-    )
+    given = locate(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
+    near = f"; did you mean [{value}]?" if listed else remedy(given) or hint(str(value), literal_values(wanted))
     if isinstance(value, dict) and "_target_" not in value:
         near = f"; add {path}._target_, the path of a class"
     yield path, f"={shown}: expected {type_name(wanted)}{near}"

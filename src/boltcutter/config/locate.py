@@ -13,6 +13,7 @@ from traceback import walk_tb
 from typing import Any, get_type_hints
 
 from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.lightning_alias import canonical
 from boltcutter.project import LIBRARY, install_command, is_own_package
 
 # Classes that forward their **kwargs, and to what: otherwise no check of signatures finds a misspelt keyword.
@@ -83,7 +84,8 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     if base is not None:
         typed = {n: p for n, p in typed.items() if p.kind is not p.VAR_KEYWORD}
         return typed | {n: p for n, p in parameters(base).items() if n not in typed}
-    forwarded_to = FORWARDS_KWARGS.get(f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}")
+    name = f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
+    forwarded_to = FORWARDS_KWARGS.get(canonical(name))
     if forwarded_to:
         var_keyword = {n for n, p in typed.items() if p.kind is p.VAR_KEYWORD}
         wrapped = {n: p.replace(default=None) for n, p in parameters(locate(forwarded_to)).items() if n != "module"}

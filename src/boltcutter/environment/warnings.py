@@ -10,6 +10,8 @@ from contextlib import contextmanager
 LOGGERS = {
     "lightning.pytorch": logging.WARNING,
     "lightning.fabric": logging.WARNING,
+    "pytorch_lightning": logging.WARNING,
+    "lightning_fabric": logging.WARNING,
     "lightning.pytorch.profilers": logging.INFO,  # profilers print their tables by it
     # Gradient norms are redistributed over two mesh dimensions, which torch reports as inefficient.
     "torch.distributed.tensor._redistribute": logging.ERROR,

@@ -27,6 +27,7 @@ from typing import Any
 from boltcutter.checkpoint.atomic import temporary_path
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.redaction import VARIABLE, looks_secret
+from boltcutter.lightning_alias import canonical
 from boltcutter.project import Project
 
 PROJECT = __name__.partition(".")[0]
@@ -38,7 +39,7 @@ TOOL_FOLDERS = ("scripts", "tests", "hooks")
 # Packages whose classes only compute.
 TRUSTED_PACKAGES = (
     *("torch.nn", "torch.optim", "torch.utils.data", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.amp"),
-    *("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric", "torchmetrics"),
+    *("lightning.pytorch", "lightning.fabric", "torchmetrics"),
     *("torchvision.models", "torchvision.transforms", "torchvision.datasets", "torchvision.ops", "torchaudio"),
     *("timm.models", "timm.layers", "timm.loss", "timm.optim", "timm.scheduler", "timm.data"),
     *("transformers", "peft", "diffusers", "tokenizers", "accelerate", "torchao", "keras", "sklearn"),
@@ -48,7 +49,7 @@ TRUSTED_PACKAGES = (
 )
 # Modules of these packages whose classes import by name, start processes or unpickle files.
 UNTRUSTED_MODULES = (
-    *("lightning.pytorch.cli", "pytorch_lightning.cli", "torchvision.datasets.lsun", "kornia.core.external"),
+    *("lightning.pytorch.cli", "torchvision.datasets.lsun", "kornia.core.external"),
     *("transformers.data", "transformers.utils", "transformers.commands", "accelerate.commands"),
 )
 # Modules whose public functions are allowed as well; in other modules, functions may read files or run commands.
@@ -101,8 +102,9 @@ def check(
     if text := next(_unsafe_references(node), None):
         raise ConfigError(f"{where}: its record.json has {text}, which computes a value or reads a secret; {remedy}")
     for target in iter_targets(node):
-        configured = project and target in _configured_targets(project)
-        if not (configured or _is_user_target(target, folder, project) or _is_known(target)):
+        name = canonical(target)
+        configured = project and name in _configured_targets(project)
+        if not (configured or _is_user_target(name, folder, project) or _is_known(name)):
             raise ConfigError(
                 f"{where}: its record.json refers to {target}, which is neither part of this project nor of a "
                 f"well-known package, and would be executed; {remedy}"
@@ -182,7 +184,7 @@ def _is_known(target: str) -> bool:
     if found is None:  # not installed, so nothing can be executed
         return True
     # Imported modules are attributes of a module, too: torch.nn.functional.torch.hub.load.
-    home = str(getattr(found, "__module__", None))
+    home = canonical(str(getattr(found, "__module__", None)))
     if not _within(home, accepted) or _within(home, UNTRUSTED_MODULES):
         return False
     if inspect.isclass(found):
@@ -252,4 +254,4 @@ def _configured_targets(project: Project) -> frozenset[str]:
     """Return all ``_target_`` values in the project's configuration files."""
     files = (file for place in project.config_dirs for file in place.rglob("*.yaml"))
     found = (re.findall(r"_target_:\s*['\"]?([\w.]+)", file.read_text()) for file in files)
-    return frozenset(target for names in found for target in names)
+    return frozenset(canonical(target) for names in found for target in names)
