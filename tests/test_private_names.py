@@ -183,7 +183,8 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     },
     "torch.nn.parallel.distributed": {
         "DistributedDataParallel": {
-            "_set_params_and_buffers_to_ignore_for_model": "module params_and_buffers_to_ignore"
+            "_build_params_for_reducer": "self",
+            "_set_params_and_buffers_to_ignore_for_model": "module params_and_buffers_to_ignore",
         },
     },
     "torch.ops": {

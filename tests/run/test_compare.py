@@ -24,13 +24,18 @@ def test_runs_with_the_same_seed_are_identical_and_with_another_seed_not(script:
     first, second = same.stdout.splitlines()
     assert first.split() == ["metric", "identical"]
     assert second.endswith("bitwise identical")
+    record = json.loads((tmp_path / "c" / "record.json").read_text())
+    assert record["attempts"][0]["deterministic"]
+    record["attempts"][0] |= {"device": "cuda", "deterministic": False}
+    (tmp_path / "c" / "record.json").write_text(json.dumps(record))
     other = script("compare", f"run={tmp_path}/a", f"with={tmp_path}/c", "ckpt=best")
     assert other.returncode == 1
     lines = other.stdout.splitlines()
     assert lines[0] == "setting   seed=0 → 1"
     assert lines[1].startswith("data      ")  # another split
     assert any(line.startswith("metric    test/accuracy is ") for line in lines)
-    assert "tensors differ, by at most " in lines[-1]
+    assert "tensors differ, by at most " in lines[-2]
+    assert lines[-1] == "rounding  varies on cuda without trainer.deterministic=true"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +90,16 @@ def test_a_resumed_original_is_named_as_a_possible_cause(tmp_path: Path, capsys:
     before = folder_with(tmp_path, "a", metrics={"val/loss": 0.1}, attempts=[{"resumed_from": "last.ckpt"}])
     compare.report_reproduction(before, folder_with(tmp_path, "b", metrics={"val/loss": 0.2}))
     assert "note: the original was resumed" in capsys.readouterr().out
+
+
+def test_rounding_of_a_gpu_is_named_as_a_possible_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attempts = [{"device": "cpu", "deterministic": True}, {"device": "cuda", "deterministic": False}]
+    before = folder_with(tmp_path, "a", metrics={"val/loss": 0.1}, attempts=attempts)
+    after = folder_with(tmp_path, "b", metrics={"val/loss": 0.2}, attempts=attempts[:1])
+    compare.report_reproduction(before, after)
+    assert "note: rounding varies on cuda without trainer.deterministic=true" in capsys.readouterr().out
+    compare.report_reproduction(after, folder_with(tmp_path, "c", metrics={}, attempts=attempts[:1]))
+    assert "rounding" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

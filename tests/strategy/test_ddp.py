@@ -249,9 +249,11 @@ def test_a_spawned_process_has_the_settings_of_its_parent() -> None:
         warnings.filterwarnings("ignore", "not shown")
         packed = pickle.dumps(ddp.MultiProcessingLauncher(None, "spawn"))
         torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
         logs.setLevel(logging.INFO)
         warnings.filters[:] = filters
         pickle.loads(packed)
+        assert torch.backends.cudnn.allow_tf32
         assert (torch.get_float32_matmul_precision(), logs.level) == ("medium", logging.ERROR)
         warnings.warn("not shown", stacklevel=1)
     finally:

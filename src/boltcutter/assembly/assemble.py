@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
-import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
@@ -32,7 +31,14 @@ from boltcutter.assembly.checks import (
     check_world_size,
     warn_if_no_checkpoint,
 )
-from boltcutter.assembly.precision import FLOAT8, check_precision, device_type, placeholder_precision, set_precision
+from boltcutter.assembly.precision import (
+    FLOAT8,
+    check_precision,
+    device_type,
+    placeholder_precision,
+    set_numerics,
+    set_precision,
+)
 from boltcutter.config import describe
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, merge
@@ -75,7 +81,7 @@ class Config:
         checkpoints: Folder or URL for checkpoints.
         checkpoint_io: How checkpoints are written and read.
         timeout: Timeout of collectives, in seconds.
-        matmul_precision: Precision of float32 matrix multiplications.
+        matmul_precision: Precision of float32 matrix multiplications, and of convolutions on GPUs.
         init_from: Checkpoint or weights file to initialize the model from.
         test: Whether to test the best checkpoint after training.
         report: Whether to write report.html after training.
@@ -217,6 +223,7 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     Raises:
         ConfigError: They do not match, or a component refuses its arguments.
     """
+    set_numerics(cfg)
     check_devices(cfg.trainer)
     check_batches_and_clipping(cfg.trainer)
     callbacks: dict[str, Callback] = {}
@@ -232,7 +239,6 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     }
     precision = check_precision(cfg)
     placeholder = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))
-    torch.set_float32_matmul_precision(cfg.get("matmul_precision", "highest"))
     disable_mpi_detection()
     trainer = build.build(
         cfg.trainer,

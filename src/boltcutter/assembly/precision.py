@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,6 +21,25 @@ CANONICAL = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-
 FLOAT8 = "float8"  # not part of Lightning
 FP8_LIBRARIES = {FLOAT8: "torchao", "transformer-engine": "transformer_engine"}  # by precision
 EPS = 1e-4  # non-zero in float16, also when added to a small number
+
+
+def set_numerics(cfg: DictConfig) -> None:
+    """Set TF32 for products and convolutions, and deterministic algorithms; before CUDA and Inductor are initialized.
+
+    Lightning sets ``torch.use_deterministic_algorithms``, in spawned ranks too.
+
+    Args:
+        cfg: The configuration of the run.
+    """
+    precision = cfg.get("matmul_precision", "highest")
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision != "highest"  # otherwise convolutions and RNNs would still use TF32
+    torch.backends.cudnn.deterministic = bool(cfg.trainer.get("deterministic"))
+    if torch.backends.cudnn.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"  # also read by the processes that compile
+        if "torch._inductor.config" in sys.modules:
+            sys.modules["torch._inductor.config"].deterministic = True  # type: ignore[attr-defined]
 
 
 def check_precision(cfg: DictConfig) -> str:

@@ -34,6 +34,7 @@ class Comparison:
         metrics: Metrics that differ, with both values.
         weights: How the weights differ.
         identical: Whether metrics and weights are bitwise identical.
+        nondeterministic: Devices of attempts whose rounding varies, for lack of ``trainer.deterministic=true``.
     """
 
     settings: list[str]
@@ -41,6 +42,7 @@ class Comparison:
     metrics: list[str]
     weights: str
     identical: bool
+    nondeterministic: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -48,6 +50,7 @@ class Comparison:
             *([f"data      {self.data}"] if self.data else []),
             *(f"metric    {line}" for line in self.metrics or ["identical"]),
             f"weights   {self.weights}",
+            *(f"rounding  varies on {device} without trainer.deterministic=true" for device in self.nondeterministic),
         ]
         return "\n".join(lines)
 
@@ -86,7 +89,8 @@ def compare(project: Project, overrides: list[str]) -> Comparison:
     checkpoints = [find_checkpoint(cfg, special.get("ckpt", "last")) for cfg in cfgs]
     weights, equal = weight_difference(*(extract_weights(load(path)) for path in checkpoints))
     data = None if first == second else f"{first} → {second}"
-    return Comparison(settings, data, metrics, weights, identical=equal and not metrics)
+    varying = nondeterministic_devices(*records)
+    return Comparison(settings, data, metrics, weights, identical=equal and not metrics, nondeterministic=varying)
 
 
 def report_reproduction(original: Path, reproduction: Path) -> None:
@@ -100,8 +104,16 @@ def report_reproduction(original: Path, reproduction: Path) -> None:
         print(f"reproduced: all {count} metrics equal those of {remote.show(original)}")
     for line in different:
         print(f"not reproduced: {line}")
+    for device in nondeterministic_devices(before, after) if different else ():
+        print(f"note: rounding varies on {device} without trainer.deterministic=true")
     if different and any(attempt.get("resumed_from") for attempt in before.get("attempts", [])):
         print("note: the original was resumed; what changed then, such as trainer.max_epochs, now holds from the start")
+
+
+def nondeterministic_devices(*records: Mapping[str, Any]) -> tuple[str, ...]:
+    """Types of the devices on which an attempt trained without deterministic algorithms, although they need them."""
+    attempts = [attempt for record in records for attempt in record.get("attempts", [])]
+    return tuple(sorted({attempt["device"] for attempt in attempts if attempt.get("deterministic") is False}))
 
 
 def setting_differences(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -146,6 +146,16 @@ def hardware() -> dict[str, Any]:
     }
 
 
+def is_deterministic(device: str) -> bool:
+    """Whether training on a type of device repeats bitwise: always on the CPU, else with deterministic algorithms."""
+    import torch
+
+    is_strict = (
+        torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    )
+    return device == "cpu" or (is_strict and not torch.backends.cudnn.benchmark)
+
+
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
@@ -31,6 +31,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from boltcutter.protocols import ClosesWithExitCode, PlannedExit
+from boltcutter.strategy.buckets import FixedBucketsDDP
 from boltcutter.strategy.errors import StrategyError
 from boltcutter.strategy.shared_memory import SharedMemory, average_hook
 
@@ -90,12 +91,11 @@ class DDPStrategy(strategies.DDPStrategy):
         if self.shared_memory and self.root_device.type == "cpu" and self.num_nodes == 1:
             # On CPUs communication does not overlap with computation, so a single bucket needs one wait, not several.
             self._ddp_kwargs.setdefault("bucket_cap_mb", SINGLE_BUCKET)
-        wrapped = super()._setup_model(model)
-        if self.root_device.type == "cpu":
-            # Otherwise torch reorders gradients after the first step, of a resumed run too, and gloo's sums round anew.
-            # In this order, the first bucket is complete last, so that gradients are sent after the backward pass.
-            wrapped.reducer._push_all_rebuilt_params()
-        return wrapped
+        devices = self.determine_ddp_device_ids()
+        stream: Any = torch.cuda.Stream  # of its own, as Lightning and CUDA graphs need
+        with torch.cuda.stream(stream()) if devices else nullcontext():
+            overlaps = self.root_device.type != "cpu"
+            return FixedBucketsDDP(model, overlaps=overlaps, device_ids=devices, **self._ddp_kwargs)
 
     def _register_ddp_hooks(self) -> None:
         super()._register_ddp_hooks()
@@ -373,6 +373,7 @@ class MultiProcessingLauncher(_MultiProcessingLauncher):
         matmul, filters, levels = state.pop("_settings")
         vars(self).update(state)
         torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = matmul != "highest"
         warnings.filters[:] = filters  # type: ignore[index]
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)

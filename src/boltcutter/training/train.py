@@ -134,7 +134,11 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
         if cfg.reproduce or checkpoint:
             for difference in lineage.differences(run.read_record(Path(cfg.reproduce or folder)), project.root):
                 print(f"warning: {difference}")
+    device = trainer.strategy.root_device.type
     facts: dict[str, Any] = {"resumed_from": checkpoint, "devices": trainer.world_size, "job": job_id()}
+    facts |= {"device": device, "deterministic": lineage.is_deterministic(device)}
+    if checkpoint and trainer.is_global_zero and not facts["deterministic"]:
+        print(f"note: {device} without trainer.deterministic=true: equal to an uninterrupted run up to rounding only")
     if changes.changed:
         facts["changed"] = list(changes.changed)
     with ExitStack() as stack:
