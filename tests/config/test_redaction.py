@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from boltcutter.config.redaction import (
+    find_secret_text,
     find_secrets,
     hide_passwords,
     is_secret_file,
@@ -12,6 +13,15 @@ from boltcutter.config.redaction import (
 )
 
 words = str.split
+# Keys in the forms of their services, put together here so that no scanner takes them for real ones.
+KEYS = [
+    f"hf_{'a1' * 17}",
+    f"sk-{'b2' * 20}",
+    f"AKIA{'C3' * 8}",
+    f"ghp_{'d4' * 18}",
+    f"hvs.{'e5' * 12}",
+    f"-----BEGIN {''}PRIVATE KEY",
+]
 
 
 @pytest.mark.parametrize(
@@ -20,7 +30,8 @@ words = str.split
         "api_key apikey apiKey API-KEY token hf_token access_token password db_password passwd secret "
         "client_secret secret_key secretKey session_token connection_string private_key passphrase "
         "credentials refresh_token AWS_SECRET_ACCESS_KEY GITHUB_TOKEN WANDB_API_KEY dsn database_url "
-        "signing_key account_key sas_token"
+        "signing_key account_key sas_token openai_key db_pass gh_pat vault_token databricks_token "
+        "KAGGLE_KEY PGPASSWORD VAULT_TOKEN DATABRICKS_TOKEN OPENAI_KEY GH_PAT MY_SERVICE_KEY SMTP_PASS MYSQL_PWD"
     ),
 )
 def test_names_of_secrets(name: str) -> None:
@@ -29,7 +40,11 @@ def test_names_of_secrets(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    words("pad_token eos_token tokens max_tokens tokenizer key keys monkey key_size num_key_value_heads url"),
+    words(
+        "pad_token eos_token tokens max_tokens tokenizer key keys monkey key_size num_key_value_heads url "
+        "image_key label_key bypass pass_through num_passes PassengerId pattern EOS_TOKEN PAD_TOKEN MAX_TOKENS PATH "
+        "PWD OLDPWD KEYMAP"
+    ),
 )
 def test_names_of_other_values(name: str) -> None:
     assert not looks_secret(name)
@@ -39,7 +54,9 @@ def test_names_of_other_values(name: str) -> None:
     "name",
     words(
         ".env a/.env .env.local prod.env server.pem tls.key cert.crt id_rsa .netrc .npmrc credentials.json "
-        "secrets.yaml my-service-account-1.json key.p12 .envrc"
+        "secrets.yaml my-service-account-1.json key.p12 .envrc kaggle.json hf_token client_secret.json "
+        "client_secret_1.apps.json "
+        "project-key.json terraform.tfstate rclone.conf .s3cfg prod.tfvars"
     ),
 )
 def test_files_of_secrets(name: str) -> None:
@@ -80,15 +97,25 @@ def test_passwords_in_texts_are_hidden() -> None:
         ({"sbatch": ["--export=ALL,HF_TOKEN=abc"]}, "sbatch.0", "the value of HF_TOKEN"),
         ({"url": "https://a.blob.core.windows.net/c?sv=1&sig=abc"}, "url", "a key in a URL"),
         ({"urls": ["https://me:pw@host"]}, "urls.0", "a password in a URL"),
+        ({"setup": ["export KAGGLE_KEY=abc"]}, "setup.0", "the value of KAGGLE_KEY"),
+        ({"setup": [f"curl -H {KEYS[0]}"]}, "setup.0", "a secret"),
     ],
 )
 def test_stored_secrets_are_found(node: Any, path: str, what: str) -> None:
     assert list(find_secrets(node)) == [(path, what)]
 
 
+@pytest.mark.parametrize("text", KEYS)
+def test_keys_are_found_by_their_form(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_secret_text(f"login --with {text} now") == "a secret key"
+    monkeypatch.setenv("MY_SERVICE_KEY", "a value of no known form")
+    assert find_secret_text("login a value of no known form") == "the value of MY_SERVICE_KEY"
+    assert find_secret_text("sk-learn hf_token AKIA ghp_ task-a-b-c-d-e-f-g-h-i-j-k-l") is None
+
+
 def test_references_are_not_secrets() -> None:
     node: dict[str, Any] = {
-        "setup": ["export HF_TOKEN=$MINE", "X_KEY=1 y"],
+        "setup": ["export HF_TOKEN=$MINE", "KEYMAP=1 y"],
         "page": "https://a/?pad_token=1&key_size=2",
     }
     assert list(find_secrets(node)) == []

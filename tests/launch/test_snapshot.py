@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.launch import snapshot
+from boltcutter.launch.bundle import pack
 from boltcutter.run import lineage
 
 
@@ -56,6 +58,23 @@ def test_a_copy_has_the_current_files_only(project: Path, monkeypatch: pytest.Mo
     assert os.readlink(code / "large") == str(project / "large")
     assert (code / "outside").resolve() == project.parent / "data"
     assert lineage.git_state(code / "src") == state | {"patch": b""}
+
+
+def test_secrets_are_not_sent_along(project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tracked ones neither, nor what an untracked link leads to, which would be packed with its contents."""
+    (tmp_path / "credentials").write_text("planted")
+    (project / "innocent.txt").symlink_to(tmp_path / "credentials")
+    (project / "kept.txt").symlink_to(tmp_path / "credentials")
+    (project / "kaggle.json").write_text("planted")
+    (project / "notes.md").write_text(f"ghp_{'d4' * 18}")
+    git(project, "add", "kept.txt", "kaggle.json", "notes.md")
+    folder = project / "runs" / "x"
+    (folder / "code").mkdir(parents=True)
+    snapshot.copy_code(project, folder / "code", lineage.git_state(project), {})
+    assert "note: the copy of the code excludes kaggle.json, kept.txt, notes.md: " in capsys.readouterr().out
+    names = {path.name for path in (folder / "code").iterdir()}
+    assert not names & {"innocent.txt", "kept.txt", "kaggle.json", "notes.md"}
+    assert b"planted" not in gzip.decompress(pack(folder).read_bytes())
 
 
 def test_a_copy_has_an_editable_library(project: Path) -> None:

@@ -7,29 +7,46 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-# Keys such as token and hf_token; pad_token and the like are tokens of a vocabulary.
-_SERVICES = (
-    "access api auth aws bearer bot client csrf deploy git github gitlab hf hub jwt oauth oauth2 personal refresh sas "
-    "secret security session slack sts wandb"
+# Keys such as token and hf_token; pad_token and the like are tokens of a vocabulary, and image_key names a column.
+_VENDORS = (
+    "anthropic aws azure cohere comet databricks deepseek gcp gemini git github gitlab google groq hf hub huggingface "
+    "kaggle mistral neptune ngc openai openrouter replicate slack stripe together vault wandb"
 )
-_KEYS = "access account api client encryption license master private secret shared signing ssh storage"
+_SERVICES = (
+    f"{_VENDORS} access api auth bearer bot client csrf deploy jwt oauth oauth2 personal refresh sas secret security "
+    "session sts"
+)
+_KEYS = f"{_VENDORS} access account api client encryption license master private secret shared signing ssh storage"
 _OTHER = (
-    r"secrets?|passwords?|passwds?|pwd|passphrases?|credentials?|authorization|jwt|dsn|conn_str|netrc"
+    r"secrets?|passwords?|passwds?|pass|pwd|passphrases?|credentials?|authorization|jwt|dsn|conn_str|netrc"
+    r"|(git|gh|github|gitlab|ado|azure|devops)_pat"
     r"|(connection|database|db)_(string|str|uri|url)|sas_(url|uri)|webhook(_url)?"
 )
 SECRET_KEY = re.compile(
     rf"(^|_)({_OTHER}|({'|'.join(_KEYS.split())})_?keys?|({'|'.join(_SERVICES.split())})_?tokens?)$|^token$", re.I
 )
+# Environment variables: any name that ends so, such as MY_SERVICE_KEY and PGPASSWORD.
+SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|KEY|PAT|PASS|SECRET|CREDENTIALS?)$|PASSW(OR)?D|PASSPHRASE|PASSFILE")
+ORDINARY_VARIABLE = re.compile(
+    r"(^|_)(PAD|EOS|BOS|UNK|MASK|CLS|SEP|IMAGE|MAX|MIN|NUM|STOP|NEXT)_TOKEN$|PUBLIC_KEY$|^(OLD)?PWD$"
+)
 SECRET_FILE = re.compile(
     r"\.env(\.(?!example$|sample$|template$|dist$).*)?|.*\.env|\.envrc|\.netrc|\.pgpass|\.npmrc|\.pypirc|\.htpasswd"
     r"|\.git-credentials|\.dockercfg|kubeconfig|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|credentials(\.(json|ya?ml|toml|ini|csv))?"
-    r"|secrets?\.(json|ya?ml|toml|ini|env|txt)|.*service[-_]?account.*\.json|application_default_credentials\.json"
+    r"|kaggle\.json|hf_token|client_secrets?.*\.json|.*-key\.json|terraform\.tfstate(\.backup)?|.*\.tfvars|rclone\.conf"
+    r"|\.s3cfg|\.boto|\.databrickscfg|secrets?\.(json|ya?ml|toml|ini|env|txt)|.*service[-_]?account.*\.json|application_default_credentials\.json"
     r"|.*\.(pem|key|p12|pfx|p8|jks|keystore|crt|cer|der|ppk|kdbx|asc|gpg|ovpn)",
     re.I,
 )
-PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY")
+# Keys by their form: PEM, Hugging Face, OpenAI and Anthropic, AWS, GitHub, GitLab, HashiCorp Vault, Google, Slack,
+# Databricks. Source: the documentation of each.
+SECRET_TEXT = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|A[KS]IA[0-9A-Z]{16}"
+    r"|gh[opsu]_[A-Za-z0-9]{36}|github_pat_\w{22,}|glpat-[\w-]{20,}|hv[bs]\.[\w-]{20,}|AIza[\w-]{35}|xox[abprs]-[\w-]{10,}|dapi[0-9a-f]{32})(?![\w-])"
+)
 MASK = "***"
 MIN_SECRET_LENGTH = 6  # characters; shorter secrets are not searched for within other values
+MIN_VARIABLE_LENGTH = 12  # of a secret variable of the environment, whose value may be meant to be anything
 VARIABLE = re.compile(r"oc\.env:\s*['\"]?(\w+)")
 URL = re.compile(r"([A-Za-z][\w+.-]*://)([^\s'\"<>,]*@[^\s'\"<>,]*)")
 ASSIGNMENT = re.compile(r"(?<![\w$])([A-Z][A-Z0-9_]*)=[\"']?(?=[^\s\"'$])")  # in a shell command: export NAME=value
@@ -40,7 +57,21 @@ PASSWORD = re.compile(r"[^/@:\s]*:(?!\d+(/|$))[^\s]*@")  # user:password@ at the
 
 def looks_secret(name: str) -> bool:
     """Return whether a key or an environment variable of this name probably holds a secret."""
+    if ORDINARY_VARIABLE.search(name):
+        return False
+    if name.isupper() and SECRET_VARIABLE.search(name):
+        return True
     return bool(SECRET_KEY.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")))
+
+
+def find_secret_text(text: str) -> str | None:
+    """Say which secret a text holds: the value of an environment variable, or a key; None if there is none."""
+    if SECRET_TEXT.search(text):
+        return "a secret key"
+    for name, value in os.environ.items():
+        if len(value) >= MIN_VARIABLE_LENGTH and value in text and looks_secret(name):
+            return f"the value of {name}"
+    return None
 
 
 def is_secret_file(name: str) -> bool:
@@ -80,7 +111,7 @@ def find_secrets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
             where = f"{path}.{key}" if path else str(key)
             literal = type(value) in (str, int, float) and value not in ("", "???") and "${" not in str(value)
-            if literal and looks_secret(str(key)):
+            if literal and (looks_secret(str(key)) or SECRET_TEXT.search(str(value))):
                 yield where, "a secret"
             elif isinstance(value, str) and has_password(value):
                 yield where, "a password in a URL"

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import jinja2
 
 from boltcutter.config.errors import one_line
-from boltcutter.config.redaction import looks_secret
+from boltcutter.config.redaction import find_secret_text, looks_secret
 
 State = Literal["pending", "running", "ended", "unknown"]
 FINAL = ("ended", "unknown")  # states that do not change
@@ -61,6 +61,10 @@ class Job:
     code: Path | None = None
     trusted: bool = False
     search: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("name", self.name), ("folder", str(self.folder)), ("script", str(self.script))):
+            check_control_characters(name, value)  # such as a line end, after which a job file would run the rest
 
     @property
     def trust(self) -> list[str]:
@@ -224,6 +228,11 @@ def check_settings(settings: Mapping[str, Any], **minimum: int) -> None:
         if name == "setup":
             value = [str(line).replace("\n", "") for line in value]
         check_control_characters(f"launch.{name}", value)
+        if found := find_secret_text(str(value)):
+            raise ValueError(
+                f"launch.{name}: holds {found}, and secrets must not be written to the job script; export it before "
+                "launching, or use the secrets of the platform"
+            )
     for name, least in minimum.items():
         value = settings[name]
         if value is not None and value < least:

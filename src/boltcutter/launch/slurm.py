@@ -16,7 +16,6 @@ from boltcutter.launch.job import (
     Job,
     Launcher,
     Status,
-    check_control_characters,
     check_settings,
     follow_log,
     match_job_id,
@@ -133,8 +132,6 @@ class SlurmLauncher(Launcher):
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that Lightning or the cluster does not support."""
-        check_control_characters("name", job.name)
-        check_control_characters("folder", str(job.folder))
         if "\\" in str(job.folder):
             raise ValueError(f"folder={job.folder}: SLURM removes \\ from the path of the log; choose another")
         if self.venv and not JOB_VARIABLE.search(self.venv) and not Path(self.venv, "bin", "activate").is_file():

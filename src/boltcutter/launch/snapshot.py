@@ -20,7 +20,7 @@ def can_copy(root: Path) -> bool:
 
 
 def list_files(root: Path, run: Path) -> list[str]:
-    """List the tracked files of a project, and untracked ones that git does not ignore; not those of the run."""
+    """List the tracked files of a project, and new files that git does not ignore, without links and the run's."""
     new = [
         name for name in lineage.list_files(root, "--others", "--exclude-standard") or () if _is_code(root / name, run)
     ]
@@ -35,7 +35,11 @@ def copy_code(root: Path, target: Path, state: dict[str, Any], library: dict[str
     """
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
-    for name in list_files(root, target.parent):
+    names = list_files(root, target.parent)
+    secret = [name for name in names if lineage.holds_secret(root / name)]
+    if secret:
+        print(f"note: the copy of the code excludes {', '.join(secret)}: their names or contents look like secrets")
+    for name in (name for name in names if name not in secret):
         source, copy = root / name, draft / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         if source.is_symlink():
@@ -61,6 +65,6 @@ def _write_state(folder: Path, state: dict[str, Any]) -> None:
 
 def _is_code(file: Path, run: Path) -> bool:
     """Whether an untracked file belongs to the code, as in code.patch, and not to the run itself."""
-    if not file.is_file() or file.is_relative_to(run) or lineage.holds_secret(file):
+    if file.is_symlink() or not file.is_file() or file.is_relative_to(run) or lineage.holds_secret(file):
         return False
     return file.stat().st_size <= lineage.MAX_UNTRACKED_BYTES

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from boltcutter.config.redaction import PRIVATE_KEY, is_secret_file, without_credentials
+from boltcutter.config.redaction import SECRET_TEXT, is_secret_file, without_credentials
 
 GIT_OPTIONS = tuple(
     word
@@ -195,12 +195,12 @@ def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str
 
 def holds_secret(file: Path) -> bool:
     """Return whether a file probably holds keys, certificates or passwords, by its name or contents."""
-    if is_secret_file(file.name):
+    if is_secret_file(file.name) or is_secret_file(file.resolve().name):
         return True
-    if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_UNTRACKED_BYTES:
+    if not file.is_file() or file.stat().st_size > MAX_UNTRACKED_BYTES:
         return False
     # A file that this user cannot read may be secret as well, and would make git fail.
-    return not os.access(file, os.R_OK) or bool(PRIVATE_KEY.search(file.read_bytes()))
+    return not os.access(file, os.R_OK) or bool(SECRET_TEXT.search(file.read_text(errors="replace")))
 
 
 def _empty_tree(root: Path) -> str:
