@@ -143,3 +143,9 @@ def test_the_csv_files(tmp_path: Path) -> None:
 def test_scipy_is_imported_only_where_it_is_needed() -> None:
     code = "import sys, boltcutter.search.statistics; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("values", "is_questioned"), [((0.5, 0.5), True), ((0.5, 0.5 + 1e-9), False), ((0.5,), False)])
+def test_a_metric_that_is_equal_in_all_runs_is_questioned(values: tuple[float, ...], is_questioned: bool) -> None:
+    text = format_statistics(summarize_runs({str(seed): {"loss": value} for seed, value in enumerate(values)}))
+    assert ("loss: exactly equal in all runs" in text) is is_questioned

@@ -148,7 +148,7 @@ def test_results(tmp_path: Path) -> None:
     assert [r.state for r in results] == ["complete", "failed", "failed", "running"]
     assert [r.error for r in results] == ["", "out of memory", "loss was never logged, or is NaN", ""]
     assert results[0].objectives == {"loss": 2.0}  # of the best checkpoint
-    assert results[0].metrics == {"loss": 3.0, "f1": 0.2}
+    assert results[0].metrics == {"loss": 2.0, "f1": 0.1}
     assert results[0].curve == [(5, 2.0), (9, 3.0)]
     assert results[0].folder == tmp_path / "trials" / "0000"
 
@@ -159,6 +159,16 @@ def test_nan_and_infinity(tmp_path: Path) -> None:
         study.ask(2)
         result = study.tell(number, "complete", [Report(1, {"loss": loss, "f1": 0.5})])
         assert result.state == ("failed" if math.isnan(loss) else "complete")
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("min", 0), ("max", 1)])
+def test_all_metrics_are_of_the_epoch_of_the_objective(tmp_path: Path, mode: Mode, expected: int) -> None:
+    study = open_study(tmp_path, [("loss", mode)])
+    study.ask(1)
+    epochs = [{"loss": 0.5, "accuracy": 0.9}, {"loss": 0.9, "accuracy": 0.8}, {"loss": math.nan, "accuracy": 0.7}]
+    result = study.tell(0, "complete", [Report(step, metrics) for step, metrics in enumerate(epochs)])
+    assert result.metrics == epochs[expected]
+    assert result.objectives == {"loss": epochs[expected]["loss"]}
 
 
 def test_several_metrics(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from boltcutter.search.statistics import format_runs, format_statistics, summari
 from boltcutter.search.table import format_trials
 
 REPEATED = {"seed": "seed", "data.fold": "fold"}  # keys in which repeated runs differ
-NOT_AVERAGED = ("train/", "throughput/", "lr-")  # prefixes of metrics
+NOT_AVERAGED = ("train/", "throughput/", "lr-", "epoch")  # prefixes of metrics
 
 
 def write_outcome(

@@ -230,8 +230,9 @@ def check(
         ConfigError: There are mistakes.
     """
     from boltcutter.assembly.assemble import assemble, read_config  # imports torch
+    from boltcutter.assembly.folds import check_folds
     from boltcutter.environment.warnings import filter_warnings
-    from boltcutter.protocols import NativeData, NativeTask
+    from boltcutter.protocols import NativeTask
 
     filter_warnings()
     space = Space(search.space)
@@ -262,10 +263,8 @@ def check(
         task: Any = components.task
         devices = components.trainer.num_devices
         uses_gpus = components.trainer.strategy.root_device.type == "cuda"
-        if search.folds and isinstance(components.data, NativeData):
-            with as_config_error():  # there may be too few samples for the folds
-                components.data.prepare_data()
-                components.data.setup("fit")
+        if search.folds:
+            check_folds(cfg, components.trainer, range(search.folds))
     else:
         task = build.build(cfg.task, "task")
         given_devices = cfg.trainer.get("devices", "auto")

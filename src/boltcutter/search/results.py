@@ -17,7 +17,7 @@ class Result:
         values: Sampled values, by key of the configuration.
         objectives: Final value of each metric of the search; empty if there is none.
         curve: Step and value of the first metric after each validation.
-        metrics: All metrics of the last validation.
+        metrics: All metrics of the best validation by a single objective; of several, of the last one.
         seconds: Duration of training.
         folder: Folder of the run.
         error: Why it failed, on one line.

@@ -14,6 +14,10 @@ from boltcutter.checkpoint.atomic import write_text
 Runs = Mapping[str, Mapping[str, float | None]]  # values of metrics, by run and metric
 STUDENT, CORRECTED = "95% interval (Student's t)", "95% interval (corrected for folds)"
 SINGLE = "one run has no standard deviation and no interval; repeat it"
+NO_SPREAD = (
+    "exactly equal in all runs, which is suspicious; check that the data module uses num_folds and fold, and that "
+    "weights and order depend on the seed"
+)
 OVERLAP = (
     "Student's t assumes independent runs, but folds share training samples, so its interval is too narrow; the "
     "corrected one is by Nadeau and Bengio (2003)"
@@ -50,7 +54,7 @@ def summarize(values: Mapping[str, float | None], num_folds: int | None = None) 
     """Compute the statistics of a metric.
 
     Args:
-        values: Final value of each run, by its name; None if it has none.
+        values: Value of each run, by its name; None if it has none.
         num_folds: Number of folds if the runs are folds of a cross-validation, also of a repeated one.
     """
     excluded = {
@@ -83,7 +87,7 @@ def summarize_runs(
     """Compute the statistics of each metric.
 
     Args:
-        runs: Final metrics of each run, by its name; without metrics if it failed.
+        runs: Metrics of each run, by its name; without metrics if it failed.
         num_folds: Number of folds if the runs are folds of a cross-validation, also of a repeated one.
         metrics: Metrics and their order; None: all that a run has, sorted by name.
     """
@@ -141,6 +145,8 @@ def format_statistics(statistics: Mapping[str, Statistics]) -> str:
         if found.excluded:
             listed = ", ".join(f"{run} ({reason})" for run, reason in found.excluded.items())
             lines.append(f"{name} excludes {listed}")
+    if equal := [name for name, found in statistics.items() if found.count > 1 and found.minimum == found.maximum]:
+        lines.append(f"{', '.join(equal)}: {NO_SPREAD}")
     lines += [SINGLE] * any(found.count == 1 for found in statistics.values())
     lines += [OVERLAP] * has_folds
     return "\n".join(lines)
@@ -150,7 +156,7 @@ def format_runs(runs: Runs, metrics: Sequence[str] | None = None) -> str:
     """Format a table with one row for each run.
 
     Args:
-        runs: Final metrics of each run, by its name.
+        runs: Metrics of each run, by its name.
         metrics: Metrics and their order; None: all that a run has, sorted by name.
     """
     names = sorted({name for values in runs.values() for name in values}) if metrics is None else metrics

@@ -177,13 +177,14 @@ class Study:
             reports: All of its validations.
             error: Why it failed.
         """
-        scores = self._scores(reports)
+        chosen = self._chosen(reports)
+        scores = {name: chosen[name] for name, _ in self.metrics if not math.isnan(chosen.get(name, math.nan))}
         if state == "complete" and len(scores) < len(self.metrics):
             missing = next(name for name, _ in self.metrics if name not in scores)
             state, error = "failed", f"{missing} was never logged, or is NaN"
         attributes = {
             "objectives": scores,
-            "metrics": reports[-1].metrics if reports else {},
+            "metrics": chosen,
             "steps": [report.step for report in reports],
             "seconds": trials.seconds(self.trial_folder(number)),
             **({"error": error} if error else {}),
@@ -195,15 +196,13 @@ class Study:
         self._study.tell(number, values, codes[state], skip_if_finished=True)
         return self.result(number)
 
-    def _scores(self, reports: Sequence[trials.Report]) -> dict[str, float]:
-        """The best value of a single metric, whose checkpoint is kept; of several, those of the last validation."""
-        if len(self.metrics) > 1:
-            last = reports[-1].metrics if reports else {}
-            return {name: last[name] for name, _ in self.metrics if not math.isnan(last.get(name, math.nan))}
+    def _chosen(self, reports: Sequence[trials.Report]) -> dict[str, float]:
+        """All metrics of the best validation by a single metric, whose checkpoint is kept; of several, of the last."""
         name, mode = self.metrics[0]
-        values = [report.metrics[name] for report in reports if name in report.metrics]
-        numbers = [value for value in values if not math.isnan(value)]
-        return {name: (max if mode == "max" else min)(numbers)} if numbers else {}
+        numbers = [report for report in reports if not math.isnan(report.metrics.get(name, math.nan))]
+        if len(self.metrics) > 1 or not numbers:
+            return reports[-1].metrics if reports else {}
+        return (max if mode == "max" else min)(numbers, key=lambda report: report.metrics[name]).metrics
 
     def results(self) -> list[Result]:
         """All trials that were started."""

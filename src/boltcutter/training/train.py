@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter.assembly.adapt import prediction_argument, skip_reason
 from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, read_config
+from boltcutter.assembly.folds import check_fold
 from boltcutter.assembly.monitors import MonitorCheck
 from boltcutter.callback.trial import trial_reporter
 from boltcutter.checkpoint.load import load, read_metadata
@@ -123,6 +124,8 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     if not handles_signals(trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
         signals.restore_handlers()  # no callback checks the flag
+    if not checkpoint and is_rank_zero():
+        check_fold(cfg, trainer)
     load_data(components)
     load_initial_state(components, cfg, checkpoint, ending, changes)
     track_children(getattr(trainer.strategy.launcher, "procs", []))
