@@ -29,8 +29,8 @@ from boltcutter.assembly.checks import (
     check_optimizer,
     check_type,
     check_world_size,
-    warn_if_no_checkpoint,
 )
+from boltcutter.assembly.guarantees import report_missing
 from boltcutter.assembly.precision import (
     FLOAT8,
     check_precision,
@@ -264,7 +264,8 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     data = data or TaskLoaders(task)
     check_batch(trainer, data)
     check_num_classes(cfg)
-    warn_if_no_checkpoint(cfg, callbacks)
+    if with_callbacks:
+        report_missing(cfg, trainer)
     check_input_shape(cfg, task)
     check_callbacks(task, callbacks)
     check_monitors(task, callbacks)

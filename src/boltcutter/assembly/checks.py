@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ import lightning as L
 import torch
 from lightning.fabric.accelerators.xla import XLAAccelerator
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
@@ -232,16 +231,6 @@ def check_kind(cfg: DictConfig, task: object, data: L.LightningDataModule) -> No
             f"task={picked.task} expects {expected} data, but data={picked.data} is {actual} data; "
             f"try task={options[actual]}{f' or data.kind={expected}' if 'kind' in cfg.data else ''}"
         )
-
-
-def warn_if_no_checkpoint(cfg: DictConfig, callbacks: dict[str, Callback]) -> None:
-    """Warn if the selected callbacks replace the default ones and save no checkpoint."""
-    picked = str(cfg.choices.get("callback"))
-    saves = any(isinstance(callback, Checkpoint) for callback in callbacks.values())
-    if callbacks and not saves and "default" not in picked.split("+") and is_rank_zero():
-        more = f"[default,{picked.replace('+', ',')}]"
-        text = "no callback saves checkpoints, so the run cannot be resumed or evaluated"
-        print(f"warning: callback={picked}: {text}; callback={more} keeps the default callbacks", file=sys.stderr)
 
 
 def check_num_classes(cfg: DictConfig) -> None:

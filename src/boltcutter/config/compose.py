@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter.config import redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.targets import keeps_arguments
 from boltcutter.config.values import is_map, parse, paths, plain, raw_node, resolve_reference
 from boltcutter.project import Project
 
@@ -111,7 +112,7 @@ def _anchor_paths(project: Project, cfg: DictConfig, given: Sequence[str]) -> No
 def merge(below: DictConfig, above: DictConfig) -> DictConfig:
     """Merge ``above`` over ``below``; a different ``_target_`` drops the old arguments, except ``_partial_``."""
     out = below.copy()
-    if "_target_" in above and above._target_ != below.get("_target_"):
+    if "_target_" in above and not keeps_arguments(below.get("_target_"), above._target_):
         out = DictConfig({"_partial_": below._partial_} if "_partial_" in below else {})
     for key in above:
         new, old = raw_node(above, key), raw_node(out, key)
@@ -241,7 +242,7 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
         del node[int(leaf) if isinstance(node, ListConfig) else leaf]
         return
     value = parse(path, text)
-    if is_call and leaf == "_target_" and value != node._target_:
+    if is_call and leaf == "_target_" and not keeps_arguments(node._target_, value):
         for argument in [k for k in node if k not in ("_target_", "_partial_")]:
             del node[argument]
     try:

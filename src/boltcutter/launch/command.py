@@ -17,6 +17,7 @@ from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.describe import describe as describe_keys
 from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.targets import same_target
 from boltcutter.config.values import format_value, parse, plain, redacted
 from boltcutter.environment.identity import new_run_id
 from boltcutter.environment.warnings import filter_warnings
@@ -170,14 +171,15 @@ def read_launcher(
         raise ConfigError(f"launch: not set; give launch=…{project.list_options('launch')}")
     if len(options) > 1:
         found = {option: compose(project, [f"launch={option}"], base=DictConfig({})).launch for option in options}
-        if len({settings._target_ for settings in found.values() if "_target_" in settings}) > 1:
+        launchers = [settings._target_ for settings in found.values() if "_target_" in settings]
+        if not all(same_target(launchers[0], other) for other in launchers):
             raise ConfigError(f"launch={format_value(options)}: more than one of these is a launcher; keep one of them")
     base = DictConfig({"launch": earlier}) if earlier is not None else DictConfig({})
     user_files = [str(file) for option in options if (file := (USER_CONFIGS / f"{option}.yaml").expanduser()).is_file()]
     selected = f"launch={format_value([*options, *user_files])}"
     chosen = compose(project, [selected], base=DictConfig({})) if options else base
     # Several options select a cluster, whose values then replace the earlier ones.
-    if earlier is not None and len(options) < 2 and chosen.launch.get("_target_") == earlier.get("_target_"):
+    if earlier is not None and len(options) < 2 and same_target(chosen.launch.get("_target_"), earlier.get("_target_")):
         chosen = base
     settings = compose(project, rest, base=chosen)
     if mistakes := build.check(DictConfig({"launch": settings.launch}), Settings):

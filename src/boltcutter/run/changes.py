@@ -12,6 +12,7 @@ from torch import Tensor
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import locate
+from boltcutter.config.targets import same_target
 from boltcutter.config.values import format_value, plain
 from boltcutter.run.restart import flatten
 
@@ -59,7 +60,11 @@ class SettingChanges(Callback):
             return []
         old, new = dict(flatten(before)), dict(flatten(self.settings))
         pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in (*old, *new)}
-        self.changed = {key: (was, now) for key, (was, now) in pairs.items() if repr(was) != repr(now)}
+        self.changed = {
+            key: (was, now)
+            for key, (was, now) in pairs.items()
+            if repr(was) != repr(now) and not (key.endswith("_target_") and same_target(was, now))
+        }
         for key in self.changed:
             prefix = f"{key}={_shown(new.get(key, MISSING))}: resume={self.folder}"
             if key in ("optimizer", "optimizer._target_", "scheduler", "scheduler._target_"):

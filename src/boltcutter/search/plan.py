@@ -292,8 +292,10 @@ def check_population(search: Search, cfg: DictConfig) -> None:
     """
     if search.engine != "ray" or not isinstance(search.scheduler, partial):
         return
+    from boltcutter.protocols import handles_signals  # slow import of torch
+
     callbacks = plain(cfg).get("callback") or {}
-    if not any(c and str(c.get("_target_")).endswith(".Preemption") for c in callbacks.values()):
+    if not handles_signals([locate(c["_target_"]) for c in callbacks.values() if c]):
         raise ConfigError(
             "callback.preemption: not set, but the trials of a population save by it; "
             "remove the override, or use callback=[default,…]"
