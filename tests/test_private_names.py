@@ -43,6 +43,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
             "_on_before_batch_transfer": "self batch dataloader_idx",
         },
     },
+    "lightning.pytorch.core.optimizer": {
+        "": {"_MockOptimizer": None},
+    },
     "lightning.pytorch.loggers.wandb": {
         "WandbLogger": {"_wandb_init": None},
     },

@@ -10,6 +10,7 @@ import torch
 from conftest import Script
 
 from boltcutter.training.failure import OutOfMemoryError, explain_errors, out_of_memory_message
+from boltcutter.training.learning import NoGradientError
 
 FAULT = """
 import os, signal, subprocess, lightning as L
@@ -117,3 +118,9 @@ def test_what_lightning_refuses_is_one_line(script: Script, tmp_path: Path, over
 def test_other_errors_are_unchanged() -> None:
     with pytest.raises(RuntimeError, match=r"^of the user$"), explain_errors(fake_trainer(1)):
         raise RuntimeError("of the user")
+
+
+def test_a_loss_without_gradient_is_explained() -> None:
+    trainer = SimpleNamespace(lightning_module=L.LightningModule())
+    with pytest.raises(NoGradientError, match="depends on no parameter"), explain_errors(cast(L.Trainer, trainer)):
+        torch.ones(1).backward()

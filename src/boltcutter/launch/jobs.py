@@ -133,5 +133,5 @@ def _is_known(file: Path, folders: set[Path]) -> bool:
 def has_completed(folder: Path) -> bool:
     """Whether the last attempt of a run has completed."""
     if attempts := run.read_record(folder)["attempts"]:
-        return bool(attempts[-1]["reason"] == "completed")
+        return str(attempts[-1]["reason"]).startswith("completed")
     return any(launcher.status(job_id).succeeded for launcher, job_id in find_launcher(folder))

@@ -82,7 +82,7 @@ def sync(folder: Path) -> str:
             run.log(row)
         run.summary.update(record.get("test", {}))
         reason = (record.get("attempts") or [{}])[-1].get("reason")
-        run.finish(exit_code=0 if reason == "completed" else 1)
+        run.finish(exit_code=0 if str(reason).startswith("completed") else 1)
     return str(run.url)
 
 

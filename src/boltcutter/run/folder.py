@@ -295,10 +295,12 @@ def record_attempt(folder: Path, *, writes: bool, **facts: Any) -> Iterator[None
         raise
     finally:
         try:
+            if reason == "completed" and (warning := read_record(folder).get("warning")):
+                reason = f"completed, but {warning}"
             now |= {"end": _time(), "seconds": round(time.monotonic() - began, 1), "reason": reason}
             update_record(folder, attempts=[*earlier, now])
         except OSError as error:
-            if reason == "completed":
+            if reason.startswith("completed"):
                 raise
             print(f"warning: {folder}/record.json does not record how the run ended ({error})", file=sys.stderr)
 

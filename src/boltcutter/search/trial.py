@@ -236,7 +236,7 @@ def is_completed(folder: Path) -> bool:
     """Whether the last attempt of a run ended by itself."""
     with suppress(ConfigError):
         attempts = run.read_record(folder).get("attempts") or [{}]
-        return str(attempts[-1].get("reason")) == "completed"
+        return str(attempts[-1].get("reason")).startswith("completed")
     return False
 
 

@@ -19,6 +19,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from boltcutter.callback.checkpoint import MetricNotLoggedError
 from boltcutter.config.errors import ConfigError
 from boltcutter.protocols import HasBatchSize, data_parallel
+from boltcutter.training.learning import NoGradientError
 
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.I)
 NO_PEER = re.compile(
@@ -28,6 +29,7 @@ NO_PEER = re.compile(
 )
 INTERVAL = re.compile(r"`val_check_interval` \((\d+)\) must be less than or equal to .* batches \((\d+)\)")
 NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
+NO_GRADIENT = re.compile(r"element 0 of tensors does not require grad")
 UNUSED = re.compile(r"parameters that were not used in producing", re.I)
 RESPONSE_SECONDS = 3.0  # in which living ranks must set their key in the store
 
@@ -61,6 +63,7 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
         ConfigError: Lightning refuses a setting, or how the task or the data is written.
         OutOfMemoryError: An allocator ran out of memory.
         RankLostError: A collective lost its connection or timed out.
+        NoGradientError: The loss depends on no parameter.
         UnusedParametersError: DDP found parameters without a gradient.
         MetricNotLoggedError: Lightning did not find a monitored metric.
     """
@@ -79,6 +82,11 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
             raise ConfigError(" ".join(text.split())) from error
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
             raise OutOfMemoryError(out_of_memory_message(trainer)) from error
+        if NO_GRADIENT.search(text):
+            name = type(trainer.lightning_module).__name__
+            raise NoGradientError(
+                f"the loss of {name}.training_step depends on no parameter; compute it from the model's outputs"
+            ) from error
         if UNUSED.search(text):
             raise UnusedParametersError(unused_parameters_message(trainer.lightning_module)) from error
         initialized = dist.is_available() and dist.is_initialized()

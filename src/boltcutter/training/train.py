@@ -51,6 +51,7 @@ from boltcutter.run.restart import check_start
 from boltcutter.training.best import BestRecorder, Selection, select_best
 from boltcutter.training.ending import EndOfTraining
 from boltcutter.training.failure import explain_errors
+from boltcutter.training.learning import LearningCheck
 
 NO_METRICS = (
     "step",
@@ -119,7 +120,9 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
     folder = Path(cfg.folder)
     checkpoint = run.last_checkpoint(cfg.checkpoints)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
-    components = assemble(cfg, [Recorder(cfg), BestRecorder(cfg), ending, changes, *trial_reporter()])
+    components = assemble(
+        cfg, [Recorder(cfg), BestRecorder(cfg), LearningCheck(cfg), ending, changes, *trial_reporter()]
+    )
     trainer, data, task = components.trainer, components.data, components.task
     if not handles_signals(trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
