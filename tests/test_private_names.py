@@ -164,7 +164,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         "Reducer": {"_push_all_rebuilt_params": None},
     },
     "torch.distributed.distributed_c10d": {
-        "": {"_get_default_store": ""},
+        "": {"_abort_process_group": "group", "_get_default_store": ""},
     },
     "torch.distributed.rendezvous": {
         "": {"_create_c10d_store": "hostname port rank world_size timeout use_libuv"},

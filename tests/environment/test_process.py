@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from conftest import run_command
 
 from boltcutter.environment import process
 from boltcutter.environment.process import external_world_size, in_slurm_step, is_rank_zero
@@ -68,6 +69,24 @@ def test_a_failed_process_terminates_its_children(monkeypatch: pytest.MonkeyPatc
         assert child.returncode == -signal.SIGKILL
         assert time.monotonic() - began < 30
         process.track_children([])
+
+
+HUNG = """
+import sys, time, torch.distributed as dist
+from boltcutter.environment import process
+process.CHILD_TIMEOUT = 0.3
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.get_backend_config = lambda: "cpu:gloo,cuda:nccl"
+dist.distributed_c10d._abort_process_group = lambda: time.sleep(60)
+with process.distributed_shutdown():
+    print("reported")
+    raise RuntimeError
+"""
+
+
+def test_a_process_group_that_cannot_be_aborted_does_not_keep_the_process() -> None:
+    done = run_command([sys.executable, "-c", HUNG], timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "reported\n", "")
 
 
 FAULTS = """

@@ -79,6 +79,13 @@ def test_a_starting_rank_ends_with_its_launcher() -> None:
     assert_child_ends_with(LAUNCHER, f"{child}import time; time.sleep(60)")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")
+def test_a_training_rank_that_waits_for_a_device_ends_after_rank_zero() -> None:
+    child = "from boltcutter.environment import startup; startup.REPORT_TIMEOUT = 0.5; startup.begin(); "
+    child += "startup.prepare(); startup.finish(); print('started', flush=True); import time; time.sleep(60)"
+    assert_child_ends_with(LAUNCHER, child)
+
+
 def assert_child_ends_with(parent: str, child: str) -> None:
     """Kill a parent, which prints the ID of its child, once the child has printed that it has started."""
     command = [sys.executable, "-c", parent, child]

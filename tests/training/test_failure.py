@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +14,30 @@ from boltcutter.training.failure import OutOfMemoryError, explain_errors, out_of
 from boltcutter.training.learning import NoGradientError
 
 FAULT = """
-import os, signal, subprocess, lightning as L
+import os, signal, subprocess, sys, lightning as L, torch.distributed as dist
+
+def trace():
+    # Print what would wait for kernels on a GPU, and the end of the process group.
+    from lightning.pytorch.strategies import strategy
+    def traced(owner, name):
+        real = getattr(owner, name)
+        def call(*args, **options):
+            print("called", name, file=sys.stderr, flush=True)
+            return real(*args, **options)
+        setattr(owner, name, call)
+    traced(strategy, "_optimizers_to_device")
+    traced(L.LightningModule, "cpu")
+    traced(dist, "destroy_process_group")
+    traced(dist.distributed_c10d, "_abort_process_group")
+    dist.get_backend_config = lambda group=None: "cpu:gloo,cuda:nccl"
 
 class Fault(L.Callback):
     def __init__(self, fault):
         self.fault = fault
+
+    def on_train_start(self, trainer, pl_module):
+        if os.environ.get("TRACE"):
+            trace()
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.global_rank == 1 and self.fault != "first" and trainer.global_step == 25:
@@ -38,14 +58,14 @@ OVERRIDES = [
 ]
 
 
-def fail(script: Script, tmp_path: Path, fault: str, *overrides: str, ranks: int = 2) -> Any:
+def fail(script: Script, tmp_path: Path, fault: str, *overrides: str, ranks: int = 2, **env: str) -> Any:
     (tmp_path / "fault.py").write_text(FAULT)
     return script(
         "train",
         *(*OVERRIDES, f"+callback.fault.fault={fault}", f"folder={tmp_path}/run", *overrides),
         ranks=ranks,
         timeout=60,
-        env={"PYTHONPATH": str(tmp_path)},
+        env={"PYTHONPATH": str(tmp_path)} | env,
     )
 
 
@@ -74,6 +94,15 @@ def test_killed_rank_zero_is_named_in_one_line(script: Script, tmp_path: Path) -
     assert done.stderr.count("\n") == 1
 
 
+def test_a_lost_rank_is_reported_before_anything_waits_for_a_gpu(script: Script, tmp_path: Path) -> None:
+    done = fail(script, tmp_path, "SIGKILL", TRACE="1")
+    reported, *after = done.stderr.splitlines()
+    assert reported.startswith("error on rank 0: rank 1 of 2 ended or does not respond")
+    assert after == ["called _abort_process_group"]
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["attempts"][0]["reason"].startswith("RankLostError: rank 1 of 2")
+
+
 @pytest.mark.slow
 def test_a_stopped_rank_is_named_after_the_timeout(script: Script, tmp_path: Path) -> None:
     done = fail(script, tmp_path, "SIGSTOP", "timeout=4")
@@ -83,7 +112,8 @@ def test_a_stopped_rank_is_named_after_the_timeout(script: Script, tmp_path: Pat
 def fake_trainer(ranks: int) -> L.Trainer:
     strategy = SimpleNamespace(root_device=torch.device("cuda", 0), distributed_sampler_kwargs={"num_replicas": ranks})
     data = SimpleNamespace(batch_size=96)
-    return cast(L.Trainer, SimpleNamespace(strategy=strategy, datamodule=data, accumulate_grad_batches=2))
+    facts = {"strategy": strategy, "datamodule": data, "accumulate_grad_batches": 2, "callbacks": []}
+    return cast(L.Trainer, SimpleNamespace(**facts))
 
 
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50)], ids=["torch", "numpy"])

@@ -197,7 +197,8 @@ def one_line_errors() -> Iterator[None]:
             raise
         rank = distributed_rank()
         text = str(error) if isinstance(error, UploadError) else remote.show(str(error))
-        print("error" if rank is None else f"error on rank {rank}", text, sep=": ", file=sys.stderr)
+        if not getattr(error, "is_reported", False):
+            print("error" if rank is None else f"error on rank {rank}", text, sep=": ", file=sys.stderr)
         sys.exit(1)
 
 

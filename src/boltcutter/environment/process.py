@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -150,16 +151,32 @@ def _destroy_process_group(*, wait: bool = True) -> None:
         return
     if dist.get_world_size() > 1:
         _distributed_rank = dist.get_rank()
+    if not wait and "nccl" in dist.get_backend_config():  # whose destruction waits for the kernels of the other ranks
+        return _abort_process_group()
     if not wait:
-        if dist.get_backend() != "nccl":  # whose destruction may block on the other ranks
-            dist.destroy_process_group()
-        return
+        return dist.destroy_process_group()
     with suppress(RuntimeError):  # raised if a rank has died
         if dist.get_backend() == "gloo":
             dist.monitored_barrier(timeout=timedelta(seconds=60))
         else:
             dist.barrier()
     dist.destroy_process_group()
+
+
+def _abort_process_group() -> None:
+    """End the collectives of this rank, also those that wait for another; if that fails, end the process."""
+    import torch.distributed as dist
+
+    def end_process() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    watchdog = threading.Timer(CHILD_TIMEOUT, end_process)
+    watchdog.daemon = True
+    watchdog.start()
+    dist.distributed_c10d._abort_process_group()
+    watchdog.cancel()
 
 
 def in_slurm_step(env: Mapping[str, str] = os.environ) -> bool:

@@ -23,6 +23,7 @@ TRIAL_FD = "BOLTCUTTER_TRIAL_FD"  # descriptor of a socket that is connected to 
 LAUNCHER_PID = "BOLTCUTTER_LAUNCHER_PID"  # of the process that starts the other ranks
 PARENT_PID = "BOLTCUTTER_PARENT_PID"  # of a process that this one must not outlive, such as a worker of Ray
 PR_SET_PDEATHSIG = 1  # prctl(2)
+REPORT_TIMEOUT = 15.0  # seconds that a rank has to report that its launcher ended
 HANDLER_TIMEOUT = 2.0  # seconds within which Python should have called the handler of a signal
 
 _watchdog: SignalWatchdog | None = None
@@ -45,7 +46,7 @@ def prepare() -> None:
 
 def finish() -> None:
     """Let signals set the flag that training checks."""
-    global _watchdog
+    global _watchdog, _ends_with_launcher
     signals.install_handlers()
     if _watchdog is not None:
         _watchdog.stop()
@@ -54,6 +55,9 @@ def finish() -> None:
     # parent-death signal of its launcher: its parent is not a rank, so nothing else would report its death.
     if _ends_with_launcher == os.getpid():
         call_glibc("prctl", PR_SET_PDEATHSIG, 0)
+        _ends_with_launcher = 0
+        if os.environ.get(LAUNCHER_PID) == str(os.getppid()):
+            threading.Thread(target=_end_after_launcher, args=(os.getppid(),), daemon=True, name="launcher").start()
 
 
 @contextmanager
@@ -125,6 +129,14 @@ class SignalWatchdog:
                 if time.monotonic() > end:
                     signals.end_process(number)
                 time.sleep(0.05)
+
+
+def _end_after_launcher(launcher: int) -> None:
+    """End this rank some time after rank 0, which launched it: it may wait for a device, where it notices nothing."""
+    while os.getppid() == launcher:
+        time.sleep(1)
+    time.sleep(REPORT_TIMEOUT)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _die_with_launcher() -> None:

@@ -15,6 +15,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Callback
 
 from boltcutter.callback.checkpoint import MetricNotLoggedError
 from boltcutter.config.errors import ConfigError
@@ -44,6 +45,7 @@ class RankLostError(RuntimeError):
     """Another rank ended or does not respond."""
 
     hide_traceback = True
+    is_reported = True  # by the context that raises it
 
 
 class UnusedParametersError(RuntimeError):
@@ -62,13 +64,17 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
     Raises:
         ConfigError: Lightning refuses a setting, or how the task or the data is written.
         OutOfMemoryError: An allocator ran out of memory.
-        RankLostError: A collective lost its connection or timed out.
+        RankLostError: A collective lost its connection or timed out; it is printed at once.
         NoGradientError: The loss depends on no parameter.
         UnusedParametersError: DDP found parameters without a gradient.
         MetricNotLoggedError: Lightning did not find a monitored metric.
     """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks.insert(0, report := LostRankReport())
     try:
         yield
+    except RankLostError:
+        raise
     except (RuntimeError, MemoryError, MisconfigurationException, ValueError) as error:
         text = str(error)
         if found := INTERVAL.search(text):
@@ -89,13 +95,42 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
             ) from error
         if UNUSED.search(text):
             raise UnusedParametersError(unused_parameters_message(trainer.lightning_module)) from error
-        initialized = dist.is_available() and dist.is_initialized()
-        if dist.is_available() and not initialized and isinstance(error, dist.DistNetworkError | dist.DistStoreError):
-            raise RankLostError(rendezvous_message(trainer.world_size, text)) from error
-        if initialized and NO_PEER.search(text):
-            reason = " ".join(text.split("] ")[-1].split())[:120].rstrip(".")
-            raise RankLostError(f"{missing_ranks_message(trainer.world_size)} ({reason})") from error
+        report.raise_if_rank_is_lost(trainer, error)
         raise
+    finally:
+        callbacks.remove(report)
+
+
+class LostRankReport(Callback):
+    """Reports a lost rank before anything waits for the device, whose queue may hold a collective that never ends.
+
+    Lightning would first copy optimizer and module to the CPU, behind that collective; the exception prevents this.
+    """
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Report the error if it is that of a lost rank."""
+        self.raise_if_rank_is_lost(trainer, exception)
+
+    def raise_if_rank_is_lost(self, trainer: L.Trainer, error: BaseException) -> None:
+        """Print which rank is lost, close loggers, and finish writing checkpoints.
+
+        Raises:
+            RankLostError: The error is that of a collective which lost its connection or timed out.
+        """
+        text, initialized = str(error), dist.is_available() and dist.is_initialized()
+        if dist.is_available() and not initialized and isinstance(error, dist.DistNetworkError | dist.DistStoreError):
+            lost = RankLostError(rendezvous_message(trainer.world_size, text))
+        elif initialized and isinstance(error, RuntimeError) and NO_PEER.search(text) and not NO_MEMORY.search(text):
+            reason = " ".join(text.split("] ")[-1].split())[:120].rstrip(".")
+            lost = RankLostError(f"{missing_ranks_message(trainer.world_size)} ({reason})")
+        else:
+            return
+        rank = f" on rank {dist.get_rank()}" if initialized else ""
+        print(f"error{rank}: {lost}", file=sys.stderr, flush=True)
+        for logger in trainer.loggers:
+            logger.finalize("failed")
+        trainer.strategy.checkpoint_io.teardown()
+        raise lost from error
 
 
 def unused_parameters_message(module: L.LightningModule) -> str:
