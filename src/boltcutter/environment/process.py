@@ -151,10 +151,12 @@ def _destroy_process_group(*, wait: bool = True) -> None:
         return
     if dist.get_world_size() > 1:
         _distributed_rank = dist.get_rank()
-    if not wait and "nccl" in dist.get_backend_config():  # whose destruction waits for the kernels of the other ranks
-        return _abort_process_group()
     if not wait:
-        return dist.destroy_process_group()
+        if "nccl" in dist.get_backend_config():  # whose destruction waits for kernels, which wait for the other ranks
+            _abort_process_group()
+        else:
+            dist.destroy_process_group()
+        return
     with suppress(RuntimeError):  # raised if a rank has died
         if dist.get_backend() == "gloo":
             dist.monitored_barrier(timeout=timedelta(seconds=60))
