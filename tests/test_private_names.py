@@ -137,6 +137,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         "AnyNode": {"_value": "self"},
     },
     "torch": {
+        "Tensor": {"_backward_hooks": None, "_post_accumulate_grad_hooks": None},
         "": {"_foreach_copy_": None, "_foreach_mul_": None, "_foreach_norm": None, "_tensor_classes": None},
     },
     "torch._C._distributed_c10d": {
@@ -161,7 +162,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         "": {"_get_allowed_globals": None},
     },
     "torch.distributed": {
-        "Reducer": {"_push_all_rebuilt_params": None},
+        "Reducer": {"_push_all_rebuilt_params": None, "_rebuild_buckets": None},
     },
     "torch.distributed.distributed_c10d": {
         "": {"_abort_process_group": "group", "_get_default_store": ""},
@@ -186,7 +187,10 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     },
     "torch.nn.parallel.distributed": {
         "DistributedDataParallel": {
+            "_build_debug_param_to_name_mapping": "self parameters",
             "_build_params_for_reducer": "self",
+            "_check_reducer_finalized": "self",
+            "_ddp_init_helper": "self parameters expect_sparse_gradient param_to_name_mapping static_graph",
             "_set_params_and_buffers_to_ignore_for_model": "module params_and_buffers_to_ignore",
         },
     },

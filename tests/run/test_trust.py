@@ -67,7 +67,7 @@ def test_known_classes_and_own_code_are_accepted(target: str) -> None:
         "boltcutter.data.download.download_file",
         "lightning.pytorch.cli.LightningCLI",
         "pytorch_lightning.cli.LightningCLI",
-        "pytorch_lightning.utilities.sys.exit",
+        "pytorch_lightning.cli.sys.exit",
         "torch.nn.Module.apply",
         "torch.nn.parallel.parallel_apply",
         "torch.nn.utils._deprecation_utils.lazy_deprecated_import",

@@ -21,7 +21,7 @@ from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput
 from torch import nn
 
 from boltcutter.strategy import ddp
-from boltcutter.strategy.ddp import WorkerExitError, has_sparse_gradients, unsynchronized_buffers
+from boltcutter.strategy.ddp import WorkerExitError
 from boltcutter.strategy.errors import StrategyError
 
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
@@ -34,19 +34,6 @@ def test_a_static_graph_trains_as_one_process(script: Script, reference: Path, t
     done = script("train", *OVERRIDES, *TWO, "+trainer.strategy.static_graph=true", f"folder={tmp_path}", ranks=2)
     assert done.returncode == 0, done.stderr
     assert max_difference(reference, tmp_path) < 1e-6
-
-
-def test_constant_buffers_and_batch_norm_statistics_are_not_broadcast() -> None:
-    class Codebook(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("codes", torch.zeros(3))
-            self.register_buffer("constant", torch.ones(1), persistent=False)
-            self.norm = nn.BatchNorm1d(3)
-
-    statistics = {f"norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
-    assert set(unsynchronized_buffers(Codebook())) == {"constant", *statistics}
-    assert unsynchronized_buffers(nn.Linear(3, 3)) == []
 
 
 def test_gradient_accumulation_gives_the_weights_of_one_process(script: Script, tmp_path: Path) -> None:
@@ -353,11 +340,6 @@ def test_shared_memory_averages_gradients_of_cpus_only(
     strategy._register_ddp_hooks()
     assert strategy._memory is memory  # signals are agreed on through it on any device
     assert registered == [memory] * is_used
-
-
-def test_sparse_gradients_are_averaged_by_the_process_group() -> None:
-    assert has_sparse_gradients(nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 2, sparse=True)))
-    assert not has_sparse_gradients(nn.Embedding(3, 2))
 
 
 @pytest.mark.slow

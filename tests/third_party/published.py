@@ -11,6 +11,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.types import EVAL_DATALOADERS, STEP_OUTPUT, TRAIN_DATALOADERS
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 
@@ -89,3 +90,31 @@ def make_module():
 
 def make_callback():
     return LearningRateMonitor()
+
+
+class Branches(pl.LightningModule):
+    """A model of which steps use different heads.
+
+    Args:
+        kind: ``rank``: rank 1 leaves out a head; ``later``: odd steps do; ``checkpoint``: none does, but the autograd
+            graph hides the trunk.
+    """
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind = kind
+        self.first, self.trunk = nn.Linear(64, 16), nn.Linear(16, 16)
+        self.heads = nn.ModuleList(nn.Linear(16, 64) for _ in range(2))
+
+    def training_step(self, batch, batch_idx):
+        hidden = self.first(batch[0])
+        hidden = checkpoint(self.trunk, hidden, use_reentrant=True) if self.kind == "checkpoint" else self.trunk(hidden)
+        skips = {"rank": self.global_rank == 1, "later": self.global_step % 2 == 1}
+        heads = self.heads[:1] if skips.get(self.kind) else self.heads
+        return F.mse_loss(sum(head(hidden) for head in heads), batch[0])
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)

@@ -23,16 +23,17 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch import strategies
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from boltcutter.protocols import ClosesWithExitCode, PlannedExit
 from boltcutter.strategy.buckets import FixedBucketsDDP
 from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.reducer import UnusedParameters, has_sparse_gradients, unsynchronized_buffers
 from boltcutter.strategy.shared_memory import SharedMemory, average_hook
 
 COMPRESSION_HOOKS: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
@@ -69,6 +70,7 @@ class DDPStrategy(strategies.DDPStrategy):
     ) -> None:
         self.compress, self.shared_memory = compress, shared_memory
         self._memory: SharedMemory | None = None
+        self._unused: UnusedParameters | None = None
         _register_backends(options.get("process_group_backend") or "")
         super().__init__(start_method=start_method, **options)
 
@@ -95,7 +97,26 @@ class DDPStrategy(strategies.DDPStrategy):
         stream: Any = torch.cuda.Stream  # of its own, as Lightning and CUDA graphs need
         with torch.cuda.stream(stream()) if devices else nullcontext():
             overlaps = self.root_device.type != "cpu"
-            return FixedBucketsDDP(model, overlaps=overlaps, device_ids=devices, **self._ddp_kwargs)
+            wrapped = FixedBucketsDDP(model, overlaps=overlaps, device_ids=devices, **self._ddp_kwargs)
+        self._unused = UnusedParameters(
+            wrapped, lambda found: self.reduce_boolean_decision(found, all=False), self._register_ddp_hooks
+        )
+        return wrapped
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute gradients, and average them also if the loss does not use all parameters."""
+        self.pre_backward(closure_loss)
+        plugin, module, unused = self.precision_plugin, self.lightning_module, self._unused
+        assert module is not None
+        closure_loss = plugin.pre_backward(closure_loss, module)
+        if unused:
+            unused.before_backward(closure_loss)
+        plugin.backward(closure_loss, module, optimizer, *args, **kwargs)
+        if unused:
+            unused.after_backward()
+        closure_loss = plugin.post_backward(closure_loss, module)
+        self.post_backward(closure_loss)
+        return closure_loss
 
     def _register_ddp_hooks(self) -> None:
         super()._register_ddp_hooks()
@@ -104,9 +125,11 @@ class DDPStrategy(strategies.DDPStrategy):
             # In a lambda, since torch rejects these hooks by name without NCCL, although they work with gloo.
             model.register_comm_hook(None, lambda group, bucket: compression_hook(group, bucket))
         if self.shared_memory and self.world_size > 1 and self._timeout and dist.get_backend() in ("gloo", "nccl"):
-            self._memory = SharedMemory.create(self.global_rank, self.world_size, self._timeout)
+            self._memory = self._memory or SharedMemory.create(self.global_rank, self.world_size, self._timeout)
             on_cpu = self.root_device.type == "cpu"  # averaging GPU gradients there would copy them to the host
             if self._memory and on_cpu and not self.compress and not has_sparse_gradients(self.model):
+                if self._unused:
+                    self._unused.can_recover = True
                 cast(Any, self.model).register_comm_hook(
                     self._memory, lambda memory, bucket: average_hook(memory, bucket)
                 )
@@ -137,20 +160,6 @@ class DDPStrategy(strategies.DDPStrategy):
         elif type(self._launcher) is _SubprocessScriptLauncher:
             assert self.cluster_environment
             self._launcher = ScriptLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
-
-
-def unsynchronized_buffers(model: nn.Module) -> list[str]:
-    """Names of buffers that rank 0 need not broadcast at each step.
-
-    These are the running statistics of BatchNorm, which training does not read, and non-persistent buffers, which are
-    constant.
-    """
-    return [
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        for name in module._buffers
-        if isinstance(module, _NormBase) or name in module._non_persistent_buffers_set
-    ]
 
 
 def check_fork(start_method: str, devices: Sequence[torch.device]) -> None:
@@ -388,9 +397,3 @@ def _retry(number: int, frame: FrameType | None) -> None:
     timer = threading.Timer(RETRY_DELAY, os.kill, (os.getpid(), number))
     timer.daemon = True
     timer.start()
-
-
-def has_sparse_gradients(model: nn.Module | None) -> bool:
-    """Whether an embedding of the model has sparse gradients, which shared memory does not support, but gloo does."""
-    layers = model.modules() if model else ()
-    return any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse for layer in layers)
