@@ -203,9 +203,12 @@ def test_a_run_starts_from_given_weights(script: Script, single: Path, tmp_path:
 def test_a_failure_in_training_ends_with_status_1_and_its_reason(script: Script, tmp_path: Path) -> None:
     done = script("train", *QUICK, f"folder={tmp_path}/run", "model.input_shape=[3,8,8]")
     assert done.returncode == 1
-    assert "Traceback" in done.stderr
+    assert done.stderr.startswith("error: model: ")
+    assert "(convnet.py:" in done.stderr
+    assert "batch: [(64, 1, 8, 8) uint8, (64,) int64]" in done.stderr
+    assert done.stderr.count("\n") == 1
     assert "Traceback" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()
-    assert record(tmp_path / "run")["attempts"][0]["reason"].startswith("RuntimeError: ")
+    assert record(tmp_path / "run")["attempts"][0]["reason"].startswith("FirstBatchError: model: ")
 
 
 def test_a_data_error_is_one_line_and_creates_no_folder(script: Script, tmp_path: Path) -> None:

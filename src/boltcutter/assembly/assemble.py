@@ -47,7 +47,6 @@ from boltcutter.config.locate import locate
 from boltcutter.data.hooks import seed_hooks
 from boltcutter.data.sharding import shard_loaders
 from boltcutter.environment.mpi import disable_mpi_detection
-from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
 from boltcutter.run import folder as run
@@ -183,28 +182,6 @@ def check_config(cfg: DictConfig) -> DictConfig:
         if key in cfg.trainer:
             raise ConfigError(f"trainer.{key}: set by {setting}; use {setting}=… instead")
     return cfg
-
-
-def main(project: Project, overrides: list[str]) -> None:
-    """Check the configuration as far as possible without training, and print ``ok``.
-
-    Args:
-        project: Project whose configuration is used.
-        overrides: Overrides of training, or ``run=<folder>`` for the configuration of an earlier run.
-
-    Raises:
-        ConfigError: There are mistakes, one line for each.
-    """
-    filter_warnings()
-    special, rest = run.split_overrides(overrides, "run")
-    cfg = (
-        check_config(run.load_run_config(project, Path(special["run"]), rest))
-        if special
-        else read_config(project, overrides)
-    )
-    cfg.folder = cfg.folder or str(Path(cfg.runs) / cfg.name / "check")
-    assemble(cfg)
-    print("ok")
 
 
 def describe_overrides(project: Project, overrides: list[str], prefix: str) -> Iterator[str]:

@@ -14,8 +14,9 @@ from boltcutter.config.errors import hint
 from boltcutter.project import Project
 
 NEW = "boltcutter new <name> [folder=.] [author=<name>] [license=MIT] [vendor=false] [template=<URL or folder>]"
-ADD = "boltcutter add model|data|task|callback|launch|experiment <name>"
+ADD = "boltcutter add model|data|task|callback|launch|experiment <name> [--kind regression|sequence|text|image]"
 VENDOR = "boltcutter vendor [<component, such as callback.guard>] [--undo]"
+CHECK_FLAGS = {"--batch": "also train, validate and test one batch"}
 OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
 
 
@@ -74,10 +75,12 @@ boltcutter serve run=runs/… host=0.0.0.0 max_bytes=1000000    # reachable from
         begin="boltcutter.serving.batching:begin",
     ),
     "check": Command(
-        "boltcutter.assembly.assemble:main",
-        """Check a configuration without training: boltcutter check [run=<folder>] [overrides of train]
+        "boltcutter.training.check:main",
+        """Check a configuration without training: boltcutter check [--batch] [run=<folder>] [overrides of train]
 
-boltcutter check model=mlp trainer.max_epochs=5     # prints ok, or each mistake on a line""",
+boltcutter check model=mlp trainer.max_epochs=5     # prints ok, or each mistake on a line
+boltcutter check --batch model=mlp                  # also trains, validates and tests one batch""",
+        flags="boltcutter.cli.commands:CHECK_FLAGS",
     ),
     "doctor": Command(
         "boltcutter.planning.doctor:main",

@@ -251,10 +251,8 @@ def _answer(project: Project, usage: str, flags: list[str], arguments: list[str]
         read_ranks()
         print(_resolved(project, rest), end="")
     elif flag == "--check":
-        from boltcutter.assembly import assemble
-
         read_ranks()
-        assemble.main(project, rest)
+        _import("boltcutter.training.check").main(project, rest)
     elif flag == "--describe":
         from boltcutter.assembly.assemble import describe_overrides
 

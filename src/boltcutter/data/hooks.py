@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import update_wrapper
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
@@ -16,6 +16,14 @@ from boltcutter.data.seeding import seeded_generators
 from boltcutter.protocols import NativeData
 
 HOOKS = ("prepare_data", "setup")
+
+
+@runtime_checkable
+class ChecksFiles(Protocol):
+    """A data module with a ``prepare_data`` that can check its files before."""
+
+    def check_files(self) -> None:
+        """Raise ValueError or OSError if files are missing; read and write none."""
 
 
 class SeededHook:

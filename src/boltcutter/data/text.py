@@ -67,6 +67,10 @@ class Text(TokenDataModule):
         check_split(split)
         self.path, self.tokenizer_name, self.split, self.cache_dir = path, tokenizer, split, Path(cache_dir)
 
+    def check_files(self) -> None:
+        """Check that there are text files."""
+        list_files(self.path)
+
     def prepare_data(self) -> None:
         """Tokenize the text, unless the tokens are cached."""
         self._tokenized_folder()

@@ -19,7 +19,8 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter.callback.checkpoint import MetricNotLoggedError
 from boltcutter.config.errors import ConfigError
-from boltcutter.protocols import HasBatchSize, data_parallel
+from boltcutter.protocols import HasBatchSize, HidesTraceback, data_parallel
+from boltcutter.training.first_batch import FirstBatchError, first_batch_message
 from boltcutter.training.learning import NoGradientError
 
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.I)
@@ -68,6 +69,7 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
         NoGradientError: The loss depends on no parameter.
         UnusedParametersError: DDP found parameters without a gradient.
         MetricNotLoggedError: Lightning did not find a monitored metric.
+        FirstBatchError: Task, model or data failed at the first batch, or before it.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     callbacks.insert(0, report := LostRankReport())
@@ -96,9 +98,19 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
         if UNUSED.search(text):
             raise UnusedParametersError(unused_parameters_message(trainer.lightning_module)) from error
         report.raise_if_rank_is_lost(trainer, error)
+        _explain_first_batch(trainer, error)
+        raise
+    except Exception as error:
+        _explain_first_batch(trainer, error)
         raise
     finally:
         callbacks.remove(report)
+
+
+def _explain_first_batch(trainer: L.Trainer, error: Exception) -> None:
+    is_explained = isinstance(error, ConfigError) or (isinstance(error, HidesTraceback) and error.hide_traceback)
+    if not is_explained and (text := first_batch_message(trainer, error)):
+        raise FirstBatchError(text) from error
 
 
 class LostRankReport(Callback):

@@ -129,7 +129,8 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
         signals.restore_handlers()  # no callback checks the flag
     if not checkpoint and is_rank_zero():
         check_fold(cfg, trainer)
-    load_data(components)
+    with explain_errors(trainer):
+        load_data(components)
     load_initial_state(components, cfg, checkpoint, ending, changes)
     track_children(getattr(trainer.strategy.launcher, "procs", []))
     untested = skip_reason(data, task, "test")

@@ -1,0 +1,137 @@
+"""The check command: find mistakes without training, or by a trial of one batch. Nothing is written."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from boltcutter.assembly.adapt import skip_reason
+from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, check_config, read_config
+from boltcutter.assembly.folds import check_fold
+from boltcutter.cli.commands import CHECK_FLAGS
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.data.hooks import ChecksFiles, run_hooks_early
+from boltcutter.environment.warnings import filter_warnings
+from boltcutter.project import Project
+from boltcutter.protocols import (
+    ComputesLosses,
+    HidesTraceback,
+    NativeData,
+    NativeTask,
+    data_parallel,
+    handles_signals,
+)
+from boltcutter.run import folder as run
+from boltcutter.training.failure import explain_errors
+
+NUM_SAMPLES = 16  # to which the model is applied; in two of them, one class may be missing
+BROADCAST = ".*Using a target size .* that is different to the input size.*"  # trains on wrong pairs of values
+
+
+def main(project: Project, arguments: list[str]) -> None:
+    """Check the configuration, load the data and apply the model to it, and print ``ok``.
+
+    Args:
+        project: Project whose configuration is used.
+        arguments: Overrides of training, or ``run=<folder>`` for the configuration of an earlier run; with ``--batch``,
+            one batch is also trained, validated and tested.
+
+    Raises:
+        ConfigError: There are mistakes, one line for each.
+    """
+    filter_warnings()
+    special, rest = run.split_overrides([argument for argument in arguments if argument not in CHECK_FLAGS], "run")
+    cfg = (
+        check_config(run.load_run_config(project, Path(special["run"]), rest))
+        if special
+        else read_config(project, rest)
+    )
+    given = cfg.folder
+    with TemporaryDirectory() as folder:
+        cfg.folder = given or folder
+        components = assemble(cfg)
+        try:
+            if "--batch" in arguments:
+                cfg.folder = folder
+                run_one_batch(cfg, data_parallel(components.trainer.strategy).size)
+            else:
+                check_data(components, cfg)
+        except Exception as error:
+            if isinstance(error, HidesTraceback) and error.hide_traceback:
+                raise ConfigError(str(error)) from error
+            raise
+    print("ok")
+
+
+def check_data(components: Components, cfg: DictConfig) -> None:
+    """Load the data, unless that may download or write files, and apply the model and the loss to some samples.
+
+    Raises:
+        ConfigError: The data cannot be loaded, or does not match the model.
+    """
+    trainer, data, task = components.trainer, components.data, components.task
+    with explain_errors(trainer):
+        with as_config_error():
+            if isinstance(data, ChecksFiles):
+                data.check_files()
+            if isinstance(data, TaskLoaders) or is_overridden("prepare_data", data):
+                print("note: training prepares the data, so it was not loaded; check --batch does so", file=sys.stderr)
+                return
+            run_hooks_early(trainer, task, data)
+        if not isinstance(data, NativeData) or not isinstance(task, NativeTask):
+            return
+        data.num_workers = 0  # type: ignore[attr-defined]
+        device = trainer.strategy.root_device
+        task.to(device).eval()
+        inputs, targets = (part[:NUM_SAMPLES].to(device) for part in next(iter(data.loader("train"))))
+        with torch.no_grad(), broadcasting_refused():
+            outputs = task(inputs)
+            if isinstance(task, ComputesLosses):
+                task.losses(outputs, targets)
+
+
+def run_one_batch(cfg: DictConfig, num_ranks: int) -> None:
+    """Train, validate and test one batch on one device, without loggers, checkpoints and progress bar.
+
+    Args:
+        cfg: Checked configuration, whose folder is temporary; changed.
+        num_ranks: Number of data-parallel ranks of the configured trainer.
+
+    Raises:
+        ConfigError: A setting is wrong, or a metric that a callback monitors is not logged.
+        FirstBatchError: The task, the model or the data failed.
+    """
+    cfg.trainer.fast_dev_run = 1
+    if num_ranks > 1:
+        cfg.trainer.devices, cfg.trainer.num_nodes, cfg.trainer.strategy = 1, 1, "auto"
+    components = assemble(cfg)
+    trainer, data, task = components.trainer, components.data, components.task
+    if isinstance(data, NativeData):
+        data.batch_size //= num_ranks
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar) and not handles_signals([c])]
+    with explain_errors(trainer), broadcasting_refused():
+        check_fold(cfg, trainer)
+        with as_config_error():
+            if not isinstance(data, TaskLoaders):
+                run_hooks_early(trainer, task, data)
+        trainer.fit(task, datamodule=data)
+        if cfg.test and not skip_reason(data, task, "test"):
+            trainer.test(task, datamodule=data, verbose=False)
+
+
+@contextmanager
+def broadcasting_refused() -> Iterator[None]:
+    """Turn torch's warning that outputs and targets have different shapes into an error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", BROADCAST)
+        yield

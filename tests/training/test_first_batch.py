@@ -1,0 +1,51 @@
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from boltcutter.training.failure import explain_errors
+from boltcutter.training.first_batch import FirstBatchError, describe
+
+
+class FailsAt(L.LightningModule):
+    """Raises an error at one training step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step, self.layer = step, nn.Linear(2, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        width = 3 if self.global_step == self.step else 2
+        return self.layer(batch["x"][:, :1].expand(-1, width)).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(task: L.LightningModule) -> None:
+    options: Any = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(accelerator="cpu", max_epochs=1, enable_model_summary=False, **options)
+    with explain_errors(trainer):
+        trainer.fit(task, DataLoader([{"x": torch.ones(2)}] * 8, batch_size=2))
+
+
+@pytest.mark.filterwarnings("ignore:.*(many workers|smaller than the logging interval)")
+def test_only_errors_of_the_first_batch_are_explained() -> None:
+    with pytest.raises(FirstBatchError) as found:
+        fit(FailsAt(0))
+    text = str(found.value)
+    assert text.startswith("task: FailsAt.training_step (test_first_batch.py:")
+    assert "Linear(in_features=2, out_features=1, bias=True) with input (2, 3) float32" in text
+    assert "batch: {x: (2, 2) float32}" in text
+    assert isinstance(found.value.__cause__, RuntimeError)
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as later:
+        fit(FailsAt(2))
+    assert not isinstance(later.value, FirstBatchError)
+
+
+def test_nested_batches_are_described() -> None:
+    batch = [torch.zeros(2, 3), {"mask": torch.zeros(2, dtype=torch.bool), "name": ["a"]}]
+    assert describe(batch) == "[(2, 3) float32, {mask: (2,) bool, name: list}]"
