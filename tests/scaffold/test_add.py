@@ -1,4 +1,5 @@
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ def test_new_components_pass_their_tests(project: Project) -> None:
     assert set(re.findall(r"PASSED tests/(\w+/test_very_tiny\.py)", output)) == set(names)
 
 
+@pytest.mark.parametrize("example", ["regression", "sequence", "text", "image"])
+def test_examples_pass_their_tests_and_fit_together(example: str, project: Project) -> None:
+    for kind in add.EXAMPLES:
+        add.main(project, [kind, "--kind", example, "mine"])
+    check_style(project.root)
+    assert "passed" in run_tests(project.root, *(f"tests/{kind}" for kind in add.EXAMPLES))
+    overrides = ["experiment=null", "data=mine", "model=mine", "task=mine"]
+    run(sys.executable, "-m", "boltcutter", "check", "--batch", *overrides, cwd=project.root)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_clone_of_the_library_can_be_extended_in_place(tmp_path: Path) -> None:
@@ -42,7 +53,10 @@ def test_clone_of_the_library_can_be_extended_in_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["model"], ["modell", "tiny"], ["model", "Tiny"], ["model", "class"], ["model", "small_mlp"]],
+    [
+        *([], ["model"], ["modell", "tiny"], ["model", "Tiny"], ["model", "class"], ["model", "small_mlp"]),
+        *(["model", "tiny", "--kind", "sequense"], ["callback", "tiny", "--kind", "text"], ["model", "tiny", "--kind"]),
+    ],
 )
 def test_mistakes_change_nothing(arguments: list[str], project: Project) -> None:
     before = sorted(project.root.rglob("*"))

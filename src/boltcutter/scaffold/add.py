@@ -12,6 +12,7 @@ from boltcutter.project import Project
 PARTS = Path(__file__).parent / "parts"
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 KINDS = sorted(folder.name for folder in PARTS.iterdir())
+EXAMPLES = {"data": "image", "model": "regression", "task": "image"}  # without --kind
 
 
 def main(project: Project, arguments: list[str]) -> None:
@@ -19,28 +20,38 @@ def main(project: Project, arguments: list[str]) -> None:
 
     Args:
         project: Project to add to.
-        arguments: Kind and name, such as ``model tiny``.
+        arguments: Kind of component and name, such as ``model tiny``; ``--kind`` selects the example.
 
     Raises:
         ConfigError: Kind or name is wrong, or a file exists already.
     """
-    if len(arguments) != 2:
+    words = [word for argument in arguments for word in re.sub("^(--)?kind=", "--kind ", argument).split()]
+    example = None
+    if "--kind" in words[:-1]:
+        at = words.index("--kind")
+        example = words.pop(at + 1)
+        words.pop(at)
+    if len(words) != 2:
         raise ConfigError("add: expected a kind and a name, as in `boltcutter add model tiny`")
-    kind, name = arguments
+    kind, name = words
     if kind not in KINDS:
         raise ConfigError(f"add {kind}: no such kind{hint(kind, KINDS)} (there are: {', '.join(KINDS)})")
+    examples = sorted(folder.name for folder in (PARTS / kind).iterdir() if folder.is_dir())
+    if example is not None and example not in examples:
+        listed = f"there are: {', '.join(examples)}" if examples else "remove it"
+        raise ConfigError(f"add {kind} --kind {example}: no such example{hint(example, examples)} ({listed})")
     if not NAME.fullmatch(name) or keyword.iskeyword(name):
         near = re.sub(r"\W", "_", name.lower())
         near = near if NAME.fullmatch(near) and not keyword.iskeyword(near) else "tiny"
         raise ConfigError(f"add {kind} {name}: {name} is not a lower-case Python identifier; try {near}")
-    files = render(kind, name, require_package(project))
+    files = render(kind, name, require_package(project), example)
     if existing := [file for file in files if (project.root / file).exists()]:
         raise ConfigError(f"add {kind} {name}: {existing[0]} exists already; choose another name")
     write(project.root, files)
 
 
-def render(kind: str, name: str, package: str) -> dict[Path, str]:
-    """Return the text of each new file by its path in the project."""
+def render(kind: str, name: str, package: str, example: str | None = None) -> dict[Path, str]:
+    """Return the text of each new file by its path in the project; ``example`` is one of several of a kind."""
     paths = {
         "source.py.txt": Path("src", package, kind, f"{name}.py"),
         "option.yaml.txt": Path("configs", kind, f"{name}.yaml"),
@@ -49,7 +60,7 @@ def render(kind: str, name: str, package: str) -> dict[Path, str]:
     values = {"PACKAGE": package, "NAME": name, "CLASS": name.title().replace("_", "")}
     return {
         paths[part.name]: re.sub(r"\b(PACKAGE|NAME|CLASS)\b", lambda match: values[match[0]], part.read_text())
-        for part in sorted((PARTS / kind).iterdir())
+        for part in sorted((PARTS / kind / (example or EXAMPLES.get(kind, ""))).iterdir())
     }
 
 
