@@ -151,6 +151,6 @@ def test_other_errors_are_unchanged() -> None:
 
 
 def test_a_loss_without_gradient_is_explained() -> None:
-    trainer = SimpleNamespace(lightning_module=L.LightningModule())
+    trainer = SimpleNamespace(lightning_module=L.LightningModule(), callbacks=[])
     with pytest.raises(NoGradientError, match="depends on no parameter"), explain_errors(cast(L.Trainer, trainer)):
         torch.ones(1).backward()
