@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from boltcutter.data.sampler import Batch as Batch
     from boltcutter.data.tokens import TokenDataModule as TokenDataModule
     from boltcutter.environment.signals import PreemptionError as PreemptionError
+    from boltcutter.export.exported import load_exported as load_exported
     from boltcutter.launch.job import Job as Job, Launcher as Launcher, Status as Status
     from boltcutter.launch.local import LocalLauncher as LocalLauncher
     from boltcutter.launch.slurm import SlurmLauncher as SlurmLauncher
@@ -74,6 +75,7 @@ _MODULES = {
     "LastCheckpoint": "boltcutter.callback.checkpoint",
     "Launcher": "boltcutter.launch.job",
     "Linear": "boltcutter.model.linear",
+    "load_exported": "boltcutter.export.exported",
     "LocalLauncher": "boltcutter.launch.local",
     "MLP": "boltcutter.model.mlp",
     "predict": "boltcutter.api",

@@ -170,6 +170,14 @@ def test_values_other_than_tensors_are_refused(path: Path, monkeypatch: pytest.M
     assert not Path("evil").exists()
 
 
+@pytest.mark.parametrize("module", ["torch", "pathlib", "torch.distributed.checkpoint.metadata"])
+def test_the_state_of_other_classes_than_dataclasses_is_not_set(module: str) -> None:
+    name = sorted(sharded.ALLOWED_CLASSES[module])[0]
+    attack = b"c" + f"{module}\n{name}\n".encode() + b"}X\x01\x00\x00\x00aK\x01sb."  # sets an attribute of the class
+    with pytest.raises(pickle.UnpicklingError, match="it sets the state of a"):
+        sharded._Unpickler(BytesIO(attack)).load()
+
+
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "..", ""])
 def test_a_shard_folder_elsewhere_is_refused(path: Path, name: str) -> None:
     index = read_metadata(path)

@@ -107,6 +107,7 @@ PLAIN = {
     "long": 2**200,
     "times": (datetime(2020, 1, 1), timedelta(seconds=1)),
     "fraction": Fraction(1, 3),
+    "negative fraction": Fraction(-(10**40), 7),
     "types": [int, str],
     "dtype": torch.float16,
     "size": torch.Size([1, 2]),
@@ -211,6 +212,7 @@ ATTACKS = {
     "items of an object": raw(name("torch", "device"), b"X\x03\x00\x00\x00cpu\x85R", b"K\x01a"),
     "persistent": raw(b"(X\x06\x00\x00\x00moduleK\x01tQ"),
     "persistent text": b"\x80\x02Pmodule\n.",
+    "endless fraction": raw(name("fractions", "Fraction"), b"X\x0a\x00\x00\x001e10000000\x85R"),
     "too short": b"\x80\x02R.",
     "nothing": b"",
 }

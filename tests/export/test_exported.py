@@ -1,3 +1,5 @@
+import hashlib
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -82,3 +84,16 @@ def test_mistakes_are_one_line(digits: Path, tmp_path: Path) -> None:
         file.write(b"\0")
     with pytest.raises(ConfigError, match=r"model.onnx is not the file that card.json describes; export it again"):
         ExportedModel(digits, str(tmp_path / "onnx"))
+
+
+def test_a_program_of_somebody_else_is_not_unpickled(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "torch"
+    shutil.copytree(digits / "export" / "torch", folder)
+    ExportedModel(digits, str(folder))
+    card = json.loads((folder / "card.json").read_text())
+    with open(folder / card["program"], "ab") as file:  # and its digest, which anyone can compute
+        file.write(b"x")
+    card["files"][card["program"]]["sha256"] = hashlib.sha256((folder / card["program"]).read_bytes()).hexdigest()
+    (folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(ConfigError, match=r"may execute code, and you have not signed it; use an export to onnx"):
+        ExportedModel(digits, str(folder))

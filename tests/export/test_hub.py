@@ -17,6 +17,8 @@ from huggingface_hub import ModelCard
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.export import hub
+from boltcutter.export.exported import load_exported
+from boltcutter.model.convnet import ConvNet
 
 
 class Hub(ThreadingHTTPServer):
@@ -140,6 +142,18 @@ def test_the_card_shows_how_the_model_is_loaded(weights: Path) -> None:
     for code in found:
         done = subprocess.run([sys.executable, "-c", code], cwd=weights, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
+
+
+def test_an_export_of_somebody_else_is_loaded_without_executing_it(weights: Path) -> None:
+    assert isinstance(load_exported(weights), ConvNet)
+    config = json.loads((weights / "config.json").read_text())
+    config["model"]["_target_"] = "os.mkdir"
+    (weights / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"refers to os\.mkdir, .*; set trust=true"):
+        load_exported(weights)
+    (weights / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"config\.json: cannot be read .*; give the folder of an export"):
+        load_exported(weights)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,13 @@
+import inspect
 import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
+from typing import Any
 
 import pytest
 from conftest import QUICK, Script
@@ -9,7 +17,8 @@ from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain
 from boltcutter.project import Project
-from boltcutter.run import trust
+from boltcutter.run import folder, trust
+from boltcutter.run.compare import compare
 
 PROJECT = Project.find(__file__)
 
@@ -34,7 +43,10 @@ def refused(target: str, folder: Path = Path("/nowhere")) -> bool:
         "torchmetrics.classification.MulticlassAUROC",
         "boltcutter.model.mlp.MLP",
         "boltcutter.callback.checkpoint.BestCheckpoint",
-        "torchvision.models.resnet18",
+        "torch.optim.lr_scheduler.ReduceLROnPlateau",
+        "lightning.Trainer",
+        "lightning.pytorch.strategies.DDPStrategy",
+        "lightning.pytorch.loggers.TensorBoardLogger",
     ],
 )
 def test_known_classes_and_own_code_are_accepted(target: str) -> None:
@@ -82,6 +94,82 @@ def test_known_classes_and_own_code_are_accepted(target: str) -> None:
 )
 def test_anything_else_is_refused(target: str) -> None:
     assert refused(target)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"_target_": "torch.nn.Linear", "_check_": False, "in_features": "x"},
+        {"_target_": "lightning.fabric.utilities.data._ClassReplacementContextManager", "base_cls": "os"},
+        {"_target_": "torchmetrics.multimodal.CLIPScore"},
+        {"_target_": "torchmetrics.image.fid.FrechetInceptionDistance"},
+        {"_target_": "lightning.pytorch.demos.boring_classes.BoringModel"},
+        {"_target_": "torch.nn.utils.prune.L1Unstructured"},
+        {"checkpoints": "reference://?fo=https://example.org/x.json"},
+        {"checkpoints": "simplecache::https://example.org/x"},
+        {"data": {"path": ["https://example.org/x"]}},
+        {"a": "x http://169.254.169.254/latest/meta-data"},
+    ],
+    ids=str,
+)
+def test_unchecked_arguments_and_other_addresses_are_refused(node: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^run=x: its record\.json .*; set trust=true") as error:
+        trust.check({"a": node}, "run=x", Path("/nowhere"), PROJECT)
+    assert "\n" not in str(error.value)
+
+
+def test_storage_and_addresses_of_the_project_are_accepted() -> None:
+    for text in ("s3://bucket/runs", "gs://bucket/a b", "az://container/x", "file:///data"):
+        trust.check({"checkpoints": text}, "run=x", Path("/nowhere"), PROJECT)
+    trust.check(plain(compose(PROJECT, ["data=mnist", "data.folder=x"])), "run=x", Path("/nowhere"), PROJECT)
+
+
+def test_a_record_that_changes_between_two_readings_is_verified_as_it_is_used(
+    untrusted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A FIFO gives another content to each reader."""
+    evil = json.loads((untrusted / "record.json").read_text())
+    good = evil | {"config": {"name": "a", "runs": "runs"}}
+    good["signature"] = trust.sign(good["config"])
+    readings = iter([evil, good, good])
+    monkeypatch.setattr(folder, "read_record", lambda place: next(readings))
+    with pytest.raises(ConfigError, match=r"refers to os\.mkdir"):
+        folder.load_run_config(PROJECT, untrusted)
+
+
+def test_a_comparison_does_not_contact_what_a_stranger_names(untrusted: Path) -> None:
+    record = json.loads((untrusted / "record.json").read_text())
+    record["config"] = {"name": "a", "runs": "runs", "checkpoints": "https://example.org/${oc.env:HOME}"}
+    (untrusted / "record.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match="an address that would be contacted"):
+        compare(PROJECT, [f"run={untrusted}", f"with={untrusted}"])
+
+
+def constructors() -> Iterator[type]:
+    """The classes that a record of somebody else may instantiate."""
+    for name in trust.TRUSTED_PACKAGES:
+        package = import_module(name) if name.islower() else None
+        for info in walk_packages(getattr(package, "__path__", ()), f"{name}."):
+            with suppress(ImportError):  # of a package that is not installed
+                import_module(info.name)
+    found = [module for key, module in sys.modules.items() if key.startswith(trust.TRUSTED_PACKAGES) and module]
+    for module in found:
+        for name, value in vars(module).items():
+            if isinstance(value, type) and trust._is_known(f"{module.__name__}.{name}"):
+                yield value
+
+
+def test_no_allowed_constructor_imports_executes_or_unpickles() -> None:
+    calls = re.compile(r"\b(import_module|__import__|exec|eval|read_text|(torch|pickle|np|joblib)\.load|open)\(")
+    kinds = set(constructors())
+    assert len(kinds) > 400
+    found = {}
+    for kind in kinds:
+        for name in ("__init__", "__new__", "__post_init__"):
+            with suppress(AttributeError, TypeError, OSError):  # there is none, or it is written in C
+                if match := calls.search(inspect.getsource(getattr(kind, name))):
+                    found[f"{kind.__module__}.{kind.__qualname__}"] = match[0]
+    assert found == {}
 
 
 def test_own_code_is_accepted_but_not_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

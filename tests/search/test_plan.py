@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +143,42 @@ def test_folders(made: Plan, tmp_path: Path) -> None:
     (tmp_path / "search.json").write_text('{"settings":')
     with pytest.raises(ConfigError, match=r"search.json is damaged .*; restore it from a copy"):
         continued(PROJECT, tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"overrides": ["+callback.x._target_=os.mkdir"]},
+        {"overrides": ["trust=true"]},
+        {"fixed": [{"+callback.x._target_": "os.mkdir"}]},
+        {"metrics": [["val/accuracy", "max"]]},
+        {"devices": 8},
+    ],
+    ids=str,
+)
+def test_all_that_a_search_takes_from_its_record_is_signed(made: Plan, tmp_path: Path, change: dict[str, Any]) -> None:
+    record = json.loads((made.folder / "search.json").read_text())
+    (tmp_path / "search.json").write_text(json.dumps(record | {"command": "other"}))
+    continued(PROJECT, tmp_path, [])
+    (tmp_path / "search.json").write_text(json.dumps(record | change))
+    with pytest.raises(ConfigError, match=r"you have not signed; set trust=true"):
+        continued(PROJECT, tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"+callback.x._target_": "os.mkdir"},
+        {"optimizer": "sgd optimizer.lr=9"},
+        {"optimizer.lr": "${oc.env:HOME}"},
+        {"seed": 3},
+    ],
+    ids=str,
+)
+def test_values_of_a_journal_are_of_the_space(made: Plan, values: dict[str, Any]) -> None:
+    made.make_trial(Sampled(0, {"optimizer": "adamw", "data.batch_size": "64", "optimizer.lr": 0.01}), {})
+    with pytest.raises(ConfigError, match=r"^the journal of the search has .*, which it does not sample; remove it$"):
+        made.make_trial(Sampled(0, values), {})
 
 
 def test_settings_of_another_are_not_instantiated(made: Plan, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -251,9 +252,19 @@ def _is_plain_name(name: Any) -> bool:
     return isinstance(name, str) and "/" not in name and "\\" not in name and name not in ("", ".", "..")
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # the Python implementation, of which every opcode can be overridden
+    stack: list[Any]
+
+    def _load_build(self) -> None:
+        if not is_dataclass(self.stack[-2]) or isinstance(self.stack[-2], type):
+            raise pickle.UnpicklingError(f"it sets the state of a {type(self.stack[-2]).__name__}")
+        pickle._Unpickler.dispatch[pickle.BUILD[0]](self)  # type: ignore[arg-type]  # named otherwise in typeshed
+
     def find_class(self, module: str, name: str) -> Any:
         kind = getattr(torch, name, None) if module == "torch" else None
         if name in ALLOWED_CLASSES.get(module, ()) or isinstance(kind, torch.dtype):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is not an allowed class")
+
+
+_Unpickler.dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _Unpickler._load_build}  # type: ignore[dict-item]

@@ -39,6 +39,7 @@ SKIPPABLE_CALLS = {
 TYPES = {
     f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, str, tuple)
 }  # referred to, never called
+PLAIN_FRACTION = re.compile(r"-?\d{1,4000}(/\d{1,4000})?")  # Python itself limits integers in text to 4,300 digits
 SIMPLE_DTYPE = re.compile(r"[?biufc]\d{0,2}|[SU]\d+")
 
 
@@ -294,6 +295,13 @@ def _default_dict(factory: Any = None) -> Any:
     return defaultdict(factory if factory in TYPES.values() or factory is set else None)
 
 
+def _fraction(*parts: Any) -> Any:
+    """Create a fraction from two integers, or a text with them; an exponent would compute a number of any size."""
+    if not all(type(part) is int or (isinstance(part, str) and PLAIN_FRACTION.fullmatch(part)) for part in parts):
+        raise pickle.UnpicklingError("it creates a Fraction of something other than two integers")
+    return Fraction(*parts)
+
+
 def _path(*parts: str) -> Any:
     return Path(*parts)
 
@@ -344,7 +352,7 @@ CONSTRUCTORS: dict[str, Callable[..., Any]] = {
     "collections.defaultdict": _default_dict,
     "collections.deque": deque,
     "decimal.Decimal": Decimal,
-    "fractions.Fraction": Fraction,
+    "fractions.Fraction": _fraction,
     "numpy.dtype": _dtype,
     **{f"datetime.{kind.__name__}": kind for kind in (date, datetime, time, timedelta, timezone)},
     **{f"pathlib{local}.{pure}PosixPath": _path for local in ("", "._local") for pure in ("", "Pure")},

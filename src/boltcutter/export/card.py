@@ -20,6 +20,7 @@ from boltcutter.export.tabular import describes_table
 from boltcutter.export.verify import Result
 from boltcutter.project import Project
 from boltcutter.protocols import HasClasses, HasStatistics
+from boltcutter.run import trust
 from boltcutter.run.folder import read_record
 
 if sys.version_info >= (3, 11):
@@ -75,6 +76,7 @@ def write_card(
         "versions": versions(),
         "files": {path.name: {"bytes": path.stat().st_size, "sha256": runner.sha256(path)} for path in files},
     }
+    card["signature"] = trust.sign(card["files"])
     write_text(folder / runner.CARD, json.dumps(card, indent=2) + "\n")
 
 

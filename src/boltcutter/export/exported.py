@@ -11,11 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.instantiate import build
 from boltcutter.export.card import PREPROCESSING
 from boltcutter.export.program import select_inputs
-from boltcutter.export.runner import CARD, Runner
+from boltcutter.export.runner import CARD, Runner, read_card
 from boltcutter.export.tabular import TableEncoder, describes_table
+from boltcutter.project import Project
+from boltcutter.run import trust
 
 
 class ExportedModel(nn.Module):
@@ -37,6 +41,7 @@ class ExportedModel(nn.Module):
     def __init__(self, run: Path, export: str) -> None:
         super().__init__()
         folder = find_export(run, export)
+        check_program(folder, f"export={export}")
         try:
             self.runner = Runner(folder, torch.get_num_threads())
         except ImportError as error:
@@ -76,6 +81,47 @@ class ExportedModel(nn.Module):
             outputs = self.runner(*(tensor.numpy() for tensor in select_inputs(batch, self.runner.card)))
             tensors = [torch.from_numpy(output) for output in outputs]
             yield tensors[0] if names == ["output"] else dict(zip(names, tensors, strict=True))
+
+
+def check_program(folder: Path, setting: str) -> None:
+    """Check that the program of an export may be loaded: torch unpickles files of ``torch.export``.
+
+    Raises:
+        ConfigError: It is such a file of somebody else, and ``trust=true`` is not set.
+    """
+    with as_config_error():
+        card = read_card(folder)
+    is_pickle = str(card.get("program")).endswith(".pt2")
+    if is_pickle and not (trust.is_granted() or trust.is_signed(card.get("files"), card.get("signature"))):
+        raise ConfigError(
+            f"{setting}: to load {card['program']} may execute code, and you have not signed it; use an export to "
+            "onnx, or set trust=true if you trust its source"
+        )
+
+
+def load_exported(folder: str | Path) -> nn.Module:
+    """Load the model of an export to ``safetensors``, as on the Hugging Face Hub, without executing what it contains.
+
+    Args:
+        folder: Folder with ``config.json`` and ``model.safetensors``.
+
+    Returns:
+        The model with its weights, in evaluation mode, on the CPU.
+
+    Raises:
+        ConfigError: A file is missing, or ``config.json`` names a class that is neither the project's nor well known.
+    """
+    from safetensors.torch import load_model
+
+    place = Path(folder)
+    try:
+        node = json.loads((place / "config.json").read_text())["model"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{place}/config.json: cannot be read ({error}); give the folder of an export") from error
+    trust.check(node, f"folder={place}", place, Project.find())
+    model: nn.Module = build(DictConfig(node), "model")
+    load_model(model, place / "model.safetensors")
+    return model.eval()
 
 
 def find_export(run: Path, export: str) -> Path:

@@ -82,7 +82,7 @@ def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
 def check_resume(folder: Path, overrides: Sequence[str]) -> None:
     """Check that no override changes a setting that a resumed run cannot change."""
     given, _ = split_overrides(overrides, "folder", "name", "runs", "init_from")
-    recorded = _recorded(folder, "resume") if given else {}
+    recorded = _recorded(folder, "resume")[0] if given else {}
     for key, text in given.items():
         same = (
             remote.locate(text).absolute() == folder.absolute() if key == "folder" else text == str(recorded.get(key))
@@ -107,9 +107,8 @@ def load_run_config(
     Raises:
         ConfigError: The folder holds no run, or its record names a class that is not trusted.
     """
-    recorded = _recorded(folder, setting)
-    if instantiates and not is_signed_by_user(folder):
-        trust.check(recorded, f"{setting}={folder}", folder, project)
+    recorded, signature = _recorded(folder, setting)
+    trust.check(recorded, f"{setting}={folder}", folder, project, signature=signature, instantiates=instantiates)
     cfg = compose(project, overrides, base=DictConfig(recorded))
     cfg.folder = str(folder)
     if setting != "reproduce":
@@ -117,12 +116,14 @@ def load_run_config(
     return cfg
 
 
-def _recorded(folder: Path, setting: str) -> dict[str, Any]:
+def _recorded(folder: Path, setting: str) -> tuple[dict[str, Any], object]:
+    """Return the recorded configuration and its signature, of one reading: the file may change between two."""
     with prefix_errors(f"{setting}={folder}"):
-        config = read_record(folder).get("config")
+        record = read_record(folder)
+        config = record.get("config")
         if not isinstance(config, dict):
             raise ConfigError(f"{folder}/record.json is damaged (config is missing); restore it from a copy")
-    return config
+    return config, record.get("signature")
 
 
 def load_evaluation_config(

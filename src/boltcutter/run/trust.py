@@ -2,7 +2,8 @@
 
 A configuration calls its ``_target_`` values, so opening a run folder could execute arbitrary code. Records that are
 signed by this user are trusted. In other records, only the project's own code, targets in the project's configuration
-files, and classes of well-known packages are allowed, unless ``trust=true`` is set.
+files, and layers, optimizers, metrics, callbacks and the like of PyTorch, torchmetrics and Lightning are allowed, and
+only URLs of object storage, unless ``trust=true`` is set.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,27 +37,34 @@ KEY_FILE = Path("~/.config/boltcutter/key")  # secret key of this user, with whi
 PROJECT_PACKAGES = ("model", "data", "task", "callback", "logger", "strategy", "launch", "checkpoint")
 # Folders of the project with code that runs commands and changes files, which no configuration needs.
 TOOL_FOLDERS = ("scripts", "tests", "hooks")
-# Packages whose classes only compute.
+# Where targets may be, and what their classes must be derived from.
 TRUSTED_PACKAGES = (
-    *("torch.nn", "torch.optim", "torch.utils.data", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.amp"),
-    *("lightning.pytorch", "lightning.fabric", "torchmetrics"),
-    *("torchvision.models", "torchvision.transforms", "torchvision.datasets", "torchvision.ops", "torchaudio"),
-    *("timm.models", "timm.layers", "timm.loss", "timm.optim", "timm.scheduler", "timm.data"),
-    *("transformers", "peft", "diffusers", "tokenizers", "accelerate", "torchao", "keras", "sklearn"),
-    *("torch_geometric.nn", "torch_geometric.loader", "torch_geometric.transforms", "kornia", "chemprop"),
-    *("monai.networks", "monai.losses", "monai.metrics", "monai.transforms", "monai.inferers", "monai.optimizers"),
-    *("segmentation_models_pytorch", "pytorch_forecasting", "torchrl.modules", "torchrl.objectives"),
+    *("torch.nn", "torch.optim", "torch.amp", "torch.distributed.fsdp", "torchmetrics"),
+    *("lightning.Trainer", "lightning.pytorch.Trainer", "lightning.pytorch.trainer"),
+    *(f"lightning.pytorch.{name}" for name in ("callbacks", "loggers", "plugins", "profilers", "strategies")),
+    *("lightning.fabric.plugins", "lightning.fabric.strategies"),
 )
-# Modules of these packages whose classes import by name, start processes or unpickle files.
+TRUSTED_BASES = (
+    *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler", "torch.amp.GradScaler"),
+    *("torch.optim.lr_scheduler.ReduceLROnPlateau", "torch.optim.swa_utils.AveragedModel", "torchmetrics.Metric"),
+    *("torch.distributed.fsdp.MixedPrecision", "torch.distributed.fsdp.MixedPrecisionPolicy"),
+    *("torch.distributed.fsdp.CPUOffload", "torch.distributed.fsdp.OffloadPolicy"),
+    *("lightning.pytorch.Trainer", "lightning.pytorch.Callback", "lightning.pytorch.loggers.logger.Logger"),
+    *("lightning.pytorch.strategies.Strategy", "lightning.pytorch.profilers.Profiler"),
+    *("lightning.fabric.plugins.CheckpointIO", "lightning.fabric.plugins.Precision"),
+)
+# Modules of these packages whose classes load weights by name, most of them by unpickling a download.
 UNTRUSTED_MODULES = (
-    *("lightning.pytorch.cli", "torchvision.datasets.lsun", "kornia.core.external"),
-    *("transformers.data", "transformers.utils", "transformers.commands", "accelerate.commands"),
+    *("torchmetrics.multimodal", "torchmetrics.text", "torchmetrics.audio", "torchmetrics.functional"),
+    *(f"torchmetrics.image.{name}" for name in ("arniqa", "dists", "fid", "inception", "kid", "lpip", "mifid")),
+    "torchmetrics.image.perceptual_path_length",
 )
 # Modules whose public functions are allowed as well; in other modules, functions may read files or run commands.
-TRUSTED_FUNCTIONS = (
-    *("torch.nn.functional", "torch.nn.init", "torch.nn.utils.parametrizations", "torchmetrics.functional"),
-    *("torchvision.models", "torchvision.transforms", "torchvision.ops"),
-)
+TRUSTED_FUNCTIONS = ("torch.nn.functional", "torch.nn.init", "torch.nn.utils.parametrizations")
+# Storage of checkpoints and data. Other protocols of fsspec run code, or reach any server.
+TRUSTED_PROTOCOLS = ("file", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+URL = re.compile(r"(?P<value>(?P<protocol>[A-Za-z][\w+.-]*)://[^\s'\"]*)")
+TARGET = re.compile(r"_target_:\s*['\"]?(?P<value>[\w.]+)")
 # A reference to another key or to an environment variable. Other resolvers compute values, which may contain _target_.
 PLAIN_REFERENCE = re.compile(
     r"\$\{\s*(?:oc\.(?:env|select):\s*[\w.]+\s*(?:,[^{}]*)?|oc\.decode:\s*\$\{oc\.env:\w+(?:,[\w.+-]*)?\}|[\w.\[\]/\0-]+)\s*\}"
@@ -81,9 +89,16 @@ def is_granted() -> bool:
 
 
 def check(
-    node: Any, where: str, folder: Path, project: Project | None = None, *, signature: object = None, runs: bool = False
+    node: Any,
+    where: str,
+    folder: Path,
+    project: Project | None = None,
+    *,
+    signature: object = None,
+    instantiates: bool = True,
+    runs: bool = False,
 ) -> None:
-    """Check that all targets in a record are allowed, unless this user has signed it or has set ``trust=true``.
+    """Check references, URLs and targets in a record, unless this user has signed it or has set ``trust=true``.
 
     Args:
         node: Part of the record.
@@ -91,27 +106,30 @@ def check(
         folder: Folder of the run.
         project: The project, whose configuration files are searched for targets.
         signature: Signature of ``node``, from ``sign``.
-        runs: Whether commands in ``node`` will be run, so that a signature is required.
+        instantiates: Whether the classes in ``node`` will be instantiated.
+        runs: Whether commands or overrides in ``node`` will be run, so that a signature is required.
 
     Raises:
-        ConfigError: A target is not allowed.
+        ConfigError: A reference, URL or target is not allowed.
     """
     if _granted or is_signed(node, signature):
         return
     remedy = "set trust=true if you trust the source of the folder"
     if text := next(_unsafe_references(node), None):
         raise ConfigError(f"{where}: its record.json has {text}, which computes a value or reads a secret; {remedy}")
-    for target in iter_targets(node):
+    if text := next(_unsafe_urls(node, project), None):
+        raise ConfigError(f"{where}: its record.json has {text}, an address that would be contacted; {remedy}")
+    for target, is_checked in iter_targets(node) if instantiates else ():
         name = canonical(target)
-        configured = project and name in _configured_targets(project)
-        if not (configured or _is_user_target(name, folder, project) or _is_known(name)):
+        is_own = name in _configured(project, TARGET) or _is_user_target(name, folder, project)
+        if not is_own and not (is_checked and _is_known(name)):
             raise ConfigError(
                 f"{where}: its record.json refers to {target}, which is neither part of this project nor of a "
                 f"well-known package, and would be executed; {remedy}"
             )
     if runs:
         raise ConfigError(
-            f"{where}: its record.json holds launch settings, with commands, that you have not signed; {remedy}"
+            f"{where}: its record holds overrides or launch settings, with commands, that you have not signed; {remedy}"
         )
 
 
@@ -153,11 +171,11 @@ def _signature(node: Any) -> str | None:
     return hmac.new(key, signed_content(node), hashlib.sha256).hexdigest() if len(key) >= 64 else None
 
 
-def iter_targets(node: Any) -> Iterator[str]:
-    """Yield all ``_target_`` values of a configuration."""
+def iter_targets(node: Any) -> Iterator[tuple[str, bool]]:
+    """Yield all ``_target_`` values of a configuration, and whether the types of the arguments are checked."""
     if isinstance(node, dict):
         if "_target_" in node:
-            yield str(node["_target_"])
+            yield str(node["_target_"]), node.get("_check_", True) is True
         node = list(node.values())
     for inner in node if isinstance(node, list) else ():
         yield from iter_targets(inner)
@@ -176,8 +194,23 @@ def _unsafe_references(node: Any) -> Iterator[str]:
             yield node
 
 
+def _unsafe_urls(node: Any, project: Project | None) -> Iterator[str]:
+    """Yield URLs that are neither of object storage nor in a configuration file of the project."""
+    if isinstance(node, dict | list):
+        for inner in [*node, *node.values()] if isinstance(node, dict) else node:
+            yield from _unsafe_urls(inner, project)
+    elif isinstance(node, str) and ("://" in node or "::" in node):
+        known = _configured(project, URL)
+        found = [match[0] for match in URL.finditer(node) if match["protocol"].lower() not in TRUSTED_PROTOCOLS]
+        if "::" in node or any(url not in known for url in found):
+            yield node
+
+
 def _is_known(target: str) -> bool:
-    accepted = (*TRUSTED_PACKAGES, *(f"{PROJECT}.{package}" for package in PROJECT_PACKAGES))
+    own = tuple(f"{PROJECT}.{package}" for package in PROJECT_PACKAGES)
+    accepted = (*TRUSTED_PACKAGES, *own)
+    if any(name.startswith("_") for name in target.split(".")):
+        return False
     if not _within(target, accepted) or _within(target, UNTRUSTED_MODULES):
         return False
     found = _import_target(target)
@@ -188,9 +221,14 @@ def _is_known(target: str) -> bool:
     if not _within(home, accepted) or _within(home, UNTRUSTED_MODULES):
         return False
     if inspect.isclass(found):
-        return True
+        return _within(home, own) or any(map(partial(_is_derived, found), TRUSTED_BASES))
     public = inspect.isfunction(found) and found.__qualname__.isidentifier() and not found.__name__.startswith("_")
     return public and _within(target, TRUSTED_FUNCTIONS) and _within(home, TRUSTED_FUNCTIONS)
+
+
+def _is_derived(kind: type, base: str) -> bool:
+    """Return whether a class is derived from one of these names, or is it."""
+    return isinstance(found := _import_target(base), type) and issubclass(kind, found)
 
 
 def _within(path: str, parts: tuple[str, ...]) -> bool:
@@ -250,8 +288,7 @@ def _import_target(target: str) -> Any:
 
 
 @cache
-def _configured_targets(project: Project) -> frozenset[str]:
-    """Return all ``_target_`` values in the project's configuration files."""
-    files = (file for place in project.config_dirs for file in place.rglob("*.yaml"))
-    found = (re.findall(r"_target_:\s*['\"]?([\w.]+)", file.read_text()) for file in files)
-    return frozenset(canonical(target) for names in found for target in names)
+def _configured(project: Project | None, pattern: re.Pattern[str]) -> frozenset[str]:
+    """Return all matches of a pattern in the project's configuration files, which include those of the library."""
+    files = (file for place in (project.config_dirs if project else ()) for file in place.rglob("*.yaml"))
+    return frozenset(canonical(match["value"]) for file in files for match in pattern.finditer(file.read_text()))

@@ -31,6 +31,8 @@ from boltcutter.search.trial import Sampled, Trial, trial_overrides
 RECORD = "search.json"
 SHARED = "trials share a folder"
 CHANGEABLE = ("num_trials", "max_parallel", "max_time", "target", "cpus", "gpus", "address", "dashboard", "ports")
+# What a search that is continued takes from its record; signed as a whole, since overrides may name any class.
+SIGNED = ("overrides", "settings", "metrics", "fixed", "devices", "gpus", "num_workers")
 
 
 @dataclass
@@ -83,7 +85,12 @@ class Plan:
         return len(self.fixed) * (self.search.num_trials or 1)
 
     def make_trial(self, sampled: Sampled, environment: Mapping[str, str]) -> Trial:
-        """Make the trial of sampled values."""
+        """Make the trial of sampled values.
+
+        Raises:
+            ConfigError: The journal, which may be from somebody else, holds a value that the search does not sample.
+        """
+        self.space.check(sampled.values, self.fixed)
         folder = self.folder / "trials" / f"{sampled.number:04d}"
         overrides = [*self.search.overrides, *self.overrides, *trial_overrides(sampled.values)]
         variables = {"WANDB_RUN_GROUP": self.folder.name, **environment}
@@ -120,7 +127,8 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
         ConfigError: The folder holds no search, or an override cannot be changed.
     """
     record = read_search(folder)
-    trust.check(record["settings"], f"resume={folder}", folder, project, signature=record.get("signature"))
+    used = {name: record.get(name) for name in SIGNED}
+    trust.check(used, f"resume={folder}", folder, project, signature=record.get("signature"), runs=True)
     for override in arguments:
         key = override.lstrip("+~").partition("=")[0]
         if key.removeprefix("search.").partition(".")[0] not in CHANGEABLE or not key.startswith("search."):
@@ -314,17 +322,12 @@ def own_command() -> str:
 
 def save(plan: Plan) -> None:
     """Write what is needed to continue the search."""
+    used = {name: getattr(plan, name) for name in SIGNED}
     record = {
         "command": own_command(),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "overrides": plan.overrides,
-        "settings": plan.settings,
-        "signature": trust.sign(plan.settings),
-        "metrics": plan.metrics,
-        "fixed": plan.fixed,
-        "devices": plan.devices,
-        "gpus": plan.gpus,
-        "num_workers": plan.num_workers,
+        **used,
+        "signature": trust.sign(used),
     }
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_text(plan.folder / RECORD, json.dumps(record, indent=2) + "\n")

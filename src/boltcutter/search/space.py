@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,25 @@ class Space:
         self.parameters: list[Parameter] = []
         for key, text in flatten(texts):
             self.parameters.append(_parse(key, text, self.parameters))
+
+    def check(self, values: Mapping[str, Any], fixed: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Check that values may be of this space, since each becomes an override of a process.
+
+        Args:
+            values: Values by key, as read from a file.
+            fixed: Values that are given besides those of the space.
+
+        Raises:
+            ConfigError: A key is not of the space, or a text is not one of its options.
+        """
+        options: dict[str, list[Any]] = defaultdict(list)
+        for parameter in self.parameters:
+            options[parameter.key] += getattr(parameter.distribution, "options", ())
+        for key, value in (pair for given in fixed for pair in given.items()):
+            options[key].append(value)
+        for key, value in values.items():
+            if key not in options or not (isinstance(value, int | float) or value in options[key]):
+                raise ConfigError(f"the journal of the search has {key}={value}, which it does not sample; remove it")
 
     def sample(self, trial: Trial) -> dict[str, Any]:
         """Sample the values of a trial."""
