@@ -47,3 +47,19 @@ def test_slow_tests_run_every_night_with_the_documented_command() -> None:
     assert "pytest -m slow" in {step.get("run") for step in steps(workflow)}
     assert "`pytest -m slow`" in (ROOT / "CONTRIBUTING.md").read_text()
     assert "`pytest -m slow`" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_actions_are_pinned_by_commit(path: Path) -> None:
+    used = [step["uses"] for step in steps(read(path)) if "uses" in step]
+    assert used
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in used)
+
+
+def test_a_job_that_may_write_runs_no_new_versions() -> None:
+    jobs = {(path.stem, name): job for path in WORKFLOWS for name, job in read(path)["jobs"].items()}
+    assert all(read(path)["permissions"] == {"contents": "read"} for path in WORKFLOWS)
+    writing = {key: job for key, job in jobs.items() if "write" in (job.get("permissions") or {}).values()}
+    assert list(writing) == [("newest", "pull-request")]
+    for job in writing.values():
+        assert not re.search(r"\b(pip|uv|pytest|python)\b", str([step.get("run") for step in job["steps"]]))
