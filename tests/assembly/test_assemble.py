@@ -6,6 +6,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.loggers.logger import DummyLogger
 from third_party.gallery import DATA, HERE, overrides
 
 from boltcutter.assembly.assemble import Components, assemble, read_config
@@ -65,9 +66,9 @@ def test_lightning_adds_no_default_callbacks(tmp_path: Path, overrides: list[str
     assert not any(isinstance(callback, ModelCheckpoint | ProgressBar) for callback in callbacks)
 
 
-def test_evaluation_has_no_callbacks_or_loggers(tmp_path: Path) -> None:
+def test_evaluation_has_no_callbacks_and_a_logger_that_takes_all_calls(tmp_path: Path) -> None:
     trainer = assembled(tmp_path, with_callbacks=False).trainer
-    assert not trainer.loggers
+    assert [type(logger) for logger in trainer.loggers] == [DummyLogger]
     assert trainer.checkpoint_callback is None  # type: ignore[attr-defined]
 
 

@@ -12,6 +12,7 @@ import lightning as L
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
@@ -31,6 +32,7 @@ from boltcutter.assembly.checks import (
     check_world_size,
 )
 from boltcutter.assembly.guarantees import report_missing
+from boltcutter.assembly.media import MediaLogging
 from boltcutter.assembly.precision import (
     FLOAT8,
     check_precision,
@@ -204,7 +206,7 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     check_devices(cfg.trainer)
     check_batches_and_clipping(cfg.trainer)
     callbacks: dict[str, Callback] = {}
-    loggers: list[Logger] = []
+    loggers: list[Logger] = [] if with_callbacks else [DummyLogger()]  # takes the calls of modules
     if with_callbacks:
         callbacks = _build_each(cfg, "callback", Callback)
         loggers = [*_build_each(cfg, "logger", Logger).values()]
@@ -220,7 +222,7 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     trainer = build.build(
         cfg.trainer,
         "trainer",
-        callbacks=[*callbacks.values(), *extra_callbacks],
+        callbacks=[*callbacks.values(), *extra_callbacks, *([MediaLogging(cfg.folder)] if with_callbacks else [])],
         logger=loggers,
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter.assembly.adapt import loader_owner, skip_reason, uses_validation_step
 from boltcutter.assembly.assemble import Components, assemble, check_config
+from boltcutter.assembly.media import MediaLogging
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.environment.process import distributed_shutdown
@@ -49,6 +50,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
     name = split if not any(override.startswith("data") for override in rest) else f"{cfg.choices.data}-{split}"
     output = Path(special.get("output") or folder / "evaluation" / name)
     components = assemble(cfg, with_callbacks=False)
+    components.trainer.callbacks.append(MediaLogging(output))  # type: ignore[attr-defined]
     with distributed_shutdown():
         scores = score(components, find_checkpoint(cfg, special.get("ckpt", "best")), output, split)
         if components.trainer.is_global_zero:

@@ -10,6 +10,7 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ class CSVLogger(Logger):
         """Folder of the file."""
         return str(self.path.parent)
 
+    log_dir = save_dir  # where modules write files of their own
+
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Do nothing; config.yaml holds the hyperparameters."""
 
@@ -81,7 +84,8 @@ class CSVLogger(Logger):
             self._first = at if self._first is None else self._first
             row = self._pending.setdefault(at, {})
             for name, value in metrics.items():
-                row[name] = str(int(value)) if name == "epoch" else repr(float(value))
+                with suppress(TypeError, ValueError):  # pictures and text, which other loggers take
+                    row[name] = str(int(value)) if name == "epoch" else repr(float(value))
 
     @rank_zero_only
     def save(self) -> None:

@@ -1,17 +1,16 @@
-"""PNG images for the report, written without an imaging library."""
+"""Images of the report as data URLs."""
 
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter.run.image import encode_png
+
 MAX_PIXELS = 128  # side of an image; larger ones are downscaled
-GREY, RGB = 0, 2  # color types of PNG
 
 
 def encode_image(pixels: npt.NDArray[np.uint8]) -> dict[str, Any]:
@@ -35,18 +34,3 @@ def downscale(pixels: npt.NDArray[np.uint8], block: int) -> npt.NDArray[np.uint8
         sizes = np.diff(starts, append=pixels.shape[axis])  # the last block may be smaller
         means = np.add.reduceat(means, starts, axis) / (sizes[:, None] if axis == 1 else sizes)
     return means.round().astype(np.uint8)
-
-
-def encode_png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Encode an image (C, H, W) of one or three channels as PNG.
-
-    Source: Portable Network Graphics Specification, third edition, W3C, 2025.
-    """
-    channels, height, width = pixels.shape
-    values = np.moveaxis(pixels, 0, -1).reshape(height, -1)
-    lines = np.insert(values, 0, 0, axis=1)  # each line begins with the number of its filter: none
-    header = struct.pack(">IIBBBBB", width, height, 8, GREY if channels == 1 else RGB, 0, 0, 0)
-    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
