@@ -190,7 +190,9 @@ def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
         "model=gpt": ["data=text", *TEXT],
         "task=language": ["data=text", *TEXT],
     }
-    assert said("--check", option, *beside.get(option, [])) == ["ok"]
+    group, _, name = option.partition("=")
+    chosen = f"callback=[default,{name}]" if group == "callback" else option
+    assert said("--check", chosen, *beside.get(option, [])) == ["ok"]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,18 @@ def test_a_second_interrupt_exits_immediately() -> None:
         os.kill(os.getpid(), number)  # ignored from now on
 
 
+def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signals.install_handlers()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.received_signal() == 0
+        signals.restore_handlers()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_signal_given_as_immediate_raises_an_exception() -> None:
     signals.install_handlers(signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)

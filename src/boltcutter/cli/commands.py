@@ -11,6 +11,7 @@ from typing import Any
 
 from boltcutter.cli import main as cli
 from boltcutter.config.errors import hint
+from boltcutter.environment.output import ignore_lost_readers
 from boltcutter.project import Project
 
 NEW = "boltcutter new <name> [folder=.] [author=<name>] [license=MIT] [vendor=false] [template=<URL or folder>]"
@@ -170,6 +171,7 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
         program: How the command was called, for ``--help``; by default ``boltcutter <name>``.
     """
     arguments = list(arguments)
+    ignore_lost_readers()
     if name == "check" and arguments[:1] == ["doctor"]:
         name, arguments = "doctor", arguments[1:]
     command = COMMANDS[name]

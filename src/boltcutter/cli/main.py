@@ -135,12 +135,8 @@ def main(
         arguments = trust.apply_overrides(arguments)
         flags = [argument for argument in arguments if argument.startswith("-")]
         if not set(flags) <= own.keys():
-            try:
-                with _faster_imports():
-                    _answer(project, usage, flags, arguments, {**FLAGS, **own})
-                sys.stdout.flush()
-            except BrokenPipeError:  # what read the output, such as head, has ended
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            with _faster_imports():
+                _answer(project, usage, flags, arguments, {**FLAGS, **own})
         else:
             begin()
             prepare_process()

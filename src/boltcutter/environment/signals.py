@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from boltcutter.environment.process import is_rank_zero
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 LEASE_LOST = 255  # used like a signal number: another process took over the run; later signals do not override it
 REQUEUE = "BOLTCUTTER_REQUEUE"  # path of the marker file that asks the launcher to requeue; then the exit status is 0
 
@@ -141,6 +141,8 @@ def _install(handler: Callable[[int, FrameType | None], None]) -> None:
         os.register_at_fork(after_in_child=_reset_in_child)
         _fork_hook_registered = True
     for number in SIGNALS:
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:  # by nohup
+            continue
         previous = signal.signal(number, handler)
         if previous not in (handle_signal, end_process):
             _previous_handlers.setdefault(number, signal.SIG_DFL if previous is None else previous)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from boltcutter.environment import signals
+from boltcutter.environment.output import ignore_lost_readers
 from boltcutter.environment.process import call_glibc
 
 TRIAL_FD = "BOLTCUTTER_TRIAL_FD"  # descriptor of a socket that is connected to the search that started this trial
@@ -48,6 +49,7 @@ def finish() -> None:
     """Let signals set the flag that training checks."""
     global _watchdog, _ends_with_launcher
     signals.install_handlers()
+    ignore_lost_readers()  # here for ranks that were spawned
     if _watchdog is not None:
         _watchdog.stop()
         _watchdog = None

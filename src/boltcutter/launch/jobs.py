@@ -10,6 +10,7 @@ from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.environment import lease
+from boltcutter.environment.output import LenientFile
 from boltcutter.launch import slurm_queue
 from boltcutter.launch.cloud import CloudLauncher
 from boltcutter.launch.job import Launcher
@@ -57,6 +58,8 @@ def show_logs(launcher: Launcher, job_id: str, folder: Path, *, follow: bool) ->
     """Print the output of the run."""
     for text in launcher.logs(job_id, folder, follow=follow):
         print(text, end="", flush=True)
+        if LenientFile.is_lost:  # as after | head
+            return
 
 
 def cancel(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:

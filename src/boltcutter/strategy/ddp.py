@@ -37,7 +37,7 @@ from boltcutter.strategy.reducer import UnusedParameters, has_sparse_gradients, 
 from boltcutter.strategy.shared_memory import SharedMemory, average_hook
 
 COMPRESSION_HOOKS: dict[str, Callable[..., Any]] = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
-FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # not SIGINT: a terminal sends it to all processes
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # not SIGINT: a terminal sends it to all
 HANDLED = (*FORWARDED, signal.SIGINT)
 LOGGERS = ("lightning.pytorch", "lightning.fabric")
 EXIT_TIMEOUT = 15.0  # seconds that a process has to report which other one failed, before it is terminated
@@ -297,7 +297,8 @@ class MultiProcessingLauncher(_MultiProcessingLauncher):
         self._forwarded = 0
         self._previous_handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in HANDLED}
         for forwarded in FORWARDED:
-            signal.signal(forwarded, self._forward)
+            if self._previous_handlers[forwarded] is not signal.SIG_IGN:  # as nohup sets SIGHUP
+                signal.signal(forwarded, self._forward)
         signal.signal(signal.SIGINT, lambda number, frame: None)
         resource_tracker.ensure_running()  # its start unblocks signals, so start it before they are blocked
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
