@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.assembly.monitors import MonitorCheck
+from boltcutter.callback.accumulation import MeanOfAccumulated
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.protocols import GeneratesTokens, NativeData, NativeTask
 
 
 def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
-    """Adapt the trainer to a module with manual optimization, or one that does not list its metrics.
+    """Adapt the trainer to accumulated gradients, manual optimization, or a module that does not list its metrics.
 
     Args:
         trainer: Changed.
@@ -29,6 +30,9 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
     if callbacks and not isinstance(task, NativeTask):
         trainer.callbacks.insert(0, MonitorCheck(callbacks))  # type: ignore[attr-defined]
     if task.automatic_optimization:
+        changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks.values())
+        if trainer.accumulate_grad_batches != 1 or changes or is_overridden("configure_callbacks", task):
+            trainer.callbacks.insert(0, MeanOfAccumulated())  # type: ignore[attr-defined]  # before gradients are checked
         return
     name = type(task).__name__
     if trainer.accumulate_grad_batches != 1:
