@@ -1,3 +1,4 @@
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ import pytest
 
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.project import BUILTIN_CONFIGS, Project, ProjectError, display_path, install_command
+from boltcutter.project import BUILTIN_CONFIGS, Project, ProjectError, command, display_path, install_command
 
 ROOT = Path(__file__).parents[1]
 
@@ -124,3 +125,14 @@ def test_paths_in_the_working_directory_are_shown_relative_to_it(
     monkeypatch.chdir(tmp_path)
     assert display_path(tmp_path / "runs" / "a") == "runs/a"
     assert display_path(tmp_path.parent / "b") == str(tmp_path.parent / "b")
+
+
+def test_commands_can_be_pasted_into_a_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arguments = ["resume=runs/a b[1]", "trainer.max_epochs=3"]
+    monkeypatch.setattr("sys.argv", ["boltcutter"])
+    assert shlex.split(command("train", *arguments)) == ["boltcutter", "train", *arguments]
+    folder = tmp_path / "my scripts"
+    folder.mkdir()
+    (folder / "evaluate.py").touch()
+    monkeypatch.setattr("sys.argv", [f"{folder}/train.py"])
+    assert shlex.split(command("evaluate", "run=x[0]")) == ["python", f"{folder}/evaluate.py", "run=x[0]"]

@@ -159,13 +159,18 @@ def summary(file: Path) -> str:
     return first.lstrip("# ") if first.startswith("#") else ""
 
 
-def command(name: str) -> str:
-    """How to call a command: by a script of the project if this process was started by one, else by ``boltcutter``."""
+def command(name: str, *arguments: str) -> str:
+    """How to call a command: by a script of the project if this process was started by one, else by ``boltcutter``.
+
+    Args:
+        name: Name of the command.
+        arguments: Its arguments, which are quoted for a shell.
+    """
     program = Path(sys.argv[0])
     script = program.with_name(f"{name}.py")
     if program.suffix == ".py" and program.name != "__main__.py" and script.is_file():
-        return f"python {shlex.quote(str(script))}"
-    return f"boltcutter {name}"
+        return shlex.join(["python", str(script), *arguments])
+    return shlex.join(["boltcutter", name, *arguments])
 
 
 def install_command(module: str) -> str:

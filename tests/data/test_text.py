@@ -83,6 +83,21 @@ def test_text_is_tokenized_once(folder: Path) -> None:
     assert not list((folder.parent / "cache").glob("*.part"))
 
 
+def test_processes_may_tokenize_at_the_same_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+    first: list[Text] = []
+
+    def rename_later(draft: Path, target: Path) -> Path:
+        if not first:
+            monkeypatch.setattr(Path, "rename", rename)
+            first.append(text(folder))
+        return rename(draft, target)
+
+    monkeypatch.setattr(Path, "rename", rename_later)
+    assert text(folder).fingerprint() == first[0].fingerprint()
+    assert len(list((folder.parent / "cache").iterdir())) == 1
+
+
 def test_a_checkpoint_keeps_the_tokenizer(folder: Path) -> None:
     before = text(folder, tokenizer="bpe", vocab_size=280)
     for path in folder.rglob("*.txt"):

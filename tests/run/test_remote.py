@@ -271,6 +271,10 @@ def test_a_run_is_evaluated_and_reproduced_by_url(script: Script, bucket: str, t
     done = script("evaluate", f"run={url}", "split=val", env=env)
     assert done.returncode == 0, done.stderr
     assert f"output        {url}/evaluation/val" in done.stdout
+    for flag in ("--print", "--check", "--describe"):
+        done = script("train", f"resume={url}", flag, env=env)
+        assert done.returncode == 0, done.stderr
+        assert flag != "--print" or f"folder: {url}\n" in done.stdout
     image = tmp_path / "image.png"
     Image.new("L", (8, 8)).save(image)
     done = script("predict", f"run={url}", f"input={image}", env=env)

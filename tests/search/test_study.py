@@ -8,6 +8,7 @@ from typing import Any
 import optuna
 import pytest
 
+from boltcutter.environment import lease
 from boltcutter.search import study as module
 from boltcutter.search.settings import Mode
 from boltcutter.search.space import Space
@@ -201,3 +202,27 @@ def test_a_line_that_a_full_disk_cut_off_is_removed(tmp_path: Path) -> None:
     assert len(open_study(tmp_path).results()) == 2
     assert all(json.loads(line) for line in (tmp_path / "study.log").read_text().splitlines())
     assert not (tmp_path / "study.log.lock").is_symlink()
+
+
+def test_nothing_is_written_once_another_process_has_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "INTERVAL", 0.1)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    study = open_study(tmp_path)
+    sampled = study.ask(2)
+    assert sampled
+    written = (tmp_path / module.LOG).read_bytes()
+    with lease.hold(tmp_path):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        later = lease.Lease(tmp_path)
+        later.acquire()
+        for write in (
+            lambda: study.ask(2),
+            lambda: study.report(0, 1, {"loss": 1.0}),
+            lambda: finish(study, sampled, 1),
+        ):
+            with pytest.raises(lease.LeaseLostError):
+                write()
+    later.release()
+    assert (tmp_path / module.LOG).read_bytes() == written

@@ -248,13 +248,13 @@ def _answer(project: Project, usage: str, flags: list[str], arguments: list[str]
         print(_resolved(project, rest), end="")
     elif flag == "--check":
         read_ranks()
-        _import("boltcutter.training.check").main(project, rest)
+        _import("boltcutter.training.check").main(project, remote.localize(registry.resolve(project, rest)))
     elif flag == "--describe":
         from boltcutter.assembly.assemble import describe_overrides
 
         at_key = at < len(rest) and "=" not in rest[at] and not rest[at].startswith("~")
         prefix = rest.pop(at) if at_key else ""
-        print("\n".join(describe_overrides(project, rest, prefix)))
+        print("\n".join(describe_overrides(project, remote.localize(registry.resolve(project, rest)), prefix)))
         if project.has_group(prefix):
             print("", *project.help_lines(prefix), sep="\n")
     else:
@@ -267,11 +267,11 @@ def _resolved(project: Project, arguments: list[str]) -> str:
 
     local = remote.localize(registry.resolve(project, arguments))
     special, rest = split_overrides(local, "run", "ckpt", "split", "input", "output")
-    cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, arguments)
+    cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, local)
     if not cfg.get("folder"):
         # The id is created when the run starts.
         cfg.folder = "${runs}/${name}/<id>"
-    return as_yaml(redacted(cfg))
+    return remote.show(as_yaml(redacted(cfg)))
 
 
 def _help(project: Project, usage: str, flags: Mapping[str, str]) -> str:

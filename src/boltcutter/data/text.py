@@ -108,8 +108,10 @@ class Text(TokenDataModule):
             try:
                 spans = split_documents(files, self.split, self.seed, self.num_folds, self.fold)
                 self._tokenize(draft, spans, tokenizer)
-                if not folder.exists():  # another process may have finished first
-                    draft.rename(folder)
+                draft.rename(folder)
+            except OSError:
+                if not (folder / "metadata.json").is_file():  # otherwise another process has finished first
+                    raise
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,5 +142,5 @@ def find_export(run: Path, export: str) -> Path:
     known = sorted(card.parent.name for card in (run / "export").glob(f"*/{CARD}"))
     raise ConfigError(
         f"export={export}: not an export of the run (there are: {', '.join(known) or 'none yet'}); "
-        f"create it with boltcutter export run={run}"
+        f"create it with boltcutter export {shlex.quote(f'run={run}')}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
@@ -100,7 +101,7 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable
             text = f"job {job_id}, submitted"
         print(f"{text}: {display_path(folder)}")
     verbs = "status|logs|cancel" + ("|fetch" if isinstance(launcher, CloudLauncher) else "")
-    print(f"{command('launch')} {verbs} run={display_path(job.folder)}")
+    print(f"{command('launch')} {verbs} {shlex.quote(f'run={display_path(job.folder)}')}")
 
 
 def check_unused(folder: Path, resumed: bool) -> None:

@@ -6,6 +6,7 @@ import configparser
 import http.client
 import netrc
 import os
+import shlex
 import shutil
 import ssl
 import threading
@@ -165,7 +166,7 @@ class WandbLogger(LightningWandbLogger):
         run = self.experiment
         if run.disabled:
             return "disabled"
-        return f"offline; boltcutter sync run={self.save_dir}" if run.offline else str(run.url)
+        return f"offline; boltcutter sync {shlex.quote(f'run={self.save_dir}')}" if run.offline else str(run.url)
 
     @rank_zero_only
     def close(self, exit_code: int) -> None:

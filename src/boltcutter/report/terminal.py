@@ -71,9 +71,9 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     rows["report"] = str(report) if report.is_file() else None
     if checkpoint:
         commands = [
-            f"{command('evaluate')} run={folder}" if evaluates else "",
-            f"{command('predict')} run={folder} {predicts}".rstrip() if predicts is not None else "",
-            f"{command('train')} resume={folder} trainer.{_limit(record)}=<more>",
+            command("evaluate", f"run={folder}") if evaluates else "",
+            f"{command('predict', f'run={folder}')} {predicts}".rstrip() if predicts is not None else "",
+            f"{command('train', f'resume={folder}')} trainer.{_limit(record)}=<more>",
         ]
         rows["next"] = "\n".join(filter(None, commands))
     _show(rows)

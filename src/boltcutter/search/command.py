@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,8 +58,7 @@ def main(project: Project, arguments: list[str]) -> None:
         except lease.LeaseHeldError as error:
             raise ConfigError(f"{'resume' if special else 'folder'}={plan.folder}: {error}") from error
         if number := signals.received_signal():
-            hint_text = f"continue with: {command('search')} resume={shlex.quote(str(plan.folder))}"
-            print(hint_text, file=sys.stderr)
+            print(f"continue with: {command('search', f'resume={plan.folder}')}", file=sys.stderr)
             signals.exit(number, "interrupted", is_collective=False)
 
 
@@ -170,7 +168,12 @@ def open_study(plan: Plan, worker: int | None = None) -> Study:
 
 
 def finish(plan: Plan, study: Study) -> None:
-    """Write the results."""
+    """Write the results.
+
+    Raises:
+        LeaseLostError: Another process has taken over the search.
+    """
+    lease.check()
     from boltcutter.search.outcome import write_outcome
 
     settings = plan.search

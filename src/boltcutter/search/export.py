@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ def write_best(
         f"search: {redact_command(search_command)}",
         f"trial: {result.number}, in {result.folder}",
         f"sampled: {', '.join(result.values) or 'nothing'}",
-        f"train it: {command('train')} {shlex.join(arguments)}",
+        f"train it: {command('train', *arguments)}",
     ]
     header = "".join(f"# {' '.join(comment.split())}\n" for comment in comments)
     write_text(path, header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True))

@@ -63,7 +63,7 @@ def write_outcome(
         values = {key: value for key, value in best.values.items() if key not in (*REPEATED, "data.num_folds")}
         kept = Result(**{**vars(best), "values": values})
         write_best(path, kept, project=project, overrides=overrides, metrics=metrics, search_command=search_command)
-        print(f"best    {command('train')} experiment={display_path(path)}")
+        print(f"best    {command('train', f'experiment={display_path(path)}')}")
     report = write_report(
         folder,
         results,

@@ -317,7 +317,7 @@ def check_population(search: Search, cfg: DictConfig) -> None:
 def own_command() -> str:
     """The command that started this process."""
     is_script = command("search").startswith("python ")
-    return shlex.join([*command("search").split(), *sys.argv[1 if is_script else 2 :]])
+    return shlex.join([*shlex.split(command("search")), *sys.argv[1 if is_script else 2 :]])
 
 
 def save(plan: Plan) -> None:

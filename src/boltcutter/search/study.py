@@ -1,4 +1,7 @@
-"""The study of a search: all trials and their reports, in a journal that survives crashes."""
+"""The study of a search: all trials and their reports, in a journal that survives crashes.
+
+A process whose lease of the search another one has taken over writes nothing more: ``lease.LeaseLostError`` is raised.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
+from boltcutter.environment import lease
 from boltcutter.search import trial as trials
 from boltcutter.search.results import Result
 from boltcutter.search.settings import Mode
@@ -94,6 +98,7 @@ class Study:
         The sampler has a seed of its own for each trial, so that a search that is continued samples what an
         uninterrupted one would have.
         """
+        lease.check()
         started = self._trials()
         if len(started) >= total:
             return None
@@ -148,6 +153,7 @@ class Study:
             count: Number of validations of the trial so far.
             metrics: All metrics; those of the search may be missing.
         """
+        lease.check()
         name = self.metrics[0][0]
         if len(self.metrics) > 1 or name not in metrics:
             return False
@@ -177,6 +183,7 @@ class Study:
             reports: All of its validations.
             error: Why it failed.
         """
+        lease.check()
         chosen = self._chosen(reports)
         scores = {name: chosen[name] for name, _ in self.metrics if not math.isnan(chosen.get(name, math.nan))}
         if state == "complete" and len(scores) < len(self.metrics):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -104,7 +103,7 @@ def main(project: Project, overrides: list[str]) -> Path:
 def resume_hint(folder: Path) -> str:
     """Return the command that resumes an interrupted run; empty if the run has no record yet."""
     has_record = (folder / "record.json").is_file()
-    return f"; continue with: {command('train')} resume={shlex.quote(remote.show(folder))}" if has_record else ""
+    return f"; continue with: {command('train', f'resume={remote.show(folder)}')}" if has_record else ""
 
 
 def train(cfg: DictConfig, project: Project) -> dict[str, float]:
