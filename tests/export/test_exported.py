@@ -13,9 +13,13 @@ from conftest import Script
 from PIL import Image
 from sklearn.datasets import load_diabetes, load_digits
 
+from boltcutter.assembly.assemble import assemble
 from boltcutter.config.errors import ConfigError
+from boltcutter.evaluation.predict import generate_text
 from boltcutter.export.exported import ExportedModel, find_export
 from boltcutter.export.runner import Runner
+from boltcutter.project import Project
+from boltcutter.run.folder import load_evaluation_config
 from boltcutter.task.language import LanguageModeling
 
 
@@ -56,6 +60,35 @@ def test_text_is_continued_as_by_the_checkpoint(script: Script, gpt: Path) -> No
         expected, found = script("predict", *options), script("predict", *options, "export=onnx")
         assert found.returncode == 0, found.stderr
         assert found.stdout == expected.stdout != ""
+
+
+class OnDevice(torch.Tensor):
+    """A tensor whose memory the host cannot read, as that of a GPU."""
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def cpu(self, *options: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def test_inputs_may_be_on_a_gpu(gpt: Path, digits: Path) -> None:
+    tokens = torch.arange(6)[None]
+    model = ExportedModel(gpt, "onnx")
+    assert torch.equal(model(tokens.as_subclass(OnDevice), []), model(tokens, []))
+    images = torch.randint(256, (2, 1, 8, 8), dtype=torch.uint8)
+    model = ExportedModel(digits, "onnx")
+    assert torch.equal(model.predict(images.as_subclass(OnDevice), 2), model.predict(images, 2))
+    on_device, on_host = (next(model.predict_batches([batch])) for batch in (images.as_subclass(OnDevice), images))
+    assert all(torch.equal(on_device[name], on_host[name]) for name in on_host)
+
+
+def test_an_exported_language_model_needs_no_gpu(gpt: Path) -> None:
+    cfg, folder = load_evaluation_config(Project.find(__file__), {"run": str(gpt)}, [])
+    components = assemble(cfg, with_callbacks=False)
+    components.trainer.strategy._accelerator = None
+    components.trainer.strategy._root_device = torch.device("meta")  # whose tensors the host cannot read either
+    assert generate_text(components, ExportedModel(folder, "onnx"), {"input": "#", "tokens": "2"}).startswith("#")
 
 
 @pytest.mark.parametrize("export", ["onnx", "int8-static", "int4"])

@@ -14,8 +14,8 @@ from boltcutter.run import folder as run
 from boltcutter.serving.predictor import Predictor
 
 
-def load(folder: Path, export: str | None = None) -> Predictor:
-    cfg, _ = run.load_evaluation_config(Project.find(__file__), {"run": str(folder)}, [])
+def load(folder: Path, export: str | None = None, *overrides: str) -> Predictor:
+    cfg, _ = run.load_evaluation_config(Project.find(__file__), {"run": str(folder)}, overrides)
     return Predictor(cfg, folder, export=export)
 
 
@@ -41,6 +41,28 @@ def test_images_are_predicted(digits: Predictor) -> None:
     assert digits.describe() == {
         **{"name": "digits-convnet", "run": digits.run, "input": "image", "classes": [], "shape": [1, 8, 8]}
     }
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "computes"),
+    [
+        ("bf16-true", torch.bfloat16, torch.bfloat16),
+        ("bf16-mixed", torch.float32, torch.bfloat16),
+        ("64-true", torch.float64, torch.float64),
+    ],
+)
+def test_the_precision_of_the_run_is_used(
+    trained: Path, digits: Predictor, precision: str, weights: torch.dtype, computes: torch.dtype
+) -> None:
+    predictor = load(trained, None, f"trainer.precision={precision}")
+    seen: list[torch.dtype] = []
+    predictor.task.model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    assert {parameter.dtype for parameter in predictor.task.parameters()} == {weights}
+    images = digits.array(np.random.default_rng(0).random((8, 1, 8, 8), np.float32))
+    found, expected = predictor.predict(images), digits.predict(images)
+    assert (found.dtype, {*seen}) == (np.float32, {computes})
+    assert torch.get_default_dtype() == torch.float32
+    assert np.abs(found - expected).max() < 0.1
 
 
 @pytest.mark.parametrize(

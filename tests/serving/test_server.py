@@ -11,16 +11,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import torch
 from conftest import Script
 from PIL import Image
 
+from boltcutter.project import Project
+from boltcutter.run import folder as run
+from boltcutter.serving import server
 from boltcutter.serving.app import NUMPY
-from boltcutter.serving.server import bind
+from boltcutter.serving.server import bind, read_settings
 
 from .conftest import Serve, Served
 
@@ -373,3 +378,28 @@ def test_a_port_in_use(script: Script, trained: Path, digits: Served) -> None:
     done = script("serve", f"run={trained}", f"port={digits.url.rpartition(':')[2]}")
     assert done.returncode == 2
     assert "Address already in use; choose another, or port=0" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "expected"), [([], [0, 1, 0]), (["trainer.devices=[1]"], [1, 1, 1])])
+def test_workers_are_spread_over_gpus_which_their_parent_does_not_use(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], expected: list[int]
+) -> None:
+    loaded: list[Any] = []
+    monkeypatch.setattr(server, "create", lambda cfg, folder, settings: loaded.append(cfg.trainer))
+    monkeypatch.setattr(server, "Workers", lambda config, sockets: SimpleNamespace(run=lambda: None))
+    monkeypatch.setattr(server, "device_type", lambda accelerator: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setenv(server.VARIABLE, "")
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")
+    project = Project.find(__file__)
+    cfg, folder = run.load_evaluation_config(project, {"run": str(trained)}, given)
+    settings = read_settings({"workers": "3"}) | {"root": str(project.root), "run": str(trained), "rest": given}
+    with bind("127.0.0.1", 0) as bound:
+        server.serve(cfg, folder, settings, bound)
+    assert loaded.pop().accelerator == "cpu"
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    for _ in expected:
+        server.worker()
+    assert [[*trainer.devices] for trainer in loaded] == [[device] for device in expected]
+    assert {trainer.accelerator for trainer in loaded} == {"auto"}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from importlib.util import find_spec
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
 
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig
@@ -101,6 +103,26 @@ def set_precision(trainer: L.Trainer, precision: str) -> None:
         trainer.strategy.precision_plugin = build.build(plugin, "trainer")
     else:
         trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+
+
+def apply_precision(plugin: Precision, task: L.LightningModule, owner: nn.Module, method: str) -> None:
+    """Convert a task for use without the trainer, and run a method of it or its model as the trainer would.
+
+    Args:
+        plugin: The trainer's precision.
+        task: Its weights are converted in place.
+        owner: Module whose method is replaced.
+        method: Name of the method.
+    """
+    plugin.convert_module(task)
+    compute, lock = getattr(owner, method), threading.Lock()  # the default dtype is not local to a thread
+
+    def convert_and_compute(*inputs: Any, **options: Any) -> Any:
+        with lock, plugin.forward_context():
+            return compute(*plugin.convert_input(inputs), **options)
+
+    if type(plugin) is not Precision:  # float32 needs no context
+        setattr(owner, method, convert_and_compute)
 
 
 def _check_cuda(setting: str, precision: str) -> None:

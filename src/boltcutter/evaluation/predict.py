@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.assembly.adapt import loader_owner
 from boltcutter.assembly.assemble import Components, assemble, check_config
+from boltcutter.assembly.precision import apply_precision
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
@@ -219,7 +220,9 @@ def generate_text(components: Components, model: str | ExportedModel, overrides:
         if len(text) < 256 and file.is_file():
             text = file.read_bytes()
         prompt = torch.tensor(tokenizer.encode(text))
-    task.to(components.trainer.strategy.root_device)
+    if isinstance(model, str):  # an export computes on the CPU
+        apply_precision(components.trainer.precision_plugin, task, task.model, "forward")
+        task.to(components.trainer.strategy.root_device)
     found = list(task.generate(prompt, count, temperature=temperature, top_k=top_k, seed=seed))
     return str(tokenizer.decode([*prompt.tolist(), *found]))
 

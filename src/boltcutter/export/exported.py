@@ -62,24 +62,24 @@ class ExportedModel(nn.Module):
     def forward(self, tokens: Tensor, cache: list[Any] | None = None) -> Tensor:
         """Return the logits (N, T, V) of tokens (N, T) that follow those in the cache, which is extended in place."""
         if self.supports_cache:
-            return torch.from_numpy(self.runner(tokens.numpy(), cache=cache)[0])
+            return torch.from_numpy(self.runner(tokens.cpu().numpy(), cache=cache)[0])
         length = tokens.size(1)
         padded = F.pad(tokens, (0, (self.length or max(2, length)) - length))  # which earlier positions do not see
-        return torch.from_numpy(self.runner(padded.numpy())[0])[:, :length]
+        return torch.from_numpy(self.runner(padded.cpu().numpy())[0])[:, :length]
 
     def predict(self, inputs: Tensor, batch_size: int) -> Tensor:
         """Return the first output for inputs as the data module reads them."""
         found = []
         for batch in torch.split(inputs, batch_size):
             raw = self.encoder.invert(batch) if self.encoder else batch
-            found.append(torch.from_numpy(self.runner(raw.numpy())[0]))
+            found.append(torch.from_numpy(self.runner(raw.cpu().numpy())[0]))
         return torch.cat(found)
 
     def predict_batches(self, batches: Any) -> Iterator[Any]:
         """Yield the outputs for batches of a loader, as ``predict_step`` would return them."""
         names = [facts["name"] for facts in self.runner.card["outputs"]]
         for batch in batches:
-            outputs = self.runner(*(tensor.numpy() for tensor in select_inputs(batch, self.runner.card)))
+            outputs = self.runner(*(tensor.cpu().numpy() for tensor in select_inputs(batch, self.runner.card)))
             tensors = [torch.from_numpy(output) for output in outputs]
             yield tensors[0] if names == ["output"] else dict(zip(names, tensors, strict=True))
 

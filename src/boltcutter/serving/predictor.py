@@ -12,12 +12,13 @@ import numpy.typing as npt
 import torch
 
 from boltcutter.assembly.assemble import assemble, check_config
+from boltcutter.assembly.precision import apply_precision
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.data.image_io import read_image, read_image_shape
 from boltcutter.export.exported import ExportedModel
-from boltcutter.protocols import GeneratesTokens, HasClasses, HasKind, HasStatistics, NativeData
+from boltcutter.protocols import GeneratesTokens, HasClasses, HasKind, HasStatistics, NativeData, find_model
 from boltcutter.run.best import find_checkpoint
 
 Array = npt.NDArray[Any]
@@ -65,6 +66,10 @@ class Predictor:
         if export:
             self.export, self.device = ExportedModel(folder, export), torch.device("cpu")
         restore(self.data, self.export or find_checkpoint(cfg, ckpt), self.task)
+        if self.export is None:
+            generates = isinstance(self.task, GeneratesTokens)
+            owner, method = (find_model(self.task), "forward") if generates else (self.task, "predict_step")
+            apply_precision(components.trainer.precision_plugin, self.task, owner, method)
         self.task.to(self.device).eval()
         self.name, self.run = str(cfg.name), folder.name
         self.shape = tuple(cfg.data.get("shape") or ())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import socket
 import tempfile
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,8 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
-from boltcutter.config.compose import DictConfig
+from boltcutter.assembly.precision import device_type
+from boltcutter.config.compose import DictConfig, merge
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
@@ -81,7 +84,9 @@ def serve(cfg: DictConfig, folder: Path, settings: dict[str, Any], bound: socket
     }
     host = f"[{settings['host']}]" if ":" in settings["host"] else settings["host"]  # IPv6
     url = f"http://{host}:{port}"
-    app = create(cfg, folder, settings)  # for several workers too, so that mistakes are reported only once
+    if settings["workers"] > 1:  # mistakes are reported only once; on the CPU, to leave the GPUs to the workers
+        cfg = merge(cfg, DictConfig({"trainer": {"accelerator": "cpu", "devices": 1, "precision": "32-true"}}))
+    app = create(cfg, folder, settings)
     print(f"{url} (API: {url}/openapi.json)", flush=True)
     if settings["workers"] == 1:
         uvicorn.Server(uvicorn.Config(app, **options)).run([bound])
@@ -101,7 +106,22 @@ def worker() -> Starlette:
     project = Project.find(settings["root"])
     project.activate()
     cfg, folder = run.load_evaluation_config(project, {"run": settings["run"]}, settings["rest"])
+    if device_type(str(cfg.trainer.get("accelerator", "auto"))) == "cuda":
+        given = cfg.trainer.devices
+        devices = range(torch.cuda.device_count()) if isinstance(given, int | str) else list(given)
+        cfg.trainer.devices = [devices[claim_number(settings["workers"]) % len(devices)]]
     return create(cfg, folder, settings)
+
+
+def claim_number(workers: int) -> int:
+    """Return the lowest number that no living worker has, which this process keeps until it ends."""
+    for number in range(workers):
+        file = os.open(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]) / f"worker-{number}.lock", os.O_CREAT | os.O_RDWR)
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return number
+        os.close(file)
+    return 0
 
 
 def create(cfg: DictConfig, folder: Path, settings: dict[str, Any]) -> Starlette:
