@@ -2,6 +2,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -143,6 +144,29 @@ def test_a_start_without_mpirun_is_refused(script: Script, tmp_path: Path) -> No
 
 def test_a_missing_mpi4py_is_reported() -> None:
     assert refused("mpi4py") == "mpi4py: mpi4py is not installed; pip install 'boltcutter[mpi]'"
+
+
+ON_A_GPU = """
+import torch
+torch.accelerator.current_accelerator = lambda *args, **options: torch.device("cuda")
+torch.accelerator.device_count = lambda: 1
+with distributed_shutdown():
+    dist.init_process_group("mpi4py", rank=0, world_size=1, store=dist.HashStore(), device_id=torch.device("cuda", 0))
+    found = torch.ones(2)
+    dist.all_reduce(found)
+    subgroup = dist.new_group([0])
+    dist.all_reduce(found, group=subgroup)
+    devices = []
+    mpi.Future = lambda devices: print(*devices) or torch.futures.Future()
+    mpi.CompletedWork([[torch.empty(1, device="meta")], [torch.empty(1)]])
+print("trained", found.tolist())
+"""
+
+
+def test_a_gpu_that_is_bound_to_the_group(tmp_path: Path) -> None:
+    (tmp_path / "gpu.py").write_text(BEGIN.replace("export_torchrun_env()\n", "", 1) + ON_A_GPU)
+    done = run_command([sys.executable, str(tmp_path / "gpu.py")])
+    assert (done.returncode, done.stdout.split()) == (0, ["meta", "trained", "[1.0,", "1.0]"]), done.stderr
 
 
 @pytest.mark.parametrize("backend", ["mpi", "cpu:glo"])

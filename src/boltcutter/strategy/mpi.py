@@ -13,10 +13,12 @@ import os
 import time
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
@@ -39,7 +41,9 @@ class CompletedWork(Work):
 
     def __init__(self, result: Any) -> None:
         super().__init__()
-        self._future: Future[Any] = Future()
+        devices: set[torch.device] = set()
+        apply_to_collection(result, Tensor, lambda tensor: devices.add(tensor.device))
+        self._future: Future[Any] = Future(devices=[device for device in devices if device.type != "cpu"])
         self._future.set_result(result)
 
     def wait(self, timeout: Any = None) -> bool:
@@ -169,6 +173,10 @@ class MPIProcessGroup(dist.ProcessGroup):
         """Wait for all ranks."""
         self._synchronize()
         return CompletedWork([torch.zeros(1)])
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """What torch asks for a GPU that is bound to the group: tensors of any device are copied to the host."""
+        return SimpleNamespace(supports_splitting=False)
 
     def getBackendName(self) -> str:
         """Name of the backend."""
