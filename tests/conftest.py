@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from importlib.metadata import distributions
@@ -25,6 +26,7 @@ from object_storage import bucket as bucket
 from object_storage import place as place
 from object_storage import s3_variables as s3_variables
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).parents[1]
 STATE = {
@@ -147,6 +149,30 @@ def assert_learns(model: nn.Module, *, lr: float, steps: int) -> None:
     trainable = [p for p in model.parameters() if p.requires_grad]
     assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in trainable)
     assert nn.functional.cross_entropy(model.eval()(x), y) < 0.1
+
+
+SYNCHRONIZING = {
+    "_local_scalar_dense",  # item, float, bool, int
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "bincount",
+    "equal",
+}
+
+
+class Synchronizations(TorchDispatchMode):
+    """Counts operations that synchronize the host with a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in SYNCHRONIZING:
+            self.counted[name] += 1
+        return func(*args, **(kwargs or {}))
 
 
 class RecordingLogger(Logger):

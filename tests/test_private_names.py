@@ -26,6 +26,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "lightning.fabric.utilities.distributed": {
         "": {"_set_num_threads_if_needed": "num_processes"},
     },
+    "lightning.pytorch.callbacks.weight_averaging": {
+        "WeightAveraging": {"_average_model": None, "_latest_update_step": None},
+    },
     "lightning.pytorch.callbacks.model_checkpoint": {
         "ModelCheckpoint": {
             "_every_n_train_steps": None,

@@ -1,10 +1,12 @@
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
 import pytest
 import torch
-from conftest import Script
+from conftest import Script, Synchronizations
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -104,6 +106,56 @@ def test_no_more_consecutive_steps_are_skipped_than_allowed(tmp_path: Path, kind
     with pytest.warns(UserWarning, match="consecutive"), pytest.raises(NonFiniteGradientError, match="batch 3"):
         fit(NonFiniteLoss({1, 2, 3}), kind(tmp_path, max_skipped_steps=2, save_batch=False))
     assert not list(tmp_path.iterdir())
+
+
+class RanksWithOtherWeights(SingleDeviceStrategy):
+    """Reduces norms over two ranks, of which the other has a gradient that is not finite at step 3."""
+
+    steps = 0
+
+    def global_grad_norm(self, parameters: Sequence[Tensor], norms: Tensor) -> Tensor:
+        self.steps += 1
+        return torch.linalg.vector_norm(norms) + (float("inf") if self.steps == 4 else 0.0)
+
+    def gather_names(self, names: list[str]) -> list[str]:
+        return [*names, "other.weight"]
+
+
+@pytest.mark.parametrize("kind", [Guard, DeferredGuard])
+def test_training_stops_with_another_rank_without_waiting_for_the_device(tmp_path: Path, kind: type[Guard]) -> None:
+    module, waits = NonFiniteLoss(set()), Synchronizations()
+    guard = kind(tmp_path, save_batch=False)
+    check = guard.on_before_optimizer_step
+
+    def watched(*args: Any) -> None:
+        with waits:
+            check(*args)
+
+    guard.on_before_optimizer_step = watched  # type: ignore[method-assign]
+    with pytest.raises(NonFiniteGradientError, match=r"gradient of other\.weight is not finite at epoch 0, batch 3"):
+        fit(module, guard, strategy=RanksWithOtherWeights("cpu"))
+    assert torch.equal(module.layer.weight, module.steps[3])
+    # Values of earlier steps, which have arrived on the host, are read there.
+    assert waits.counted == ({} if kind is DeferredGuard else {"_local_scalar_dense": 4})
+
+
+@pytest.mark.parametrize("kind", [Guard, DeferredGuard])
+def test_a_skipped_first_step_leaves_no_uninitialized_momentum(
+    tmp_path: Path, kind: type[Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty_like = torch.empty_like  # whose memory may hold anything
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: empty_like(*args, **options).fill_(1e6))
+
+    class Momentum(NonFiniteLoss):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, nesterov=True, fused=True)
+
+    module = Momentum({0, 3})
+    with pytest.warns(UserWarning, match="skipping step"):
+        fit(module, kind(tmp_path, max_skipped_steps=1))
+    assert torch.equal(module.steps[0], module.steps[1])
+    assert torch.equal(module.steps[3], module.steps[4])
+    assert module.layer.weight.abs().max() < 10
 
 
 def test_the_last_step_is_checked(tmp_path: Path) -> None:

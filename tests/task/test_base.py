@@ -1,5 +1,4 @@
 import math
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,14 +7,13 @@ from typing import Any, cast
 import lightning as L
 import pytest
 import torch
-from conftest import RecordingLogger, Script
+from conftest import RecordingLogger, Script, Synchronizations
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -141,30 +139,6 @@ def test_nan_loss_is_logged(tmp_path: Path) -> None:
     assert training.callback_metrics["val/loss"].isnan()
 
 
-SYNCHRONIZING = {
-    "_local_scalar_dense",  # item, float, bool, int
-    "nonzero",
-    "masked_select",
-    "_unique2",
-    "bincount",
-    "equal",
-}
-
-
-class Synchronizations(TorchDispatchMode):
-    """Counts operations that synchronize the host with a device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counted: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in SYNCHRONIZING:
-            self.counted[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
 class ObserveSteps(Callback):
     """Observes all training steps but the first, in which torchmetrics computes compute groups."""
 
@@ -195,6 +169,23 @@ def test_training_steps_do_not_synchronize_with_the_device(tmp_path: Path) -> No
     training.fit(module, loader(80))
     assert training.global_step == 10
     assert not waits.counted
+
+
+def test_the_norm_of_the_guard_is_used_for_clipping_in_mixed_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda *args: pytest.fail("computed the norm again"))
+    module, norms = task(), list[float]()
+
+    class Clipped(Callback):
+        def on_before_zero_grad(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: object) -> None:
+            grads = [p.grad for p in pl_module.parameters() if p.grad is not None]
+            norms.extend([float(nn.utils.get_total_norm(grads))] if grads else [])
+
+    options = {"precision": "bf16-mixed", "gradient_clip_val": 1e-3, "callbacks": [Guard(tmp_path), Clipped()]}
+    trainer(tmp_path, **options).fit(module, loader(24))
+    assert norms == pytest.approx([1e-3] * len(norms), rel=1e-2)
+    assert norms
 
 
 def test_penalties_exclude_biases_and_norms() -> None:

@@ -12,7 +12,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 
@@ -32,7 +32,7 @@ class UnevenBatchesError(RuntimeError):
 class GradientCheck(NamedTuple):
     """Gradient norms before an optimizer step, and the position in training."""
 
-    norms: Tensor  # one per gradient
+    norms: Tensor  # one per gradient of this rank, and that of all gradients of all ranks
     parameters: list[Tensor]
     ready: torch.cuda.Event | None  # when the copy to the host is done; None: already
     batch: Any
@@ -115,11 +115,11 @@ class Guard(Callback):
         if sharded:
             norms = norms.full_tensor()  # type: ignore[attr-defined]
         norm = self._reducer.global_grad_norm(parameters, norms) if self._reducer else torch.linalg.vector_norm(norms)
-        deferred = self._reducer is None and self._can_defer(norm, optimizer)
+        deferred = self._can_defer(norm, optimizer) and not _lacks_momentum(optimizer, parameters)
         if deferred:
             optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
         if deferred or not math.isfinite(norm.item()):
-            self._pending = self._record(norms, parameters, deferred, trainer)
+            self._pending = self._record(torch.cat([norms, norm.view(1)]), parameters, deferred, trainer)
         else:
             self.skipped = 0
         if not deferred and self._pending:
@@ -157,13 +157,15 @@ class Guard(Callback):
             return
         if check.ready:
             check.ready.synchronize()  # of the previous step, so this does not wait
-        bad = {id(p) for p, good in zip(check.parameters, check.norms.isfinite().tolist(), strict=True) if not good}
-        if not bad and not self._reducer:
+        *each, total = check.norms.isfinite().tolist()
+        if total:
             self.skipped = 0
             return
+        bad = {id(p) for p, good in zip(check.parameters, each, strict=True) if not good}
         names = [name for name, parameter in pl_module.named_parameters() if id(parameter) in bad]
         names = self._reducer.gather_names(names) if self._reducer else names
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        some = some or "all parameters together"  # each is finite, but the sum of their squares is not
         what = f"the gradient of {some} is not finite at epoch {check.epoch}, batch {check.batch_idx}"
         if self.skipped < self.max_skipped_steps:
             self.skipped += 1
@@ -184,6 +186,13 @@ class Guard(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(move_data_to_device(batch, torch.device("cpu")), path)  # so that it loads on any machine
         return path
+
+
+def _lacks_momentum(optimizer: Optimizer, parameters: list[Tensor]) -> bool:
+    """Whether SGD takes its first step, which leaves the momentum uninitialized if the device skips it."""
+    if not isinstance(optimizer, SGD) or not any(group["momentum"] for group in optimizer.param_groups):
+        return False
+    return any(optimizer.state.get(parameter, {}).get("momentum_buffer") is None for parameter in parameters)
 
 
 def _dense_values(gradients: list[Tensor]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.plugins import Precision
+from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -243,7 +243,7 @@ class Task(L.LightningModule, ABC):
         norm, self.gradient_norm = self.gradient_norm, None
         plugin = type(self.trainer.precision_plugin)
         overridden = (
-            plugin.clip_gradients is not Precision.clip_gradients
+            plugin.clip_gradients not in (Precision.clip_gradients, MixedPrecision.clip_gradients)
             or plugin.clip_grad_by_norm is not Precision.clip_grad_by_norm
         )
         if overridden or norm is None or not gradient_clip_val or gradient_clip_algorithm not in (None, "norm"):
