@@ -29,6 +29,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "lightning.pytorch.callbacks.weight_averaging": {
         "WeightAveraging": {"_average_model": None, "_latest_update_step": None},
     },
+    "lightning.fabric.utilities.seed": {
+        "": {"_collect_rng_states": "include_cuda", "_set_rng_states": "rng_state_dict"},
+    },
     "lightning.pytorch.callbacks.model_checkpoint": {
         "ModelCheckpoint": {
             "_every_n_train_steps": None,

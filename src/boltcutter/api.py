@@ -71,7 +71,7 @@ def evaluate(
         run: Folder of the run.
         ckpt: ``best``, ``last`` or the path of a checkpoint.
         split: ``train``, ``val`` or ``test``.
-        output: Folder to write to; by default ``evaluation/<split>`` in the run folder.
+        output: Folder to write to; by default one of its own in ``evaluation`` of the run folder.
         project: The project, or a file or folder in it; by default the project of the working directory.
 
     Returns:

@@ -454,3 +454,25 @@ def test_memory_is_pinned_for_training_on_a_gpu(
     data.trainer = SimpleNamespace(accelerator=accelerator, strategy=None)  # type: ignore[assignment]
     for loader in (data.loader("train", shuffle=True), data.loader("val")):
         assert loader.pin_memory is pinned
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_evaluation_is_the_same_in_each_epoch(split: Any) -> None:
+    class Random(Dataset[Tensor]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Tensor:
+            return torch.rand(())
+
+    class Data(DataModule):
+        def load(self) -> Splits:
+            return Splits(Random(), Random(), Random())
+
+        def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+            raise NotImplementedError
+
+    loader = Data(batch_size=4).loader(split)
+    first = torch.cat(list(loader))
+    loader.epoch_sampler.set_epoch(1)
+    assert torch.equal(first, torch.cat(list(loader))) is (split != "train")

@@ -1,17 +1,22 @@
 import json
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from conftest import Script
 from sklearn.metrics import accuracy_score, f1_score
+from third_party.gallery import HERE
 
 from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.errors import ConfigError
+from boltcutter.evaluation.evaluate import replaced_test_loader
 from boltcutter.evaluation.outcomes import WORST
 
+STOCHASTIC = [f"task={HERE}/task/diffusion.yaml", f"data={HERE}/data/jittered.yaml"]
+ENV = {"PYTHONPATH": "tests"}
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
 
 
@@ -106,3 +111,63 @@ def test_losses_are_cross_entropies(trained: Path) -> None:
     table = pd.read_csv(trained / "evaluation" / "test" / "predictions.csv")
     right = table[table["target"] == table["prediction"]]
     assert np.allclose(right["loss"], -np.log(right["confidence"]), atol=1e-4)
+
+
+def scores_of(folder: Path) -> dict[str, float]:
+    return dict(json.loads((folder / "metrics.json").read_text()))
+
+
+def test_a_stochastic_module_has_the_metrics_of_training(script: Script, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = [f"folder={run}", "logger=null", "trainer.max_epochs=2", "trainer.log_every_n_steps=1"]
+    done = script("train", *STOCHASTIC, *options, env=ENV)
+    assert done.returncode == 0, done.stderr
+    tested = scores_of(run / "evaluation" / "test")
+    validated = pd.read_csv(run / "metrics.csv")["val/loss"].dropna().tolist()
+    for arguments, name in (
+        ([], "test"),
+        ([], "test"),
+        (["ckpt=last"], "test-last"),
+        (["data.num_workers=1"], "test-data.num_workers=1"),
+        (["split=val", "ckpt=last"], "val-last"),
+    ):
+        done = script("evaluate", f"run={run}", *arguments, env=ENV)
+        assert done.returncode == 0, done.stderr
+        assert f"{run}/evaluation/{name}\n" in done.stdout
+        assert f"evaluation/{name}<" in (run / "report.html").read_text() or not arguments
+    assert {path.name for path in (run / "evaluation").iterdir()} == {
+        *("test", "test-last", "test-data.num_workers=1", "val-last")
+    }
+    assert scores_of(run / "evaluation" / "test") == tested
+    assert scores_of(run / "evaluation" / "test-data.num_workers=1")["test/loss"] == pytest.approx(tested["test/loss"])
+    assert scores_of(run / "evaluation" / "val-last")["val/loss"] == pytest.approx(validated[-1])
+
+    done = script("train", f"resume={run}", "trainer.max_epochs=4", env=ENV)
+    assert done.returncode == 0, done.stderr
+    assert scores_of(run / "evaluation" / "test-2") == tested  # the earlier test
+    assert scores_of(run / "evaluation" / "test") == json.loads((run / "record.json").read_text())["test"] != tested
+
+    predicted = []
+    for name in ("one.csv", "two.csv"):
+        done = script("predict", f"run={run}", f"output={tmp_path / name}", env=ENV)
+        assert done.returncode == 0, done.stderr
+        predicted.append((tmp_path / name).read_bytes())
+    assert predicted[0] == predicted[1]
+
+
+def test_an_evaluation_leaves_the_loaders_as_they_were() -> None:
+    class Data(L.LightningDataModule):
+        def test_dataloader(self) -> str:
+            return "test"
+
+        def val_dataloader(self) -> str:
+            return "val"
+
+    data = Data()
+    with replaced_test_loader(data, "val", enabled=True):
+        assert data.test_dataloader() == "val"
+    assert data.test_dataloader() == "test"
+    data.test_dataloader = lambda: "own"  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt), replaced_test_loader(data, "val", enabled=True):
+        raise KeyboardInterrupt
+    assert data.test_dataloader() == "own"

@@ -8,6 +8,7 @@ import torch
 from conftest import Script
 from PIL import Image
 from sklearn.datasets import load_diabetes, load_digits
+from third_party.own_data import make_raw
 
 from boltcutter.project import Project
 from boltcutter.run import folder as run
@@ -89,6 +90,27 @@ def test_arrays_are_preprocessed_by_the_data_module(digits: Predictor, monkeypat
     assert np.array_equal(digits.array(images), images)
     monkeypatch.setattr(digits.data, "preprocess", lambda inputs: torch.from_numpy(inputs) - 2, raising=False)
     assert np.array_equal(digits.array(images), images - 2)
+    file = io.BytesIO()
+    Image.fromarray(np.full((8, 8), 9, np.uint8)).save(file, "PNG")
+    monkeypatch.setattr(digits.data, "preprocess", lambda inputs: torch.from_numpy(inputs) / 3, raising=False)
+    assert np.array_equal(digits.image(file.getvalue()), np.full((1, 1, 8, 8), 3.0))
+
+
+def test_the_model_sees_what_it_was_trained_on(script: Script, tmp_path: Path) -> None:
+    own = ["data=synthetic", "data._target_=third_party.own_data.Own", "data.shape=[6]", "data.num_classes=2"]
+    options = [*own, "model=linear", "logger=null", "test=false", "report=false", f"folder={tmp_path}"]
+    done = script("train", *options, "trainer.max_epochs=1", env={"PYTHONPATH": "tests"})
+    assert done.returncode == 0, done.stderr
+    predictor = load(tmp_path)
+    raw, _ = make_raw()  # (N, 2, 3)
+    predictor.data.setup("fit")
+    trained_on = predictor.data.splits.train.tensors[0]
+    assert torch.equal(torch.from_numpy(predictor.array(raw[:40].tolist())), trained_on)
+    assert torch.equal(torch.from_numpy(predictor.array(raw[:40])), trained_on)
+    with pytest.raises(ValueError, match=r"^inputs: preprocess refuses shape \[2, 6\]: "):
+        predictor.array(np.zeros((2, 6)))
+    with pytest.raises(ValueError, match=r"^inputs: not all values are finite$"):
+        predictor.array(np.full((2, 2, 3), np.nan))
 
 
 def test_a_damaged_image(digits: Predictor) -> None:

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from boltcutter.assembly.monitors import MonitorCheck
 from boltcutter.callback.accumulation import MeanOfAccumulated
 from boltcutter.config.errors import ConfigError
+from boltcutter.data.module import DataModule
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.protocols import GeneratesTokens, NativeData, NativeTask
 
@@ -62,7 +63,8 @@ def skip_reason(data: Any, task: L.LightningModule, split: str) -> str | None:
         return f"{type(task).__name__} has no {step}"
     if loader_owner(data, task, split) is None:
         return f"there is no {split}_dataloader"
-    if isinstance(data, NativeData) and split in data.empty_splits:  # known once the data is loaded
+    # Which splits are empty is known once the data is loaded.
+    if isinstance(data, NativeData) and split in data.empty_splits and not has_own_loader(data, split):
         return f"{type(data).__name__} has no samples in its {split} split (data.split)"
     return None
 
@@ -78,8 +80,14 @@ def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningD
     return next((owner for owner in owners if is_overridden(f"{split}_dataloader", owner)), None)
 
 
+def has_own_loader(data: Any, split: str) -> bool:
+    """Whether a data module defines the dataloader of a split itself, rather than the base class of the library."""
+    name = f"{split}_dataloader"
+    return is_overridden(name, data) and getattr(type(data), name, None) is not getattr(DataModule, name)
+
+
 def prediction_argument(data: Any, task: L.LightningModule) -> str | None:
     """Return the argument that ``boltcutter predict`` needs besides the run; None if prediction is not supported."""
-    if isinstance(data, NativeData):
+    if isinstance(data, NativeData) and not has_own_loader(data, "predict"):
         return f"input=<{'text or file' if isinstance(task, GeneratesTokens) else 'files'}>"
     return "" if loader_owner(data, task, "predict") else None

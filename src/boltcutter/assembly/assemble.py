@@ -41,6 +41,7 @@ from boltcutter.assembly.precision import (
     set_numerics,
     set_precision,
 )
+from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.config import describe
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, merge
@@ -222,7 +223,12 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     trainer = build.build(
         cfg.trainer,
         "trainer",
-        callbacks=[*callbacks.values(), *extra_callbacks, *([MediaLogging(cfg.folder)] if with_callbacks else [])],
+        callbacks=[
+            EvaluationSeeds(cfg.get("seed", 0)),
+            *callbacks.values(),
+            *extra_callbacks,
+            *([MediaLogging(cfg.folder)] if with_callbacks else []),
+        ],
         logger=loggers,
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},

@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.data.seeding import seed_generators
@@ -29,8 +30,66 @@ class Reseed(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Seed Python, NumPy, torch and the current device."""
-        seed = seed_generators(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
-        # torch.cuda, torch.mps and torch.xpu have manual_seed; torch.cpu has not.
-        seed_device = getattr(getattr(torch, pl_module.device.type, None), "manual_seed", None)
-        if seed_device:
-            seed_device(seed)
+        _seed(pl_module, self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
+
+
+class EvaluationSeeds(Callback):
+    """Seed all random number generators from (seed, split, batch, rank) in validation, test and prediction.
+
+    A step that draws random numbers, as of a diffusion model, then gives the same metrics after training, in
+    ``evaluate`` and in each epoch. Training continues with the numbers that it would have drawn without validation.
+
+    Args:
+        seed: Seed of the run.
+
+    Attributes:
+        split: The split that a test evaluates.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self.split = "test"
+        self._states: dict[str, Any] | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Seed what hooks and data loaders draw before the first batch."""
+        if stage != "fit":
+            self._seed(trainer, pl_module)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Seed what is drawn on the device before the first batch."""
+        self._seed(trainer, pl_module)
+
+    on_predict_start = on_test_start
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Store the states of the generators during training."""
+        if trainer.state.fn == "fit":
+            self._states = _collect_rng_states(include_cuda=pl_module.device.type == "cuda")
+        self._seed(trainer, pl_module)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Restore them."""
+        if self._states is not None:
+            _set_rng_states(self._states)
+            self._states = None
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Seed Python, NumPy, torch and the current device."""
+        self._seed(trainer, pl_module, batch_idx, dataloader_idx)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+
+    def _seed(self, trainer: L.Trainer, pl_module: L.LightningModule, *position: int) -> None:
+        split = self.split if trainer.testing else "predict" if trainer.predicting else "val"
+        _seed(pl_module, self.seed, *split.encode(), *position, trainer.global_rank)
+
+
+def _seed(pl_module: L.LightningModule, *key: int) -> None:
+    seed = seed_generators(*key)
+    # torch.cuda, torch.mps and torch.xpu have manual_seed; torch.cpu has not.
+    seed_device = getattr(getattr(torch, pl_module.device.type, None), "manual_seed", None)
+    if seed_device:
+        seed_device(seed)

@@ -84,10 +84,11 @@ class IterableLoader:
         return self
 
     epoch_sampler = sampler
+    follows_epochs = True  # False for evaluation, which is the same in each epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that comes next, unless the rest of an interrupted epoch comes first."""
-        if not self.start:
+        if not self.start and self.follows_epochs:
             self.epoch = epoch
 
     def __len__(self) -> int:

@@ -207,7 +207,9 @@ class DataModule(L.LightningDataModule, ABC):
         shard = {"seed": self.seed, "rank": rank, "world_size": world_size}
         if isinstance(samples, IterableDataset):
             settings: Any = {"drop_last": drop_last, "collate": self.collate_fn, **options, **shard}
-            return IterableLoader(samples, self.batch_size, **settings)
+            stream = IterableLoader(samples, self.batch_size, **settings)
+            stream.follows_epochs = split == "train"
+            return stream
         samples = samples if isinstance(samples, BatchedDataset) else BatchedMapDataset(samples, self.collate_fn)
         try:
             sampler = BatchSampler(
@@ -220,6 +222,7 @@ class DataModule(L.LightningDataModule, ABC):
             )
         except ValueError as error:
             raise ValueError(f"data: in the {split} split, {error}") from None
+        sampler.follows_epochs = split == "train"
         return Loader(samples, sampler, **options)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:

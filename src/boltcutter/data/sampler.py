@@ -65,6 +65,8 @@ class BatchSampler(Sampler[Batch]):
         ValueError: The batch size is not divisible by the number of ranks, or there are too few samples.
     """
 
+    follows_epochs = True  # False for evaluation, which is the same in each epoch
+
     def __init__(
         self,
         num_samples: int,
@@ -96,7 +98,7 @@ class BatchSampler(Sampler[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that determines the next order, unless the rest of an interrupted epoch comes first."""
         # Lightning counts an epoch that max_steps interrupted as done.
-        if not self.start:
+        if not self.start and self.follows_epochs:
             self.epoch = epoch
 
     def order(self, epoch: int, first: int = 0, last: int | None = None) -> npt.NDArray[np.int64]:

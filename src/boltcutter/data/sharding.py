@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
-from boltcutter.data.seeding import draw_indices, seed_generators
+from boltcutter.data.seeding import draw_indices, hash64, seed_generators
 from boltcutter.data.stream import Stream
 from boltcutter.protocols import data_parallel, is_sharded
 
@@ -54,23 +54,23 @@ class LoaderPreparation:
             # Lightning creates a copy that tracks indices for writers, which fails for DataLoader(dataset, 4).
             callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
             copies = self.trainer.world_size > 1 or any(isinstance(c, BasePredictionWriter) for c in callbacks)
-            return self.prepare(loader, shuffle=shuffle, mode=mode) if copies else loader
+            if copies:
+                return self.prepare(loader, shuffle=shuffle, mode=mode)
         if is_sharded(loader):
             return loader
         world_size, rank = data_parallel(self.trainer.strategy)
         training = mode == RunningStage.TRAINING
-        if not training and world_size == 1:
-            return loader
         if not self.enabled and world_size > 1:
             self._print_once(
                 f"trainer.use_distributed_sampler=false: {mode.dataloader_prefix}_dataloader is not sharded"
             )
             rank, world_size = 0, 1
         epoch, done = epoch_position(self.trainer) if training else (0, 0)
+        seed = self.seed if training else hash64(self.seed, *str(mode.dataloader_prefix).encode())
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             return shard_loader(
                 loader,
-                seed=self.seed,
+                seed=seed,
                 rank=rank,
                 world_size=world_size,
                 training=training,
@@ -86,7 +86,7 @@ class LoaderPreparation:
                 "access: resuming within an epoch reads the finished batches again and skips them, and is exact if "
                 "the stream is deterministic"
             )
-        stream = Stream(loader, seed=self.seed, rank=rank, world_size=world_size, training=training, group=self._groups)
+        stream = Stream(loader, seed=seed, rank=rank, world_size=world_size, training=training, group=self._groups)
         stream.epoch, stream.start = epoch, done
         return stream
 
@@ -160,11 +160,8 @@ def shard_loader(
     else:  # a custom batch sampler: shard its batches, not its samples
         sampler = changed["batch_sampler"] = RankSampler(batches, **settings)
     sampler.epoch = epoch
-    if training:
-        name = "sampler" if batches is None else "batch_sampler"
-        changed[name] = SeededBatchSampler(
-            changed[name], sampler, done, in_process=not loader.num_workers, cycles=cycles
-        )
+    name = "sampler" if batches is None else "batch_sampler"
+    changed[name] = SeededBatchSampler(changed[name], sampler, done, in_process=not loader.num_workers, cycles=cycles)
     vars(copied).update(changed)  # DataLoader does not allow setting these attributes
     return copied
 
@@ -205,8 +202,8 @@ class RankSampler(Sampler[Any]):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, on which the order depends."""
-        self.epoch = epoch
+        """Set the epoch, on which the order of training depends."""
+        self.epoch = epoch if self.training else 0
 
     def __len__(self) -> int:
         length = len(self.source)

@@ -54,8 +54,8 @@ class Stream:
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, on which the order depends."""
-        self.epoch = epoch
+        """Set the epoch, on which the order of training depends."""
+        self.epoch = epoch if self.training else 0
 
     def __len__(self) -> int:
         if self.world_size > 1:

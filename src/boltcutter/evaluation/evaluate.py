@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from boltcutter.assembly.adapt import loader_owner, skip_reason, uses_validation_step
+from boltcutter.assembly.adapt import has_own_loader, loader_owner, skip_reason, uses_validation_step
 from boltcutter.assembly.assemble import Components, assemble, check_config
 from boltcutter.assembly.media import MediaLogging
+from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.environment.process import distributed_shutdown
@@ -23,10 +25,14 @@ from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.outcomes import PredictionWriter
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
+from boltcutter.report import html as report
 from boltcutter.report import terminal as summary
 from boltcutter.run import folder as run
 from boltcutter.run import remote
 from boltcutter.run.best import find_checkpoint
+
+SETTINGS = "settings.json"  # in the folder of an evaluation
+MAX_NAME = 80  # characters of its name
 
 
 def main(project: Project, overrides: list[str]) -> dict[str, float]:
@@ -47,26 +53,70 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
     if split not in ("train", "val", "test"):
         raise ConfigError(f"split={split}: expected train, val or test{hint(split, ('train', 'val', 'test'))}")
     check_config(cfg)
-    name = split if not any(override.startswith("data") for override in rest) else f"{cfg.choices.data}-{split}"
-    output = Path(special.get("output") or folder / "evaluation" / name)
     components = assemble(cfg, with_callbacks=False)
-    components.trainer.callbacks.append(MediaLogging(output))  # type: ignore[attr-defined]
     with distributed_shutdown():
-        scores = score(components, find_checkpoint(cfg, special.get("ckpt", "best")), output, split)
+        which = special.get("ckpt", "best")
+        checkpoint = find_checkpoint(cfg, which)
+        settings = describe_evaluation(components, checkpoint, split, rest)
+        named = [split, *([Path(which).stem] if which != "best" else []), *sorted(rest)]
+        name = re.sub(r"[^\w.=,-]+", "-", "-".join(named))[:MAX_NAME].rstrip("-.")
+        output = Path(special.get("output") or find_folder(folder / "evaluation" / name, settings))
+        components.trainer.callbacks.append(MediaLogging(output))  # type: ignore[attr-defined]
+        scores = score(components, checkpoint, output, settings)
         if components.trainer.is_global_zero:
             summary.print_evaluation(output, scores)
+            if (folder / "report.html").is_file():
+                report.write(folder)
             remote.push(folder)
     return scores
 
 
-def score(components: Components, checkpoint: str | None, output: Path, split: str = "test") -> dict[str, float]:
+def describe_evaluation(
+    components: Components, checkpoint: str | None, split: str = "test", overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What determines the result of an evaluation of a run, as plain values."""
+    changed = Path(checkpoint).stat().st_mtime if checkpoint and Path(checkpoint).exists() else None
+    return {
+        "split": split,
+        "checkpoint": checkpoint and Path(checkpoint).name,
+        "written": changed and datetime.fromtimestamp(changed, timezone.utc).isoformat(),
+        "overrides": sorted(overrides),
+        "devices": components.trainer.world_size,
+    }
+
+
+def find_folder(folder: Path, settings: Mapping[str, Any]) -> Path:
+    """Return ``folder``, or with a number behind its name if it has the result of an evaluation with other settings."""
+    found, number = folder, 1
+    while found.exists() and _read_settings(found) != settings:
+        number += 1
+        found = folder.with_name(f"{folder.name}-{number}")
+    return found
+
+
+def keep_earlier(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Rename ``folder`` if it has the result of an evaluation with other settings."""
+    if find_folder(folder, settings) != folder:
+        folder.rename(find_folder(folder, {}))
+
+
+def _read_settings(folder: Path) -> dict[str, Any] | None:
+    with suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
+        return found
+    return None
+
+
+def score(
+    components: Components, checkpoint: str | None, output: Path, settings: Mapping[str, Any]
+) -> dict[str, float]:
     """Evaluate a checkpoint on a split and write metrics, tables, predictions, a plot and the worst errors.
 
     Args:
         components: Trainer, data and task.
         checkpoint: Checkpoint to load; None uses the current weights of the task.
         output: Folder to write to.
-        split: ``train``, ``val`` or ``test``.
+        settings: Description of the evaluation, whose split is evaluated.
 
     Returns:
         Metrics by name, over all samples of the split.
@@ -74,6 +124,7 @@ def score(components: Components, checkpoint: str | None, output: Path, split: s
     Raises:
         ConfigError: The task has no step for the split, or there is no data loader for it.
     """
+    split = str(settings["split"])
     if isinstance(components.data, NativeData) and not components.trainer.local_rank:
         with as_config_error():
             components.data.prepare_data()
@@ -83,15 +134,13 @@ def score(components: Components, checkpoint: str | None, output: Path, split: s
     writer = PredictionWriter(output)
     callbacks: list[Callback] = components.trainer.callbacks  # type: ignore[attr-defined]
     callbacks.append(writer)
+    for seeds in (callback for callback in callbacks if isinstance(callback, EvaluationSeeds)):
+        seeds.split = split
     owner: Any = loader_owner(components.data, components.task, split)
+    is_validation = uses_validation_step(components.data, split)
+    evaluate = components.trainer.validate if is_validation else components.trainer.test
     try:
-        if uses_validation_step(components.data, split):
-            evaluate = components.trainer.validate
-        else:
-            evaluate = components.trainer.test
-            if split != "test":
-                owner.test_dataloader = partial(_loader, owner, split)
-        with explain_mismatch(checkpoint):
+        with replaced_test_loader(owner, split, enabled=not is_validation), explain_mismatch(checkpoint):
             found = evaluate(
                 components.task, datamodule=components.data, ckpt_path=checkpoint, verbose=False, weights_only=True
             )
@@ -102,7 +151,24 @@ def score(components: Components, checkpoint: str | None, output: Path, split: s
     if components.trainer.is_global_zero:
         output.mkdir(parents=True, exist_ok=True)
         write_text(output / "metrics.json", json.dumps(scores, indent=2) + "\n")
+        write_text(output / SETTINGS, json.dumps(settings, indent=2) + "\n")
     return scores
+
+
+@contextmanager
+def replaced_test_loader(owner: Any, split: str, *, enabled: bool) -> Iterator[None]:
+    """Let ``test_dataloader`` of a data module or module return the samples of another split in this context."""
+    if not enabled or split == "test":
+        yield
+        return
+    before = vars(owner).get("test_dataloader")
+    owner.test_dataloader = partial(_loader, owner, split)
+    try:
+        yield
+    finally:
+        del owner.test_dataloader
+        if before is not None:
+            owner.test_dataloader = before
 
 
 @contextmanager
@@ -122,7 +188,7 @@ def explain_mismatch(checkpoint: str | None) -> Iterator[None]:
 
 def _loader(owner: Any, split: str) -> Any:
     """Loader over all samples of the train or val split."""
-    if isinstance(owner, NativeData):
+    if isinstance(owner, NativeData) and not has_own_loader(owner, split):
         return owner.loader(split)
     if isinstance(owner, L.LightningDataModule):
         owner.setup("fit")

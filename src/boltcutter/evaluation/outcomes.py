@@ -22,7 +22,7 @@ from boltcutter.evaluation.table import Table, concatenate, count_rows, select_r
 from boltcutter.protocols import HasClasses, HasStatistics, HasTokenizer, data_parallel, gather_objects
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
-MAX_COLUMNS = 32  # per entry of an output
+MAX_COLUMNS = 1000  # per entry of an output, in the tables of a test and of predictions
 MAX_CLASSES = 2000  # of a confusion matrix
 SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # whose order cannot be reproduced
 
@@ -195,7 +195,8 @@ def _skip_reason(value: Any, count: int) -> str | None:
         return f"{len(value)} values for {count} samples"
     each = value[0].numel() if count else 0
     if value.ndim > 2 or each > MAX_COLUMNS:
-        return f"{' × '.join(map(str, value.shape[1:]))} values per sample"
+        shape = " × ".join(map(str, value.shape[1:]))
+        return f"{shape} values per sample, of which a table has at most {MAX_COLUMNS:,} in one dimension"
     return None
 
 
@@ -220,6 +221,8 @@ def _write_worst(folder: Path, ranks: Sequence[tuple[Table, list[npt.NDArray[Any
     if len({values.shape for values in inputs}) != 1:
         return
     rows = concatenate([table for table, _ in ranks if count_rows(table)])
+    if "loss" not in rows:  # not returned for each batch
+        return
     places = np.lexsort([rows["index"], -rows["loss"]])[:WORST]
     chosen = [inputs[place] for place in places]
     np.savez_compressed(

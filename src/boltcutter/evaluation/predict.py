@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from boltcutter.assembly.adapt import loader_owner
+from boltcutter.assembly.adapt import has_own_loader, loader_owner
 from boltcutter.assembly.assemble import Components, assemble, check_config
 from boltcutter.assembly.precision import apply_precision
 from boltcutter.checkpoint.load import restore
@@ -21,7 +21,7 @@ from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.data.batches import count_samples
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.evaluate import explain_mismatch
-from boltcutter.evaluation.outcomes import to_columns
+from boltcutter.evaluation.outcomes import MAX_COLUMNS, to_columns
 from boltcutter.evaluation.table import Table, concatenate, count_rows, write_csv
 from boltcutter.project import Project
 from boltcutter.protocols import GeneratesTokens, NativeData
@@ -38,7 +38,7 @@ SAMPLING = ("tokens", "temperature", "top_k", "seed")
 def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     """Write the prediction of each new sample or, if the task can ``generate``, the continuation of a text.
 
-    For data modules that do not read files, ``predict_dataloader`` is used.
+    Without ``input``, or for data modules that do not read files, ``predict_dataloader`` is used.
 
     Args:
         project: Project whose configuration is used.
@@ -59,7 +59,8 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
         raise ConfigError(f"export={special['export']}: used in place of a checkpoint; remove ckpt={special['ckpt']}")
     components = assemble(cfg, with_callbacks=False)
     exported = _open_export(folder, special["export"]) if "export" in special else None
-    if not isinstance(components.data, NativeData):
+    reads_files = isinstance(components.data, NativeData)
+    if not reads_files or ("input" not in special and has_own_loader(components.data, "predict")):
         return predict_loader(components, cfg, folder, special, exported)
     generates = isinstance(components.task, GeneratesTokens)
     if not special.get("input"):
@@ -75,20 +76,17 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     inputs = [Path(text) for text in special["input"].split(",")]
     if missing := [str(path) for path in inputs if not path.exists()]:
         raise ConfigError(f"input={missing[0]}: no such file or folder; set it to an existing path")
-    table = predict(components, model, inputs)
+    found = predict(components, model, inputs)
     if components.trainer.is_global_zero:
-        output = Path(special.get("output") or folder / "predictions.csv")
-        try:
-            write_csv(output, table)
-        except OSError as error:
-            raise ConfigError(f"output={output}: cannot be written ({error.strerror}); choose another file") from error
-        print(f"{count_rows(table)} predictions: {remote.show(output)}")
+        _write(Path(special.get("output") or folder / "predictions.csv"), found)
         remote.push(folder)
-    return table
+    return found
 
 
-def predict(components: Components, model: str | ExportedModel, inputs: list[Path]) -> Table:
+def predict(components: Components, model: str | ExportedModel, inputs: list[Path]) -> Table | list[Any]:
     """Predict each sample in ``inputs``: a table with its name, prediction and the probability of each class.
+
+    More than ``MAX_COLUMNS`` probabilities are left out, and of as many targets the tensor is returned in a list.
 
     Args:
         components: Components of a run.
@@ -129,7 +127,7 @@ def predict_loader(
     """
     if given := [name for name in ("input", *SAMPLING) if name in overrides]:
         raise ConfigError(
-            f"{given[0]}={overrides[given[0]]}: {type(components.data).__name__} reads no files; remove it to predict "
+            f"{given[0]}={overrides[given[0]]}: {type(components.data).__name__} does not use it; remove it to predict "
             "the samples of predict_dataloader"
         )
     if loader_owner(components.data, components.task, "predict") is None:
@@ -141,6 +139,8 @@ def predict_loader(
             f"trainer.devices={components.trainer.num_devices}: prediction runs on one device; try trainer.devices=1"
         )
     if exported is not None:
+        if isinstance(components.data, NativeData):
+            restore(components.data, exported)
         found: Any = list(exported.predict_batches(_only_loader(components)))
         multiple = False
     else:
@@ -151,18 +151,29 @@ def predict_loader(
         multiple = len(components.trainer.num_predict_batches) > 1  # then Lightning returns a list per loader
     batches = [_plain(batch) for batch in found]
     table = _columns_of_each(batches) if multiple else _columns(batches)
-    output = Path(overrides.get("output") or folder / "predictions.csv")
-    if table is None:
-        output = output.with_suffix(".pt")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(batches, output)
-        print(f"{len(batches)} batches of predictions: {remote.show(output)}")
-        remote.push(folder)
-        return batches
-    write_csv(output, {"index": np.arange(count_rows(table)), **table})
-    print(f"{count_rows(table)} predictions: {remote.show(output)}")
+    result = batches if table is None else {"index": np.arange(count_rows(table)), **table}
+    _write(Path(overrides.get("output") or folder / "predictions.csv"), result)
     remote.push(folder)
-    return table
+    return batches if table is None else table
+
+
+def _write(output: Path, found: Table | list[Any]) -> None:
+    """Write a table, or else batches of tensors with the suffix ``.pt``.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    try:
+        if isinstance(found, dict):
+            count = f"{count_rows(found)}"
+            write_csv(output, found)
+        else:
+            count, output = f"{len(found)} batches of", output.with_suffix(".pt")
+            output.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(found, output)
+    except OSError as error:
+        raise ConfigError(f"output={output}: cannot be written ({error.strerror}); choose another file") from error
+    print(f"{count} predictions: {remote.show(output)}")
 
 
 def _plain(value: Any) -> Any:
@@ -268,11 +279,17 @@ def _only_loader(components: Components) -> Any:
     return loader
 
 
-def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str) -> Table:
+def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str) -> Table | list[Any]:
     columns = predictions.numpy().T  # (C, N)
+    is_wide = len(columns) > MAX_COLUMNS
+    if is_wide:
+        print(f"predictions: {len(columns):,} values per sample, of which a table has at most {MAX_COLUMNS:,}")
+    if is_wide and kind == "regression":
+        return [{"input": names, "prediction": predictions}]
     if kind == "regression":
         titles = ["prediction"] if len(columns) == 1 else [f"prediction_{t}" for t in range(len(columns))]
         return {"input": np.array(names), **dict(zip(titles, columns, strict=True))}
     labels = classes or [str(number) for number in range(len(columns))]
     predicted = np.array(labels)[columns.argmax(axis=0)]
-    return {"input": np.array(names), "prediction": predicted, **dict(zip(labels, columns, strict=True))}
+    shown = {"confidence": columns.max(axis=0)} if is_wide else dict(zip(labels, columns, strict=True))
+    return {"input": np.array(names), "prediction": predicted, **shown}

@@ -61,6 +61,7 @@ def render(folder: Path) -> str:
         choices=config.get("choices") or {},
         sections=sections,
         finals=_final_metrics(groups, modes, scores, record.get("metrics") or {}),
+        evaluations=reader.get("Evaluations", [], _read_evaluations, test.parent),
         classes=classes,
         confusion=confusion,
         worst=reader.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes])
@@ -115,6 +116,15 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} is not a JSON object")
     return found
+
+
+def _read_evaluations(folder: Path) -> list[dict[str, Any]]:
+    """All evaluations, if there are others than the test after training."""
+    files = sorted(folder.glob("*/settings.json"))
+    found = [_read_object(file) | {"name": file.parent.name} for file in files]
+    for each in found:
+        each["metrics"] = _read_object(folder / each["name"] / "metrics.json")
+    return [] if [each["name"] for each in found] == ["test"] else found
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[str]]]]:

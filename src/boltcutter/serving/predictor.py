@@ -15,7 +15,7 @@ from boltcutter.assembly.assemble import assemble, check_config
 from boltcutter.assembly.precision import apply_precision
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.data.image_io import read_image, read_image_shape
 from boltcutter.export.exported import ExportedModel
 from boltcutter.protocols import GeneratesTokens, HasClasses, HasKind, HasStatistics, NativeData, find_model
@@ -112,9 +112,10 @@ class Predictor:
             raise ValueError(f"{IMAGE}: {width} x {height} pixels are too many; make it smaller")
         shape: Any = self.shape
         try:
-            return read_image(IMAGE, shape, io.BytesIO(contents)).numpy()[None]
+            found = read_image(IMAGE, shape, io.BytesIO(contents)).numpy()[None]
         except Exception as error:  # Pillow passes on what the decoding of metadata raises
             raise ValueError(str(error) if isinstance(error, ValueError) else f"{IMAGE}: damaged") from None
+        return self._preprocess(found) if isinstance(self.data, Preprocesses) else found
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> Array:
         """Encode rows of a table (N, F).
@@ -142,7 +143,7 @@ class Predictor:
         return inputs
 
     def array(self, values: Any) -> Array:
-        """Convert nested lists or an array of samples to (N, …).
+        """Convert nested lists or an array of samples to (N, …); raw samples, if the data module has ``preprocess``.
 
         Raises:
             ValueError: It is not numeric, not finite, or of another shape.
@@ -153,8 +154,9 @@ class Predictor:
             raise ValueError("inputs: not a regular array; give samples of equal shape") from None
         if found.dtype.kind not in "uifb" or found.dtype.itemsize > 8:
             raise ValueError("inputs: not numbers")
-        if self.shape and found.shape[1:] != self.shape:
-            raise ValueError(f"inputs: shape {list(found.shape)}, expected [N, {', '.join(map(str, self.shape))}]")
+        if isinstance(self.data, Preprocesses):  # raw samples, of any shape and type
+            return self._preprocess(found)
+        self._check_shape(found)
         if self.form == "image" and found.dtype.kind in "ui":
             if found.size and (found.min() < 0 or found.max() > 255):
                 raise ValueError("inputs: pixels are not between 0 and 255")
@@ -162,8 +164,25 @@ class Predictor:
         if self.form == "image" and self.export and self.export.runner.card["inputs"][0]["dtype"] == "uint8":
             raise ValueError("inputs: the export takes integers, pixels between 0 and 255")
         found = found.astype(np.float32)
-        if isinstance(self.data, Preprocesses):
-            found = self.data.preprocess(found).numpy()
+        if not np.isfinite(found).all():
+            raise ValueError("inputs: not all values are finite")
+        return found
+
+    def _check_shape(self, found: Array) -> None:
+        if self.shape and found.shape[1:] != self.shape:
+            raise ValueError(f"inputs: shape {list(found.shape)}, expected [N, {', '.join(map(str, self.shape))}]")
+
+    def _preprocess(self, raw: Array) -> Array:
+        """Preprocess raw samples as the data module does for training; the shape of the model's inputs is the result's.
+
+        Raises:
+            ValueError: ``preprocess`` refuses them, or its result is not finite or of another shape.
+        """
+        try:
+            found: Array = self.data.preprocess(raw).numpy()
+        except Exception as error:  # of the user's code, for samples of another shape
+            raise ValueError(f"inputs: preprocess refuses shape {list(raw.shape)}: {one_line(error)}") from None
+        self._check_shape(found)
         if not np.isfinite(found).all():
             raise ValueError("inputs: not all values are finite")
         return found

@@ -273,9 +273,13 @@ def restore_data_state(data: L.LightningDataModule, cfg: DictConfig, saved: dict
 
 def test(components: Components, folder: Path, checkpoint: str | None) -> dict[str, float]:
     """Compute the metrics of a checkpoint on the test split; without one, of the current weights."""
-    from boltcutter.evaluation.evaluate import score  # imported late: its dependencies would delay the first step
+    # Imported late: its dependencies would delay the first step.
+    from boltcutter.evaluation.evaluate import describe_evaluation, keep_earlier, score
 
-    return score(components, checkpoint, folder / "evaluation" / "test")
+    output, settings = folder / "evaluation" / "test", describe_evaluation(components, checkpoint)
+    if components.trainer.is_global_zero:
+        keep_earlier(output, settings)
+    return score(components, checkpoint, output, settings)
 
 
 def write_report(folder: Path) -> None:
