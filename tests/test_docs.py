@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.assembly.assemble import read_config
-from boltcutter.cli.commands import COMMANDS, run
+from boltcutter.cli.commands import CHECK_FLAGS, COMMANDS, run
 from boltcutter.export.command import read_settings
 from boltcutter.launch.command import FLAGS, VERBS
 from boltcutter.project import Project, tomllib
@@ -79,6 +79,7 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
             read_settings(project, [argument for argument in arguments if argument.startswith("export")])
             arguments = [argument for argument in arguments if not argument.startswith("export")]
         overrides = [argument for argument in arguments if argument.partition("=")[0] not in OWN[name]]
+        overrides = [override for override in overrides if name != "check" or override not in CHECK_FLAGS]
         assert not [override for override in overrides if override.startswith("-")]
         if "data=huggingface" in overrides:  # whose files are not here; sizes would be read from them
             read_overrides(project, overrides)

@@ -119,3 +119,26 @@ def test_only_complete_optimizer_calls_are_checked(name: str, refused: bool) -> 
             check_optimizer(task)
         task.optimizer = partial(torch.optim.SGD, lr=1.0)
     check_optimizer(task)
+
+
+def test_a_null_setting_of_the_data_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "null_parts.py").write_text(
+        "from boltcutter import DataModule\n\nclass Rows(DataModule):\n"
+        "    def __init__(self, shape: tuple[int, ...] | None = None, num_classes: int | None = None) -> None:\n"
+        "        super().__init__()\n        self.shape, self.num_classes = shape, num_classes\n"
+        "    def load(self): ...\n    def read(self, paths): ...\n"
+    )
+    (tmp_path / "rows.yaml").write_text("_target_: null_parts.Rows\nshape: null\nnum_classes: 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"^data\.shape=null: Rows\.infer_settings\(\) .*; set data\.shape.*$"
+    ) as error:
+        read_config(PROJECT, [f"data={tmp_path}/rows.yaml"])
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        read_config(PROJECT, [f"data={tmp_path}/rows.yaml", "data.num_classes=null", "seed=a"])
+    assert [line.partition("=")[0] for line in str(error.value).splitlines()] == [
+        "data.shape",
+        "data.num_classes",
+        "seed",
+    ]

@@ -295,6 +295,32 @@ def test_dates_are_an_error(tmp_path: Path) -> None:
         Tabular(path=tmp_path / "a.parquet", target="price").setup("fit")
 
 
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([f"2024-{1 + day // 28:02}-{1 + day % 28:02}" for day in range(200)], "column day has dates; .*ignore"),
+        ([f"{1 + day % 28}/{1 + day // 28}/2024" for day in range(200)], "column day has dates"),
+        ([f"{hour % 24:02}:00" for hour in range(200)], "column day has dates"),
+        (
+            [f"name {row}" for row in range(200)],
+            r"column day has \d+ different texts, such as 'name .*'.*set data.ignore=\[day\], or data.max_categories",
+        ),
+    ],
+)
+def test_columns_of_dates_and_many_texts_are_an_error(tmp_path: Path, texts: list[str], message: str) -> None:
+    table = pd.DataFrame({"day": texts, "x": np.arange(200.0), "y": np.arange(200.0)})
+    table.to_csv(tmp_path / "table.csv", index=False)
+    with pytest.raises(ValueError, match=message):
+        Tabular(path=tmp_path / "table.csv", target="y").setup("fit")
+    Tabular(path=tmp_path / "table.csv", target="y", ignore=["day"]).setup("fit")
+
+
+def test_more_texts_can_be_allowed(tmp_path: Path) -> None:
+    table = pd.DataFrame({"name": [f"name {row}" for row in range(200)], "y": np.arange(200.0)})
+    table.to_csv(tmp_path / "table.csv", index=False)
+    assert Tabular(path=tmp_path / "table.csv", target="y", max_categories=200).infer_settings()["shape"] == [140]
+
+
 def test_the_option_builds(path: Path) -> None:
     cfg = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / "tabular.yaml")})
     assert build(cfg.data, "data").infer_settings() == {"shape": [10], "num_classes": 1, "kind": "regression"}

@@ -5,7 +5,7 @@ import pytest
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.launch import slurm_queue
-from boltcutter.launch.jobs import list_runs
+from boltcutter.launch.jobs import list_runs, remember
 
 SLURM = {"_target_": "boltcutter.launch.slurm.SlurmLauncher"}
 
@@ -59,3 +59,18 @@ def test_all_runs_and_jobs_are_listed(
     assert "runs/mnist/gone: unknown\n" in output
     assert "runs/mnist/three: not launched, 1 attempt, completed\n" in output
     assert len(str(error.value).splitlines()) == 4  # of two jobs, a record, and the queue
+
+
+def test_runs_with_a_folder_of_their_own_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/digits/one", "elsewhere/two", "elsewhere/array/array-0", "gone"):
+        make_run(tmp_path / folder, "completed")
+    for folder in ("runs/digits/one", "elsewhere/two", "elsewhere/two", "elsewhere/array", "gone"):
+        remember("runs", Path(folder))
+    (tmp_path / "gone" / "record.json").unlink()
+    list_runs(Path("runs"))
+    listed = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert sorted(listed) == ["elsewhere/array/array-0", "elsewhere/two", "runs/digits/one"]

@@ -25,8 +25,30 @@ def test_component_is_used_from_its_copy(project: Project) -> None:
     assert options["guard"]["_target_"] == "my_project.callback.guard.Guard"
     assert options["best"]["_target_"].startswith("boltcutter.")
     run(sys.executable, "scripts/train.py", "--check", cwd=project.root)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="exists already"):
         vendor.main(project, ["callback.guard"])
+
+
+def test_one_copy_is_undone(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    for component in ("callback.guard", "callback.reseed", "model.resnet"):
+        vendor.main(project, [component])
+    own = project.root / "configs/callback/default.yaml"
+    vendor.main(project, ["callback.guard", "--undo"])
+    assert not (project.root / "src/my_project/callback/guard.py").exists()
+    options = yaml.safe_load(own.read_text())
+    assert options["guard"]["_target_"] == "boltcutter.callback.guard.Guard"
+    assert options["reseed"]["_target_"] == "my_project.callback.reseed.Reseed"
+    vendor.main(project, ["--undo", "callback.reseed"])
+    assert not own.exists()  # equal to the library's again
+    assert (project.root / "configs/model/resnet.yaml").is_file()
+    moved = Path(capsys.readouterr().out.split()[-1].rstrip("."))
+    assert (moved / "src/my_project/callback/reseed.py").is_file()
+    with pytest.raises(ConfigError, match="nothing to undo"):
+        vendor.main(project, ["callback.reseed", "--undo"])
+    with pytest.raises(ConfigError, match="nothing to undo"):
+        vendor.main(project, ["model.small_mlp", "--undo"])  # the project's own
+    vendor.main(project, ["callback.guard"])
+    assert (project.root / "src/my_project/callback/guard.py").is_file()
 
 
 def library_of_a_run(project: Project, folder: Path) -> Path:

@@ -47,6 +47,7 @@ from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, merge
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.locate import locate
+from boltcutter.config.values import resolve_reference
 from boltcutter.data.hooks import seed_hooks
 from boltcutter.data.sharding import shard_loaders
 from boltcutter.environment.mpi import disable_mpi_detection
@@ -172,7 +173,7 @@ def check_config(cfg: DictConfig) -> DictConfig:
         if unknown and any(mistake.startswith("data.") for mistake in mistakes):
             # What the data would have set is null elsewhere as well, which needs no mention.
             mistakes = [m for m in mistakes if m.startswith("data.") or "=null: expected" not in m]
-        raise ConfigError("\n".join(mistakes))
+        raise ConfigError("\n".join(dict.fromkeys(_blame_null_settings(completed, unknown, mistakes))))
     # Values of the top level are not passed to a constructor, so convert 1e3 to int and a number to str here.
     cfg.seed = int(cfg.seed)
     if not isinstance(cfg.name, str):
@@ -185,6 +186,17 @@ def check_config(cfg: DictConfig) -> DictConfig:
         if key in cfg.trainer:
             raise ConfigError(f"trainer.{key}: set by {setting}; use {setting}=… instead")
     return cfg
+
+
+def _blame_null_settings(cfg: DictConfig, unknown: list[str], mistakes: list[str]) -> Iterator[str]:
+    """Replace mistakes that refer to a null setting of the data by one that names it."""
+    unset = [f"data.{key}" for key in unknown if cfg.data[key] is None]
+    for mistake in mistakes:
+        source = resolve_reference(cfg, mistake.partition("=")[0])
+        if source in unset and not mistake.startswith(source):
+            cls = str(cfg.data._target_).rpartition(".")[2]
+            mistake = f"{source}=null: {cls}.infer_settings() does not return it; set {source}, or return it there"
+        yield mistake
 
 
 def describe_overrides(project: Project, overrides: list[str], prefix: str) -> Iterator[str]:

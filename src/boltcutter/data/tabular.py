@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from torch import Tensor
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Indices, Kind, Splits, check_split, split_indices
 
 Floats = npt.NDArray[np.float64]
+DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?|\d{1,2}:\d{2}(:\d{2}.*)?")  # or a time of day
+DATES = "{name}: column {column} has dates; convert it to numbers or set data.ignore=[{column}]"
 
 
 class Tabular(DataModule):
@@ -33,6 +36,7 @@ class Tabular(DataModule):
         kind: ``classification`` or ``regression``; None: classification for text and booleans, else regression.
         ignore: Columns to ignore, such as names and row numbers.
         fill_missing: Whether to replace missing and infinite numbers by the median of their column.
+        max_categories: Largest number of values of a text column, each of which becomes a feature.
         shape: Shape of one sample; None: taken from the columns.
         num_classes: Number of classes; of target columns for regression. None: taken from the data.
         split: Fractions of train, val and test, stratified by class.
@@ -50,6 +54,7 @@ class Tabular(DataModule):
         kind: Kind | None = None,
         ignore: Sequence[str] = (),
         fill_missing: bool = False,
+        max_categories: int = 100,
         shape: tuple[int] | None = None,
         num_classes: int | None = None,
         split: tuple[float, float, float] = (0.7, 0.15, 0.15),
@@ -61,6 +66,7 @@ class Tabular(DataModule):
             raise ValueError(f"data.target is not set; set it to a column of {path}, such as data.target=price")
         self.path, self.targets = path, [target] if isinstance(target, str) else list(target or ["target"])
         self.given_kind, self.kind, self.ignore = kind, kind or "regression", list(ignore)
+        self.max_categories = max_categories
         self.fill_missing, self.groups = fill_missing, [group] if group else []
         check_split(split)
         self.shape, self.num_classes, self.split = shape, num_classes, split
@@ -87,7 +93,7 @@ class Tabular(DataModule):
         self._check_finite(features, self._name)
         if not self.statistics:
             train = table.iloc[splits[0]]
-            self.statistics = compute_statistics(features.iloc[splits[0]], self._name)
+            self.statistics = compute_statistics(features.iloc[splits[0]], self._name, self.max_categories)
             self.statistics |= {"classes": self.classes} if labels is not None else self._target_statistics(train)
         inputs = encode_features(table, self.statistics, self._name)
         encoded = torch.from_numpy(self._numbers(targets)).float() if labels is None else torch.from_numpy(labels)
@@ -218,16 +224,20 @@ def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
     return table.rename(columns=str)
 
 
-def compute_statistics(train: pd.DataFrame, name: str) -> dict[str, Any]:
+def compute_statistics(train: pd.DataFrame, name: str, max_categories: int = 100) -> dict[str, Any]:
     """Compute the statistics that ``encode_features`` needs, as plain types.
 
     Args:
         train: Features of the train split.
         name: Name of the table, for error messages.
+        max_categories: Largest number of values of a text column.
 
     Returns:
         ``columns`` in their order; ``numbers``: median, mean and standard deviation of each numeric column;
         ``categories``: values of each text column.
+
+    Raises:
+        ValueError: There is no column, or one has dates or too many texts.
     """
     if train.columns.empty:
         raise ValueError(f"{name}: no feature column is left; remove some from data.ignore or data.target")
@@ -236,9 +246,10 @@ def compute_statistics(train: pd.DataFrame, name: str) -> dict[str, Any]:
     for column in map(str, train.columns):
         values = train[column]
         if types.is_datetime64_any_dtype(values) or types.is_timedelta64_dtype(values):
-            raise ValueError(f"{name}: column {column} has dates; convert it to numbers or set data.ignore=[{column}]")
+            raise ValueError(DATES.format(name=name, column=column))
         if not _is_number(values) and not types.is_bool_dtype(values):
             categories[column] = sorted(values.dropna().astype(str).unique().tolist())
+            _check_categories(column, categories[column], name, max_categories)
             continue
         found = _floats(values, name)
         known = found[np.isfinite(found)]
@@ -246,6 +257,17 @@ def compute_statistics(train: pd.DataFrame, name: str) -> dict[str, Any]:
         filled = np.where(np.isfinite(found), found, median)
         numbers[column] = [median, float(filled.mean()), float(filled.std()) or 1.0]
     return {"columns": list(map(str, train.columns)), "numbers": numbers, "categories": categories}
+
+
+def _check_categories(column: str, found: list[str], name: str, max_categories: int) -> None:
+    """Refuse a column whose values would all become features: dates, names, or free text."""
+    if len(found) > 2 and all(map(DATE.fullmatch, found)):
+        raise ValueError(DATES.format(name=name, column=column))
+    if len(found) > max_categories:
+        raise ValueError(
+            f"{name}: column {column} has {len(found)} different texts, such as {found[0][:40]!r}, each of which would "
+            f"be a feature; set data.ignore=[{column}], or data.max_categories={len(found)}"
+        )
 
 
 def encode_features(table: pd.DataFrame, statistics: dict[str, Any], name: str) -> Tensor:

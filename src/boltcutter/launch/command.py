@@ -23,7 +23,7 @@ from boltcutter.environment.identity import new_run_id
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.launch.array import combinations
 from boltcutter.launch.job import JOB_VARIABLE, Job, Launcher
-from boltcutter.launch.jobs import has_completed, list_runs, refresh, run_verb
+from boltcutter.launch.jobs import has_completed, list_runs, refresh, remember, run_verb
 from boltcutter.launch.submit import can_copy, describe_code, start
 from boltcutter.project import Project
 from boltcutter.run import folder as run
@@ -102,6 +102,7 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
         with job_variables(cfgs, launcher.environment):
             for cfg in cfgs:
                 run.save_config(cfg)
+        remember(cfgs[0].runs, job.folder)
 
     if start(launcher, settings, job, prepare, flags, resumed=bool(resumed)):
         refresh(launcher, *job.run_folders)

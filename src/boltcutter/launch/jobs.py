@@ -18,6 +18,16 @@ from boltcutter.project import display_path
 from boltcutter.run import folder as run
 from boltcutter.run import trust
 
+FOLDERS = ".folders"  # in the folder of all runs: folders of launched runs that are elsewhere
+
+
+def remember(runs: str, folder: Path) -> None:
+    """Let ``list`` show a launched run, or the runs of an array, whose folder is not in that of all runs."""
+    if "://" not in runs and not folder.resolve().is_relative_to(Path(runs).resolve()):
+        Path(runs).mkdir(parents=True, exist_ok=True)
+        with (Path(runs) / FOLDERS).open("a") as file:
+            file.write(f"{folder.resolve()}\n")
+
 
 def find_launcher(folder: Path) -> Iterator[tuple[Launcher, str]]:
     """Yield the launcher of a run and its job id; nothing for a run that was not launched."""
@@ -90,6 +100,9 @@ def refresh(launcher: Launcher, *folders: Path) -> None:
 def list_runs(runs: Path) -> None:
     """Print a line for each run of the project, the newest last, then one for each other job of the user."""
     found = [file for depth in ("*/*", "*/*/*") for file in runs.glob(f"{depth}/record.json")]
+    elsewhere = (runs / FOLDERS).read_text().splitlines() if (runs / FOLDERS).is_file() else []
+    for folder in map(Path, dict.fromkeys(elsewhere)):
+        found += [*folder.glob("record.json"), *folder.glob("*/record.json")]
     faults = dict[str, None]()
     for file in sorted(found, key=lambda file: file.stat().st_mtime):
         try:
