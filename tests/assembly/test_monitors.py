@@ -45,6 +45,20 @@ class LogsNothingInSanity(Module):
             super().validation_step(batch)
 
 
+class NamedByStage(Module):
+    """Logs its loss under the name of the stage, as modules of pytorch-forecasting do."""
+
+    names = ("sanity_check_loss", "val_loss")
+
+    def validation_step(self, batch: torch.Tensor) -> None:
+        sanity, validation = self.names
+        self.log(sanity if self.trainer.sanity_checking else validation, self.layer(batch).square().mean())
+
+
+class OtherNameInSanity(NamedByStage):
+    names = ("check_loss", "val_loss")
+
+
 def fit(folder: Path, module: Module, checkpoint: Path | None = None, **callbacks: Callback) -> L.Trainer:
     data = DataLoader(torch.ones(8, 2), 2)
     trainer = L.Trainer(
@@ -82,6 +96,19 @@ def test_the_default_is_replaced_by_the_validation_loss(tmp_path: Path, capsys: 
     assert float(best.best_model_score) == pytest.approx(float(stopping.best_score))
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "callback.best.monitor" in line and "val_loss" in line]
+
+
+@pytest.mark.parametrize("kind", [NamedByStage, OtherNameInSanity])
+def test_metrics_of_the_sanity_check_are_no_candidates(tmp_path: Path, kind: type[Module]) -> None:
+    best, stopping = BestCheckpoint(str(tmp_path)), EarlyStopping("val/loss")
+    fit(tmp_path, kind(), best=best, early_stopping=stopping)
+    assert best.monitor == stopping.monitor == "val_loss"
+    assert (tmp_path / "best.ckpt").is_file()
+
+
+def test_a_configured_metric_may_be_missing_in_the_sanity_check(tmp_path: Path) -> None:
+    fit(tmp_path, NamedByStage(), best=BestCheckpoint(str(tmp_path), monitor="val_loss"))
+    assert (tmp_path / "best.ckpt").is_file()
 
 
 def test_an_accuracy_is_maximized(tmp_path: Path) -> None:

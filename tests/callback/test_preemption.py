@@ -1,3 +1,4 @@
+import copy
 import json
 import os
 import signal
@@ -6,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -216,6 +218,20 @@ def test_logged_metrics_do_not_depend_on_the_interruption(tmp_path: Path, interv
     whole = fit(tmp_path / "whole", interval)
     fit(tmp_path / "cut", interval, place)
     assert fit(tmp_path / "cut", interval, checkpoint=tmp_path / "cut" / "last-preempted.ckpt") == whole
+
+
+def test_a_failed_save_does_not_change_later_checkpoints() -> None:
+    def fail(path: str) -> None:
+        raise OSError(f"{path}: no space left")
+
+    trainer: Any = SimpleNamespace(validating=False, save_checkpoint=fail, loggers=[])
+    callback, module = Preemption("folder"), L.LightningModule()
+    with pytest.raises(OSError, match="no space left"):
+        callback.save(trainer, module)
+    progress = {"total": {"ready": 3}, "current": {"ready": 3}, "is_last_batch": True}
+    checkpoint = {"loops": {"fit_loop": {"epoch_loop.batch_progress": copy.deepcopy(progress)}}}
+    callback.on_save_checkpoint(trainer, module, checkpoint)
+    assert checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"] == progress
 
 
 TIME_LIMIT = """

@@ -51,6 +51,8 @@ class MonitorCheck(Callback):
         if trainer.state.fn == "fit" and not self._validation_done:
             self._validated = set(trainer.callback_metrics)
             self._validation_done = not trainer.sanity_checking
+            if trainer.sanity_checking and any("sanity" in name.lower() for name in self._validated):
+                self._validated = set()  # the module names its metrics by the stage, so later ones are unknown
             self._check(trainer, pl_module)
 
     def on_train_batch_end(
@@ -79,11 +81,9 @@ class MonitorCheck(Callback):
                 certain = False
             if metric in known or not certain:
                 continue
-            if (
-                metric == DEFAULT_MONITOR
-                and name in self.callbacks
-                and self._replace_default(name, path, validated, trainer)
-            ):
+            # A metric chosen from those of the sanity check may be logged only there.
+            is_default = name in self.callbacks and (metric == DEFAULT_MONITOR or name in self.replaced)
+            if is_default and self._replace_default(name, path, validated, trainer):
                 continue
             listed = ", ".join(sorted(known)) or "none yet"
             raise ConfigError(

@@ -159,8 +159,10 @@ class Preemption(Callback):
                     )  # restores the weights, which validation replaced by their average
         path = f"{self.folder}/last-preempted.ckpt"
         self._saving = True
-        trainer.save_checkpoint(path)
-        self._saving = False
+        try:
+            trainer.save_checkpoint(path)
+        finally:
+            self._saving = False
         if isinstance(trainer.strategy.checkpoint_io, WaitsForWrites):
             trainer.strategy.checkpoint_io.wait()
         return path
