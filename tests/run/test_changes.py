@@ -10,7 +10,16 @@ import torch
 from conftest import QUICK, Script
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import OneCycleLR, StepLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    OneCycleLR,
+    PolynomialLR,
+    SequentialLR,
+    StepLR,
+)
 from torch.utils.data import DataLoader
 
 from boltcutter.config.compose import DictConfig
@@ -136,6 +145,86 @@ def test_an_argument_of_a_scheduler(tmp_path: Path) -> None:
     scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
     assert scheduler.step_size == 9
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01)  # of the first epoch; not lowered again
+
+
+def test_the_rate_has_its_place_in_a_longer_schedule(script: Script, tmp_path: Path) -> None:
+    def rates(name: str) -> Any:
+        return pd.read_csv(tmp_path / name / "metrics.csv").set_index("step")["lr-AdamW"].dropna()
+
+    for name, epochs in (("long", 2), ("short", 1)):
+        overrides = [*SHORT, f"trainer.max_epochs={epochs}", "trainer.log_every_n_steps=1"]
+        done = script("train", *QUICK, *overrides, f"folder={tmp_path}/{name}")
+        assert done.returncode == 0, done.stderr
+    assert rates("short").iloc[-1] < 1e-4
+    done = script("train", f"resume={tmp_path}/short", "trainer.max_epochs=2")
+    assert done.returncode == 0, done.stderr
+    assert rates("short")[19:].tolist() == rates("long")[19:].tolist()
+    assert rates("long")[19] == pytest.approx(0.00109, rel=0.01)  # the first step after the resume
+
+
+def schedules(optimizer: Any, total: int) -> dict[str, Any]:
+    """A scheduler of each kind for a number of steps; those that are not used change nothing."""
+    warm = lambda: LinearLR(optimizer, 0.1, total_iters=total // 4)  # noqa: E731
+    return {
+        "lambda": lambda: LambdaLR(optimizer, lambda step: 1 - step / total),
+        "cosine": lambda: CosineAnnealingLR(optimizer, total),
+        "onecycle": lambda: OneCycleLR(optimizer, 0.3, total_steps=total),
+        "sequential": lambda: SequentialLR(optimizer, [warm(), CosineAnnealingLR(optimizer, total)], [total // 4]),
+        "chained": lambda: ChainedScheduler([warm(), PolynomialLR(optimizer, total)]),
+    }
+
+
+class Scheduled(L.LightningModule):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(2, 1), kind
+        self.rates: list[float] = []
+        self.momenta: list[float] = []
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        (group,) = self.trainer.optimizers[0].param_groups
+        self.rates.append(float(group["lr"]))
+        self.momenta.append(group["momentum"])
+        loss: Tensor = self.layer(batch).square().mean()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=torch.tensor(0.1) if self.kind == "lambda" else 0.1)
+        total = int(self.trainer.estimated_stepping_batches)
+        scheduler = schedules(optimizer, total)[self.kind]()
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+@pytest.mark.filterwarnings("ignore:.*num_workers", "ignore:Checkpoint directory")
+@pytest.mark.parametrize("kind", ["lambda", "cosine", "onecycle", "sequential", "chained"])
+@pytest.mark.parametrize(
+    ("before", "after"), [({"max_epochs": 1}, {"max_epochs": 3}), ({"max_steps": 8}, {"max_steps": 16})]
+)
+def test_every_scheduler_continues_in_the_new_schedule(
+    kind: str, before: dict[str, int], after: dict[str, int], tmp_path: Path
+) -> None:
+    def fit(limit: dict[str, int], resume: bool = False) -> Scheduled:
+        changes = SettingChanges(DictConfig({}))
+        if resume:
+            changes.resume(torch.load(tmp_path / "last.ckpt", weights_only=True), ends=False)
+        kept = ModelCheckpoint(tmp_path, "last", enable_version_counter=False)
+        trainer = L.Trainer(
+            **limit,  # type: ignore[arg-type]
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[kept, changes],
+        )
+        module = Scheduled(kind)
+        trainer.fit(module, DataLoader(torch.ones(8, 2)), ckpt_path=tmp_path / "last.ckpt" if resume else None)
+        return module
+
+    whole = fit(after)
+    begun = fit(before)
+    ended = fit(after, resume=True)
+    assert ended.rates == pytest.approx(whole.rates[len(begun.rates) :])
+    assert ended.momenta == pytest.approx(whole.momenta[len(begun.rates) :])
 
 
 def test_equal_settings_are_not_changes() -> None:

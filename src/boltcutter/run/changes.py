@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
@@ -18,6 +21,7 @@ from boltcutter.run.restart import flatten
 
 SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # sections whose settings are stored in checkpoints
 LR_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")  # entries of a parameter group that hold learning rates
+SCHEDULED = ("lr", "momentum", "betas")  # what schedulers set
 MISSING = object()
 
 
@@ -26,7 +30,8 @@ class SettingChanges(Callback):
 
     Restoring a checkpoint overwrites the new settings with the old ones. The values that the new settings gave to each
     parameter group are therefore saved before. Learning rates are then scaled in proportion, so that they keep their
-    position in the schedule; other values are set directly, as are those of schedulers and callbacks.
+    position in the schedule; other values are set directly, as are those of schedulers and callbacks. If training gets
+    longer or shorter, the new schedule is repeated up to the resumed step, and continued from there.
 
     Args:
         cfg: Configuration of the run.
@@ -41,6 +46,9 @@ class SettingChanges(Callback):
         self.changed: dict[str, tuple[Any, Any]] = {}
         self._groups: list[list[dict[str, Any]]] = []  # by optimizer, with the new settings
         self._schedulers: list[dict[str, Any]] = []
+        self._saved: Mapping[str, Any] = {}
+        # Schedulers, their state at the resumed step, and what they give to each parameter group.
+        self._replayed: list[tuple[Any, dict[str, Any], list[dict[str, Any]]]] = []
 
     def resume(self, saved: Mapping[str, Any], *, ends: bool) -> list[str]:
         """Compare the settings in a checkpoint with the current ones.
@@ -55,6 +63,7 @@ class SettingChanges(Callback):
         Raises:
             ConfigError: A changed setting cannot take effect.
         """
+        self._saved = saved
         before = saved.get("settings")
         if before is None:
             return []
@@ -82,11 +91,39 @@ class SettingChanges(Callback):
             groups = (optimizer.param_groups for optimizer in trainer.optimizers)
             self._groups = [[{k: v for k, v in g.items() if k != "params"} for g in each] for each in groups]
             self._schedulers = [dict(vars(config.scheduler)) for config in trainer.lr_scheduler_configs]
+        if self._saved.get("length", length(trainer)) != length(trainer):
+            self._replay(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Replace restored values by those of the new settings."""
-        if not self.changed:
-            return
+        """Replace restored values by those of the new settings, or of the new schedule."""
+        if self.changed:
+            self._apply(trainer)
+        for scheduler, state, rates in self._replayed:
+            scheduler.load_state_dict(state)
+            if len(rates) == len(scheduler.optimizer.param_groups):  # or else a callback has added some
+                for group, new in zip(scheduler.optimizer.param_groups, rates, strict=True):
+                    for name, value in new.items():
+                        _fill(group, name, value)
+
+    def _replay(self, trainer: L.Trainer) -> None:
+        """Repeat each new schedule up to the resumed step, on the new optimizer, whose state is restored later."""
+        names = {key.rpartition(".")[2] for key in self.changed}
+        for config, saved in zip(trainer.lr_scheduler_configs, self._saved.get("lr_schedulers", ()), strict=False):
+            first = saved.get("_schedulers", [saved])[0]  # a ChainedScheduler has no position of its own
+            steps, scheduler = saved.get("last_epoch", first.get("last_epoch")), config.scheduler
+            if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau) or steps is None:
+                continue
+            if names & vars(scheduler).keys():  # a setting of its own, which applies from now on
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the optimizer has made no step
+                for _ in range(steps):
+                    scheduler.step()
+            groups = scheduler.optimizer.param_groups
+            rates = [{name: copy.deepcopy(group[name]) for name in SCHEDULED if name in group} for group in groups]
+            self._replayed.append((scheduler, copy.deepcopy(scheduler.state_dict()), rates))
+
+    def _apply(self, trainer: L.Trainer) -> None:
         names = {key.rpartition(".")[2] for key in self.changed if not key.startswith(("model.", "callback."))}
         for optimizer, fresh in zip(trainer.optimizers, self._groups, strict=True):
             for group, new in zip(optimizer.param_groups, fresh, strict=True):
@@ -106,7 +143,7 @@ class SettingChanges(Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the current settings in the checkpoint."""
-        checkpoint["settings"] = self.settings
+        checkpoint["settings"], checkpoint["length"] = self.settings, length(trainer)
 
     def _set_group(self, group: dict[str, Any], new: dict[str, Any], names: set[str]) -> None:
         values = [now for _, now in self.changed.values()]
@@ -121,6 +158,12 @@ class SettingChanges(Callback):
                     _fill(group, name, new[name])
         for name in names & new.keys() - {*LR_KEYS}:
             group[name] = new[name]
+
+
+def length(trainer: L.Trainer) -> list[Any]:
+    """What decides how many steps training has."""
+    limits = trainer.max_epochs, trainer.max_steps, trainer.limit_train_batches, trainer.accumulate_grad_batches
+    return list(limits)
 
 
 def _fill(group: dict[str, Any], name: str, value: Any) -> None:
