@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from boltcutter.callback.nonfinite import find_origin
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 
 
@@ -176,9 +177,14 @@ class Guard(Callback):
         saved = (
             f"; the batch is saved as {self._write_batch(check.batch, trainer.global_rank)}" if self.save_batch else ""
         )
+        origin = find_origin(trainer, pl_module, check.batch, check.batch_idx)
+        remedy = "lower optimizer.lr, set trainer.gradient_clip_val, or skip" if check.step else "change it, or skip"
+        if origin and origin.in_data:
+            remedy = "correct or remove these samples, or skip"
+        cause = f"; {origin.text}" if origin else ""
         raise NonFiniteGradientError(
-            f"{what}{saved}; the weights are those of step {check.step}: lower optimizer.lr, "
-            "set trainer.gradient_clip_val, or skip such steps with callback.guard.max_skipped_steps=5"
+            f"{what}{cause}{saved}; the weights are those of step {check.step}: {remedy} "
+            "such steps with callback.guard.max_skipped_steps=5"
         )
 
     def _write_batch(self, batch: Any, rank: int) -> Path:

@@ -1,0 +1,120 @@
+"""The origin of non-finite gradients: the inputs, a weight, the first module, the loss, or the backward pass."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
+from torchmetrics import Metric
+
+from boltcutter.protocols import HasStatistics, gather_objects
+
+
+class Origin(NamedTuple):
+    """Where a value was not finite first."""
+
+    text: str
+    in_data: bool = False
+
+
+def find_origin(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> Origin | None:
+    """Find where non-finite gradients come from, on all ranks together; the batch is computed once more.
+
+    Returns:
+        The origin on the first rank that has one; None if the values were finite this time.
+    """
+    found = _in_batch(trainer, batch) or _in_weights(module)
+    rerun = module.automatic_optimization and not any(hasattr(p, "full_tensor") for p in module.parameters())
+    if found is None and rerun:  # ranks with shards of weights would wait for one another
+        found = _in_step(trainer, module, batch, batch_idx)
+    each: list[tuple[int, Origin]] = [(rank, origin) for rank, origin in enumerate(gather_objects(found)) if origin]
+    if not each:
+        return None
+    rank, origin = min(each, key=lambda pair: not pair[1].in_data)
+    return Origin(f"rank {rank}: {origin.text}", origin.in_data) if trainer.world_size > 1 else origin
+
+
+def _in_batch(trainer: L.Trainer, batch: Any) -> Origin | None:
+    for path, tensor in tree_flatten_with_path(batch)[0]:
+        if not _is_bad(tensor):
+            continue
+        where = (~tensor.isfinite()).nonzero()[0].tolist()
+        value = tensor[tuple(where)].item()
+        text = f"the data are not finite: batch{keystr(path)}"
+        if where:
+            text += f" has {value} in sample {where[0]} of {len(tensor)}{_position(trainer, tensor, where[1:])}"
+        return Origin(text + _in_dataset(trainer, keystr(path)), in_data=True)
+    return None
+
+
+def _position(trainer: L.Trainer, tensor: Tensor, where: list[int]) -> str:
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    columns = data.statistics.get("columns") if isinstance(data, HasStatistics) else None
+    if columns and tensor.ndim == 2 and len(columns) == tensor.size(1):
+        return f", column {columns[where[0]]}"
+    return f", position {where}" if where else ""
+
+
+def _in_dataset(trainer: L.Trainer, path: str) -> str:
+    """The samples with such values in a dataset of tensors, whose index the position in a batch does not tell."""
+    dataset = getattr(trainer.train_dataloader, "dataset", None)
+    tensors = getattr(dataset, "tensors", ()) or [getattr(dataset, name, None) for name in ("inputs", "targets")]
+    tensor = {f"[{number}]": tensor for number, tensor in enumerate(tensors)}.get(path)
+    if not isinstance(tensor, Tensor) or not _is_bad(tensor):
+        return ""
+    bad = sorted({*(~tensor.isfinite()).nonzero()[:, 0].tolist()})
+    some = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
+    return f" ({len(bad)} of {len(tensor)} training samples: {some})"
+
+
+def _in_weights(module: nn.Module) -> Origin | None:
+    names = [name for name, p in module.named_parameters() if _is_bad(p.detach())]
+    return Origin(f"the weight {names[0]} is not finite") if names else None
+
+
+def _in_step(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> Origin | None:
+    """Repeat the step with a hook in each module, then the backward pass with torch's anomaly detection."""
+    first: list[str] = []
+
+    def check(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not first and any(map(_is_bad, tree_leaves(output))):
+            first.append(f"the output of {name} ({type(module).__name__}) is the first that is not finite")
+
+    handles = [
+        part.register_forward_hook(partial(check, name))
+        for name, part in module.named_modules()
+        if name and not isinstance(part, Metric | torch.jit.ScriptModule)
+    ]
+    takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+    step: Callable[[], Any] = partial(module.training_step, batch, *([batch_idx] if takes_index else []))
+    loss: Any = None
+    try:
+        with warnings.catch_warnings(), torch.enable_grad(), torch.autograd.set_detect_anomaly(True):
+            warnings.simplefilter("ignore")
+            with torch.compiler.set_stance("force_eager"), trainer.precision_plugin.forward_context():
+                output = step()
+            loss = output["loss"] if isinstance(output, dict) else output
+            if not first and not _is_bad(loss):
+                # Not loss.backward(), which would reduce the gradients over ranks.
+                torch.autograd.grad(loss, [p for p in module.parameters() if p.requires_grad], allow_unused=True)
+    except Exception as error:  # of any kind: this is only the explanation of another error
+        if found := re.search(r"Function '(\w+?)(Backward\d*)?' returned nan", str(error)):
+            return Origin(f"the loss is finite, but the backward pass of {found[1]} is not")
+    finally:
+        for handle in handles:
+            handle.remove()
+    if first:
+        return Origin(first[0])
+    return Origin(f"the loss is {loss.item()}, but each module's output is finite") if _is_bad(loss) else None
+
+
+def _is_bad(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all())
