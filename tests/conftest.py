@@ -201,10 +201,20 @@ def environment(**changed: str) -> dict[str, str]:
     return clean | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "PYTHONWARNINGS": WARNINGS} | changed
 
 
+def last_of_each(argv: list[str]) -> list[str]:
+    """Keep the last argument of each key, as commands refuse a key that is given twice; tests change ``QUICK``."""
+    if any(argument.endswith(("sync", "sync.py")) for argument in argv):
+        return argv
+    keys = [argument.partition("=")[0].lstrip("+") if "=" in argument else None for argument in argv]
+    last = {key: index for index, key in enumerate(keys)}
+    return [argument for index, argument in enumerate(argv) if keys[index] is None or last[keys[index]] == index]
+
+
 def run_command(
     command: list[str], *, timeout: float = 120, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a new session, so that all of its children are killed after a timeout."""
+    command = last_of_each(command)
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -251,7 +261,7 @@ def run_forked(
     forks: ForkServer, argv: list[str], *, ranks: int = 0, timeout: float = 120, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in one process, or in ``ranks`` processes with torchrun's variables, and wait for all."""
-    variables = rank_variables(ranks) if ranks else [{}]
+    variables, argv = rank_variables(ranks) if ranks else [{}], last_of_each(argv)
     (out, to_out), (err, to_err) = os.pipe(), os.pipe()
     try:
         with ExitStack() as stack:

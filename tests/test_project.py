@@ -1,3 +1,4 @@
+import os
 import shlex
 import subprocess
 import sys
@@ -5,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from boltcutter.config import redaction
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import BUILTIN_CONFIGS, Project, ProjectError, command, display_path, install_command
@@ -136,3 +138,18 @@ def test_commands_can_be_pasted_into_a_shell(monkeypatch: pytest.MonkeyPatch, tm
     (folder / "evaluate.py").touch()
     monkeypatch.setattr("sys.argv", [f"{folder}/train.py"])
     assert shlex.split(command("evaluate", "run=x[0]")) == ["python", f"{folder}/evaluate.py", "run=x[0]"]
+
+
+def test_variables_of_the_project_are_set_and_never_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_text('PLACE_OF_DATA="/mnt/secret place"\nexport ALREADY_SET=theirs\n')
+    monkeypatch.setenv("ALREADY_SET", "mine-from-outside")
+    monkeypatch.setenv("PLACE_OF_DATA", "")
+    monkeypatch.delenv("PLACE_OF_DATA")
+    monkeypatch.setattr("boltcutter.project.private_variables", private := set[str]())
+    monkeypatch.setattr(redaction, "private_variables", private)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Project.at(tmp_path).activate()
+    assert os.environ["ALREADY_SET"] == "mine-from-outside"
+    assert os.environ["PLACE_OF_DATA"] == "/mnt/secret place"
+    raw = {"path": "${oc.env:PLACE_OF_DATA}/x"}
+    assert redaction.redact({"path": "/mnt/secret place/x"}, raw) == {"path": "***/x"}

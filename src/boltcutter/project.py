@@ -82,9 +82,20 @@ class Project:
             sys.path.insert(1, source)  # before another installation of the same package
         if root not in sys.path:
             sys.path.append(root)
+        self._read_variables()
         _own_folders.update((self.root, self.root / "src"))
         if self.package:
             _own_packages.add(self.package)
+
+    def _read_variables(self) -> None:
+        """Set the environment variables of the project's ``.env`` that are not set yet."""
+        file = self.root / ".env"
+        if file.is_file():
+            from dotenv import dotenv_values  # not imported without such a file
+
+            values = {name: value for name, value in dotenv_values(file).items() if value is not None}
+            private_variables.update(values)
+            os.environ.update({name: value for name, value in values.items() if name not in os.environ})
 
     def unused_vendored_library(self) -> Path | None:
         """The project's own copy of the library in ``src``, if it has one that this process should use but does not.
@@ -186,6 +197,7 @@ def install_command(module: str) -> str:
     return f"pip install {package}"
 
 
+private_variables = set[str]()  # those of the project's .env, whose values are never recorded
 _own_packages = {LIBRARY}
 _own_folders = set[Path]()
 

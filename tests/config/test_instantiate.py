@@ -173,7 +173,10 @@ def test_build_with_what_is_known_only_now() -> None:
         ),
         ({"_target_": f"{OWN}.OwnFails", "how": "value"}, "box.tool: value is wrong"),
         ({"_target_": f"{OWN}.Names"}, "box.size=3 is too much; try 2"),
-        ({"_target_": "no_such.thing"}, "no_such.thing: no module named no_such; give the full dotted path of a class"),
+        (
+            {"_target_": "no_such.thing"},
+            "no_such.thing: no module named no_such; pip install no_such, or give the full dotted path of a class",
+        ),
     ],
 )
 def test_a_value_is_refused(node: dict[str, Any], mistake: str) -> None:
@@ -210,7 +213,10 @@ def test_a_fault_in_own_code_is_no_mistake_of_the_user(how: str) -> None:
         ({"tool": {"size": "???"}}, "box.tool.size: not set; give box.tool.size=…"),
         ({"tool": {"_target_": f"{TOOLS}.Tol"}}, f"box.tool._target_: {TOOLS} has no Tol; did you mean Tool?"),
         ({"tool": {"_target_": f"{TOOLS}.HERE"}}, f"box.tool._target_: {TOOLS}.HERE cannot be called; give the"),
-        ({"tool": {"_target_": "no_such.thing"}}, "box.tool._target_: no_such.thing: no module named no_such; give"),
+        (
+            {"tool": {"_target_": "no_such.thing"}},
+            "box.tool._target_: no_such.thing: no module named no_such; pip install",
+        ),
         ({"tool": {"_target_": ".x"}}, "box.tool._target_: '.x' is not the dotted path of a class"),
         ({"box": {"tool": "hammer"}}, None),
         ({"box": {"tool": None}}, "box.tool=null: expected Tool | str"),

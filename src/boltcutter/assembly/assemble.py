@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -78,6 +78,7 @@ class Config:
         scheduler: Called by the task with the optimizer.
         callback: Callbacks by name, so that an experiment can change or remove one.
         logger: Loggers by name; metrics.csv is always written.
+        tags: Words by which runs are found; recorded, and passed to loggers that take tags.
         seed: Seed of weights, split, order and augmentation.
         runs: Parent folder of all runs.
         folder: Folder of this run.
@@ -103,6 +104,7 @@ class Config:
     scheduler: Callable[..., Any] | None = None
     callback: dict[str, Callback | None] | None = None
     logger: dict[str, Logger | None] | None = None
+    tags: list[str] = field(default_factory=list)
     seed: int = 0
     runs: Path = Path("runs")
     folder: Path | None = None

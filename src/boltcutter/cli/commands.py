@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from boltcutter.cli import main as cli
+from boltcutter.cli.translate import COMMANDS as THEIRS
+from boltcutter.cli.translate import translate
 from boltcutter.config.errors import hint
 from boltcutter.environment.output import ignore_lost_readers
 from boltcutter.project import Project
@@ -154,9 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("".join(f"{command}\t{_summary(command)}\n" for command in found), end="")
         return
     if name not in COMMANDS:
-        print(
-            f"error: {name}: no such command{hint(name, COMMANDS)} (there are: {', '.join(COMMANDS)})", file=sys.stderr
-        )
+        near = f"; use {THEIRS[name]}" if name in THEIRS else hint(name, COMMANDS)
+        print(f"error: {name}: no such command{near} (there are: {', '.join(COMMANDS)})", file=sys.stderr)
         sys.exit(2)
     run(name, rest)
 
@@ -185,6 +186,11 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
         with cli.one_line_errors():
             _load(command.target)(project, arguments)
         return
+    with cli.one_line_errors():
+        started, (name, arguments) = name, translate(project, name, arguments)
+    if name != started:  # a multirun: as if the search had been started
+        command, program = COMMANDS[name], None
+        sys.argv[1:] = [*([] if sys.argv[0].endswith(f"{started}.py") else [name]), *arguments]
     usage = command.usage.replace(f"boltcutter {name}", program) if program else command.usage
     flags = _load(command.flags) if command.flags else {}
     begin = _load(command.begin) if command.begin else lambda: None

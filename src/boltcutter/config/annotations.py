@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
+import warnings
 from collections.abc import Collection, Iterator
 from functools import partial, reduce
 from operator import or_
@@ -99,7 +100,10 @@ def coerce(value: Any, wanted: Any) -> Any:
 
 
 def _adapter(wanted: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(wanted, config=ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True))
+    with warnings.catch_warnings():
+        # It warns about an annotation that is no type, such as the module torch.optim.lr_scheduler.
+        warnings.filterwarnings("ignore", "(?s).* is not a Python type", UserWarning)
+        return TypeAdapter(wanted, config=ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True))
 
 
 def is_subclass(origin: Any, base: type) -> bool:

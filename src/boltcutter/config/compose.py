@@ -18,7 +18,7 @@ from omegaconf import DictConfig as DictConfig  # re-exported for annotations
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from boltcutter.config import redaction
+from boltcutter.config import foreign, redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.targets import keeps_arguments
 from boltcutter.config.values import is_map, parse, paths, plain, raw_node, resolve_reference
@@ -43,7 +43,7 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     Raises:
         ConfigError: An override or a file is wrong.
     """
-    cfg, defaults = _read_train(project) if base is None else (base.copy(), {})
+    cfg, defaults, local = _read_train(project) if base is None else (base.copy(), {}, DictConfig({}))
     picks, values = _sort(project, overrides)
     experiment, chosen = _pick(project, "experiment", {**defaults, **picks}.get("experiment"))
     options = {**defaults, **chosen, **picks}
@@ -59,7 +59,7 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
         if isinstance(option, str) and project.has_group(group):
             label = _label(options["experiment"])
             raise ConfigError(f"experiment={label}: '{group}: {option}' sets no key; write it under defaults")
-    cfg = merge(cfg, experiment or DictConfig({}))
+    cfg = merge(merge(cfg, _of_selected_loggers(project, cfg, experiment)), local)
     cfg.choices = {**cfg.get("choices", {}), **{group: _label(option) for group, option in options.items()}}
     for key, text in values:
         _set(project, cfg, key, text)
@@ -78,8 +78,11 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     return cfg
 
 
-def _read_train(project: Project) -> tuple[DictConfig, dict[str, Any]]:
-    """``train.yaml``, that of the project merged over the built-in one, and the default option of each group."""
+def _read_train(project: Project) -> tuple[DictConfig, dict[str, Any], DictConfig]:
+    """``train.yaml``, that of the project over the built-in one; the default option of each group; ``local.yaml``.
+
+    The values of ``configs/local.yaml``, which belongs to a machine, are merged over those of the experiment.
+    """
     cfg, defaults = DictConfig({}), dict[str, Any]()
     files = [file for folder in reversed(project.config_dirs) if (file := folder / "train.yaml").is_file()]
     for file in files or [project.config_dirs[0] / "train.yaml"]:
@@ -87,7 +90,20 @@ def _read_train(project: Project) -> tuple[DictConfig, dict[str, Any]]:
         if not isinstance(picked or {}, dict):
             raise ConfigError(f"{file}: defaults must name an option of each group; write group: option")
         cfg, defaults = merge(cfg, own), defaults | (picked or {})
-    return cfg, defaults
+    machine = project.config_dirs[0] / "local.yaml"
+    local, picked = _read(machine) if machine.is_file() else (DictConfig({}), None)
+    return cfg, defaults | dict(picked or {}), local
+
+
+def _of_selected_loggers(project: Project, cfg: DictConfig, experiment: DictConfig | None) -> DictConfig:
+    """An experiment without the settings of loggers that are not selected, so that it can have them for several."""
+    own = experiment.copy() if experiment is not None else DictConfig({})
+    loggers, selected = raw_node(own, "logger"), raw_node(cfg, "logger")
+    for name in project.groups().get("logger", {}) if is_map(loggers) else ():
+        settings = raw_node(loggers, name)
+        if is_map(settings) and "_target_" not in settings and raw_node(selected, name) is None:
+            del loggers[name]
+    return own
 
 
 def _anchor_paths(project: Project, cfg: DictConfig, given: Sequence[str]) -> None:
@@ -164,7 +180,10 @@ def _find_option(project: Project, group: str, option: str, above: tuple[Path, .
         raise ConfigError(f"{path}: inherits from itself; correct its defaults")
     if not path.is_file():
         known = project.groups().get(group, {})
-        raise ConfigError(f"{group}={option}: no such option{hint(path.stem, known)}{project.list_options(group)}")
+        near = hint(path.stem, known)
+        if group == "model" and path.stem in project.groups().get("task", {}):  # as others call their LightningModule
+            near = f"; use task={path.stem}"
+        raise ConfigError(f"{group}={option}: no such option{near}{project.list_options(group)}")
     return path
 
 
@@ -207,11 +226,14 @@ def _read(path: Path) -> tuple[DictConfig, Any]:
         raise ConfigError(f"{path}: expected keys with values, found a list; write key: value")
     defaults = cfg.pop("defaults", None)
     defaults = OmegaConf.to_container(defaults) if OmegaConf.is_config(defaults) else defaults
+    if "'class_path'" in str(values := OmegaConf.to_container(cfg)):
+        cfg = DictConfig(foreign.with_targets(values))
     for entry in defaults if isinstance(defaults, list) else ():
         for key, option in (entry if isinstance(entry, dict) else {entry: None}).items():
             if option is not None or key == "_self_":
-                group = str(key).removeprefix("override ").strip("/").partition("@")[0]
-                remedy = f"write {group}: {option}, without the dash" if option is not None else "leave it out"
+                group = re.sub(r"(override|optional)\s+", "", str(key)).strip("/").partition("@")[0]
+                remedy = foreign.advice(group) or f"write {foreign.renamed(group) or group}: {option}, without the dash"
+                remedy = remedy if option is not None else "leave it out"
                 given = f"{key}: {option}" if option is not None else key
                 raise ConfigError(f"{path}: '- {given}' is Hydra's syntax; {remedy}")
     return cfg, defaults
@@ -237,6 +259,11 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
         group, _, name = parent.partition(".")
         if group == "callback" and name in project.groups().get(group, {}):
             near = f"; select it by callback=[default,{name}]"
+        ours = resolve_reference(cfg, foreign.renamed(path) or re.sub(r"^model\b", "task", path))
+        if foreign.renamed(path) or ours in everything:  # others keep their LightningModule in model
+            near = f"; use {ours}={text}"
+        elif told := foreign.advice(path):
+            near = f"; {told}"
         raise ConfigError(f"{path}: no such key{near or adds}")
     if key[0] == "~":
         del node[int(leaf) if isinstance(node, ListConfig) else leaf]

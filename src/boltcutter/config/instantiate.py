@@ -23,7 +23,7 @@ from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.locate import is_keras_model, locate, origin, package, parameters
 from boltcutter.config.values import REFERENCE, format_unresolved, format_value, parse, paths, resolve_reference
 from boltcutter.lightning_alias import remedy
-from boltcutter.project import LIBRARY, is_own_package
+from boltcutter.project import LIBRARY, install_command, is_own_package
 
 KERAS_MODEL = f"{LIBRARY}.model.keras.KerasModel"
 SPECIAL = ("_target_", "_partial_", "_args_", "_check_")
@@ -66,6 +66,10 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
         if own and type(error).__module__ == "builtins" and not isinstance(error, ValueError | OSError | ImportError):
             raise
         where, text = path.lstrip("."), one_line(error)
+        missing = re.match(r"Requirement '([\w-]+)", text) if isinstance(error, ImportError) else None
+        if missing or isinstance(error, ModuleNotFoundError):
+            needed = missing[1] if missing else str(error.name)
+            raise ConfigError(f"{where}: {needed} is not installed; {install_command(needed)}") from error
         names_setting = re.match(rf"{where.partition('.')[0]}\b[.:=]|\w+(\.\w+)+=", text)
         place = "" if own else f" ({origin(error, package(target))})"
         raise ConfigError(text if names_setting else f"{where}: {text}{place}") from error

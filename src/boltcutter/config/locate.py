@@ -45,7 +45,8 @@ def locate(path: str) -> Callable[..., Any]:
             module, _, last = module.rpartition(".")
             names.insert(0, last)
             if not module:
-                raise ConfigError(f"{path}: no module named {last}; give the full dotted path of a class") from None
+                remedy = f"{install_command(last)}, or give" if names[1:] else "give"
+                raise ConfigError(f"{path}: no module named {last}; {remedy} the full dotted path of a class") from None
         except Exception as error:  # an import can raise anything
             if is_own_package(module.partition(".")[0]):
                 raise

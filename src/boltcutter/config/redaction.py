@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from boltcutter.project import private_variables
+
 # Keys such as token and hf_token; pad_token and the like are tokens of a vocabulary, and image_key names a column.
 _VENDORS = (
     "anthropic aws azure cohere comet databricks deepseek gcp gemini git github gitlab google groq hf hub huggingface "
@@ -153,7 +155,10 @@ def _secrets(node: Any, raw: Any, secret: bool) -> Iterator[str]:
     elif isinstance(raw, str) and "${" in raw and isinstance(node, str):
         if secret:
             yield node
-        yield from (os.environ.get(name, "") for name in VARIABLE.findall(raw) if secret or looks_secret(name))
+        names = VARIABLE.findall(raw)
+        yield from (
+            os.environ.get(name, "") for name in names if secret or name in private_variables or looks_secret(name)
+        )
 
 
 def _hide(node: Any, secrets: Iterable[str]) -> Any:

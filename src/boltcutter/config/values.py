@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from boltcutter.config import redaction
+from boltcutter.config import foreign, redaction
 from boltcutter.config.errors import ConfigError, hint
 
 INTEGER = re.compile(r"[-+]?(0|[1-9](_?\d)*)")
@@ -20,6 +20,7 @@ NOT_FINITE = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
 WRITTEN = {str(value): text for text, value in (RESERVED | NOT_FINITE).items()}
 QUOTING = ("[", "{", "'", '"')
 OPENING, CLOSING = "[{(", "]})"
+RESOLVER = re.compile(r"\$\{(\w+):([^{}]*)\}")
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -71,9 +72,21 @@ def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
         return f"{where}: environment variable {unset[1]} is not set; export {unset[1]}=…"
     if key := re.search(r"Interpolation key '(.+)' not found|Error trying to access (.+): node", text):
         name = key[1] or key[2]
+        if remedy := _foreign_remedy(name):
+            return f"{where}: ${{{name}}} refers to nothing; {remedy}"
         near = hint(name, (path for path in paths(cfg) if path != where), 0.75) if key[1] else ""
         return f"{where}: ${{{name}}} refers to nothing{near or f'; set {where}=…, or add {name}'}"
+    if "nterpolation type" in text:
+        raw = str(OmegaConf.to_container(cfg))
+        name = next((f"{name}:{rest}" for name, rest in RESOLVER.findall(raw) if _foreign_remedy(f"{name}:{rest}")), "")
+        return f"{where}: {text}; {_foreign_remedy(name) or 'correct the reference'}"
     return f"{where}: {text}; correct the reference"
+
+
+def _foreign_remedy(name: str) -> str:
+    """What to write instead of a reference of another template; empty if that is not known."""
+    ours = foreign.renamed(name)
+    return f"write ${{{ours}}}" if ours else foreign.advice(name) or ""
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -123,6 +136,11 @@ def resolve_reference(cfg: DictConfig, path: str) -> str:
         if refers:
             return resolve_reference(cfg, ".".join([refers[1], *parts[end:]]))
     return path
+
+
+def last_of_each(overrides: Iterable[str]) -> list[str]:
+    """Keep the last override of each key, for a command, which refuses a key that is given twice."""
+    return list({override.partition("=")[0].lstrip("+"): override for override in overrides}.values())
 
 
 def split_values(text: str) -> list[str]:

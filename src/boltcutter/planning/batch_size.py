@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import last_of_each
 from boltcutter.environment.process import available_memory
 from boltcutter.project import Project
 
@@ -98,7 +99,7 @@ def trial(train: list[str], overrides: list[str], limit: float, scratch: Path, s
         TrialError: They fail for another reason than lack of memory.
     """
     folder = scratch / str(size)
-    command = [*train, *overrides, *TRIAL, f"folder={folder}", f"data.batch_size={size}"]
+    command = [*train, *last_of_each([*overrides, *TRIAL, f"folder={folder}", f"data.batch_size={size}"])]
     done = _run(command, limit)
     if done.returncode == 0:
         return True

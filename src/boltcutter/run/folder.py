@@ -215,6 +215,7 @@ def save_config(cfg: DictConfig, **facts: Any) -> None:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     write_text(folder / "config.yaml", remote.show(as_yaml(redacted(cfg))))
     facts["config"] = remote.portable(cfg)  # a resumed run may have new overrides
+    facts["tags"] = facts["config"].get("tags", [])
     earlier = read_record(folder) if (folder / "record.json").is_file() else {}
     # Keep the signature of the user who composed it: a job, as in a container, may have no access to that user's key.
     if not earlier.get("signature") or trust.signed_content(facts["config"]) != trust.signed_content(earlier["config"]):

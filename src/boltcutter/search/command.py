@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.describe import describe as describe_keys
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import last_of_each
 from boltcutter.environment import lease, signals, startup
 from boltcutter.project import Project, command, display_path
 from boltcutter.run import folder as run
@@ -74,7 +75,7 @@ def search(plan: Plan, *, is_new: bool) -> None:
             plan.folder / "sweep.yaml",
             plan.space,
             project=plan.project,
-            overrides=[*settings.overrides, *plan.overrides],
+            overrides=last_of_each([*settings.overrides, *plan.overrides]),
             metrics=plan.metrics,
             num_trials=settings.num_trials,
             name=plan.folder.name,

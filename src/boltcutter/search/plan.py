@@ -18,7 +18,7 @@ from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line
 from boltcutter.config.locate import locate
-from boltcutter.config.values import plain, redacted
+from boltcutter.config.values import last_of_each, plain, redacted
 from boltcutter.data.folds import check_accepts_folds
 from boltcutter.environment.identity import new_run_id
 from boltcutter.project import Project, command, install_command
@@ -92,7 +92,7 @@ class Plan:
         """
         self.space.check(sampled.values, self.fixed)
         folder = self.folder / "trials" / f"{sampled.number:04d}"
-        overrides = [*self.search.overrides, *self.overrides, *trial_overrides(sampled.values)]
+        overrides = last_of_each([*self.search.overrides, *self.overrides, *trial_overrides(sampled.values)])
         variables = {"WANDB_RUN_GROUP": self.folder.name, **environment}
         return Trial(sampled.number, folder, overrides, self.metrics[0][0], self.project, variables)
 

@@ -1,0 +1,75 @@
+"""The loggers of Trackio and Neptune, against modules with the functions of these packages that are used."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from conftest import QUICK
+
+import boltcutter
+from boltcutter.cli.commands import main
+from boltcutter.config.locate import locate
+
+
+class Run:
+    """What the packages return; it keeps all calls."""
+
+    def __init__(self) -> None:
+        self.started: dict[str, Any] = {}
+        self.logged: list[tuple[dict[str, float], int | None]] = []
+        self.ended = 0
+
+    def log(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.logged.append((metrics, step))
+
+    def finish(self) -> None:
+        self.ended += 1
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Trackio as a module, with the signature of ``init`` in version 0.43."""
+    kept, module = Run(), ModuleType("trackio")
+
+    def init(
+        project: str,
+        name: str | None = None,
+        space_id: str | None = None,
+        config: dict[str, Any] | None = None,
+        resume: str = "never",
+        embed: bool = True,
+    ) -> Run:
+        kept.started = {"project": project, "name": name, "config": config, "resume": resume}
+        return kept
+
+    module.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    yield kept
+    locate.cache_clear()
+    sys.modules.pop("boltcutter.logger.trackio")
+
+
+def test_trackio(run: Run, tmp_path: Path) -> None:
+    overrides = ["logger=trackio", "tags=[a,b]", "report=false", "test=false", "trainer.max_epochs=1", "model=linear"]
+    boltcutter.train(f"folder={tmp_path}/mine", *overrides)
+    assert (run.started["name"], run.started["resume"], run.ended) == ("mine", "allow", 1)
+    assert run.started["config"]["tags"] == ["a", "b"]
+    assert run.started["config"]["trainer"]["max_epochs"] == 1
+    assert any("val/loss" in metrics and step for metrics, step in run.logged)
+
+
+@pytest.mark.parametrize(
+    ("logger", "package"),
+    [("aim", "aim"), ("comet", "comet-ml"), ("mlflow", "mlflow"), ("neptune", "neptune"), ("trackio", "trackio")],
+)
+def test_a_missing_package_is_one_line(logger: str, package: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "--check", f"logger={logger}", *QUICK[1:]])
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(f"error: logger.{logger}")
+    assert f"pip install {package}" in lines[0]
