@@ -1,7 +1,6 @@
 """The loggers of Trackio and Neptune, against modules with the functions of these packages that are used."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +10,6 @@ from conftest import QUICK
 
 import boltcutter
 from boltcutter.cli.commands import main
-from boltcutter.config.locate import locate
 
 
 class Run:
@@ -30,7 +28,7 @@ class Run:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Trackio as a module, with the signature of ``init`` in version 0.43."""
     kept, module = Run(), ModuleType("trackio")
 
@@ -47,9 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
     module.init = init  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "trackio", module)
-    yield kept
-    locate.cache_clear()
-    sys.modules.pop("boltcutter.logger.trackio")
+    return kept
 
 
 def test_trackio(run: Run, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
         where, text = path.lstrip("."), one_line(error)
         missing = re.match(r"Requirement '([\w-]+)", text) if isinstance(error, ImportError) else None
         if missing or isinstance(error, ModuleNotFoundError):
-            needed = missing[1] if missing else str(error.name)
+            needed = missing[1] if missing else str(getattr(error, "name", ""))
             raise ConfigError(f"{where}: {needed} is not installed; {install_command(needed)}") from error
         names_setting = re.match(rf"{where.partition('.')[0]}\b[.:=]|\w+(\.\w+)+=", text)
         place = "" if own else f" ({origin(error, package(target))})"

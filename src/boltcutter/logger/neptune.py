@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import neptune
-from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from neptune.utils import stringify_unsupported
+from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
 
 
 class NeptuneLogger(Logger):
@@ -24,7 +23,11 @@ class NeptuneLogger(Logger):
     """
 
     def __init__(self, *, folder: Path, project: str | None, tags: list[str] | None = None, **init: Any) -> None:
+        import neptune  # here, as only its users have it
+        from neptune.utils import stringify_unsupported
+
         super().__init__()
+        self._start, self._as_stored = neptune.init_run, stringify_unsupported
         self._folder, self._project, self._tags, self._init = Path(folder), project, tags or [], init
         self._run: Any = None
 
@@ -44,14 +47,14 @@ class NeptuneLogger(Logger):
         """The run of Neptune, started on first access."""
         if self._run is None:
             names = {"custom_run_id": self.version, "name": "/".join(self._folder.parts[-2:])}
-            self._run = neptune.init_run(project=self._project, tags=self._tags, **names, **self._init)
+            self._run = self._start(project=self._project, tags=self._tags, **names, **self._init)
         return self._run
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Log the configuration."""
         values = vars(params) if isinstance(params, Namespace) else params
-        self.experiment["configuration"] = stringify_unsupported(values)
+        self.experiment["configuration"] = self._as_stored(values)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

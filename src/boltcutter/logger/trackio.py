@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import trackio
-from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
 
 
 class TrackioLogger(Logger):
@@ -23,7 +23,10 @@ class TrackioLogger(Logger):
     """
 
     def __init__(self, *, folder: Path, project: str, tags: list[str] | None = None, **init: Any) -> None:
+        import trackio  # here, as only its users have it
+
         super().__init__()
+        self._start = trackio.init
         self._folder, self._project, self._tags, self._init = Path(folder), project, tags or [], init
         self._run: Any = None
         self._config: dict[str, Any] = {"tags": self._tags}
@@ -44,7 +47,7 @@ class TrackioLogger(Logger):
         """The run of Trackio, started on first access."""
         if self._run is None:
             options = {"embed": False, "resume": "allow", **self._init}
-            self._run = trackio.init(self._project, name=self.version, config=self._config, **options)
+            self._run = self._start(self._project, name=self.version, config=self._config, **options)
         return self._run
 
     @rank_zero_only
