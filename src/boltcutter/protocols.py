@@ -39,10 +39,10 @@ class GroupsParameters(Protocol):
 
 @runtime_checkable
 class ShardsWeights(Protocol):
-    """A model that can be trained by ``trainer=fsdp2`` and ``trainer=tensor_parallel``."""
+    """A model that shards itself in ``trainer=fsdp2``, rather than by blocks; tensor parallelism requires it."""
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Shard all weights in place over the mesh; with ``cpu_offload`` it is called with ``offload=True``, too."""
+        """Shard all weights in place; options of ``fully_shard``, such as ``mp_policy``, are passed if it has them."""
 
 
 @runtime_checkable

@@ -27,7 +27,7 @@ norms = [nn.LayerNorm(4), nn.LayerNorm(4)]
 for norm in norms:
     nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
 replicate(norms[0], mesh["tensor"])
-fully_shard_modules(mesh["data"], [norms[0]], offload=False)
+fully_shard_modules(mesh["data"], [norms[0]])
 x = torch.randn(3, 4)
 for norm in norms:
     norm(x).square().sum().backward()

@@ -101,9 +101,16 @@ def test_components_of_the_estimate() -> None:
     assert found.activations == pytest.approx(sum(saved.values()), rel=0.1)
 
 
+def test_models_without_a_method_shard_are_sharded_by_blocks() -> None:
+    one = estimate_step(config("model=convnet"), DIGITS, 4)
+    many = estimate_step(config("model=convnet"), DIGITS, 4, data_ranks=4, tensor_ranks=1)
+    assert many.optimizer == pytest.approx(one.optimizer / 4, rel=0.05)
+    assert many.weights < 0.4 * one.weights
+
+
 def test_estimation_errors_give_the_reason() -> None:
-    with pytest.raises(EstimationError, match=r"ConvNet cannot be sharded; add a method shard\(mesh\)"):
-        estimate_step(config("model=convnet"), DIGITS, 4, data_ranks=2, tensor_ranks=1)
+    with pytest.raises(EstimationError, match=r"ConvNet cannot be sharded by tensors; add a method shard\(mesh\)"):
+        estimate_step(config("model=convnet"), DIGITS, 4, data_ranks=1, tensor_ranks=2)
     with pytest.raises(EstimationError, match=r"ConvNet has no pipeline stages; add a method stages\(count\)"):
         estimate_step(config("model=convnet"), DIGITS, 4, stages=2)
     with pytest.raises(EstimationError, match="must have same reduction dim"):

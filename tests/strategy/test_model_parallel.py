@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import QUICK, Script, assert_same, max_difference, saved_weights
+from third_party import gallery
 
 from boltcutter.checkpoint.load import load
 
@@ -160,6 +161,33 @@ def test_one_process_evaluates_a_sharded_checkpoint_and_loads_its_weights(
     assert "init_from: " not in done.stdout  # all weights were loaded
 
 
+PLAIN = ["model=linear", "callback.throughput.peak_tflops=1", "task.l2=0.01"]  # has no method shard
+
+
+def test_a_model_without_a_method_shard_trains_resumes_and_is_evaluated(script: Script, tmp_path: Path) -> None:
+    one, sharded = tmp_path / "one", tmp_path / "sharded"
+    for folder, more in ((one, []), (sharded, [*FSDP2, "trainer.devices=2"])):
+        for arguments in (
+            [*OVERRIDES, *PLAIN, *more, f"folder={folder}", "trainer.max_epochs=1"],
+            [f"resume={folder}"],
+        ):
+            epochs = ["trainer.max_epochs=2"] if arguments[0].startswith("resume") else []
+            done = script("train", *arguments, *epochs, ranks=2 if more else 0)
+            assert done.returncode == 0, done.stderr
+    assert_same(one, sharded)
+    done = script("evaluate", f"run={sharded}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["autoencoder", pytest.param("gan", marks=pytest.mark.slow)])
+def test_a_foreign_module_is_sharded_as_a_whole(script: Script, tmp_path: Path, name: str) -> None:
+    quick = ["logger=null", "trainer.max_epochs=2", "test=false", f"folder={tmp_path}"]
+    arguments = [*gallery.overrides(name), *quick, *FSDP2, "trainer.devices=2"]
+    done = script("train", *arguments, ranks=2, env={"PYTHONPATH": "tests"})
+    assert done.returncode == 0, done.stderr
+    assert all(isinstance(value, torch.Tensor) for value in saved_weights(tmp_path).values())
+
+
 def test_a_non_finite_gradient_stops_all_ranks(script: Script, tmp_path: Path) -> None:
     overrides = [*OVERRIDES, *FSDP2, "trainer.devices=2", "optimizer.lr=1e38", "trainer.gradient_clip_val=null"]
     done = script("train", *overrides, f"folder={tmp_path}", ranks=2)
@@ -179,7 +207,7 @@ def test_a_non_finite_gradient_stops_all_ranks(script: Script, tmp_path: Path) -
         pytest.param(["callback=[default,ema]"], "callback.ema: ", marks=pytest.mark.slow),
         (["trainer=fsdp"], "trainer.strategy=fsdp, trainer.accelerator=cpu: "),
         (["trainer=deepspeed"], "trainer"),
-        (["model=convnet"], "ConvNet has no method shard(mesh)"),
+        (["model=convnet", "trainer.strategy.tensor_parallel_size=2"], "ConvNet has no method shard(mesh)"),
         (["model.norm=batchnorm", "trainer.strategy.tensor_parallel_size=2"], "does not support BatchNorm1d"),
         (
             ["trainer.strategy.data_parallel_size=3", "data.batch_size=66"],

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from boltcutter.callback.flops import count_flops, peak_flops
+from boltcutter.callback.flops import count_flops, meta_copy, peak_flops
 from boltcutter.data.batches import count_samples, first_tensor
 from boltcutter.protocols import HasKind, MeasuresWaiting, data_parallel, find_model
 
@@ -55,9 +55,16 @@ class ThroughputMonitor(Callback):
         self._epoch_samples = 0
         self._epoch_seconds = 0.0
         self._initialized = False
+        self._model: nn.Module | None = None  # on the meta device, until its FLOPs are counted
         self.min_seconds: float | None = None  # per sample on all devices at peak FLOPS, if known
         self._window: tuple[float, float] | None = None  # seconds, and seconds waited; None before the first interval
         self._warned = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Copy the model, on the meta device, before the strategy shards, splits or compiles it."""
+        if stage == "fit" and not self._initialized and isinstance(pl_module, HasKind):
+            model = find_model(pl_module)
+            self._model = meta_copy(model if isinstance(model, nn.Module) else pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock; ``on_train_epoch_start`` is not called if training resumes within an epoch."""
@@ -114,9 +121,9 @@ class ThroughputMonitor(Callback):
         peak = self.peak_tflops * 1e12 if self.peak_tflops else None
         if peak is None and pl_module.device.type == "cuda":
             peak = peak_flops(torch.cuda.get_device_name(pl_module.device), str(trainer.precision))
-        few = inputs[:2]  # few enough for dp to use one device; FLOPs on other threads are not counted
-        model = find_model(pl_module)
-        flops = count_flops(model if isinstance(model, nn.Module) else pl_module, few) if peak else None
+        few = inputs[:2]
+        flops = count_flops(self._model, few) if peak and self._model else None
+        self._model = None
         devices = trainer.num_devices * trainer.num_nodes  # one process may have several
         self.min_seconds = flops / len(few) / (peak * devices) if flops and peak else None
 

@@ -179,14 +179,14 @@ class GPT(nn.Module):
         ]
         return [group for group in groups if group["params"]]
 
-    def shard(self, mesh: DeviceMesh, *, offload: bool = False) -> None:
+    def shard(self, mesh: DeviceMesh, **options: Any) -> None:
         """Shard the parameters of each block, then the remaining ones, over the ranks of ``mesh``.
 
         Over ``tensor_parallel``, attention is sharded by head, the MLP by hidden unit, the embedding by token.
 
         Args:
             mesh: Device mesh with the dimensions ``data_parallel`` and ``tensor_parallel``.
-            offload: Whether to keep parameters in CPU memory while they are not used.
+            options: Arguments of torch's ``fully_shard``.
 
         Raises:
             ValueError: The number of ranks does not divide the heads or hidden units, or the model has dropout, whose
@@ -196,7 +196,7 @@ class GPT(nn.Module):
         """
         if mesh["tensor_parallel"].size() > 1:
             self._apply_tensor_parallelism(mesh["tensor_parallel"])
-        fully_shard_modules(mesh["data_parallel"], [*self.blocks, self], offload=offload)
+        fully_shard_modules(mesh["data_parallel"], [*self.blocks, self], **options)
 
     def stages(self, count: int) -> list[nn.Module]:
         """Split the model into ``count`` pipeline stages with about the same number of blocks.

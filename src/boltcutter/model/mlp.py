@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -78,7 +78,7 @@ class MLP(nn.Module):
         outputs: Tensor = self.head(features)
         return outputs
 
-    def shard(self, mesh: DeviceMesh, *, offload: bool = False) -> None:
+    def shard(self, mesh: DeviceMesh, **options: Any) -> None:
         """Shard the parameters of each layer over the ranks of ``mesh``.
 
         Over ``tensor_parallel``, layers alternate between column-wise and row-wise sharding, so that each pair of
@@ -86,7 +86,7 @@ class MLP(nn.Module):
 
         Args:
             mesh: Device mesh with the dimensions ``data_parallel`` and ``tensor_parallel``.
-            offload: Whether to keep parameters in CPU memory while they are not used.
+            options: Arguments of torch's ``fully_shard``.
 
         Raises:
             ValueError: The model has normalization or dropout, which would see only a shard of the activations.
@@ -116,7 +116,7 @@ class MLP(nn.Module):
             if len(layers) % 2:
                 plan["head"] = ColwiseParallel(output_layouts=Replicate())
             parallelize_module(self, mesh["tensor_parallel"], plan)
-        fully_shard_modules(mesh["data_parallel"], [*layers.values(), self], offload=offload)
+        fully_shard_modules(mesh["data_parallel"], [*layers.values(), self], **options)
 
     def stages(self, count: int) -> list[nn.Module]:
         """Split the model into ``count`` pipeline stages with about the same number of layers.

@@ -8,21 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.modules.batchnorm import _NormBase
 
 
-def fully_shard_modules(mesh: DeviceMesh, modules: Sequence[nn.Module], *, offload: bool) -> None:
+def fully_shard_modules(mesh: DeviceMesh, modules: Sequence[nn.Module], **options: Any) -> None:
     """Shard parameters, gradients and optimizer state of ``modules`` over ranks by FSDP2.
 
     Args:
         mesh: One-dimensional device mesh.
         modules: In order of application, submodules before the modules that contain them.
-        offload: Whether to keep parameters in CPU memory while they are not used.
+        options: Arguments of ``fully_shard``. With batch norms all weights stay in float32, as their statistics do.
 
     Source: Zhao et al., PyTorch FSDP, 2023.
     """
-    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+    from torch.distributed.fsdp import fully_shard
 
-    options: dict[str, Any] = {"offload_policy": CPUOffloadPolicy()} if offload else {}
+    if any(isinstance(part, _NormBase) for module in modules for part in module.modules()):
+        options.pop("mp_policy", None)
     for module in modules:
         fully_shard(module, mesh=mesh, **options)
 

@@ -31,6 +31,7 @@ from boltcutter.assembly.precision import CANONICAL
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.locate import locate
 from boltcutter.environment.mpi import disable_mpi_detection
 from boltcutter.protocols import NativeTask, ShardsWeights, SplitsIntoStages
 
@@ -322,9 +323,12 @@ def _materialize(task: nn.Module) -> None:
 
 
 def _shard(model: Any, mesh: DeviceMesh) -> None:
-    if not isinstance(model, ShardsWeights):
-        raise EstimationError(f"{type(model).__name__} cannot be sharded; add a method shard(mesh)")
-    model.shard(mesh)
+    if isinstance(model, ShardsWeights):
+        model.shard(mesh)
+    elif mesh["tensor_parallel"].size() > 1:
+        raise EstimationError(f"{type(model).__name__} cannot be sharded by tensors; add a method shard(mesh)")
+    else:
+        locate("boltcutter.strategy.sharding.fully_shard_units")(model, mesh["data_parallel"])
 
 
 def _replicate(model: nn.Module, devices: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -10,15 +11,19 @@ import torch
 from lightning.pytorch import strategies
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
-from boltcutter.protocols import PermutesRows, SavesShards, ShardsWeights
+from boltcutter.protocols import NativeTask, PermutesRows, SavesShards, ShardsWeights
 from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.sharding import fully_shard_units
 
 
 class ModelParallelStrategy(strategies.ModelParallelStrategy):
-    """Lightning's ``ModelParallelStrategy`` for models that shard themselves in a method ``shard(mesh)``.
+    """Lightning's ``ModelParallelStrategy``, which shards any model: by blocks, or as its ``shard(mesh)`` does.
+
+    With ``bf16-mixed``, weights are gathered in bfloat16, and gradients reduced in float32.
 
     Args:
         data_parallel_size: Number of ranks over which the batch and the weights are sharded; ``auto``: the number of
@@ -27,7 +32,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         save_distributed_checkpoint: Whether each rank writes its shard of a checkpoint, instead of rank 0 writing the
             full one. Either can be resumed with another number of ranks.
         cpu_offload: Whether to keep weights, gradients and optimizer state in host memory while they are not used.
-        module: Name of the task's attribute that holds the model.
+        module: Name of the task's attribute that holds the model; a task with other weights is sharded as a whole.
         options: Arguments of Lightning's ``ModelParallelStrategy``.
     """
 
@@ -76,7 +81,13 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         if any(isinstance(callback, WeightAveraging) for callback in task.trainer.callbacks):
             raise StrategyError("callback.ema: averaging requires the full model, which no rank has; remove it")
         super().setup_environment()
-        task.configure_model = self._shard
+        configure = task.configure_model
+
+        def configure_and_shard() -> None:
+            configure()
+            self._shard()
+
+        task.configure_model = configure_and_shard
 
     def model_to_device(self) -> None:
         """Move the task to the device, except for offloaded weights."""
@@ -84,7 +95,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
         if not self.cpu_offload:
             super().model_to_device()
             return
-        offloaded = {id(parameter) for parameter in getattr(task, self.module).parameters()}
+        offloaded = {id(parameter) for parameter in task.parameters()}
         task._apply(lambda tensor: tensor if id(tensor) in offloaded else tensor.to(self.root_device))
         task._device = self.root_device
 
@@ -174,7 +185,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
 
     def _orders(self) -> dict[str, Tensor]:
         """Permutations of the rows of weights, by name, where the model has permuted them for sharding."""
-        model: Any = getattr(self.lightning_module, self.module)
+        model: Any = getattr(self.lightning_module, self.module, None)
         permutations = model.row_permutations if isinstance(model, PermutesRows) else {}
         return {f"{self.module}.{name}": order for name, order in permutations.items()}
 
@@ -235,16 +246,31 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
     def _shard(self) -> None:
         task: Any = self.lightning_module
         model: Any = getattr(task, self.module, None)
-        if not isinstance(model, nn.Module) or not isinstance(model, ShardsWeights):
-            raise StrategyError(
-                f"trainer.strategy: {type(model).__name__} has no method shard(mesh); add one, or use trainer=ddp"
-            )
-        if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):  # not sharded yet
-            try:
+        if any(isinstance(parameter, DTensor) for parameter in task.parameters()):  # sharded already
+            return
+        options: dict[str, Any] = {"offload_policy": CPUOffloadPolicy()} if self.cpu_offload else {}
+        if self.precision_plugin.precision == "bf16-mixed":
+            options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        has_all = isinstance(model, nn.Module) and len([*task.parameters()]) == len([*model.parameters()])
+        root = model if has_all and isinstance(task, NativeTask) else task
+        try:
+            if isinstance(model, ShardsWeights):
                 shard: Any = model.shard
-                shard(self.device_mesh, **({"offload": True} if self.cpu_offload else {}))
-            except ValueError as error:
-                raise StrategyError(str(error)) from error
+                known = inspect.signature(shard).parameters
+                every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+                shard(self.device_mesh, **{name: x for name, x in options.items() if every or name in known})
+            elif self.device_mesh["tensor_parallel"].size() > 1:
+                raise StrategyError(
+                    f"trainer.strategy.tensor_parallel_size={self._tensor_parallel_size}: {type(model).__name__} has "
+                    "no method shard(mesh), which shards its matrices; add one, or set tensor_parallel_size=1"
+                )
+            else:
+                fully_shard_units(root, self.device_mesh["data_parallel"], **options)
+        except ValueError as error:
+            raise StrategyError(str(error)) from error
+        if isinstance(task, FSDPModule):
+            for step in ("training_step", "validation_step", "test_step", "predict_step"):
+                register_fsdp_forward_method(cast(nn.Module, task), step)
 
 
 def shard_like(full: Tensor, like: Tensor, order: Tensor | None = None) -> Tensor:

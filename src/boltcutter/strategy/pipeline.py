@@ -182,12 +182,9 @@ class PipelineStrategy(strategies.DDPStrategy):
         super().teardown()
         self._lightning_module = task
 
-    def _forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _forward(self, inputs: Tensor) -> Tensor:
         """Run all stages, in place of the model's own ``forward``."""
         stage = self._local_stage()
-        if inputs.is_meta or args or kwargs:  # a FLOP counter, which runs the whole model on the meta device
-            counted: Tensor = type(stage.model).forward(stage.model, inputs, *args, **kwargs)
-            return counted
         if stage.model.training and torch.is_grad_enabled():
             outputs, self._outputs = self._outputs, None
             if outputs is None:

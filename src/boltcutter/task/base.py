@@ -24,6 +24,7 @@ from boltcutter.protocols import GroupsParameters, data_parallel, gather_objects
 from boltcutter.task.compiler import Compiler, make_compiler
 from boltcutter.task.errors import TotalStepsError, call_with_batch
 from boltcutter.task.metric_states import get_state, merge_states, set_state
+from boltcutter.task.penalty import penalty
 
 Pair = tuple[Tensor, Tensor]
 Observation = tuple[Tensor, ...]  # losses, outputs and targets of a batch
@@ -94,6 +95,7 @@ class Task(L.LightningModule, ABC):
         self.optimizer, self.scheduler = optimizer, scheduler
         self.interval, self.monitor = interval, monitor
         self.l1, self.l2 = l1, l2
+        self._num_weights = 0  # before the strategy shards them
         collection = MetricCollection(dict(metrics or {}))
         self.metrics = nn.ModuleDict({f"{stage}_": collection.clone(prefix=f"{stage}/") for stage in STAGES})
         # Without the check for NaN, which would synchronize the host with the device at each step.
@@ -149,6 +151,7 @@ class Task(L.LightningModule, ABC):
         Raises:
             CompilerError: The compiler is not installed, or does not support the strategy.
         """
+        self._num_weights = sum(parameter.ndim > 1 for parameter in self.model.parameters())
         if self.compile_model and stage == "fit":
             self._compiler = make_compiler(self.model, self.compile_model, getattr(self._trainer, "strategy", None))
 
@@ -295,15 +298,7 @@ class Task(L.LightningModule, ABC):
 
     def penalty(self) -> Tensor | float:
         """Return the L1 and L2 penalties of all trainable weights but biases and norms."""
-        weights: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad and p.ndim > 1]
-        if not weights:
-            return 0.0
-        penalty = weights[0].new_zeros(())
-        if self.l1:
-            penalty = penalty + self.l1 * torch.stack(torch._foreach_norm(weights, 1)).sum()
-        if self.l2:
-            penalty = penalty + self.l2 * torch.stack(torch._foreach_norm(weights)).square().sum()
-        return penalty
+        return penalty(self.model, self.l1, self.l2, self._num_weights)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Create the optimizer over trainable parameters, and the scheduler."""
