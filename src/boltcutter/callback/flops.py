@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 # Dense matrix products in TFLOPS: 16-bit with 32-bit accumulation, TF32, 32-bit. The first name that the device's name
 # contains is used, so longer names come first.
-# Source: NVIDIA's data sheets (V100, T4, A10, A30, A40, A100, L4, L20, L40, L40S, H20, H100, H200, H800, GB200 and GB300
-# NVL72, HGX B200 and B300) and whitepapers on the GA102, AD102, Blackwell RTX and RTX PRO architectures; numbers with
-# sparsity are halved. A server's RTX PRO 6000 has the ratios of the others at its data sheet's 120 TFLOPS.
+# Source: NVIDIA's data sheets (V100, T4, A10, A30, A40, A100, L4, L20, L40, L40S, H20, H100, H200, H800, GB200, GB300,
+# HGX B200 and B300) and whitepapers on the GA102, AD102, Blackwell RTX and RTX PRO architectures; numbers with sparsity
+# are halved. A server's RTX PRO 6000 has the ratios of the others at its data sheet's 120 TFLOPS.
 PEAK_TFLOPS: dict[str, tuple[float, float, float]] = {
     "GB300": (2500, 1250, 80),
     "GB200": (2500, 1250, 80),
