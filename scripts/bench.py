@@ -10,6 +10,7 @@ all       all of the above except parts, in less than half an hour
 strategy  final weights and speed of each strategy, relative to one process: [epochs=3]
 precision accuracy and speed of each precision, relative to 32 bits: [epochs=5]
 search    trainings by a search, relative to a shell loop, and cost per trial: [work=trainings,trials] [trials=1000]
+save      time that training waits for an asynchronous save: [mib=512] [device=cpu]
 serve     requests of 32 clients, relative to calling the model in a loop: [work=resnet,convnet]
 generate  tokens per second with a key-value cache, relative to none: [work=eager,onnx,int8-static,int4,torch]
 """

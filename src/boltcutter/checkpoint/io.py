@@ -17,6 +17,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from boltcutter.checkpoint import sharded
 from boltcutter.checkpoint.load import find_damage, load
+from boltcutter.checkpoint.snapshot import HostSnapshot
 from boltcutter.checkpoint.storage import CheckpointError as CheckpointError
 from boltcutter.checkpoint.storage import (
     error_text,
@@ -48,7 +49,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous
-        self._snapshot = BytesIO()  # reused: allocating memory takes longer than the copy
+        self._snapshot = HostSnapshot()
         self._writer: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._used: set[Path] = set()  # folders that were created, and must not be removed by others
@@ -60,11 +61,9 @@ class AtomicCheckpointIO(CheckpointIO):
             CheckpointError: This checkpoint or the previous one could not be written; existing files are unchanged.
         """
         self.wait()
-        if not self.asynchronous and not is_url(path):
-            return self._write(path, lambda file: torch.save(checkpoint, file))
-        self._snapshot.seek(0)
-        torch.save(checkpoint, self._snapshot)
-        return self._submit(partial(self._write_snapshot, path, self._snapshot.tell()))
+        if self.asynchronous:
+            checkpoint = self._snapshot.copy(checkpoint)
+        self._submit(partial(self._write_checkpoint, path, checkpoint))
 
     def save_sharded(self, checkpoint: dict[str, Any], path: str | Path, orders: dict[str, torch.Tensor]) -> None:
         """Write a sharded checkpoint, synchronously on all ranks.
@@ -169,15 +168,17 @@ class AtomicCheckpointIO(CheckpointIO):
         self._writer = self._writer or ThreadPoolExecutor(1, "checkpoint")
         return self._pending.append(self._writer.submit(job))
 
-    def _write_snapshot(self, path: str | Path, size: int) -> None:
-        with self._snapshot.getbuffer() as memory, memory[:size] as content:
-            if not is_url(path):
-                return self._write(path, lambda file: file.write(content))
-            try:
-                store, place = resolve_filesystem(path)
-                repeat(path, lambda: store.pipe_file(place, bytes(content)))
-            except Exception as error:  # each store has its own
-                raise CheckpointError(_write_failure(path, error)) from error
+    def _write_checkpoint(self, path: str | Path, checkpoint: dict[str, Any]) -> None:
+        if not is_url(path):
+            self._write(path, lambda file: torch.save(checkpoint, file))
+            return
+        content = BytesIO()
+        torch.save(checkpoint, content)
+        try:
+            store, place = resolve_filesystem(path)
+            repeat(path, lambda: store.pipe_file(place, content.getvalue()))
+        except Exception as error:  # each store has its own
+            raise CheckpointError(_write_failure(path, error)) from error
 
     def _write(self, path: str | Path, dump: Callable[[IO[bytes]], object], keep: str | None = None) -> None:
         folder = Path(path).parent
