@@ -91,6 +91,31 @@ def test_paths_in_files_begin_in_the_root_of_the_project(root: Path, monkeypatch
     assert compose(Project.find(root)).runs == "runs"
 
 
+def test_all_paths_in_files_begin_in_the_root_of_the_project(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "configs" / "paths").mkdir()
+    (root / "configs" / "paths" / "mine.yaml").write_text(
+        "# Folders.\ndata_dir: data/\ncache: ~/cache\noutput: ${.data_dir}out\nmore: [a, /b, 's3://c']\n"
+    )
+    (root / "configs" / "data").mkdir()
+    (root / "configs" / "data" / "mine.yaml").write_text(
+        "# Mine.\n_target_: small.Data\nroot: ${paths.data_dir}\npath: ylecun/mnist\n"
+        "train: {files: [a.csv, b.csv], format: csv}\nother: ${root}/other\n"
+    )
+    options = ["data=mine", "paths=mine"]
+    monkeypatch.chdir(root)
+    cfg = compose(Project.find(), options)
+    assert (cfg.data.root, cfg.data.train.files, cfg.data.other) == ("data/", ["a.csv", "b.csv"], f"{root}/other")
+    (root / "src").mkdir(exist_ok=True)
+    monkeypatch.chdir(root / "src")
+    cfg = compose(Project.find(), options)
+    assert cfg.paths.more == [str(root / "a"), "/b", "s3://c"]
+    assert (cfg.paths.cache, cfg.paths.output) == ("~/cache", f"{root}/data/out")
+    assert (cfg.data.root, cfg.data.path) == (f"{root}/data/", "ylecun/mnist")  # the name of a dataset
+    assert cfg.data.train == {"files": [str(root / "a.csv"), str(root / "b.csv")], "format": "csv"}
+    cfg = compose(Project.find(), [*options, "paths.data_dir=../x", "data.train={files: [y]}", "data.other=${root}/z"])
+    assert (cfg.data.root, cfg.data.train.files, cfg.data.other) == ("../x", ["y"], f"{root}/z")
+
+
 def test_an_option_cannot_inherit_from_itself(root: Path) -> None:
     (root / "configs" / "model" / "tiny.yaml").write_text("# Tiny.\ndefaults: tiny\n")
     with pytest.raises(ConfigError, match="tiny"):

@@ -87,6 +87,20 @@ def test_sizes_are_inferred_from_the_data() -> None:
     assert cfg.data.num_classes == 1
 
 
+def test_sizes_are_inferred_from_data_that_refers_to_another_group(tmp_path: Path) -> None:
+    for name, text in (
+        ("data/mine", "defaults: tabular\npath: ${paths.table}\ntarget: y"),
+        ("paths/mine", "table: t.csv"),
+    ):
+        (tmp_path / "configs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "configs" / f"{name}.yaml").write_text(
+            f"# Mine.\n{text.replace('t.csv', str(tmp_path / 't.csv'))}\n"
+        )
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "1,2,3\n2,3,5\n" * 20)
+    cfg = read_config(Project.at(tmp_path), ["data=mine", "paths=mine", "model=linear", "task=regression"])
+    assert (cfg.data.shape, cfg.model.num_classes) == ([2], 1)
+
+
 def test_a_mistake_in_the_data_is_reported_once() -> None:
     with pytest.raises(ConfigError, match=r"^data\.targett: .*\nx: "):
         read_config(PROJECT, ["experiment=diabetes", "+data.targett=3", "+x=1"])

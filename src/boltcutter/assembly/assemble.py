@@ -163,7 +163,9 @@ def check_config(cfg: DictConfig) -> DictConfig:
         ConfigError: There are mistakes, one line for each.
     """
     unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
-    if unknown and not build.check(DictConfig({"data": cfg.data, "seed": cfg.seed}), _data_only):
+    others = {key: cfg[key] for key in cfg if key not in Config.__dataclass_fields__}  # which data may refer to
+    alone = DictConfig({"data": cfg.data, "seed": cfg.seed, **others})
+    if unknown and not any(mistake.startswith("data") for mistake in build.check(alone, _data_only)):
         data = build.build(cfg.data, "data")
         if isinstance(data, NativeData):  # null may mean something else in another data module
             with as_config_error():

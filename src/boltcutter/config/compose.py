@@ -21,13 +21,13 @@ from omegaconf.errors import OmegaConfBaseException
 from boltcutter.config import foreign, redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.config.targets import keeps_arguments
-from boltcutter.config.values import is_map, parse, paths, plain, raw_node, resolve_reference
+from boltcutter.config.values import is_map, leaves, parse, paths, plain, raw_node, resolve_reference
 from boltcutter.project import Project
 
 KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
 
 OVERRIDE = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
-PATH_KEY = re.compile(r"^runs$|^data\.(.*_)?(dir|file|folder|path|root)$")
+PATH_KEY = re.compile(r"^runs$|^paths\.|^data\.(.*[_.])?(dir|file|folder|path|root)s?$")
 # Groups that training or a launch instantiates; others are instantiated where they are referred to.
 ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger", "launch", "search", "export")
 
@@ -107,22 +107,27 @@ def _of_selected_loggers(project: Project, cfg: DictConfig, experiment: DictConf
 
 
 def _anchor_paths(project: Project, cfg: DictConfig, given: Sequence[str]) -> None:
-    """Resolve ``runs`` and the paths of ``data`` from the project's root if the working directory is below it.
+    """Resolve ``runs``, ``paths`` and the paths in ``data`` from the project's root if the working directory is below.
+
+    ``${root}`` is replaced by the project's root anywhere.
 
     Args:
         project: The project.
         cfg: Changed.
         given: Keys set on the command line, whose values are relative to the working directory.
     """
-    if project.root not in Path.cwd().parents:
-        return
-    for key in ["runs", *(f"data.{name}" for name in (cfg.data if is_map(raw_node(cfg, "data")) else ()))]:
-        if key not in given and PATH_KEY.search(key):
-            parent, _, name = key.rpartition(".")
-            node = raw_node(cfg.data if parent else cfg, name)
-            value = node._value() if node is not None else None
-            if isinstance(value, str) and not re.match(r"[/~]|\?\?\?$|.*(\$\{|://)", value):
-                OmegaConf.update(cfg, key, str(project.root / value))
+    is_below = project.root in Path.cwd().parents
+    for key, node in leaves(cfg):
+        value = node._value() if node is not None else None
+        if not isinstance(value, str):
+            continue
+        if "${root}" in value and "root" not in cfg:
+            node._set_value(value.replace("${root}", str(project.root)))
+        is_given = any(f"{key}.".startswith(f"{prefix}.") for prefix in given)
+        is_relative = not re.match(r"[/~]|\?\?\?$|.*(\$\{|://)", value)
+        may_be_name = key.endswith(".path") and not (project.root / value).exists()  # of a dataset
+        if is_below and is_relative and not is_given and not may_be_name and PATH_KEY.search(key):
+            node._set_value(f"{project.root}/{value}")
 
 
 def merge(below: DictConfig, above: DictConfig) -> DictConfig:

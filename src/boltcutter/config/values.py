@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter.config import foreign, redaction
@@ -125,6 +125,18 @@ def paths(node: Any, prefix: str = "") -> Iterator[str]:
     for key in map(str, node if is_map(node) else ()):
         yield f"{prefix}{key}"
         yield from paths(raw_node(node, key), f"{prefix}{key}.")
+
+
+def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """List the nodes of all values below ``node`` with their dotted keys; elements of a list have that of the list."""
+    if is_map(node):
+        for key in node:
+            yield from leaves(raw_node(node, key), f"{prefix}.{key}".lstrip("."))
+    elif isinstance(node, ListConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation()):
+        for index in range(len(node)):
+            yield from leaves(node._get_node(index), prefix)
+    else:
+        yield prefix, node
 
 
 def resolve_reference(cfg: DictConfig, path: str) -> str:
