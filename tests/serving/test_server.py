@@ -21,6 +21,7 @@ import torch
 from conftest import Script
 from PIL import Image
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter.run import folder as run
 from boltcutter.serving import server
@@ -101,6 +102,7 @@ def test_the_api_describes_itself(digits: Served, text: Served) -> None:
     [
         (b"x" * 20001, "application/json", 413, "the request is larger than 20000 bytes"),
         (npy(images(9)), NUMPY, 413, "9 samples in a request; at most 8"),
+        (b"{}", "", 415, "content type : expected application/json"),
         (b"hello", "text/plain", 415, "content type text/plain: expected application/json"),
         (b"{", "application/json", 422, "not valid JSON"),
         (b"[" * 15000, "application/json", 422, "not valid JSON"),
@@ -165,7 +167,7 @@ def test_random_requests_never_fail_the_server(digits: Served, count: int) -> No
 
 
 def test_slow_clients_are_disconnected(digits: Served) -> None:
-    head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
     for sent, answer in ((b"", b""), (b"POST /predict HT", b""), (head + b"{", b"HTTP/1.1 408")):
         with connect(digits) as client:
             began = time.monotonic()
@@ -180,7 +182,7 @@ def test_slow_clients_are_disconnected(digits: Served) -> None:
 @pytest.mark.parametrize("encoding", [b"", b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"])
 def test_heads_are_limited_in_size(digits: Served, encoding: bytes) -> None:
     with connect(digits) as client:
-        client.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\n" + encoding)
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\n" + encoding)
         with pytest.raises(ConnectionError):
             client.sendall((b"a: " + b"b" * 996 + b"\r\n") * 20000)
     assert digits.post("/predict", {"inputs": images(1).tolist()}).status_code == 200
@@ -188,19 +190,19 @@ def test_heads_are_limited_in_size(digits: Served, encoding: bytes) -> None:
 
 def test_a_request_that_is_too_large_is_read_after_its_answer(digits: Served) -> None:
     with connect(digits) as client:
-        client.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 5000000\r\n\r\n")
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n\r\n")
         answer = b""
         while not answer.endswith(b"}"):  # head and body may arrive separately
             received = client.recv(4096)
             assert received, answer
             answer += received
         assert answer.startswith(b"HTTP/1.1 413")
-        client.sendall(b"a" * 5000000 + b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        client.sendall(b"a" * 5000000 + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answers = receive(client)  # until it is closed as idle
         assert answers.startswith(b"HTTP/1.1 200")
         assert answers.count(b"HTTP/1.1") == 1
     with connect(digits) as client:
-        client.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 50000\r\n\r\n")
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000\r\n\r\n")
         answers = receive(client)
         assert answers.startswith(b"HTTP/1.1 413")
         assert answers.count(b"HTTP/1.1") == 1  # it is closed, as the body does not arrive
@@ -208,7 +210,7 @@ def test_a_request_that_is_too_large_is_read_after_its_answer(digits: Served) ->
 
 def test_all_requests_together_are_limited_in_size(text: Served) -> None:
     with connect(text) as client:
-        head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 20001\r\n\r\n"
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20001\r\n\r\n"
         client.sendall(head + b"a" * 20000)
         refused = wait_for(lambda: text.post("/generate", {"prompt": "a" * 20000, "tokens": 1}), 503)
         assert "larger than 30000 bytes" in refused.json()["detail"]
@@ -261,7 +263,7 @@ def test_more_texts_than_allowed_are_refused(text: Served) -> None:
     wait_for(lambda: text.post("/generate", short), 200)  # the client has gone
     body = json.dumps(asked | {"stream": False}).encode()
     with connect(text) as client:
-        client.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         wait_for(lambda: text.post("/generate", short), 503)
     wait_for(lambda: text.post("/generate", short), 200)
 
@@ -311,7 +313,9 @@ def test_a_worker_that_was_killed_is_replaced(serve: Serve, trained: Path) -> No
     served = serve(trained, "workers=2", "max_wait=60")
     with connect(served) as client:
         body = npy(images(1))
-        head = f"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: {NUMPY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {NUMPY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         client.sendall(head.encode() + body)
         end = time.monotonic() + 60
         while served.metric("serve_waiting_samples") != 1:
@@ -345,7 +349,8 @@ def test_what_takes_longer_than_drain_is_cancelled(serve: Serve, text_run: Path)
         (["port=70000"], "port=70000 is not a port; try port=8000, or port=0 for a free one"),
         (["workers=0"], "workers=0 is not a valid number; try workers=1"),
         (["timeout=soon"], "timeout=soon is not a valid number; try timeout=10.0"),
-        (["host=192.0.2.77"], "host=192.0.2.77 port=8000: Cannot assign requested address; choose another, or port=0"),
+        (["host=0.0.0.0"], "host=0.0.0.0: other machines reach the server, so it needs a token; openssl rand -hex 32"),
+        (["host=192.0.2.77", "token_file=none"], "token_file=none: cannot be read"),
         (["ckpt=none"], "ckpt=none"),
         (["export=none"], "export=none: not an export of the run"),
         (["export=onnx", "ckpt=last"], "export=onnx: used in place of a checkpoint; remove ckpt=last"),
@@ -356,6 +361,47 @@ def test_mistakes_of_the_command(script: Script, trained: Path, overrides: list[
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {message}")
     assert done.stderr.count("\n") == 1
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(ConfigError, match=r"^host=192\.0\.2\.77 port=8000: Cannot assign .*; choose another"):
+        bind("192.0.2.77", 8000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("what", ["images", "lists", "numbers"])
+def test_many_clients_take_little_memory(serve: Serve, trained: Path, what: str) -> None:
+    """Small requests whose values take a thousand times their bytes, 64 at once."""
+    served = serve(trained, "timeout=120")
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((4000, 4000), np.uint16)).save(file, "PNG")
+    body, kind, status = {
+        "images": (file.getvalue(), "image/png", 200),
+        "lists": (b'{"inputs": [' + b"[]," * 3_000_000 + b"[]]}", "application/json", 422),
+        "numbers": (b'{"inputs": [' + b"1.5," * 2_000_000 + b"1]}", "application/json", 413),
+    }[what]
+    before = peak_memory(served.process.pid)
+    with ThreadPoolExecutor(64) as pool:
+        answers = list(
+            pool.map(
+                lambda _: (
+                    httpx.post(
+                        f"{served.url}/predict", content=body, headers={"content-type": kind}, timeout=200
+                    ).status_code
+                ),
+                range(64),
+            )
+        )
+    assert set(answers) <= {status, 503}
+    assert status in answers
+    assert peak_memory(served.process.pid) - before < 700
+
+
+def peak_memory(pid: int) -> float:
+    """Largest resident memory of a process so far, in MB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM"))
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:

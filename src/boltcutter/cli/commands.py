@@ -74,7 +74,7 @@ boltcutter export run=runs/… export=[torch,int8,int4] export.max_drop=1    # s
         """Serve predictions over HTTP: boltcutter serve run=<folder> [ckpt=best|last|path] [export=format or file]
 
 boltcutter serve run=runs/… port=8000 workers=2
-boltcutter serve run=runs/… host=0.0.0.0 max_bytes=1000000    # reachable from other machines""",
+boltcutter serve run=runs/… host=0.0.0.0 token_file=token      # reachable from other machines""",
         begin="boltcutter.serving.batching:begin",
     ),
     "check": Command(

@@ -121,4 +121,4 @@ def _import_pillow() -> tuple[Any, Any]:
 def _eight_bits(image: Any) -> Any:
     """Scale 16-bit greyscale to 8 bits; Pillow would clip it."""
     Image, _ = _import_pillow()
-    return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))

@@ -27,6 +27,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from boltcutter.serving.access import AccessMiddleware
 from boltcutter.serving.batching import Array, Batcher, OverloadedError
 from boltcutter.serving.predictor import Predictor
 
@@ -36,6 +37,8 @@ NUMPY = "application/x-npy"
 JSON = "application/json"
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # seconds
 SMALL = 1 << 16  # bytes that are converted faster than a thread takes over
+MAX_DECODED = 2  # requests whose bodies are decoded at the same time: the values may take many times their bytes
+MAX_LISTS = 1 << 18  # of JSON, each of which takes 64 bytes
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -60,7 +63,7 @@ class Limits:
     max_waiting: int = 4096
     max_samples: int = 256
     max_bytes: int = 10_000_000
-    max_total_bytes: int = 1_000_000_000
+    max_total_bytes: int = 256_000_000
     max_tokens: int = 1000
     max_streams: int = 4
     timeout: float = 10.0
@@ -123,6 +126,7 @@ class Service:
             self._compute, max_batch=limits.max_batch, max_wait=limits.max_wait, max_waiting=limits.max_waiting
         )
         self.streams = asyncio.Semaphore(limits.max_streams)
+        self.decoders = asyncio.Semaphore(MAX_DECODED)
         self.total_bytes = 0
         self.routes = [Route("/", self.page), Route("/health", self.health), Route("/model", self.model)]
         self.routes += [Route("/metrics", self.show_metrics), Route("/openapi.json", self.openapi)]
@@ -180,13 +184,14 @@ class Service:
 
         The body is JSON, an image file, or an array in NumPy's npy format.
         """
-        kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+        kind = media_type(request)
         async with self._body(request) as body:
             try:
                 if len(body) <= SMALL and kind not in IMAGES:
                     inputs = decode(self.predictor, kind, body, self.limits)
                 else:
-                    inputs = await asyncio.to_thread(decode, self.predictor, kind, body, self.limits)
+                    async with self.decoders:
+                        inputs = await asyncio.to_thread(decode, self.predictor, kind, body, self.limits)
             except ValueError as error:
                 raise refusal(error) from None
         self.metrics.waiting.inc(len(inputs))
@@ -202,6 +207,8 @@ class Service:
 
     async def generate(self, request: Request) -> Response:
         """Continue a text, as server-sent events or, with ``stream=false``, as a whole."""
+        if (kind := media_type(request)) != JSON:  # a page of another site may send text without being asked
+            raise HTTPException(415, f"content type {kind[:100]}: expected {JSON}")
         async with self._body(request) as body:
             try:
                 asked = Prompt.model_validate(parse_json(body))
@@ -224,7 +231,7 @@ class Service:
         return JSONResponse({"text": text})
 
     @asynccontextmanager
-    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+    async def _body(self, request: Request) -> AsyncIterator[bytearray]:
         """Read the body within the limits of size.
 
         Raises:
@@ -242,7 +249,7 @@ class Service:
                     raise too_large
                 if self.total_bytes > self.limits.max_total_bytes:
                     raise overload(f"the requests are larger than {self.limits.max_total_bytes} bytes in all")
-            yield bytes(body)
+            yield body
         except ClientDisconnect:
             raise HTTPException(408, "the request is incomplete") from None
         finally:
@@ -274,17 +281,22 @@ class MetricsMiddleware:
             self.metrics.seconds.labels(path).observe(time.perf_counter() - began)
 
 
-def create_app(predictor: Predictor, limits: Limits) -> Starlette:
+def create_app(predictor: Predictor, limits: Limits, *, host: str = "127.0.0.1", token: str = "") -> Starlette:
     """Create the application.
 
     Args:
         predictor: The model with its preprocessing.
         limits: Limits of requests.
+        host: Address that the server listens on.
+        token: Token that requests must have; empty: none.
     """
     service = Service(predictor, limits)
     app = Starlette(
         routes=service.routes,
-        middleware=[Middleware(MetricsMiddleware, service.metrics, {route.path for route in service.routes})],
+        middleware=[
+            Middleware(MetricsMiddleware, service.metrics, {route.path for route in service.routes}),
+            Middleware(AccessMiddleware, host, token),
+        ],
         exception_handlers={HTTPException: answer},
         lifespan=service.lifespan,
     )
@@ -298,12 +310,17 @@ async def answer(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
 
 
+def media_type(request: Request) -> str:
+    """The content type of a request without its parameters; empty if it has none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 def overload(reason: str) -> HTTPException:
     """Refuse a request for now."""
     return HTTPException(503, f"{reason}; try again later", {"Retry-After": "1"})
 
 
-def decode(predictor: Predictor, kind: str, body: bytes, limits: Limits) -> Array:
+def decode(predictor: Predictor, kind: str, body: bytes | bytearray, limits: Limits) -> Array:
     """Convert the body of a request to inputs of the model.
 
     Raises:
@@ -311,7 +328,7 @@ def decode(predictor: Predictor, kind: str, body: bytes, limits: Limits) -> Arra
         HTTPException: Its media type is not supported, or it has too many samples.
     """
     if kind in IMAGES and predictor.form == "image":
-        return predictor.image(body)
+        return predictor.image(bytes(body))
     if kind == NUMPY:
         try:
             values = np.load(io.BytesIO(body), allow_pickle=False)
@@ -337,12 +354,14 @@ def decode(predictor: Predictor, kind: str, body: bytes, limits: Limits) -> Arra
     return predictor.array(values)
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes | bytearray) -> Any:
     """Parse JSON.
 
     Raises:
         ValueError: It is invalid, or nested too deeply.
     """
+    if body.count(b"[") + body.count(b"{") > MAX_LISTS:
+        raise ValueError(f"more than {MAX_LISTS} lists or objects; send fewer samples")
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -28,7 +28,7 @@ SIGNATURES = (
     b"\x89PNG\r\n\x1a\n",
     b"\xff\xd8\xff",
 )  # of PNG and JPEG; other decoders are not exposed
-MAX_PIXELS = 1 << 25  # of an image, decoded or resized: a small file may contain far more
+MAX_PIXELS = 1 << 24  # of an image, decoded or resized: a small file may contain far more
 
 
 @runtime_checkable

@@ -27,11 +27,12 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
 from boltcutter.run import folder as run
+from boltcutter.serving.access import read_token
 from boltcutter.serving.app import Limits, create_app
 from boltcutter.serving.predictor import Predictor
 
 VARIABLE = "BOLTCUTTER_SERVE"  # JSON with the settings, for worker processes
-SERVER: dict[str, Any] = {"host": "127.0.0.1", "port": 8000, "workers": 1, "drain": 30}
+SERVER: dict[str, Any] = {"host": "127.0.0.1", "port": 8000, "workers": 1, "drain": 30, "token_file": ""}
 LIMITS: dict[str, Any] = {field.name: field.default for field in fields(Limits)}
 MAX_HEAD = 1 << 16  # bytes of a request that are not its body
 LEAST = {"port": 0, "max_wait": 0, "drain": 0}  # others are at least 1, or above 0
@@ -43,8 +44,8 @@ def main(project: Project, overrides: list[str]) -> None:
     Args:
         project: Project whose configuration is used.
         overrides: ``run=<folder>``, ``ckpt=best|last|<path>`` or ``export=<format or file>``; ``host``, ``port``,
-            ``workers``, ``drain`` (seconds that requests have to complete at the end) and the fields of ``Limits``;
-            other overrides change the run's configuration.
+            ``workers``, ``drain`` (seconds that requests have to complete at the end), ``token_file`` and the fields of
+            ``Limits``; other overrides change the run's configuration.
 
     Raises:
         ConfigError: A setting is invalid, or the port is in use.
@@ -129,6 +130,8 @@ def create(cfg: DictConfig, folder: Path, settings: dict[str, Any]) -> Starlette
     return create_app(
         Predictor(cfg, folder, settings["ckpt"], settings["export"]),
         Limits(**{name: settings[name] for name in LIMITS}),
+        host=settings["host"],
+        token=read_token(settings["host"], settings["token_file"]),
     )
 
 
@@ -152,6 +155,7 @@ def read_settings(given: dict[str, str]) -> dict[str, Any]:
             raise ConfigError(f"{name}={given[name]} is not a valid number; try {name}={default}")
     if settings["port"] > 65535:
         raise ConfigError(f"port={settings['port']} is not a port; try port={SERVER['port']}, or port=0 for a free one")
+    read_token(settings["host"], settings["token_file"])  # before the model is loaded
     return settings
 
 
