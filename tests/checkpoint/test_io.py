@@ -203,7 +203,8 @@ def test_a_run_resumes_in_a_moved_folder_and_never_overwrites_its_checkpoints(sc
     (state,) = (state for name, state in states.items() if name.startswith("Best"))
     assert len(state["best_k_models"]) == 2
     assert kept == state["best_k_models"].keys() | {f"{folder}/checkpoints/last.ckpt"}
-    (folder / "checkpoints" / "last.ckpt").write_bytes(b"")
+    for path in (folder / "checkpoints").iterdir():
+        path.write_bytes(b"")
     for again in ([f"resume={folder}"], [*overrides, f"folder={folder}"]):
         refused = script("train", *again)
         assert refused.returncode == 2
@@ -238,3 +239,22 @@ def test_missing_storage_is_reported_in_one_line(bucket: str, tmp_path: Path, mo
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     with pytest.raises(CheckpointError, match="credentials"):
         find_newest("s3://bucket/run")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_previous_checkpoint_is_kept_until_the_new_one_is_verified(
+    saved: Path, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = saved.read_bytes()
+    writer = AtomicCheckpointIO(asynchronous=asynchronous)
+    monkeypatch.setattr(torch, "save", lambda state, file: file.write(before[:-9]))
+
+    def save() -> None:
+        writer.save_checkpoint(STATE, saved)
+        writer.wait()
+
+    with pytest.raises(CheckpointError, match="read back, not a checkpoint, or truncated"):
+        save()
+    writer.teardown()
+    assert saved.read_bytes() == before
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]

@@ -22,6 +22,20 @@ def test_newest_is_by_step_and_damaged_files_are_skipped(saved: Path) -> None:
     assert warnings[0].startswith(f"warning: {newer}: ")
 
 
+def test_the_best_is_used_if_the_last_is_damaged(saved: Path) -> None:
+    best = saved.with_name("best.ckpt")
+    torch.save(STATE, best)
+    warnings: list[str] = []
+    assert find_newest(saved.parent, warnings.append) == str(saved)
+    assert not warnings
+    flip_a_bit(saved)
+    assert find_newest(saved.parent, warnings.append) == str(best)
+    assert len(warnings) == 2
+    assert warnings[1] == f"warning: {saved.parent} has no valid last checkpoint; using {best}"
+    flip_a_bit(best)
+    assert find_newest(saved.parent, lambda text: None) is None
+
+
 @pytest.mark.parametrize(("mode", "order"), [("min", [1, 2, 3]), ("max", [3, 2, 1])])
 def test_damaged_best_checkpoints_are_skipped(saved: Path, mode: str, order: list[int]) -> None:
     for score in (2, 1, 3):

@@ -89,7 +89,8 @@ class Config:
         init_from: Checkpoint or weights file to initialize the model from.
         test: Whether to test the best checkpoint after training.
         report: Whether to write report.html after training.
-        resume: Folder of the run to resume.
+        resume: Folder of the run to resume, or a checkpoint file in it.
+        ckpt: Checkpoint to resume from: best, last, its name or path.
         resume_exact: Whether to refuse to resume if the result would not be bitwise identical to an uninterrupted run.
         reproduce: Folder of the run to reproduce.
     """
@@ -116,6 +117,7 @@ class Config:
     test: bool = True
     report: bool = True
     resume: Path | None = None
+    ckpt: str | None = None
     resume_exact: bool = True
     reproduce: Path | None = None
 

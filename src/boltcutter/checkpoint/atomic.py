@@ -20,12 +20,13 @@ def write_text(path: Path, text: str) -> None:
     write(path, lambda file: file.write(text.encode()))
 
 
-def write(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
+def write(path: Path, dump: Callable[[IO[bytes]], object], verify: Callable[[IO[bytes]], object] | None = None) -> None:
     """Write a file atomically: to a temporary file, which is flushed to disk and then renamed.
 
     Args:
         path: Path of the file.
         dump: Writes the contents to an open file.
+        verify: Reads the contents before they replace an existing file, and raises an error if they are damaged.
     """
     # In the same folder: moving a file between file systems copies it, which is not atomic.
     temporary = temporary_path(path)
@@ -34,6 +35,9 @@ def write(path: Path, dump: Callable[[IO[bytes]], object]) -> None:
             dump(file)
             file.flush()
             os.fsync(file.fileno())
+        if verify and path.exists():
+            with open(temporary, "rb") as file:
+                verify(file)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

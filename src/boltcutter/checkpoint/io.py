@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from boltcutter.checkpoint import sharded
-from boltcutter.checkpoint.load import find_damage, load
+from boltcutter.checkpoint.load import find_damage, find_fault, load
 from boltcutter.checkpoint.snapshot import HostSnapshot
 from boltcutter.checkpoint.storage import CheckpointError as CheckpointError
 from boltcutter.checkpoint.storage import (
@@ -185,7 +185,7 @@ class AtomicCheckpointIO(CheckpointIO):
         try:
             if folder not in self._used:
                 folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(Path(path), dump)
+            write_atomically(Path(path), dump, _verify)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
             raise CheckpointError(_write_failure(path, error)) from error
         self._used.add(folder)
@@ -224,6 +224,11 @@ def _update_moved_paths(found: dict[str, Any], path: str | Path) -> None:
                 continue
         moved = {"dirpath": here, "best_k_models": {new[old]: score for old, score in kept.items()}}
         found["callbacks"][name] = {**state, **moved, **{key: new[old] for key, old in paths.items()}}
+
+
+def _verify(file: IO[bytes]) -> None:
+    if fault := find_fault(file):
+        raise OSError(f"read back, {fault}")
 
 
 def _write_failure(path: str | Path, error: Exception) -> str:

@@ -31,7 +31,7 @@ def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> 
         CheckpointError: The file does not exist, is damaged, or holds more than data.
     """
     with store_errors(path), open_file(path) as file:
-        fault = None if lazy and file else _find_fault(file)
+        fault = None if lazy and file else find_fault(file)
         if fault or file is None:
             raise CheckpointError(f"{path}: {fault}; use another checkpoint")
         mmap = lazy and not is_url(path)
@@ -54,7 +54,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
 def find_damage(path: str | Path) -> str | None:
     """Verify a file and its shards by size, format and checksums; return a description of the damage, or None."""
     with store_errors(path), open_file(path) as file:
-        fault = _find_fault(file)
+        fault = find_fault(file)
     if fault or is_url(path):
         return fault
     with suppress(CheckpointError):  # not damaged, even if it is no checkpoint
@@ -102,7 +102,8 @@ def _load_with_placeholders(source: Any, *, map_location: Any = None, mmap: bool
         return read(archive, map_location, unpickle.PICKLE_MODULE, overall_storage=memory, encoding="utf-8")
 
 
-def _find_fault(file: IO[bytes] | None) -> str | None:
+def find_fault(file: IO[bytes] | None) -> str | None:
+    """Verify an open file as ``find_damage`` does, but not its shards."""
     if file is None:
         return "no such file"
     size = file.seek(0, os.SEEK_END)

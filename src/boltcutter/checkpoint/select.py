@@ -16,18 +16,22 @@ from boltcutter.environment.process import is_rank_zero
 
 
 def find_newest(place: str | Path, warn: Callable[[str], None] = print) -> str | None:
-    """Find the valid checkpoint named ``last…`` with the largest step; damaged files are reported and skipped.
+    """Find the valid checkpoint named ``last…`` with the largest step, or else a ``best…``; damaged files are reported.
 
     Args:
         place: Folder or URL.
-        warn: Called with a warning for each damaged file.
+        warn: Called with a warning for each damaged file, and if a best checkpoint is used.
 
     Raises:
         CheckpointError: The storage at the URL cannot be reached.
     """
     # Sorted by step, since modification times may have a resolution of a second. Unreadable files come first, so that
     # they are reported.
-    return _first_valid(_files(place, "last"), lambda found: found.get("global_step", 0), warn)
+    if newest := _first_valid(_files(place, "last"), _step, warn):
+        return newest
+    if best := _first_valid(_files(place, "best"), _step, warn):
+        warn(f"warning: {place} has no valid last checkpoint; using {best}")
+    return best
 
 
 def find_best(place: str | Path, warn: Callable[[str], None] = print) -> str | None:
@@ -37,7 +41,11 @@ def find_best(place: str | Path, warn: Callable[[str], None] = print) -> str | N
         known = found.get("best", {"mode": "max", "score": -math.inf})
         return float(known["score"] if known["mode"] == "max" else -known["score"])
 
-    return _first_valid(_files(place, "best"), score, warn) or find_newest(place, warn)
+    return _first_valid(_files(place, "best"), score, warn) or _first_valid(_files(place, "last"), _step, warn)
+
+
+def _step(found: Mapping[str, Any]) -> float:
+    return float(found.get("global_step", 0))
 
 
 def list_names(place: str | Path) -> list[str]:

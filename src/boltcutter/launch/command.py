@@ -194,6 +194,8 @@ def read_training_config(project: Project, overrides: Sequence[str]) -> DictConf
     """Compose the configuration of training, without the launch settings."""
     cfg = run.read_overrides(project, overrides)
     cfg.pop("launch", None)
+    if cfg.get("ckpt"):
+        raise ConfigError(f"ckpt={cfg.ckpt}: a job continues from its newest checkpoint; remove it, or train here")
     return cfg
 
 

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from boltcutter.checkpoint import select
 from boltcutter.checkpoint.load import find_damage
 from boltcutter.checkpoint.storage import CheckpointError, is_url
 from boltcutter.config.compose import DictConfig
+from boltcutter.environment.identity import is_restarted
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.run import folder as run
+
+
+def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | None:
+    """Find the checkpoint to resume from: the newest, or the one given with ``resume=``; None for a new run.
+
+    Args:
+        cfg: Configuration of the run, with its folder.
+        warn: Called with a warning for each damaged file, on rank zero.
+
+    Raises:
+        ConfigError: The given checkpoint does not exist or is damaged, or the storage cannot be reached.
+    """
+    if cfg.get("ckpt") and not is_restarted():  # a requeued job continues from what it has saved since
+        return find_checkpoint(cfg, cfg.ckpt)
+    return run.last_checkpoint(cfg.checkpoints, warn)
 
 
 def find_checkpoint(cfg: DictConfig, which: str) -> str:

@@ -14,7 +14,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -62,8 +62,15 @@ def prefix_errors(setting: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
-    """Compose the configuration; ``resume=`` and ``reproduce=`` start from the configuration of an earlier run."""
+    """Compose the configuration; ``resume=`` and ``reproduce=`` start from the configuration of an earlier run.
+
+    ``resume=`` takes the folder of the run, with ``ckpt=best|last|<name>|<path>``, or a checkpoint file in it.
+    """
     special, rest = split_overrides(overrides, "resume", "reproduce")
+    if special.get("resume", "").endswith(".ckpt"):
+        rest = [f"ckpt={special['resume']}", *rest]
+        special["resume"] = _run_above(special["resume"])
+    given, rest = split_overrides(rest, "ckpt") if "resume" in special else ({}, rest)
     if len(special) == 2:
         raise ConfigError("resume and reproduce exclude each other; give one of them")
     if not special:
@@ -73,10 +80,25 @@ def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
         check_resume(Path(text), rest)
     cfg = load_run_config(project, Path(text), rest, verb)
     cfg.resume = text if verb == "resume" else None
+    cfg.pop("ckpt", None)  # of an earlier attempt
+    if given:
+        cfg.ckpt = given["ckpt"]
     if verb == "reproduce":
         cfg.reproduce = text
         cfg.folder = next((override.partition("=")[2] for override in rest if override.startswith("folder=")), None)
     return cfg
+
+
+def _run_above(checkpoint: str) -> str:
+    """The folder of the run whose checkpoint is given.
+
+    Raises:
+        ConfigError: There is none above the file.
+    """
+    for folder in Path(checkpoint).parents:
+        if (folder / "record.json").is_file():
+            return str(folder)
+    raise ConfigError(f"resume={checkpoint}: not in the folder of a run; use resume=<folder of the run> ckpt=<file>")
 
 
 def check_resume(folder: Path, overrides: Sequence[str]) -> None:
@@ -182,11 +204,12 @@ def update_record(folder: Path, **facts: Any) -> None:
     write_text(path, json.dumps(record | facts, indent=2, default=str) + "\n")
 
 
-def last_checkpoint(place: str) -> str | None:
+def last_checkpoint(place: str, warn: Callable[[str], None] = print) -> str | None:
     """Return the newest valid checkpoint in ``place``, from which a run resumes.
 
     Args:
         place: Folder or URL.
+        warn: Called with a warning for each damaged file, on rank zero.
 
     Raises:
         ConfigError: The storage does not exist or cannot be reached, or holds only DeepSpeed's checkpoint folders.
@@ -198,7 +221,7 @@ def last_checkpoint(place: str) -> str | None:
     from boltcutter.checkpoint.storage import CheckpointError
 
     try:
-        found = find_newest(place, print if is_rank_zero() else lambda text: None)
+        found = find_newest(place, warn if is_rank_zero() else lambda text: None)
         if found is None and (sharded := list_folders(place)):
             raise CheckpointError(
                 f"{sharded[0]} is a folder written by DeepSpeed, from which runs cannot be resumed; use another "

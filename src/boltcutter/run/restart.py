@@ -13,9 +13,10 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.environment import identity
 from boltcutter.run import folder as run
 from boltcutter.run import remote
+from boltcutter.run.best import resumed_checkpoint
 
 # Keys that may differ between attempts.
-LAUNCH_KEYS = ("folder", "resume", "resume_exact", "reproduce", "launch", "choices")
+LAUNCH_KEYS = ("folder", "resume", "ckpt", "resume_exact", "reproduce", "launch", "choices")
 MAX_SHOWN = 3  # changed settings listed in a message
 
 
@@ -33,12 +34,12 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
     """
     folder = Path(cfg.folder)
     record = run.read_record(folder) if (folder / "record.json").is_file() else {}
-    found = run.last_checkpoint(cfg.checkpoints)
+    found = resumed_checkpoint(cfg, warn=lambda text: None)  # training reports damaged files
     if not found and record.get("saved"):
         raise ConfigError(
             f"{'resume' if cfg.resume else 'folder'}={folder}: the run has saved checkpoints "
-            f"(last….ckpt), but checkpoints={cfg.checkpoints} holds no valid one; restore them, or use "
-            f"reproduce={folder} to start again in another folder"
+            f"(last….ckpt), but checkpoints={cfg.checkpoints} holds no valid one; restore them, name one by "
+            f"resume={folder} ckpt=<file>, or use reproduce={folder} to start again in another folder"
         )
     if cfg.resume or not (found or (given and has_trained(folder))):
         return

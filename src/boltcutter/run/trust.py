@@ -159,7 +159,7 @@ def signed_content(node: Any) -> bytes:
     """Return the bytes that are signed: the values as stored in the record, without the location of the folder."""
     stored = json.loads(json.dumps(node, default=str))
     if isinstance(stored, dict):
-        stored = {key: value for key, value in stored.items() if key not in ("folder", "resume", "reproduce")}
+        stored = {key: value for key, value in stored.items() if key not in ("folder", "resume", "ckpt", "reproduce")}
     return json.dumps(stored, sort_keys=True).encode()
 
 

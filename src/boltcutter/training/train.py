@@ -44,6 +44,7 @@ from boltcutter.protocols import (
 from boltcutter.report import terminal as summary
 from boltcutter.run import folder as run
 from boltcutter.run import lineage, remote
+from boltcutter.run.best import resumed_checkpoint
 from boltcutter.run.changes import SettingChanges
 from boltcutter.run.log import capture_output
 from boltcutter.run.restart import check_start
@@ -117,7 +118,7 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
         Metrics of the test split; empty with ``test=false``.
     """
     folder = Path(cfg.folder)
-    checkpoint = run.last_checkpoint(cfg.checkpoints)
+    checkpoint = resumed_checkpoint(cfg)
     ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
     components = assemble(
         cfg, [Recorder(cfg), BestRecorder(cfg), LearningCheck(cfg), ending, changes, *trial_reporter()]
