@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.assembly.assemble import read_config
-from boltcutter.cli.commands import CHECK_FLAGS, COMMANDS, run
+from boltcutter.cli.commands import CHECK_FLAGS, COMMANDS, DOCTOR_FLAGS, run
 from boltcutter.export.command import read_settings
 from boltcutter.launch.command import FLAGS, VERBS
 from boltcutter.project import Project, tomllib
@@ -20,6 +20,7 @@ TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "data" / "README.md"]
 COMMAND = re.compile(r"(?:scripts/(\w+)\.py|boltcutter (?=[a-z]))(.*)")
 PROGRAM = r"(?:eval \"\$\()?(?:GLIBC_\S+ )?(?:python |boltcutter |torchrun |mpirun |horovodrun |srun python )"
+OWN_FLAGS = {"check": CHECK_FLAGS, "doctor": DOCTOR_FLAGS}
 OWN = {  # keys of commands besides overrides of training
     "train": {"resume", "reproduce"},
     "check": {"run"},
@@ -79,7 +80,7 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
             read_settings(project, [argument for argument in arguments if argument.startswith("export")])
             arguments = [argument for argument in arguments if not argument.startswith("export")]
         overrides = [argument for argument in arguments if argument.partition("=")[0] not in OWN[name]]
-        overrides = [override for override in overrides if name != "check" or override not in CHECK_FLAGS]
+        overrides = [override for override in overrides if override not in OWN_FLAGS.get(name, ())]
         assert not [override for override in overrides if override.startswith("-")]
         if "data=huggingface" in overrides:  # whose files are not here; sizes would be read from them
             read_overrides(project, overrides)

@@ -19,6 +19,10 @@ from boltcutter.project import Project
 NEW = "boltcutter new <name> [folder=.] [author=<name>] [license=MIT] [vendor=false] [template=<URL or folder>]"
 ADD = "boltcutter add model|data|task|callback|launch|experiment <name> [--kind regression|sequence|text|image]"
 VENDOR = "boltcutter vendor [<component, such as callback.guard>] [--undo]"
+DOCTOR_FLAGS = {
+    "--test": "train on all devices of this machine, and show what works",
+    "--json": "print the result of --test as JSON",
+}
 CHECK_FLAGS = {"--batch": "also train, validate and test one batch"}
 OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
 
@@ -89,7 +93,9 @@ boltcutter check --batch model=mlp                  # also trains, validates and
         "boltcutter.planning.doctor:main",
         """Show what works on this machine, and estimate memory: boltcutter doctor [run=<folder>] [overrides of train]
 
-boltcutter doctor model=gpt data=text task=language devices=8 memory=80GiB    # which strategy to choose""",
+boltcutter doctor model=gpt data=text task=language devices=8 memory=80GiB    # which strategy to choose
+boltcutter doctor --test""",
+        flags="boltcutter.cli.commands:DOCTOR_FLAGS",
     ),
     "launch": Command(
         "boltcutter.launch.command:main",

@@ -27,6 +27,7 @@ from boltcutter.config.locate import locate
 from boltcutter.environment.platform import launched_layout
 from boltcutter.environment.process import available_memory
 from boltcutter.environment.warnings import filter_warnings
+from boltcutter.planning import device_test
 from boltcutter.planning.choose import (
     UNITS,
     StrategyEstimate,
@@ -56,11 +57,14 @@ def main(project: Project, overrides: list[str]) -> None:
     Args:
         project: Project whose configuration is used.
         overrides: Overrides of training, ``run=<folder>`` for the configuration of an earlier run, and
-            ``devices=8 memory=80GiB`` for hypothetical devices.
+            ``devices=8 memory=80GiB`` for hypothetical devices; or ``--test``, to train on the devices instead.
 
     Raises:
         ConfigError: There are mistakes.
     """
+    if {"--test", "--json"} & set(overrides):
+        device_test.main(overrides)
+        return
     filter_warnings()
     special, rest = run.split_overrides(overrides, "devices", "memory", "run")
     count, memory = _devices(special), _memory(special)
