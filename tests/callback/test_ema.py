@@ -29,7 +29,7 @@ def test_the_average_is_validated_saved_and_tested(script: Script, tmp_path: Pat
     assert same == {name for name in average if "running" in name or "num_batches" in name or "shift" in name}
     val = script("evaluate", f"run={tmp_path}/run", "ckpt=last", "split=val")
     assert val.returncode == 0, val.stderr
-    found = json.loads((tmp_path / "run" / "evaluation" / "val" / "metrics.json").read_text())
+    found = json.loads((tmp_path / "run" / "evaluation" / "val-last" / "metrics.json").read_text())
     assert found["val/loss"] == pytest.approx(record["metrics"]["val/loss"], rel=1e-6)
 
 

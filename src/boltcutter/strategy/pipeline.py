@@ -130,8 +130,9 @@ class PipelineStrategy(strategies.DDPStrategy):
             norms: Norm of the gradient of each, of shape (number of parameters,).
         """
         not_owned = self._local_stage().not_owned
-        counted = torch.tensor([id(p) not in not_owned for p in parameters], dtype=torch.bool, device=norms.device)
-        total = torch.where(counted, norms, 0).square().sum()
+        # Selected on the host: copying a mask to a GPU would wait for it.
+        counted = [norm for norm, p in zip(norms.unbind(), parameters, strict=True) if id(p) not in not_owned]
+        total = torch.stack(counted).square().sum() if counted else norms.new_zeros(())
         dist.all_reduce(total)
         return total.sqrt()
 
