@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from torchmetrics import Metric
 
-from boltcutter.protocols import HasStatistics, gather_objects
+from boltcutter.protocols import HasStatistics, ReducesGradientNorms, gather_objects
 
 
 class Origin(NamedTuple):
@@ -32,8 +32,10 @@ def find_origin(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch
         The origin on the first rank that has one; None if the values were finite this time.
     """
     found = _in_batch(trainer, batch) or _in_weights(module)
-    rerun = module.automatic_optimization and not any(hasattr(p, "full_tensor") for p in module.parameters())
-    if found is None and rerun:  # ranks with shards of weights would wait for one another
+    sharded = isinstance(trainer.strategy, ReducesGradientNorms) or any(
+        hasattr(parameter, "full_tensor") for parameter in module.parameters()
+    )
+    if found is None and module.automatic_optimization and not sharded:  # ranks with shards would wait for one another
         found = _in_step(trainer, module, batch, batch_idx)
     each: list[tuple[int, Origin]] = [(rank, origin) for rank, origin in enumerate(gather_objects(found)) if origin]
     if not each:
@@ -76,7 +78,7 @@ def _in_dataset(trainer: L.Trainer, path: str) -> str:
 
 
 def _in_weights(module: nn.Module) -> Origin | None:
-    names = [name for name, p in module.named_parameters() if _is_bad(p.detach())]
+    names = [name for name, p in module.named_parameters() if not p.is_meta and _is_bad(p.detach())]
     return Origin(f"the weight {names[0]} is not finite") if names else None
 
 
