@@ -1,11 +1,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from conftest import ROOT
 
-from boltcutter.planning.batch_size import search
+from boltcutter.planning.batch_size import count_devices, search, trial
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,31 @@ def test_search_finds_the_largest_size_within_ten_percent(
 
 def test_too_few_samples_end_the_search_upwards() -> None:
     assert search(64, 1, lambda size: True if size <= 200 else None) == 192
+
+
+@pytest.mark.parametrize(
+    ("trainer", "count"),
+    [
+        ({"devices": "auto", "accelerator": "auto"}, 8),
+        ({"devices": -1, "accelerator": "gpu"}, 8),
+        ({"devices": "auto", "accelerator": "cpu"}, 1),
+        ({"devices": [0, 3]}, 2),
+        ({"devices": "1,2,3"}, 3),
+        ({"devices": "4"}, 4),
+        ({}, 1),
+    ],
+)
+def test_sizes_are_multiples_of_the_selected_devices(
+    monkeypatch: pytest.MonkeyPatch, trainer: dict[str, Any], count: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert count_devices(trainer) == count
+
+
+@pytest.mark.parametrize("error", ["CUDA out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublas"])
+def test_a_library_without_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str) -> None:
+    code = f"import sys; print('error: {error}', file=sys.stderr); sys.exit(1)"
+    assert trial([sys.executable, "-c", code], [], 64.0, tmp_path, 8) is False
 
 
 def find_batch_size(*overrides: str) -> subprocess.CompletedProcess[str]:

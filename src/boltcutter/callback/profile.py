@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import shutil
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,48 +45,53 @@ class Profile(Callback):
             "with_stack": with_stack,
         }
         self._profiler: Any = None
-        self._seen = 0
+        self._is_written = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Reset the number of batches."""
-        self._seen = 0
+        """Start the schedule: the last batch that is waited for warms the profiler up."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Profiler won't be using warmup")  # without it with wait=0
+            schedule = torch.profiler.schedule(
+                wait=max(0, self.wait - 1), warmup=min(1, self.wait), active=self.active, repeat=1
+            )
+        self._profiler = torch.profiler.profile(
+            schedule=schedule, on_trace_ready=partial(self._write, trainer, pl_module), **self.options
+        )
+        self._is_written = False
+        self._profiler.start()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Start profiling after ``wait`` batches, and write the results after ``active`` more."""
-        self._seen += 1
+        """Go on in the schedule, which writes the results after the last batch."""
         if self._profiler is not None:
-            self._profiler.step()  # names the steps in the trace
-            if self._seen == self.wait + self.active:
-                self._write(trainer, pl_module)
-        if self._seen == max(1, self.wait) and self._profiler is None:
-            self._profiler = torch.profiler.profile(**self.options)
-            self._profiler.start()
+            self._profiler.step()
+            if self._is_written:
+                self._stop()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the results if training ends during profiling."""
         if self._profiler is not None:
-            self._write(trainer, pl_module)
-        elif self._seen < max(1, self.wait):
-            print(f"profile: nothing was profiled, because training ended after {self._seen} batches")
+            batches = self._profiler.step_num
+            self._stop()
+            if not self._is_written:
+                print(f"profile: nothing was profiled, because training ended after {batches} batches")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Stop the profiler."""
+        """Stop the profiler, without results."""
         if self._profiler is not None:
-            self._profiler.stop()
-            self._profiler = None
+            self._profiler.on_trace_ready = None
+            self._stop()
 
-    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _stop(self) -> None:
         profiler, self._profiler = self._profiler, None
         profiler.stop()
+
+    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule, profiler: Any) -> None:
+        self._is_written = True
         self.folder.mkdir(parents=True, exist_ok=True)
-        trace = self.folder / f"trace-rank-{trainer.global_rank}.json"
+        trace = self.folder / f"trace-rank-{trainer.global_rank}.json.gz"
         profiler.export_chrome_trace(str(trace))
-        compressed = trace.with_suffix(".json.gz")
-        with open(trace, "rb") as plain, gzip.open(compressed, "wb", compresslevel=5) as file:
-            shutil.copyfileobj(plain, file)
-        trace.unlink()
         device = "cuda" if pl_module.device.type == "cuda" else "cpu"
         table = profiler.key_averages().table(
             sort_by=f"self_{device}_time_total", row_limit=ROWS, max_name_column_width=60
@@ -94,4 +99,4 @@ class Profile(Callback):
         (self.folder / f"table-rank-{trainer.global_rank}.txt").write_text(table)
         if trainer.is_global_zero:
             print("\n".join(line.rstrip() for line in table.splitlines()[:15]))
-            print(f"profile: {compressed} (open it in https://ui.perfetto.dev), table-rank-0.txt")
+            print(f"profile: {trace} (open it in https://ui.perfetto.dev), table-rank-0.txt")

@@ -8,8 +8,11 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from boltcutter.assembly.adapt import loader_owner
 from boltcutter.assembly.assemble import Components, assemble, check_config
@@ -21,6 +24,7 @@ from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import plain, redacted
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.export import hub, table
+from boltcutter.export.calibration import stratified
 from boltcutter.export.card import add_result, write_card
 from boltcutter.export.program import ModuleProgram, Program, TaskProgram
 from boltcutter.export.settings import Export, ExportError, Format
@@ -33,6 +37,7 @@ from boltcutter.run import registry
 from boltcutter.run.best import find_checkpoint
 
 RESULTS = "export.json"
+CALIBRATION = 256  # samples for formats without an attribute ``samples``
 
 
 @dataclass
@@ -102,10 +107,11 @@ def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, ch
         foreign = {"lightning", "pytorch_lightning", LIBRARY, project.package or LIBRARY}
         for name, form in settings.formats.items():
             print(f"export={name}", flush=True)
+            inputs = partial(calibration, components, program, split, getattr(form, "samples", CALIBRATION))
             target = folder / "export" / name
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
-            form.write(program, target / form.file, lambda: calibration(components, program, split))
+            form.write(program, target / form.file, inputs)
             write_model_config(target, form, cfg)
             write_card(target, name, form, program, components.data, run=folder, checkpoint=checkpoint, project=project)
             results[name] = verify(reference, results["fp32"], target, foreign)
@@ -198,10 +204,17 @@ def batches(components: Components, split: str) -> Iterator[Any]:
     yield from loaders[0] if loaders else ()
 
 
-def calibration(components: Components, program: Program, fallback: str) -> Iterator[tuple[Any, ...]]:
-    """Inputs of validation samples; of the tested ones if there are no others."""
-    for batch in batches(components, "val" if has_split(components, "val") else fallback):
-        yield program.with_cache(program.split(batch)[0])
+def calibration(components: Components, program: Program, fallback: str, samples: int) -> Iterator[tuple[Any, ...]]:
+    """Inputs of training samples, seeded, and of all classes; of the tested samples if there is no train split."""
+    data: Any = components.data
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if not has_split(components, "train"):
+            found = batches(components, fallback)
+        else:
+            found = data.loader("train", shuffle=True) if isinstance(data, NativeData) else batches(components, "train")
+        for inputs in stratified(map(program.split, found), samples):
+            yield program.with_cache(inputs)
 
 
 def write_model_config(folder: Path, form: Format, cfg: DictConfig) -> None:

@@ -43,7 +43,7 @@ class StaticInt8(Format):
     In convolutional networks, the rarest 0.01 % of activations are clipped, so that the others are rounded less.
 
     Args:
-        samples: Number of validation samples from which the ranges of activations are found.
+        samples: Number of training samples, of all classes, from which the ranges of activations are found.
     """
 
     file: ClassVar[str] = "model.onnx"
@@ -122,7 +122,7 @@ class Calibration:
 
     Args:
         names: Names of the inputs.
-        batches: Inputs of validation samples.
+        batches: Inputs of samples.
         samples: Number of samples after which to stop.
     """
 

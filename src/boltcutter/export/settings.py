@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # so that --describe and errors of settings are fast
 
     from boltcutter.export.program import Program
 
-Batches = Callable[[], "Iterable[tuple[Tensor, ...]]"]  # inputs of validation samples
+Batches = Callable[[], "Iterable[tuple[Tensor, ...]]"]  # inputs of training samples
 
 
 class ExportError(RuntimeError):
@@ -46,7 +46,7 @@ class Format(ABC):
         Args:
             program: The model with its pre- and post-processing, in float32; must not be changed.
             path: File to write.
-            calibration: Yields inputs of validation samples, for formats that need the ranges of activations.
+            calibration: Yields inputs of samples of all classes, for formats that need the ranges of activations.
         """
 
     def check_packages(self, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import resource
@@ -12,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -22,7 +22,7 @@ from boltcutter.project import Project
 
 TRIAL = ["trainer.limit_train_batches=3", "trainer.max_epochs=1", "trainer.limit_val_batches=2"]
 TRIAL += ["trainer.log_every_n_steps=1", "logger=null", "test=false", "report=false"]
-NO_MEMORY = re.compile(r"out of memory")
+NO_MEMORY = re.compile(r"out of memory|_STATUS_ALLOC_FAILED", re.I)
 TOO_FEW = re.compile(r"samples are too few|no batch")
 CLOSE = 1.1  # the search ends if the smallest failing size is at most this factor larger
 
@@ -59,14 +59,28 @@ def main(project: Project, overrides: list[str]) -> None:
     if printed.returncode:
         raise ConfigError(_message(printed.stderr))
     cfg = yaml.safe_load(printed.stdout)
-    start, ranks = cfg["data"]["batch_size"], [cfg["trainer"].get(key, 1) for key in ("devices", "num_nodes")]
-    unit = math.prod(number for number in ranks if isinstance(number, int) and number > 0)
+    unit = count_devices(cfg["trainer"]) * int(cfg["trainer"].get("num_nodes", 1))
+    start = max(unit, cfg["data"]["batch_size"] // unit * unit)
     with tempfile.TemporaryDirectory() as scratch:
         fits = partial(trial, train, overrides, limit, Path(scratch))
         best = search(start, unit, fits)
     if best is None:
         raise TrialError(f"data.batch_size={unit} does not fit; use a smaller model, or trainer.precision=bf16-mixed")
     print(f"data.batch_size={best}")
+
+
+def count_devices(trainer: dict[str, Any]) -> int:
+    """Number of devices on a node that a configuration of the trainer selects, as Lightning counts them."""
+    devices = trainer.get("devices", 1)
+    if isinstance(devices, str) and devices != "auto":
+        devices = [part for part in devices.split(",") if part] if "," in devices else int(devices)
+    if isinstance(devices, list):
+        return len(devices)
+    if devices == "auto" or devices < 0:
+        import torch
+
+        return 1 if trainer.get("accelerator") == "cpu" else max(1, torch.cuda.device_count())
+    return max(1, int(devices))
 
 
 def search(start: int, unit: int, fits: Callable[[int], bool | None]) -> int | None:

@@ -23,7 +23,9 @@ from boltcutter.protocols import HasBatchSize, HidesTraceback, data_parallel
 from boltcutter.training.first_batch import FirstBatchError, first_batch_message
 from boltcutter.training.learning import NoGradientError
 
-NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.I)
+NO_MEMORY = re.compile(
+    r"out of memory|CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|can't allocate memory|not enough memory", re.I
+)
 NO_PEER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Timed out waiting|Wait timeout|"
     r"Socket closed|failed to pass monitoredBarrier|NCCL error|ncclRemoteError|Timed out after",
