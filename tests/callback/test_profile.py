@@ -10,8 +10,8 @@ from conftest import Script
 from boltcutter.callback.profile import Profile
 
 
-def test_the_experiment_writes_a_trace_and_a_table(script: Script, tmp_path: Path) -> None:
-    done = script("train", "experiment=profile", "model=mlp", f"folder={tmp_path}/run")
+def test_the_preset_writes_a_trace_and_a_table(script: Script, tmp_path: Path) -> None:
+    done = script("train", "debug=profile", "model=mlp", f"folder={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     assert f"profile: {tmp_path}/run/profile/trace-rank-0.json.gz" in done.stdout
@@ -24,9 +24,9 @@ def test_the_experiment_writes_a_trace_and_a_table(script: Script, tmp_path: Pat
 
 
 def test_training_that_ends_before_or_during_profiling(script: Script, tmp_path: Path) -> None:
-    done = script("train", "experiment=profile", "model=mlp", "trainer.max_steps=3", f"folder={tmp_path}/a")
+    done = script("train", "debug=profile", "model=mlp", "trainer.max_steps=3", f"folder={tmp_path}/a")
     assert "profile: nothing was profiled" in done.stdout
-    done = script("train", "experiment=profile", "model=mlp", "trainer.max_steps=7", f"folder={tmp_path}/b")
+    done = script("train", "debug=profile", "model=mlp", "trainer.max_steps=7", f"folder={tmp_path}/b")
     assert "profile: " in done.stdout
     assert (tmp_path / "b" / "profile" / "trace-rank-0.json.gz").is_file()
 

@@ -317,3 +317,12 @@ def test_every_option_of_the_project_composes(option: str) -> None:
 def test_composing_imports_neither_torch_nor_pydantic() -> None:
     code = "import sys, boltcutter.config.compose; print('torch' in sys.modules, 'pydantic' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False False\n"
+
+
+def test_presets_for_debugging_are_merged_over_the_experiment(tmp_path: Path) -> None:
+    cfg = compose(PROJECT, ["experiment=mnist", "debug=[overfit,anomaly]"])
+    assert (cfg.trainer.max_epochs, cfg.trainer.detect_anomaly, cfg.choices.logger) == (200, True, "csv")
+    assert (cfg.name, cfg.choices.debug) == ("mnist-convnet-overfit-anomaly", "overfit+anomaly")
+    cfg = compose(PROJECT, ["debug=fast", "trainer.max_epochs=3", "logger=wandb", "name=mine"])
+    assert (cfg.trainer.max_epochs, cfg.choices.logger, cfg.name) == (3, "wandb", "mine")
+    assert "debug" not in compose(PROJECT, []).choices

@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from conftest import QUICK, Script, environment
 from forkserver import Forked, ForkServer
+from third_party.gallery import overrides
 
 PLAIN = [*QUICK, "model=mlp"]  # no dropout or BatchNorm, which depend on the batch of each rank
+TESTS = {"PYTHONPATH": str(Path(__file__).parents[1])}
 TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
 
 
@@ -261,3 +264,18 @@ def test_a_run_without_checkpoints_warns(script: Script, tmp_path: Path) -> None
     assert "warning: callback=early_stopping: no callback saves checkpoints" in done.stderr
     assert "callback=[default,early_stopping]" in done.stderr
     assert f"resume={folder}" not in done.stdout
+
+
+@pytest.mark.parametrize("task", [["model=mlp"], overrides("own_loaders")], ids=["native", "foreign"])
+def test_presets_for_debugging(task: list[str], script: Script, tmp_path: Path) -> None:
+    limits = {"overfit": ["trainer.max_epochs=40"], "limit": [], "fast": [], "anomaly": ["trainer.max_epochs=1"]}
+    for preset, less in limits.items():
+        done = script("train", f"debug={preset}", *task, *less, f"folder={tmp_path}/{preset}", env=TESTS)
+        assert done.returncode == 0, done.stderr
+        assert not (tmp_path / preset / "wandb").exists()
+    assert not list((tmp_path / "overfit" / "checkpoints").glob("*.ckpt"))
+    losses = pd.read_csv(tmp_path / "overfit" / "metrics.csv").get("train/loss_epoch", pd.Series([1.0, 0.0])).dropna()
+    assert losses.iloc[-1] < losses.iloc[0] / 2  # foreign modules log other metrics
+    assert (tmp_path / "limit" / "report.html").is_file()
+    assert not (tmp_path / "fast" / "report.html").exists()
+    assert (tmp_path / "fast" / "checkpoints" / "last.ckpt").is_file()

@@ -1,8 +1,9 @@
 """Compose the configuration from YAML groups, one experiment and ``key=value`` overrides.
 
 ``train.yaml`` names an option of each group under ``defaults``; ``model=mlp`` selects ``model/mlp.yaml``;
-``experiment=x`` is merged over everything; ``trainer.devices=8`` sets one value. Options of the project come before the
-built-in options of the library. This module imports neither torch nor Lightning, so that help and completion are fast.
+``experiment=x`` is merged over everything, and ``debug=x`` over that; ``trainer.devices=8`` sets one value. Options of
+the project come before the built-in options of the library. This module imports neither torch nor Lightning, so that
+help and completion are fast.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ KEY = r"[^\s=+~.-][^\s=.]*(?:\.[^\s=.]+)*"
 OVERRIDE = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
 PATH_KEY = re.compile(r"^runs$|^paths\.|^data\.(.*[_.])?(dir|file|folder|path|root)s?$")
 # Groups that training or a launch instantiates; others are instantiated where they are referred to.
+OVERLAYS = ("experiment", "debug")  # merged over all other groups, in this order
 ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger", "launch", "search", "export")
 
 
@@ -45,33 +47,35 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     """
     cfg, defaults, local = _read_train(project) if base is None else (base.copy(), {}, DictConfig({}))
     picks, values = _sort(project, overrides)
-    experiment, chosen = _pick(project, "experiment", {**defaults, **picks}.get("experiment"))
+    given = {**defaults, **picks}
+    overlay, chosen, named = DictConfig({}), dict[str, Any](), dict[str, str]()
+    for layer in OVERLAYS:
+        own, others = _pick(project, layer, given.get(layer))
+        overlay, chosen = merge(overlay, own or DictConfig({})), chosen | others
+        for group, option in plain(own or DictConfig({})).items():
+            label = f"{layer}={_label(given[layer])}"
+            if isinstance(option, str) and project.has_group(group):
+                raise ConfigError(f"{label}: '{group}: {option}' sets no key; write it under defaults")
+            named |= {group: label} if option else {}
     options = {**defaults, **chosen, **picks}
     for group, option in options.items():
-        if group != "experiment":
+        if group not in OVERLAYS:
             _check_group(project, group)
             cfg[group], others = _pick(project, group, option)
             if others:
                 raise ConfigError(
                     f"{group}={_label(option)}: only an experiment's defaults can pick {', '.join(others)}"
                 )
-    for group, option in plain(experiment or DictConfig({})).items():
-        if isinstance(option, str) and project.has_group(group):
-            label = _label(options["experiment"])
-            raise ConfigError(f"experiment={label}: '{group}: {option}' sets no key; write it under defaults")
-    cfg = merge(merge(cfg, _of_selected_loggers(project, cfg, experiment)), local)
+    cfg = merge(merge(cfg, _of_selected_loggers(project, cfg, overlay)), local)
+    if given.get("debug") and (name := raw_node(cfg, "name")) is not None:
+        cfg.name = f"{name._value()}-{_label(given['debug']).replace('+', '-')}"
     cfg.choices = {**cfg.get("choices", {}), **{group: _label(option) for group, option in options.items()}}
     for key, text in values:
         _set(project, cfg, key, text)
     _refuse_secrets(cfg)
     _anchor_paths(project, cfg, [key.lstrip("+~") for key, _ in values])
     if "task" in picks:  # in place of the experiment's, which may refer to other groups
-        experiment, chosen = None, {}
-    named = {
-        group: f"experiment={_label(options['experiment'])}"
-        for group, value in plain(experiment or DictConfig({})).items()
-        if value
-    }
+        named, chosen = {}, {}
     named |= {key.lstrip("+~").partition(".")[0]: f"{key}={text}".rstrip("=") for key, text in values}
     named |= {group: f"{group}={_label(option)}" for group, option in (chosen | picks).items() if option is not None}
     _drop_unused(cfg, named)
@@ -95,9 +99,9 @@ def _read_train(project: Project) -> tuple[DictConfig, dict[str, Any], DictConfi
     return cfg, defaults | dict(picked or {}), local
 
 
-def _of_selected_loggers(project: Project, cfg: DictConfig, experiment: DictConfig | None) -> DictConfig:
+def _of_selected_loggers(project: Project, cfg: DictConfig, experiment: DictConfig) -> DictConfig:
     """An experiment without the settings of loggers that are not selected, so that it can have them for several."""
-    own = experiment.copy() if experiment is not None else DictConfig({})
+    own = experiment.copy()
     loggers, selected = raw_node(own, "logger"), raw_node(cfg, "logger")
     for name in project.groups().get("logger", {}) if is_map(loggers) else ():
         settings = raw_node(loggers, name)
@@ -307,7 +311,7 @@ def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:
     used = [key for key in texts if key not in cfg.choices or key in ALWAYS_BUILT]
     for key in used:  # grows while it is read
         used += [group for group in cfg.choices if group not in used and _refers(texts[key], group)]
-    for group in [group for group in cfg.choices if group not in (*used, "experiment")]:
+    for group in [group for group in cfg.choices if group not in (*used, *OVERLAYS)]:
         if group in named:
             raise ConfigError(
                 f"{named[group]}: nothing refers to {group}, so it would have no effect; remove it, or refer to it "
