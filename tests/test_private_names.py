@@ -112,6 +112,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "lightning.pytorch.strategies.strategy": {
         "Strategy": {"_lightning_module": None},
     },
+    "lightning.pytorch.trainer.connectors.callback_connector": {
+        "_CallbackConnector": {"_reorder_callbacks": "callbacks"},
+    },
     "lightning.pytorch.trainer.connectors.checkpoint_connector": {
         "_CheckpointConnector": {"_loaded_checkpoint": None},
     },

@@ -13,7 +13,14 @@ from boltcutter import lightning_alias
 
 # ruff: isort: skip_file
 if TYPE_CHECKING:
-    from boltcutter.api import compare as compare, evaluate as evaluate, predict as predict, train as train
+    from boltcutter.api import (
+        Loaded as Loaded,
+        compare as compare,
+        evaluate as evaluate,
+        load as load,
+        predict as predict,
+        train as train,
+    )
     from boltcutter.callback.checkpoint import BestCheckpoint as BestCheckpoint, LastCheckpoint as LastCheckpoint
     from boltcutter.callback.ema import EMA as EMA
     from boltcutter.callback.guard import Guard as Guard
@@ -76,6 +83,8 @@ _MODULES = {
     "Launcher": "boltcutter.launch.job",
     "Linear": "boltcutter.model.linear",
     "load_exported": "boltcutter.export.exported",
+    "load": "boltcutter.api",
+    "Loaded": "boltcutter.api",
     "LocalLauncher": "boltcutter.launch.local",
     "MLP": "boltcutter.model.mlp",
     "predict": "boltcutter.api",

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from boltcutter.cli.main import expand_home, prepare_process
 from boltcutter.config.errors import ConfigError
@@ -24,19 +24,38 @@ from boltcutter.project import Project, ProjectError
 from boltcutter.run import registry, remote, trust
 
 if TYPE_CHECKING:
+    import lightning as L
+
     from boltcutter.evaluation.table import Table
     from boltcutter.run.compare import Comparison
 
 Location = Project | Path | str | None
 
 
-def train(*overrides: str, project: Location = None) -> Path:
+class Loaded(NamedTuple):
+    """A trained task with its data module, which is set up."""
+
+    task: L.LightningModule
+    data: L.LightningDataModule
+
+
+def train(
+    *overrides: str, project: Location = None, task: Any = None, data: Any = None, trainer: Any = None, **settings: Any
+) -> Path:
     """Train a model, test its best checkpoint and write the report.
+
+    With ``task``, objects that were built in Python are trained in place of those of the configuration. To resume such
+    a run, pass ``resume=<folder>`` and the same objects, built anew.
 
     Args:
         overrides: Overrides of the configuration, such as ``"model=mlp", "trainer.max_epochs=3"``;
             ``"resume=<folder>"`` continues a run.
         project: The project, or a file or folder in it; by default the project of the working directory.
+        task: A LightningModule.
+        data: A LightningDataModule; a dataloader, a tuple of train, val and test dataloaders, or a dictionary of them;
+            None if the task has its own.
+        trainer: An ``L.Trainer``, or a dictionary of its arguments.
+        settings: Arguments of the trainer, or settings of the run such as ``folder``, ``resume`` and ``seed``.
 
     Returns:
         The folder of the run.
@@ -52,8 +71,48 @@ def train(*overrides: str, project: Location = None) -> Path:
             "train: this process has been a rank of a run on several devices, and can be one only once; train in a new "
             "process, for example by the command `boltcutter train`"
         )
-    folder: Path = _call("boltcutter.training.train:main", project, overrides)
+    with ExitStack() as stack:
+        if task is not None or data is not None or trainer is not None or settings:
+            from boltcutter.assembly import live  # slow import of Lightning
+
+            objects = {"task": task, "data": data, "trainer": trainer}
+            overrides = (*stack.enter_context(live.registered(objects, settings)), *overrides)
+        folder: Path = _call("boltcutter.training.train:main", project, overrides)
     return folder
+
+
+def load(
+    run: Path | str,
+    *overrides: str,
+    ckpt: Path | str = "best",
+    device: str = "cpu",
+    task: Any = None,
+    data: Any = None,
+    project: Location = None,
+) -> Loaded:
+    """Build the task and data of a run, and load the weights of a checkpoint.
+
+    Args:
+        run: Folder of the run.
+        overrides: Changes of the run's configuration, such as ``"data.batch_size=512"``.
+        ckpt: ``best``, ``last`` or the path of a checkpoint.
+        device: Device of the task, such as ``cuda:0``.
+        task: The task to load the weights into, if it was not built from a configuration.
+        data: Its data module, or dataloaders.
+        project: The project, or a file or folder in it; by default the project of the working directory.
+
+    Returns:
+        The task in evaluation mode, and the data module after ``setup``.
+
+    Raises:
+        ConfigError: The run does not exist, its objects were built in Python, or the device does not exist.
+    """
+    from boltcutter.assembly import live  # slow import of Lightning
+
+    given = (*overrides, *_format(run=run, ckpt=ckpt))
+    with live.lent({"task": task, "data": data}):
+        made = _call("boltcutter.evaluation.load:main", project, given)
+    return Loaded(live.to_device(made.task, device), made.data)
 
 
 def evaluate(

@@ -75,6 +75,9 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
             f"{command('predict', f'run={folder}')} {predicts}".rstrip() if predicts is not None else "",
             f"{command('train', f'resume={folder}')} trainer.{_limit(record)}=<more>",
         ]
+        if "built_in_python" in (record.get("config", {}).get("task") or {}):  # which no command can build
+            given = f"task=…, data=…, {_limit(record)}=<more>"
+            commands = [f"boltcutter.train(resume={str(folder)!r}, {given})  # in Python"]
         rows["next"] = "\n".join(filter(None, commands))
     _show(rows)
 

@@ -1,0 +1,43 @@
+"""Build task and data of a run, with the weights of a checkpoint."""
+
+from __future__ import annotations
+
+from boltcutter.assembly.assemble import Components, assemble, check_config
+from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.select import find_checkpoint
+from boltcutter.config.errors import as_config_error
+from boltcutter.environment.warnings import filter_warnings
+from boltcutter.evaluation.evaluate import explain_mismatch
+from boltcutter.project import Project
+from boltcutter.protocols import NativeData
+from boltcutter.run import folder as run
+
+
+def main(project: Project, overrides: list[str]) -> Components:
+    """Build the components of a run on the CPU, and load the weights of a checkpoint.
+
+    Args:
+        project: Project whose configuration is used.
+        overrides: ``run=<folder>`` and ``ckpt=best|last|<path>``; others change the run's configuration.
+
+    Returns:
+        The components, with the task in evaluation mode.
+    """
+    filter_warnings()
+    special, rest = run.split_overrides(overrides, "run", "ckpt")
+    cfg, _ = run.load_evaluation_config(project, special, ["trainer.accelerator=cpu", "trainer.devices=1", *rest])
+    check_config(cfg)
+    components = assemble(cfg, with_callbacks=False)
+    task, data = components.task, components.data
+    checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
+    state = load(checkpoint)
+    with as_config_error():
+        if isinstance(data, NativeData):
+            data.load_state_dict(state.get(type(data).__qualname__, {"statistics": {}}))
+        data.prepare_data()
+        data.setup("fit")
+    with explain_mismatch(checkpoint):
+        task.on_load_checkpoint(state)
+        task.load_state_dict(state["state_dict"])
+    task.eval()
+    return components
