@@ -171,3 +171,38 @@ def test_an_evaluation_leaves_the_loaders_as_they_were() -> None:
     with pytest.raises(KeyboardInterrupt), replaced_test_loader(data, "val", enabled=True):
         raise KeyboardInterrupt
     assert data.test_dataloader() == "own"
+
+
+FORECAST = """
+import lightning as L, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Forecast(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 12)
+    def training_step(self, batch, batch_idx):
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+    def test_step(self, batch, batch_idx):
+        predictions = self.net(batch[0])
+        return {"predictions": predictions[..., None], "targets": batch[1][..., None],
+                "losses": (predictions - batch[1]).square().mean(1)}
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.ones(16, 4), torch.ones(16, 12)), 8)
+    test_dataloader = train_dataloader
+"""
+
+
+def test_a_forecast_is_plotted_against_the_truth(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "forecast.py").write_text(FORECAST)
+    (tmp_path / "task.yaml").write_text("# Forecast.\n_target_: forecast.Forecast\n")
+    overrides = [f"task={tmp_path}/task.yaml", "data=null", "logger=null", "trainer.max_epochs=1"]
+    done = script("train", *overrides, f"folder={tmp_path}/run", env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    test = tmp_path / "run" / "evaluation" / "test"
+    assert (test / "series.svg").read_text().count("<polyline") == 2 * 4
+    assert (test / "scatter.svg").read_text().count("<circle") == 16 * 12
+    assert "Predictions and targets of four samples" in (tmp_path / "run" / "report.html").read_text()

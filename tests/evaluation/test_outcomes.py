@@ -46,3 +46,10 @@ def test_the_most_probable_class_is_returned_with_its_probability() -> None:
     found, _ = to_columns({"predictions": SCORES}, CLASSES, 3)
     assert found["prediction"].tolist() == [0, 2, 0]
     assert np.allclose(found["confidence"], [0.8, 0.7, 0.5])
+
+
+def test_a_series_of_one_variable_is_a_column_for_each_position() -> None:
+    outputs = {"predictions": torch.zeros(4, 3, 1), "targets": torch.ones(4, 3, 1)}
+    table, skipped = to_columns(outputs, None, 4)
+    assert list(table) == ["target_0", "target_1", "target_2", "prediction_0", "prediction_1", "prediction_2"]
+    assert not skipped

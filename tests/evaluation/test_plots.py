@@ -1,10 +1,11 @@
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from boltcutter.evaluation.plots import draw_confusion, draw_scatter
+from boltcutter.evaluation.plots import draw_confusion, draw_scatter, draw_series
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
@@ -45,3 +46,15 @@ def test_a_scatter_plot_has_a_point_for_each_finite_sample(targets: list[float],
 def test_without_finite_values_no_plot_is_drawn(tmp_path: Path) -> None:
     draw_scatter(tmp_path / "a.svg", np.array([np.nan]), np.array([1.0]))
     assert not list(tmp_path.iterdir())
+
+
+def test_series_have_a_line_for_target_and_prediction(tmp_path: Path) -> None:
+    targets = np.arange(24.0).reshape(2, 12)
+    targets[1, 3] = np.nan
+    draw_series(tmp_path / "series.svg", targets, targets + 1, ["index 0", "index 7"])
+    text = (tmp_path / "series.svg").read_text()
+    lines = [line.split() for line in re.findall(r'points="(.*?)"', text)]
+    assert [len(line) for line in lines] == [12, 12, 11, 11]
+    assert "index 7" in text
+    numbers = [float(number) for line in lines for point in line for number in point.split(",")]
+    assert 0 < min(numbers) < max(numbers) < float(re.findall(r'width="([\d.]+)"', text)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,12 +18,13 @@ from torch import Tensor
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from boltcutter.data.batches import count_samples, first_tensor
-from boltcutter.evaluation.plots import draw_confusion, draw_scatter
+from boltcutter.evaluation.plots import draw_confusion, draw_scatter, draw_series
 from boltcutter.evaluation.table import Table, concatenate, count_rows, select_rows, write_csv
 from boltcutter.protocols import HasClasses, HasStatistics, HasTokenizer, data_parallel, gather_objects
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
 MAX_COLUMNS = 1000  # per entry of an output, in the tables of a test and of predictions
+MAX_POINTS = 5000  # of a plot of several targets
 MAX_CLASSES = 2000  # of a confusion matrix
 SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # whose order cannot be reproduced
 
@@ -133,9 +135,9 @@ class PredictionWriter(Callback):
 def to_columns(outputs: Any, targets: Any, count: int) -> tuple[Table, dict[str, str]]:
     """Convert the outputs of a step to columns of a table.
 
-    A tensor of shape (B,) or (B, 1) is one column, one of shape (B, C) C columns. In a mapping, ``losses`` become the
-    column ``loss``. ``predictions`` (B, C) are class probabilities if ``targets`` (an entry, or else the second element
-    of the batch) are integers; then the most probable class and its confidence are columns.
+    A tensor of shape (B,) or (B, 1) is one column, one of shape (B, C) or (B, C, 1) C columns. In a mapping, ``losses``
+    become the column ``loss``. ``predictions`` (B, C) are class probabilities if ``targets`` (an entry, or else the
+    second element of the batch) are integers; then the most probable class and its confidence are columns.
 
     Args:
         outputs: Output of the step: a tensor, a mapping, or anything else.
@@ -148,6 +150,7 @@ def to_columns(outputs: Any, targets: Any, count: int) -> tuple[Table, dict[str,
     if outputs is None or (isinstance(outputs, Tensor) and outputs.ndim == 0):
         return {}, {}
     named = dict(outputs) if isinstance(outputs, Mapping) else {"prediction": outputs}
+    named, targets = {name: _flat(value) for name, value in named.items()}, _flat(targets)
     targets = named.pop("targets", targets)
     predictions = named.pop("predictions", None)
     if predictions is None and isinstance(outputs, Tensor) and outputs.ndim and len(outputs) == count:
@@ -169,6 +172,11 @@ def to_columns(outputs: Any, targets: Any, count: int) -> tuple[Table, dict[str,
         elif fault:
             skipped[name] = fault
     return found, skipped
+
+
+def _flat(value: Any) -> Any:
+    """Series of one variable, shape (B, T, 1), as (B, T)."""
+    return value.squeeze(2) if isinstance(value, Tensor) and value.ndim == 3 and value.size(2) == 1 else value
 
 
 def to_numpy(value: Tensor) -> npt.NDArray[Any]:
@@ -248,7 +256,9 @@ def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
 
 
 def _write_summary(folder: Path, table: Table, classes: list[str]) -> None:
-    """Write metrics and counts per class, or a scatter plot."""
+    """Write metrics and counts per class, or plots of predictions over targets."""
+    if {"target_0", "prediction_0"} <= table.keys() and count_rows(table):
+        _write_series(folder, table)
     if not {"target", "prediction"} <= table.keys() or not count_rows(table):
         return
     targets, predictions = table["target"], table["prediction"]
@@ -257,6 +267,19 @@ def _write_summary(folder: Path, table: Table, classes: list[str]) -> None:
             _write_classes(folder, targets, predictions, classes)
     else:
         draw_scatter(folder / "scatter.svg", targets, predictions)
+
+
+def _write_series(folder: Path, table: Table) -> None:
+    """Plot predictions of several targets: all over their targets, and some samples in the order of the targets."""
+    names = [name for name in table if re.fullmatch(r"target_\d+", name) and f"prediction{name[6:]}" in table]
+    targets = np.stack([table[name] for name in names], axis=1)  # (N, T)
+    predictions = np.stack([table[f"prediction{name[6:]}"] for name in names], axis=1)
+    every = -(-targets.size // MAX_POINTS)
+    draw_scatter(folder / "scatter.svg", targets.ravel()[::every], predictions.ravel()[::every])
+    order = np.argsort(table.get("loss", np.arange(len(targets))), kind="stable")
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, 4).astype(int))]
+    titles = [f"index {table['index'][place]}" for place in chosen]
+    draw_series(folder / "series.svg", targets[chosen], predictions[chosen], titles)
 
 
 def _write_classes(folder: Path, targets: npt.NDArray[Any], predictions: npt.NDArray[Any], classes: list[str]) -> None:

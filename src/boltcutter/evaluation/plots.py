@@ -14,7 +14,7 @@ CELL = 28.0  # pixels per class of a small confusion matrix
 MAX_LABELLED = 40  # number of classes whose names and counts are legible
 MAX_SIDE = 1200.0  # pixels of a large confusion matrix
 SCATTER_SIDE = 400.0  # pixels
-BLUE = "#08519c"
+BLUE, ORANGE = "#08519c", "#d95f02"
 STYLE = "font: 12px sans-serif; fill: black"
 
 
@@ -60,6 +60,29 @@ def draw_scatter(path: Path, targets: npt.NDArray[Any], predictions: npt.NDArray
     shapes.append(_square(begin, begin, side, 'fill="none" stroke="grey"'))
     shapes += [_text(begin + side / 2, end + 44, "target"), _text(16, begin + side / 2, "prediction", rotate=-90)]
     _write(path, end + margin, shapes)
+
+
+def draw_series(path: Path, targets: npt.NDArray[Any], predictions: npt.NDArray[Any], titles: Sequence[str]) -> None:
+    """Draw targets and predictions of some samples, shape (N, T), as lines over the T targets of each."""
+    side, margin, count = SCATTER_SIDE / 2, 40.0, targets.shape[1]
+    shapes = [_text(margin + side, 16, "target: black, prediction: orange")]
+    for number, title in enumerate(titles):
+        left, top = margin + number % 2 * (side + margin) + 5, margin + number // 2 * (side + margin)
+        both = np.stack([targets[number], predictions[number]]).astype(np.float64)  # (2, T)
+        known = both[np.isfinite(both)]
+        low, high = known.min(initial=np.inf), known.max(initial=-np.inf)
+        x = left + np.arange(count) * side / max(1, count - 1)
+        for values, color in zip(both, ("black", ORANGE), strict=True):
+            y = top + side - (values - low) / ((high - low) or 1.0) * side
+            points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True) if np.isfinite(b))
+            shapes.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+        shapes += [_square(left, top, side, 'fill="none" stroke="grey"'), _text(left + side / 2, top - 4, title)]
+        if known.size:
+            shapes += [
+                _text(left - 4, top + 10 + at, f"{v:.3g}", "text-anchor: end")
+                for at, v in ((0, high), (side - 10, low))
+            ]
+    _write(path, 2 * (side + margin) + margin, shapes)
 
 
 def _square(x: float, y: float, side: float, attributes: str) -> str:

@@ -18,7 +18,7 @@ import yaml
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.report.exports import read_exports
-from boltcutter.report.image import encode_image
+from boltcutter.report.image import encode_file, encode_image
 from boltcutter.report.template import format_number, load_template, redact_command
 from boltcutter.run.media import read_media
 from boltcutter.run.metrics import Mode, infer_mode, parse_name
@@ -67,6 +67,7 @@ def render(folder: Path) -> str:
         worst=reader.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes])
         if has_samples
         else [],
+        series=encode_file(test / "series.svg") if (test / "series.svg").is_file() else None,
         media=reader.get("Media", [], read_media, folder),
         exports=reader.get("Exports", {}, read_exports, exports) if exports.is_file() else {},
         attempts=reader.get("Attempts", [], _attempts, record.get("attempts") or []),
