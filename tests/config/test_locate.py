@@ -8,6 +8,9 @@ from boltcutter.config.locate import locate, parameters
 
 MISTAKES = {
     "import no_such_package": "needs no_such_package, which is not installed; pip install no_such_package",
+    "import no_such_package.inner": "needs no_such_package, which is not installed; pip install no_such_package",
+    "from pytorch_lightning.core.lightning import LightningModule": "needs pytorch_lightning.core.lightning, which the "
+    "installed version of pytorch_lightning does not have; adapt the import to this version",
     "x = [1][3]": "list index out of range (IndexError at {file}:2)",
     "int('x')": "invalid literal for int() with base 10: 'x' (ValueError at {file}:2)",
     "def f(:": "invalid syntax (needy.py, line 2) (SyntaxError)",

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import Script
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.training.failure import OutOfMemoryError, explain_errors, out_of_memory_message
 from boltcutter.training.learning import NoGradientError
 
@@ -122,6 +123,23 @@ def test_out_of_memory_is_reported_with_a_smaller_batch(allocate: Any) -> None:
         allocate()
     assert "cuda:0 is out of memory with data.batch_size=96 (24 on each of 4 ranks)" in str(error.value)
     assert "try data.batch_size=48 trainer.accumulate_grad_batches=4" in str(error.value)
+
+
+def test_a_hook_of_lightning_1_is_one_line() -> None:
+    class Module(L.LightningModule):
+        def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+        def configure_optimizers(self) -> None: ...
+
+        def training_epoch_end(self, outputs: Any) -> None: ...
+
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+    with (
+        pytest.raises(ConfigError, match=r"Support for .training_epoch_end") as found,
+        explain_errors(trainer),
+    ):
+        trainer.fit(Module(), [torch.ones(1)])
+    assert "\n" not in str(found.value)
 
 
 def test_the_proposed_batch_divides_over_the_ranks() -> None:

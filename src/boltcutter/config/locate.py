@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, get_type_hints
@@ -39,9 +40,11 @@ def locate(path: str) -> Callable[..., Any]:
             break
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise ConfigError(
-                    f"{path} needs {error.name}, which is not installed; {install_command(str(error.name))}"
-                ) from None
+                top, is_inner, _ = str(error.name).partition(".")
+                what = f"which is not installed; {install_command(top)}"
+                if is_inner and find_spec(top):
+                    what = f"which the installed version of {top} does not have; adapt the import to this version"
+                raise ConfigError(f"{path} needs {error.name}, {what}") from None
             module, _, last = module.rpartition(".")
             names.insert(0, last)
             if not module:

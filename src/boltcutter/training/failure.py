@@ -31,6 +31,7 @@ NO_PEER = re.compile(
     r"Socket closed|failed to pass monitoredBarrier|NCCL error|ncclRemoteError|Timed out after",
     re.I,
 )
+REMOVED = re.compile(r"Support for `\w+` has been removed in v")  # hooks of Lightning 1
 INTERVAL = re.compile(r"`val_check_interval` \((\d+)\) must be less than or equal to .* batches \((\d+)\)")
 NOT_LOGGED = re.compile(r"conditioned on metric|could not find the monitored key")
 NO_GRADIENT = re.compile(r"element 0 of tensors does not require grad")
@@ -88,7 +89,7 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
             ) from error
         if NOT_LOGGED.search(text):
             raise MetricNotLoggedError(" ".join(text.split())) from error
-        if isinstance(error, MisconfigurationException):
+        if isinstance(error, MisconfigurationException) or REMOVED.search(text):
             raise ConfigError(" ".join(text.split())) from error
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
             raise OutOfMemoryError(out_of_memory_message(trainer)) from error
