@@ -34,3 +34,38 @@ def test_devices_are_checked_against_the_machine(
     with pytest.raises(ConfigError) as error:
         check_devices(cfg.trainer)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "3"}, "CUDA_VISIBLE_DEVICES=3 selects GPUs, but torch"),
+        ({"SLURM_JOB_GPUS": "0"}, "SLURM_JOB_GPUS=0: the job has GPUs, but torch"),
+        ({"SLURM_GPUS_ON_NODE": "2"}, "SLURM_GPUS_ON_NODE=2: the job has GPUs, but torch"),
+        ({"SLURM_GPUS_ON_NODE": "0"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "", "SLURM_GPUS": "2"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, None),
+    ],
+)
+def test_a_job_with_gpus_does_not_train_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str | None
+) -> None:
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("pathlib.Path.glob", lambda path, pattern: iter(()))
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS", "SLURM_GPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    trainer = read_config(PROJECT, []).trainer
+    if message is None:
+        check_devices(trainer)
+        return
+    with pytest.raises(ConfigError) as error:
+        check_devices(trainer)
+    assert message in str(error.value)
+    assert "too old for CUDA 13.0" in str(error.value)
+    assert "trainer.accelerator=cpu" in str(error.value)
+    trainer.accelerator = "cpu"
+    check_devices(trainer)

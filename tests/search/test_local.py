@@ -9,6 +9,7 @@ from pathlib import Path
 import optuna
 import pytest
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.search.local import deadline, device_variables, run_trials
 from boltcutter.search.progress import Progress
 from boltcutter.search.results import Result
@@ -130,6 +131,11 @@ def test_gpus_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
     assert of(1) == ["GPU-a", "GPU-b", "GPU-a", "GPU-b"]
     assert of(0.5) == ["GPU-a", "GPU-a", "GPU-b", "GPU-b"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert of(1) == ["0", "1", "0", "1"]
+    with pytest.raises(ConfigError, match=r"^search\.gpus=3: this machine has 2 GPUs; try search\.gpus=2"):
+        of(3)
 
 
 def test_time_limit() -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -111,6 +112,13 @@ def check_devices(trainer: DictConfig) -> None:
         raise ConfigError(
             f"trainer.accelerator={accelerator}, trainer.devices={devices}: this machine has {available}; try {remedy}"
         )
+    if accelerator == "auto" and not gpus and (requested := requested_gpus()):
+        build = f"has no CUDA device it can use: the driver may be too old for CUDA {torch.version.cuda}"
+        raise ConfigError(
+            f"trainer.accelerator=auto: {requested}, but torch {torch.__version__} "
+            f"{build if torch.version.cuda else 'is built without CUDA'}; install a torch build that fits the driver, "
+            "or set trainer.accelerator=cpu"
+        )
     if accelerator == "auto" and gpus and wanted > gpus:
         raise ConfigError(
             f"trainer.devices={devices}: this machine has {gpus} CUDA devices; try trainer.devices={gpus}"
@@ -122,6 +130,20 @@ def check_devices(trainer: DictConfig) -> None:
             f"trainer.devices={devices}: this machine has no GPU and {cores} CPU cores; "
             f"try trainer.devices=1, or trainer.accelerator=cpu to start {wanted} processes anyway"
         )
+
+
+def requested_gpus() -> str | None:
+    """How this process was given GPUs: by a variable of the job, or as devices of the machine; None: it was not."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if torch.accelerator.is_available() or visible in ("", "-1", "NoDevFiles"):  # the latter hide GPUs on purpose
+        return None
+    if visible is not None:
+        return f"CUDA_VISIBLE_DEVICES={visible} selects GPUs"
+    for name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS", "SLURM_GPUS_ON_NODE"):
+        is_index = name.startswith(("SLURM_JOB", "SLURM_STEP"))  # of a GPU, which may be 0
+        if os.environ.get(name, "") not in (("",) if is_index else ("", "0")):
+            return f"{name}={os.environ[name]}: the job has GPUs"
+    return "this machine has NVIDIA GPUs" if next(Path("/dev").glob("nvidia[0-9]*"), None) else None
 
 
 def check_world_size(trainer: L.Trainer) -> None:

@@ -7,6 +7,7 @@ import selectors
 import time
 from collections.abc import Callable, Mapping
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.search.progress import Progress
 from boltcutter.search.study import Study
 from boltcutter.search.trial import Sampled, Trial
@@ -135,14 +136,21 @@ def device_variables(slot: int, gpus: float) -> dict[str, str]:
 
     Args:
         slot: Index of the trial among those that run at the same time.
-        gpus: GPUs of each trial, or a fraction of one.
+        gpus: GPUs of each trial, or a fraction of one. More trials than fit share GPUs.
+
+    Raises:
+        ConfigError: The machine has fewer GPUs than a trial needs.
     """
     if not gpus:
         return {}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    import torch
+
+    visible, available = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()
+    if available and gpus > available:
+        raise ConfigError(f"search.gpus={gpus}: this machine has {available} GPUs; try search.gpus={available}")
     first = slot * int(gpus) if gpus >= 1 else slot // int(1 / gpus)
     indices = range(first, first + max(int(gpus), 1))
-    names = visible.split(",") if visible else [str(index) for index in range(indices.stop)]
+    names = visible.split(",") if visible else [str(index) for index in range(available or indices.stop)]
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[index % len(names)] for index in indices)}
 
 
