@@ -93,6 +93,63 @@ torch.distributed.barrier()
 """
 
 
+BLOCKS = """
+import copy
+from unittest import mock
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from boltcutter.model.gpt import GPT
+from boltcutter.strategy.fsdp import FSDPStrategy
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = GPT((8,), 16, num_layers=3, num_heads=2, hidden_size=8)
+
+    def forward(self, x):
+        return self.model(x)
+
+    def configure_optimizers(self):
+        weights = [p for p in self.parameters() if p.ndim > 1]
+        others = [p for p in self.parameters() if p.ndim <= 1]
+        groups = [{"params": weights, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=0.1)
+
+torch.distributed.init_process_group("gloo")
+plain, module = Module(), Module()
+expected = [len(group["params"]) for group in plain.model.parameter_groups()]
+strategy = FSDPStrategy(parallel_devices=[torch.device("cpu")] * 2)
+strategy.cluster_environment = mock.Mock(local_rank=lambda: torch.distributed.get_rank())
+strategy._lightning_module = strategy.model = module
+trainer = module._trainer = mock.MagicMock(strategy=strategy, lightning_module=module)
+trainer.state.fn = TrainerFn.FITTING
+with mock.patch.object(FSDPStrategy, "root_device", mock.Mock(index=torch.device("cpu"))):
+    wrapped = strategy._setup_model(module)
+strategy.setup_optimizers(trainer)
+(sharded,) = strategy.optimizers
+assert sum(isinstance(part, FullyShardedDataParallel) for part in wrapped.modules()) == 4  # three blocks and the root
+assert [len(group["params"]) for group in module.model.parameter_groups()] == expected
+optimizer = plain.configure_optimizers()
+assert [len(group["params"]) for group in sharded.param_groups] == [len(g["params"]) for g in optimizer.param_groups]
+for _ in range(2):
+    for owner, one in ((plain, optimizer), (wrapped, sharded)):
+        owner(torch.arange(16).reshape(2, 8)).square().mean().backward()
+        one.step()
+        one.zero_grad()
+with FullyShardedDataParallel.summon_full_params(wrapped):
+    torch.testing.assert_close(list(module.parameters()), list(plain.parameters()))
+print("same")
+"""
+
+
+def test_blocks_are_units_and_groups_are_those_of_the_original_shapes(two_ranks: Script) -> None:
+    assert two_ranks(BLOCKS).stdout.count("same") == 2
+
+
 def test_gradient_norms_are_global(two_ranks: Script, tmp_path: Path) -> None:
     done = two_ranks(f"import sys\n{SHARDED}", str(tmp_path))
     assert done.stdout.count("the gradient of model.2.") == 2, done.stdout  # on both ranks

@@ -171,8 +171,9 @@ class GPT(nn.Module):
         (no decay of embeddings).
         """
         embeddings = {id(m.weight) for m in self.modules() if isinstance(m, nn.Embedding)}
+        matrices = {id(m.weight) for m in self.modules() if isinstance(m, nn.Linear)}  # 1-D where FSDP1 shards them
         trainable = [p for p in self.parameters() if p.requires_grad]
-        decay = [p.ndim > 1 and id(p) not in embeddings for p in trainable]
+        decay = [id(p) in matrices - embeddings for p in trainable]
         groups: list[dict[str, Any]] = [
             {"params": [p for p, decays in zip(trainable, decay, strict=True) if decays]},
             {"params": [p for p, decays in zip(trainable, decay, strict=True) if not decays], "weight_decay": 0.0},

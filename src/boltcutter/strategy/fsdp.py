@@ -11,12 +11,15 @@ import lightning as L
 import torch.distributed as dist
 from lightning.pytorch import strategies
 from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
-from torch import Tensor
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import CustomPolicy
 from torch.optim import Optimizer
 
 from boltcutter.protocols import SavesShards, gather_objects
 from boltcutter.strategy.errors import StrategyError
+from boltcutter.strategy.sharding import find_units
 
 PREFIX = "_fsdp_wrapped_module."  # which FSDP adds to parameter names
 
@@ -53,6 +56,24 @@ class FSDPStrategy(strategies.FSDPStrategy):
         # Lightning's plugin has no reference to the sharded module, and raises an error instead.
         vars(self.precision_plugin)["clip_grad_by_norm"] = self._clip
         super().setup(trainer)
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:
+        """Create the optimizers, then shard, by blocks unless another policy was given.
+
+        FSDP keeps the parameters, but makes them one-dimensional, and parameter groups depend on their shapes.
+        """
+        trainer = self.lightning_module.trainer  # type: ignore[union-attr]
+        if trainer.state.fn == TrainerFn.FITTING and self.kwargs.get("use_orig_params"):
+            super().setup_optimizers(trainer)
+        units = find_units(model)
+        policy = {} if self.kwargs.get("auto_wrap_policy") else {"auto_wrap_policy": CustomPolicy(units.__contains__)}
+        with mock.patch.dict(self.kwargs, policy):
+            return super()._setup_model(model)
+
+    def setup_optimizers(self, trainer: L.Trainer) -> None:
+        """Create the optimizers, unless they were before the model was sharded."""
+        if not self.kwargs.get("use_orig_params"):
+            super().setup_optimizers(trainer)
 
     def teardown(self) -> None:
         """Restore the plugin's own clipping."""
