@@ -23,9 +23,6 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "lightning.fabric.utilities.device_dtype_mixin": {
         "_DeviceDtypeModuleMixin": {"_device": None},
     },
-    "lightning.fabric.utilities.distributed": {
-        "": {"_set_num_threads_if_needed": "num_processes"},
-    },
     "lightning.pytorch.callbacks.weight_averaging": {
         "WeightAveraging": {"_average_model": None, "_latest_update_step": None},
     },
@@ -143,7 +140,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         },
     },
     "omegaconf.nodes": {
-        "AnyNode": {"_value": "self"},
+        "AnyNode": {"_set_value": "self value flags", "_value": "self"},
     },
     "torch": {
         "Tensor": {"_backward_hooks": None, "_post_accumulate_grad_hooks": None},

@@ -51,6 +51,7 @@ from boltcutter.config.values import resolve_reference
 from boltcutter.data.hooks import seed_hooks
 from boltcutter.data.sharding import shard_loaders
 from boltcutter.environment.mpi import disable_mpi_detection
+from boltcutter.environment.threads import limit_threads
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
 from boltcutter.run import folder as run
@@ -256,6 +257,7 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
         set_precision(trainer, precision)
     if hasattr(trainer.strategy, "_timeout"):  # strategy=auto takes no timeout
         trainer.strategy._timeout = timedelta(seconds=float(cfg.timeout))
+    limit_threads(getattr(trainer.strategy, "num_processes", 1))
     check_world_size(trainer)
     shard_loaders(trainer, cfg.get("seed", 0))
     L.seed_everything(cfg.get("seed", 0), verbose=False)  # initial weights, and random splits in constructors

@@ -16,7 +16,7 @@ from types import MappingProxyType, ModuleType
 from boltcutter.config.compose import compose
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.values import as_yaml, paths, redacted
-from boltcutter.environment import mpi, platform, slurm
+from boltcutter.environment import mpi, platform, slurm, threads
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
 from boltcutter.project import Project, ProjectError, install_command, is_own_package
 from boltcutter.protocols import HidesTraceback
@@ -211,6 +211,7 @@ def prepare_process() -> None:
         ConfigError: The variables of the launcher contradict one another.
     """
     read_ranks()
+    threads.prepare()
     retain_freed_memory()
 
 

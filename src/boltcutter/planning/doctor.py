@@ -26,6 +26,7 @@ from boltcutter.config.errors import ConfigError, as_config_error, one_line
 from boltcutter.config.locate import locate
 from boltcutter.environment.platform import launched_layout
 from boltcutter.environment.process import available_memory
+from boltcutter.environment.threads import available_cores, count_free_cores
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.planning import device_test
 from boltcutter.planning.choose import (
@@ -102,8 +103,8 @@ def machine() -> Lines:
     if links := _links():
         yield "interconnect", links
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield "threads", f"torch {torch.get_num_threads()}, OMP_NUM_THREADS {threads}, {cores} cores available"
+    cores = f"{available_cores()} cores available, about {count_free_cores():.0f} of them free"
+    yield "threads", f"torch {torch.get_num_threads()}, OMP_NUM_THREADS {threads}, {cores}"
     yield "backends", ", ".join(f"{name} {'yes' if works else 'no'}" for name, works in backends().items())
     cudnn: Any = torch.backends.cudnn
     cuda = f", CUDA {torch.version.cuda}, cuDNN {cudnn.version()}" if torch.version.cuda else ""

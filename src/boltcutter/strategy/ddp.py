@@ -19,7 +19,6 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch import strategies
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
@@ -231,7 +230,6 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         if not self.cluster_environment.creates_processes_externally:
             self._call_children_scripts()
             ChildProcessObserver(os.getpid(), self.procs).start()
-        _set_num_threads_if_needed(self.num_processes)
         return function(*args, **kwargs)
 
 
