@@ -45,13 +45,19 @@ def report_missing(cfg: DictConfig, trainer: L.Trainer) -> None:
 
 
 def _has(kind: type[Callback], callbacks: list[Callback]) -> bool:
-    return any(isinstance(callback, kind) for callback in callbacks)
+    return any(_is_a(kind, callback) for callback in callbacks)
+
+
+def _is_a(kind: type, value: object) -> bool:
+    """Whether a value is of a class, or of its copy in a project, which differs by the name of the package only."""
+    names = {(cls.__module__.partition(".")[2], cls.__qualname__) for cls in type(value).__mro__}
+    return (kind.__module__.partition(".")[2], kind.__qualname__) in names
 
 
 def _is_atomic(writer: object) -> bool:
     """Whether checkpoints are written atomically, also if other plugins wrap the one that writes."""
     inner = getattr(writer, "checkpoint_io", None)
-    return isinstance(writer, AtomicCheckpointIO) or (inner is not None and _is_atomic(inner))
+    return _is_a(AtomicCheckpointIO, writer) or (inner is not None and _is_atomic(inner))
 
 
 def _remedy(cfg: DictConfig, names: list[str]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -113,8 +114,10 @@ def run_one_batch(cfg: DictConfig, num_ranks: int) -> None:
     cfg.trainer.fast_dev_run = 1
     if num_ranks > 1:
         cfg.trainer.devices, cfg.trainer.num_nodes, cfg.trainer.strategy = 1, 1, "auto"
-    components = assemble(cfg)
+    with redirect_stdout(io.StringIO()):  # notes that were printed before
+        components = assemble(cfg)
     trainer, data, task = components.trainer, components.data, components.task
+    trainer.num_sanity_val_steps = 1  # as in training, which validates first
     if isinstance(data, NativeData):
         data.batch_size //= num_ranks
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
