@@ -95,6 +95,11 @@ def test_the_average_is_that_of_the_formula(tmp_path: Path) -> None:
     trainer = L.Trainer(accelerator="cpu", max_epochs=1, callbacks=[ema], enable_model_summary=False, **options)
     trainer.fit(task, torch.utils.data.DataLoader(torch.randn(20, 3)))
     torch.testing.assert_close(task.weight.detach(), task.expected)  # the average replaces the weights at the end
+    again = Task()
+    trainer = L.Trainer(accelerator="cpu", max_steps=1, callbacks=[ema], enable_model_summary=False, **options)
+    ema._latest_update_step = 0
+    trainer.fit(again, torch.utils.data.DataLoader(torch.randn(20, 3)))
+    torch.testing.assert_close(again.weight.detach(), again.expected)  # which begins anew
 
 
 def test_averaging_can_start_later(script: Script, tmp_path: Path) -> None:

@@ -32,12 +32,16 @@ class EMA(WeightAveraging):
         if not 0 <= decay < 1:
             raise ValueError(f"callback.ema.decay={decay} is not in [0, 1); try 0.999")
         self.decay, self.update_starting_at_step = decay, update_starting_at_step
-        self._num_averaged: int | None = None  # on the host, as reading the buffer would wait for the device
+        self._num_averaged = 0  # on the host, as reading the buffer would wait for the device
         super().__init__(use_buffers=False)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         """Whether the average is updated after this optimizer step."""
         return step_idx is not None and step_idx >= self.update_starting_at_step
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Read the number of updates, which a resumed run continues."""
+        self._num_averaged = int(self._average_model.n_averaged) if self._average_model else 0
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -46,8 +50,6 @@ class EMA(WeightAveraging):
         model, step = self._average_model, trainer.global_step
         if model is None or step <= self._latest_update_step or not self.should_update(step - 1):
             return
-        if self._num_averaged is None:
-            self._num_averaged = int(model.n_averaged)
         count = self._num_averaged
         update: Any = get_ema_multi_avg_fn(min(self.decay, (1 + count) / (10 + count)) if count else 0.0)  # type: ignore[no-untyped-call]
         update([*model.module.parameters()], [*pl_module.parameters()], count)
