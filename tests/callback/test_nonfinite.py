@@ -31,6 +31,7 @@ class Module(L.LightningModule):
 
     def training_step(self, batch: Any) -> Any:
         x, y = batch
+        x = x.log() if self.part == "transform" else x
         error = (self.net(x) - y).square().mean()
         if self.part == "loss":
             error = error / 0
@@ -63,13 +64,14 @@ def message(folder: Path, module: L.LightningModule, inputs: Tensor, targets: Te
     ("part", "expected"),
     [
         ("module", "the output of net.1 (Identity) is the first that is not finite"),
+        ("transform", "the input of net.0 (Linear) is the first that is not finite"),
         ("loss", "the loss is inf, but each module's output is finite"),
         ("backward", "the loss is finite, but the backward pass of Abs is not"),
         ("weight", "the weight net.2.weight is not finite"),
     ],
 )
 def test_the_first_part_that_is_not_finite_is_named(part: str, expected: str, tmp_path: Path) -> None:
-    found = message(tmp_path, Module(part), torch.ones(8, 3), torch.zeros(8, 1))
+    found = message(tmp_path, Module(part), -torch.ones(8, 3), torch.zeros(8, 1))
     assert expected in found
     assert "optimizer.lr" not in found  # which had no effect before the first step
 

@@ -88,7 +88,8 @@ def _in_step(trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_id
 
     def check(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         if not first and any(map(_is_bad, tree_leaves(output))):
-            first.append(f"the output of {name} ({type(module).__name__}) is the first that is not finite")
+            what = "input" if any(map(_is_bad, tree_leaves(inputs))) else "output"
+            first.append(f"the {what} of {name} ({type(module).__name__}) is the first that is not finite")
 
     handles = [
         part.register_forward_hook(partial(check, name))
