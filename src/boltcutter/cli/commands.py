@@ -24,6 +24,7 @@ DOCTOR_FLAGS = {
     "--json": "print the result of --test as JSON",
 }
 CHECK_FLAGS = {"--batch": "also train, validate and test one batch"}
+IMPORT = "boltcutter import <folder> [--from lht|cli]"
 OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
 
 
@@ -132,6 +133,11 @@ boltcutter search resume=runs/…""",
     ),
     "new": Command("boltcutter.scaffold.new:main", f"Create a project: {NEW}", is_plain=True),
     "add": Command("boltcutter.scaffold.add:main", f"Add a component to the project: {ADD}", is_plain=True),
+    "import": Command(
+        "boltcutter.scaffold.port:main",
+        f"Import a project of lightning-hydra-template or Lightning CLI: {IMPORT}",
+        is_plain=True,
+    ),
     "vendor": Command(
         "boltcutter.scaffold.vendor:main",
         f"Copy the library, or one component, into the project: {VENDOR}",

@@ -1,0 +1,215 @@
+"""Convert the configuration of a project made from lightning-hydra-template."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import BUILTIN_CONFIGS
+
+GROUPS = {"model": "task", "datamodule": "data", "callbacks": "callback", "hparams_search": "search"}
+NOT_USED = {
+    "debug": "left out: debugging presets are built in",
+    "extras": "left out: nothing reads it",
+    "hydra": "left out: each run has a folder, a log and a record of its own",
+    "local": "left out: write configs/local.yaml",
+}
+OPTIONS = ("data", "task", "callback", "logger", "trainer", "paths")  # groups that train.yaml selects here
+SETTINGS = ("seed", "test", "tags", "name", *OPTIONS)  # keys that have the same meaning here
+REFERENCES = {
+    r"\$\{(model|datamodule|callbacks)(?=[.}])": lambda match: f"${{{GROUPS[match[1]]}",
+    r"\$\{hydra:\s*(runtime\.output_dir|run\.dir)\}": lambda match: "${folder}",
+    r"\$\{hydra:\s*runtime\.cwd\}|\$\{oc\.env:\s*PROJECT_ROOT\}": lambda match: ".",
+}
+SPACES = {"interval": "uniform", "choice": "choice", "range": "int"}
+
+Rows = list[tuple[str, str, str]]  # file, what it became, and a note
+
+
+def convert(configs: Path, target: Path) -> Rows:
+    """Write the configuration of ``configs`` to the folder ``target``, and return what became of each file.
+
+    Raises:
+        ConfigError: There is no main configuration, or a file is not valid YAML.
+    """
+    main = next((file for name in ("train.yaml", "config.yaml") if (file := configs / name).is_file()), None)
+    if main is None:
+        raise ConfigError(f"{configs}: no train.yaml or config.yaml there; give the folder of the project")
+    rows: Rows = []
+    files = sorted(configs.rglob("*.yaml"))
+    used = [file for file in files if file.relative_to(configs).parts[0] not in NOT_USED]
+    everything = "\n".join(file.read_text() for file in used)
+    own = [key for key in read(main) if key not in (*SETTINGS, *GROUPS, "defaults")]
+    constants = [key for key in own if re.search(rf"\$\{{{re.escape(key)}\b", everything)]
+    included = {name for file in (configs / "callbacks").glob("*.yaml") for name, _ in entries(read(file), "callbacks")}
+    for file in files:
+        path = file.relative_to(configs)
+        group = path.parts[0] if len(path.parts) > 1 else ""
+        name = GROUPS.get(group, group)
+        new, note = Path(name, *path.parts[1:]), ""
+        text = with_references(file.read_text(), constants)
+        if group in NOT_USED or (not group and file != main):
+            note = NOT_USED.get(group, "left out: `boltcutter evaluate run=<folder>` takes its place")
+            rows.append((f"configs/{path}", "–", note))
+            continue
+        if file == main:
+            new, text, note = Path("train.yaml"), main_file(text, constants, own), ", ".join({*own} - {*constants})
+            note = note and f"without {note}"
+        elif name == "search":
+            text, note = search_file(text), "the space, metric and number of trials; see docs/search.md"
+        elif name == "callback":
+            text, note = (
+                callback_file(text, file.stem, included),
+                "adds to the built-in ones; ModelCheckpoint is best",
+            )
+        elif name == "experiment":
+            text = experiment_file(text, own, constants)
+        else:
+            text = with_defaults(text, entries(yaml.safe_load(text) or {}, group), name)
+            if name == "trainer":
+                text = trainer_file(text)
+        write(target / new, text)
+        rows.append((f"configs/{path}", f"configs/{new}", note))
+    if constants:
+        kept = {key: read(main)[key] for key in constants}
+        write(target / "constants" / "default.yaml", with_references(dump(kept), constants))
+        rows.append((f"configs/{main.name}", "configs/constants/default.yaml", "keys that other files refer to"))
+    return rows
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The contents of a YAML file.
+
+    Raises:
+        ConfigError: It is not valid.
+    """
+    try:
+        found = yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid YAML: {' '.join(str(error).split())}; correct it") from error
+    return found if isinstance(found, dict) else {}
+
+
+def dump(values: dict[str, Any]) -> str:
+    """Format values as YAML, in their order."""
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=200)
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file, in a new folder if need be."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text.lstrip("\n"))
+
+
+def with_references(text: str, constants: list[str]) -> str:
+    """Rewrite references to renamed groups, Hydra's values, and keys of the main configuration."""
+    text = re.sub(r"^#\s*@package.*\n", "", text, flags=re.M)
+    for pattern, replacement in REFERENCES.items():
+        text = re.sub(pattern, replacement, text)
+    for key in constants:
+        text = re.sub(rf"\$\{{{re.escape(key)}(?=[.}}])", f"${{constants.{key}", text)
+    return text
+
+
+def entries(values: dict[str, Any], group: str) -> list[tuple[str, str]]:
+    """The group and option of each entry of a defaults list, without those that have no meaning here; of ``group``."""
+    found = []
+    for entry in values.get("defaults") or []:
+        key, option = next(iter(entry.items())) if isinstance(entry, dict) else (group, entry)
+        name = re.sub(r"(override|optional)\s+", "", str(key)).strip("/").partition("@")[0]
+        if option == "_self_" or name.partition("/")[0] in NOT_USED:
+            continue
+        value = "null" if option is None else str(option).removesuffix(".yaml")
+        found.append((value, "") if name == group and not isinstance(entry, dict) else (GROUPS.get(name, name), value))
+    return found
+
+
+def with_defaults(text: str, chosen: list[tuple[str, str]], group: str) -> str:
+    """Replace the defaults list of an option by the names of the options of its group from which it inherits."""
+    names = [name for name, option in chosen if not option]
+    body = without(text, "defaults")
+    return f"defaults: [{', '.join(names)}]\n{body}" if names else body
+
+
+def without(text: str, *keys: str) -> str:
+    """Remove top-level keys from YAML text, so that comments of the others stay."""
+    for key in keys:
+        text = re.sub(rf"^{re.escape(key)}:.*\n?(?:[ \t-].*\n?|\n(?=[ \t-]))*", "", text, flags=re.M)
+    return text
+
+
+def main_file(text: str, constants: list[str], own: list[str]) -> str:
+    """Convert ``train.yaml``: it selects the options, and has the settings of the run as a whole."""
+    values = yaml.safe_load(text)
+    chosen = {group: option for group, option in entries(values, "") if group in OPTIONS}
+    chosen |= {"logger": "null"} if "logger" not in chosen else {}
+    lines = [f"  {group}: {option}" for group, option in chosen.items()]
+    lines += ["  constants: default"] if constants else []
+    text = without(text, "defaults", *own, *(["seed"] if values.get("seed") is None else []))
+    return "defaults:\n" + "\n".join(lines) + "\n" + text
+
+
+def experiment_file(text: str, own: list[str], constants: list[str]) -> str:
+    """Convert an experiment: what it selects, renamed groups, and its callbacks."""
+    values = yaml.safe_load(text) or {}
+    lines = [f"  {group}: {option}" for group, option in entries(values, "experiment") if option]
+    parents = [name for name, option in entries(values, "experiment") if not option]
+    lines += [f"  experiment: [{', '.join(parents)}]"] if parents else []
+    moved = {key: values[key] for key in constants if key in values}
+    text = without(text, "defaults", "callbacks", "hydra", *own)
+    text = re.sub(r"^(model|datamodule):", lambda match: f"{GROUPS[match[1]]}:", text, flags=re.M)
+    if isinstance(values.get("callbacks"), dict):
+        text += "\n" + dump({"callback": callbacks(values["callbacks"])})
+    text += "\n" + dump({"constants": moved}) if moved else ""
+    return ("defaults:\n" + "\n".join(lines) + "\n" if lines else "") + text
+
+
+def callbacks(values: dict[str, Any]) -> dict[str, Any]:
+    """Convert callbacks: that of the best checkpoint is ``best`` here, and the progress bar is built in."""
+    found: dict[str, Any] = {}
+    for name, settings in values.items():
+        target = str((settings or {}).get("_target_", ""))
+        if name == "model_checkpoint" or target.endswith(".ModelCheckpoint"):
+            kept = {key: settings[key] for key in ("monitor", "mode", "save_top_k") if (settings or {}).get(key)}
+            found["best"] = kept if settings else None
+        elif not (target.endswith("ProgressBar") or name in ("rich_progress_bar", "tqdm_progress_bar")):
+            found[name] = settings
+    return {name: settings for name, settings in found.items() if settings != {}}
+
+
+def callback_file(text: str, name: str, included: set[str]) -> str:
+    """Convert an option of callbacks; it adds to the built-in ones, unless another option includes it."""
+    values = yaml.safe_load(text) or {}
+    names = [inherited for inherited, option in entries(values, "callbacks") if not option]
+    names = names if name in included else ["default", *names]
+    kept = callbacks({key: value for key, value in values.items() if key != "defaults"})
+    return dump(({"defaults": names} if names else {}) | kept)
+
+
+def trainer_file(text: str) -> str:
+    """Convert an option of the trainer: what other settings set is removed, and checkpoints are written atomically."""
+    text = without(text, "default_root_dir", "logger", "callbacks")
+    is_complete = re.search(r"^_target_:", text, re.M) and not re.search(r"^plugins:", text, re.M)
+    return text.rstrip("\n") + ("\n\nplugins:\n  - ${checkpoint_io}\n" if is_complete else "\n")
+
+
+def search_file(text: str) -> str:
+    """Convert a search by Hydra's plugin for Optuna."""
+    values = yaml.safe_load(text) or {}
+    sweeper = (values.get("hydra") or {}).get("sweeper") or {}
+    inherited = yaml.safe_load((BUILTIN_CONFIGS / "search" / "optuna.yaml").read_text())["space"]
+    space: dict[str, Any] = dict.fromkeys(inherited)
+    for key, text_of in (sweeper.get("params") or {}).items():
+        group, dot, rest = key.partition(".")
+        kind, _, arguments = re.sub(r"^(tag\(log,\s*|int\()(.*)\)$", r"\2", str(text_of)).partition("(")
+        kind = "int" if str(text_of).startswith("int(") else SPACES.get(kind, kind)
+        kind = f"log{kind}" if str(text_of).startswith("tag(log") else kind
+        space[f"{GROUPS.get(group, group)}{dot}{rest}"] = f"{kind}({arguments}"
+    found = {"defaults": "optuna", "space": space, "metric": values.get("optimized_metric")}
+    found["mode"] = str(sweeper.get("direction", "minimize"))[:3]
+    limits = {"n_trials": "num_trials", "n_jobs": "max_parallel"}
+    return dump(found | {limits[key]: sweeper[key] for key in limits if key in sweeper})

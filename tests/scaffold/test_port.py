@@ -1,0 +1,309 @@
+"""Import of small projects, whose entry scripts need neither Hydra nor jsonargparse."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from boltcutter.cli.commands import main
+from boltcutter.config.compose import compose
+from boltcutter.config.values import resolved
+from boltcutter.project import Project
+from boltcutter.scaffold.port import first_difference
+
+PARTS = """
+import lightning as L
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 1))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Lit(L.LightningModule):
+    def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer = None, lr: float = 0.1, batch_size: int = 0):
+        super().__init__()
+        self.net, self.optimizer, self.lr = net, optimizer, lr
+
+    def step(self, batch, name):
+        loss = ((self.net(batch[0])[:, 0] - batch[1]) ** 2).mean()
+        self.log(name, loss)
+        return loss
+
+    def training_step(self, batch, index):
+        return self.step(batch, "train/loss")
+
+    def validation_step(self, batch, index):
+        self.step(batch, "val/loss")
+
+    def configure_optimizers(self):
+        make = self.optimizer or (lambda params: torch.optim.SGD(params, lr=self.lr))
+        return make(self.parameters())
+
+
+class Data(L.LightningDataModule):
+    def __init__(self, data_dir: str = "", batch_size: int = 8) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+
+    def setup(self, stage):
+        x = torch.randn(48, 4)
+        self.data = torch.utils.data.TensorDataset(x, x.sum(1))
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(self.data, self.batch_size, shuffle=True)
+
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader(self.data, self.batch_size)
+"""
+LHT = {
+    "src/__init__.py": "",
+    "src/parts.py": PARTS,
+    "src/train.py": """
+import sys, functools
+import lightning as L, torch
+from src.parts import Data, Lit, Net
+
+# What Hydra would build from configs/train.yaml.
+seed = int(next(a for a in sys.argv if a.startswith("++seed=")).partition("=")[2])
+L.seed_everything(seed)
+data = Data("data", batch_size=16)
+task = Lit(Net(width=12), functools.partial(torch.optim.AdamW, lr=RATE))
+L.Trainer(max_epochs=5, accelerator="cpu", logger=False, gradient_clip_val=0.5).fit(task, datamodule=data)
+""",
+    "configs/train.yaml": """# @package _global_
+defaults:
+  - _self_
+  - data: small.yaml
+  - model: small
+  - callbacks: default
+  - logger: null
+  - trainer: default
+  - paths: default
+  - hydra: default
+  - experiment: null
+  - optional local: default
+tags: [dev]
+width: 12  # referred to by an option
+task_name: train
+train: true
+ckpt_path: null
+seed: null
+""",
+    "configs/model/small.yaml": """# The model.
+_target_: src.parts.Lit
+net:
+  _target_: src.parts.Net
+  width: ${width}
+optimizer:
+  _target_: torch.optim.AdamW
+  _partial_: true
+  lr: 0.01  # of all parameters
+""",
+    "configs/data/small.yaml": "_target_: src.parts.Data\ndata_dir: ${paths.data_dir}\nbatch_size: 16\n",
+    "configs/callbacks/default.yaml": """defaults:
+  - model_checkpoint
+  - _self_
+model_checkpoint:
+  monitor: val/loss
+  mode: min
+  dirpath: ${paths.output_dir}/checkpoints
+bar:
+  _target_: lightning.pytorch.callbacks.RichProgressBar
+""",
+    "configs/callbacks/model_checkpoint.yaml": """model_checkpoint:
+  _target_: lightning.pytorch.callbacks.ModelCheckpoint
+  save_last: true
+  save_top_k: 2
+""",
+    "configs/trainer/default.yaml": """_target_: lightning.pytorch.trainer.Trainer
+default_root_dir: ${paths.output_dir}
+max_epochs: 5
+accelerator: cpu
+gradient_clip_val: 0.5
+""",
+    "configs/trainer/ddp_sim.yaml": "defaults:\n  - default\naccelerator: cpu\ndevices: 2\nstrategy: ddp_spawn\n",
+    "configs/paths/default.yaml": """root_dir: ${oc.env:PROJECT_ROOT}
+data_dir: ${paths.root_dir}/data/
+output_dir: ${hydra:runtime.output_dir}
+""",
+    "configs/hydra/default.yaml": "run:\n  dir: logs/${task_name}\n",
+    "configs/experiment/fast.yaml": """# @package _global_
+defaults:
+  - override /model: small
+  - override /trainer: default
+model:
+  optimizer:
+    lr: 0.1  # faster
+callbacks:
+  model_checkpoint:
+    save_top_k: 3
+logger:
+  wandb:
+    group: fast
+""",
+    "configs/hparams_search/own.yaml": """# @package _global_
+optimized_metric: val/loss
+hydra:
+  sweeper:
+    direction: minimize
+    n_trials: 7
+    params:
+      model.optimizer.lr: tag(log, interval(0.001, 0.1))
+      data.batch_size: choice(8, 16)
+""",
+    "configs/local/default.yaml": "seed: 3\n",
+}
+CLI = {
+    "mine/__init__.py": "",
+    "mine/parts.py": PARTS,
+    "main.py": """
+import sys
+import lightning as L, torch, yaml
+from mine.parts import Data, Lit, Net
+
+
+class OwnCLI:
+    def __init__(self, model, data):
+        given = dict(a.split("=") for a in sys.argv if "=" in a)
+        values = yaml.safe_load(open(sys.argv[sys.argv.index("--config") + 1]))
+        L.seed_everything(int(given["--seed_everything"]))
+        module = model(Net(**values["model"]["net"].get("init_args", {})), lr=values["model"].get("lr", 0.1))
+        if "optimizer" in values:
+            rates = values["optimizer"]["init_args"]
+            module.configure_optimizers = lambda: torch.optim.AdamW(module.parameters(), **rates)
+        trainer = {k: v for k, v in values["trainer"].items() if k not in ("callbacks", "logger")}
+        L.Trainer(**trainer, logger=False).fit(module, datamodule=data(**values["data"]))
+
+    def add_arguments_to_parser(self, parser):
+        parser.link_arguments("data.batch_size", "model.batch_size")
+        parser.link_arguments("data.size", "model.net.init_args.size", apply_on="instantiate")
+
+
+if __name__ == "__main__":
+    OwnCLI(Lit, Data)
+""",
+    "configs/plain.yaml": """seed_everything: 3
+model:
+  net: {class_path: mine.parts.Net, init_args: {width: 16}}
+  lr: 0.05
+data: {batch_size: 16}
+trainer: {max_epochs: 3, accelerator: cpu, gradient_clip_val: 0.5, logger: false}
+""",
+    "configs/callbacks.yaml": """model:
+  net: {class_path: mine.parts.Net}
+data: {batch_size: 8}
+trainer:
+  max_epochs: 3
+  accelerator: cpu
+  callbacks:
+    - {class_path: lightning.pytorch.callbacks.ModelCheckpoint, init_args: {monitor: val/loss, dirpath: x}}
+    - {class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: val/loss, patience: 5}}
+    - {class_path: lightning.pytorch.callbacks.RichProgressBar}
+""",
+    "configs/optimizer.yaml": """model:
+  net: {class_path: mine.parts.Net}
+data: {batch_size: 8}
+trainer: {max_epochs: 3, accelerator: cpu}
+optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.01}}
+""",
+}
+Make = Callable[[dict[str, str]], Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Write the files of a project."""
+
+    def write(files: dict[str, str]) -> Path:
+        for name, text in files.items():
+            (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "mine" / name).write_text(text)
+        return tmp_path / "mine"
+
+    return write
+
+
+def test_a_template_project_trains_alike(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    source = make({name: text.replace("RATE", "0.01") for name, text in LHT.items()})
+    main(["import", str(source)])
+    out = capsys.readouterr().out
+    assert "train.yaml: the same losses in 20 steps from the same seed" in out
+    assert "| configs/model/small.yaml | configs/task/small.yaml |" in out
+    project = Project.at(Path(f"{source}-boltcutter"))
+    assert (project.root / "src" / "parts.py").read_text() == (source / "src" / "parts.py").read_text()
+    assert "# of all parameters" in (project.root / "configs" / "task" / "small.yaml").read_text()
+    cfg = resolved(compose(project, ["experiment=fast", "trainer=ddp_sim", "folder=x"]))
+    assert (cfg["task"]["net"]["width"], cfg["task"]["optimizer"]["lr"]) == (12, 0.1)
+    assert (cfg["callback"]["best"]["monitor"], cfg["callback"]["best"]["save_top_k"]) == ("val/loss", 3)
+    assert "preemption" in cfg["callback"]
+    assert "bar" not in cfg["callback"]
+    assert (cfg["paths"]["output_dir"], cfg["tags"], cfg["trainer"]["strategy"]) == ("x", ["dev"], "ddp_spawn")
+    search = resolved(compose(project, ["search=own"], base=compose(project, ["experiment=fast"])))["search"]
+    assert search["space"]["task.optimizer.lr"] == "loguniform(0.001, 0.1)"
+    assert (search["metric"], search["mode"], search["num_trials"]) == ("val/loss", "min", 7)
+
+
+def test_the_first_difference_is_named(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    source = make({name: text.replace("RATE", "0.02") for name, text in LHT.items()})
+    with pytest.raises(SystemExit) as caught:
+        main(["import", str(source), "--from", "lht"])
+    assert caught.value.code == 1
+    assert "train.yaml: optimizer differs: AdamW {'lr': '0.02'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_configurations_of_lightning_cli_train_alike(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    source = make(CLI)
+    main(["import", str(source), "--from", "cli"])
+    out = capsys.readouterr().out
+    for name in ("plain", "callbacks", "optimizer"):
+        assert f"{name}.yaml: the same losses in 20 steps from the same seed" in out
+    assert "link_arguments to model.net.init_args.size: set it by hand" in out
+    configs = Path(f"{source}-boltcutter") / "configs" / "experiment"
+    plain, callbacks, optimizer = (
+        yaml.safe_load((configs / f"{name}.yaml").read_text()) for name in ("plain", "callbacks", "optimizer")
+    )
+    assert plain["task"]["batch_size"] == "${data.batch_size}"
+    assert plain["seed"] == 3
+    assert callbacks["callback"].keys() == {"best", "early_stopping"}
+    assert optimizer["task"]["optimizer"] == {"_target_": "torch.optim.AdamW", "lr": 0.01, "_partial_": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "import: expected a folder"),
+        (["a", "--from", "hydra"], "import: expected a folder"),
+        (["no/such"], "import no/such: no such folder"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["import", *arguments])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_configuration_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(SystemExit):
+        main(["import", str(tmp_path / "mine")])
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_first_difference() -> None:
+    one = {"optimizer": "SGD", "losses": [1.0, 0.5], "final weights": 3.0}
+    assert first_difference(one, json.loads(json.dumps(one))) is None
+    assert first_difference(one, one | {"losses": [1.0, 0.6]}) == (
+        "the loss of step 2 differs: 0.5 in the original, 0.6 in the import"
+    )
+    assert first_difference(one, one | {"losses": [1.0]}) is not None
