@@ -261,6 +261,7 @@ def test_the_first_difference_is_named(make: Make, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # six trainings, each in a process of its own
 def test_configurations_of_lightning_cli_train_alike(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     source = make(CLI)
     main(["import", str(source), "--from", "cli"])
