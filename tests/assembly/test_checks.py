@@ -1,6 +1,9 @@
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 
-from boltcutter.assembly.assemble import read_config
+from boltcutter.assembly.assemble import assemble, read_config
 from boltcutter.assembly.checks import check_devices
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
@@ -69,3 +72,12 @@ def test_a_job_with_gpus_does_not_train_on_the_cpu(
     assert "trainer.accelerator=cpu" in str(error.value)
     trainer.accelerator = "cpu"
     check_devices(trainer)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_batch_norm_cannot_be_synchronized_on_cpus(devices: int, tmp_path: Path) -> None:
+    overrides = ["trainer.accelerator=cpu", f"trainer.devices={devices}", "+trainer.sync_batchnorm=true", "logger=null"]
+    for model, refused in (("resnet", True), ("linear", False)):
+        cfg = read_config(PROJECT, [*overrides, f"model={model}", f"folder={tmp_path}/run"])
+        with pytest.raises(ConfigError, match=r"trainer\.sync_batchnorm=true: ") if refused else nullcontext():
+            assemble(cfg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,15 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.assembly.monitors import MonitorCheck
 from boltcutter.callback.accumulation import MeanOfAccumulated
+from boltcutter.config import instantiate as build
+from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.data.module import DataModule
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.protocols import GeneratesTokens, NativeData, NativeTask
+
+SPAWNING = re.compile(r"ddp_(spawn|fork|notebook)(?:_find_unused_parameters_(true|false))?")
+DDP = "boltcutter.strategy.ddp.DDPStrategy"
 
 
 def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
@@ -48,6 +54,22 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
                 "optimization; call self.clip_gradients in its training_step"
             )
         trainer.gradient_clip_val = trainer.gradient_clip_algorithm = None
+
+
+def spawning_strategy(trainer: DictConfig) -> dict[str, Any]:
+    """Build the strategy behind Lightning's names ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook``; empty for others.
+
+    Lightning's own launcher forwards no signals, and loses the progress of training.
+
+    Args:
+        trainer: The ``trainer`` section of the configuration.
+    """
+    found = SPAWNING.fullmatch(str(trainer.get("strategy")))
+    if not found:
+        return {}
+    options = {"find_unused_parameters": found[2] == "true"} if found[2] else {}
+    method = "spawn" if found[1] == "spawn" else "fork"  # in notebooks, too
+    return {"strategy": build.build({"_target_": DDP, "start_method": method, **options}, "trainer.strategy")}
 
 
 def skip_reason(data: Any, task: L.LightningModule, split: str) -> str | None:

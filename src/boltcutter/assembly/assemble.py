@@ -16,7 +16,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from boltcutter.assembly.adapt import adapt
+from boltcutter.assembly.adapt import adapt, spawning_strategy
 from boltcutter.assembly.checks import (
     check_batch,
     check_batches_and_clipping,
@@ -28,9 +28,11 @@ from boltcutter.assembly.checks import (
     check_monitors,
     check_num_classes,
     check_optimizer,
+    check_sync_batchnorm,
     check_type,
     check_world_size,
 )
+from boltcutter.assembly.compiled import load_compiled
 from boltcutter.assembly.guarantees import report_missing
 from boltcutter.assembly.media import MediaLogging
 from boltcutter.assembly.precision import (
@@ -252,6 +254,7 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},
         **({"precision": placeholder} if placeholder else {}),
+        **spawning_strategy(cfg.trainer),
     )
     if placeholder:
         set_precision(trainer, precision)
@@ -265,6 +268,8 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     check_kind(cfg, locate(cfg.task._target_), data)  # before metrics refuse the number of classes
     task = build.build(cfg.task, "task")
     check_built(cfg, task, data)
+    check_sync_batchnorm(cfg, trainer, task)
+    load_compiled(task)
     seed_hooks(data or task, cfg.get("seed", 0))
     data = data or TaskLoaders(task)
     check_batch(trainer, data)

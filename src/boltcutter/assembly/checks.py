@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line
@@ -223,6 +224,17 @@ def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
             f"note: data={cfg.choices.data} is used instead of the dataloaders of task={cfg.choices.task}; "
             "set data=null to use those"
         )
+
+
+def check_sync_batchnorm(cfg: DictConfig, trainer: L.Trainer, task: nn.Module) -> None:
+    """Check that BatchNorm is synchronized on GPUs, as torch requires.
+
+    Raises:
+        ConfigError: It is to be synchronized on CPUs.
+    """
+    has_layers = any(isinstance(module, _BatchNorm) for module in task.modules())
+    if cfg.trainer.get("sync_batchnorm") and has_layers and trainer.strategy.root_device.type == "cpu":
+        raise ConfigError("trainer.sync_batchnorm=true: torch synchronizes BatchNorm only on GPUs; set it to false")
 
 
 def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:

@@ -216,7 +216,7 @@ def _update_moved_paths(found: dict[str, Any], path: str | Path) -> None:
             continue
         before, kept = f"{state.get('dirpath')}/", state["best_k_models"]
         paths = {key: old for key, old in state.items() if key.endswith("_model_path") and old}
-        if before == f"{here}/" or not all(old.startswith(before) for old in (*kept, *paths.values())):
+        if not paths or before == f"{here}/" or not all(old.startswith(before) for old in (*kept, *paths.values())):
             continue
         new = {old: f"{here}/{old.removeprefix(before)}" for old in (*kept, *paths.values())}
         with store_errors(path):

@@ -78,6 +78,9 @@ def select_best(trainer: L.Trainer, cfg: DictConfig) -> Selection:
             if others := [_label(other) for other in found if other is not callback]:
                 print(f"best checkpoint: {path}, by {_label(callback)}; not that by {', '.join(others)}")
             return path, by
+    record = run.read_record(Path(cfg.folder))
+    if record.get("best_by") and find_damage(record["best"]) is None:  # by a spawned rank, with its own callbacks
+        return record["best"], record["best_by"]
     if path := find_best(cfg.checkpoints):
         return path, None
     rest = (c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path)
