@@ -86,6 +86,7 @@ FOUND = [
 )
 def test_the_simplest_that_fits_is_recommended(size: int, text: str) -> None:
     assert recommend(FOUND, size).startswith(text)
+    assert "bf16-true" not in recommend(FOUND, size)  # master weights stay in float32
 
 
 def test_recommendation_for_one_device() -> None:

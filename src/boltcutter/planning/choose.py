@@ -117,7 +117,7 @@ def recommend(found: Sequence[StrategyEstimate], memory: int) -> str:
     if free <= 0:
         return (
             f"{text}, of which {format_bytes(state)} do not depend on the batch; use more devices, or "
-            "trainer.precision=bf16-true"
+            "trainer=fsdp2 trainer.strategy.cpu_offload=true, which keeps the float32 weights in host memory"
         )
     steps = -(-(least.peak - state) // free)
     return f"{text}; try trainer.accumulate_grad_batches={steps}, with a data.batch_size {steps} times smaller"
