@@ -65,7 +65,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
         scores = score(components, checkpoint, output, settings)
         if components.trainer.is_global_zero:
             summary.print_evaluation(output, scores)
-            if (folder / "report.html").is_file():
+            if "output" not in special and (folder / "report.html").is_file():
                 report.write(folder)
             remote.push(folder)
     return scores
