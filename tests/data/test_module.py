@@ -476,3 +476,12 @@ def test_evaluation_is_the_same_in_each_epoch(split: Any) -> None:
     first = torch.cat(list(loader))
     loader.epoch_sampler.set_epoch(1)
     assert torch.equal(first, torch.cat(list(loader))) is (split != "train")
+
+
+def test_reading_new_files_is_optional() -> None:
+    class Data(DataModule):
+        def load(self) -> Splits:
+            raise NotImplementedError
+
+    with pytest.raises(ValueError, match=r"^input=a\.png: Data reads no files; define its method read$"):
+        Data().read([Path("a.png")])

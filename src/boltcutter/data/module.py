@@ -134,13 +134,13 @@ class DataModule(L.LightningDataModule, ABC):
     def load(self) -> Splits:
         """Read and split the data. Called once in each process."""
 
-    @abstractmethod
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
-        """Read new inputs for prediction.
+        """Read new inputs for prediction, as ``boltcutter predict input=<files>`` does; optional.
 
         Returns:
             Inputs (N, …), preprocessed like the training inputs, and a name for each.
         """
+        raise ValueError(f"input={paths[0]}: {type(self).__name__} reads no files; define its method read")
 
     def sampler(self, dataset: AnyDataset) -> Sampler[int] | None:
         """Return a sampler for training, such as a ``WeightedRandomSampler``; None means a random permutation.
