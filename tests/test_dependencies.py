@@ -18,7 +18,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 COMMANDS = """
 import json, sys
 from boltcutter.cli import commands
@@ -58,6 +59,14 @@ def core_only(tmp_path: Path) -> dict[str, str]:
                 link.symlink_to(Path(str(package.locate_file(top))))
     env = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "PYTEST"))}
     return env | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{site}", "WANDB_MODE": "offline"}
+
+
+def test_every_file_beside_the_code_is_installed() -> None:
+    library = ROOT / "src" / "boltcutter"
+    patterns = PYPROJECT["tool"]["setuptools"]["package-data"]["boltcutter"]
+    installed = {file for pattern in patterns for file in library.glob(pattern)}
+    files = {file for folder in (library, library / "configs") for file in folder.rglob("*") if file.is_file()}
+    assert not {file for file in files - installed if file.suffix not in (".py", ".pyc", ".typed")}
 
 
 def test_a_step_a_test_and_a_report_need_no_extra(core_only: dict[str, str], tmp_path: Path) -> None:
