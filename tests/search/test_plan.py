@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from third_party.gallery import overrides
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
@@ -115,6 +116,14 @@ def test_a_plan(made: Plan) -> None:
     assert trial.folder == made.folder / "trials" / "0012"
     assert trial.overrides == ["test=false", "report=false", *made.overrides, "optimizer.lr=0.5", "optimizer=sgd"]
     assert trial.environment == {"WANDB_RUN_GROUP": "search", "CUDA_VISIBLE_DEVICES": "1"}
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"), [("autoencoder", ("val_loss", "min")), ("finetuning", ("val_acc", "max"))]
+)
+def test_the_metric_of_a_module_that_does_not_declare_it(task: str, expected: tuple[str, str], tmp_path: Path) -> None:
+    arguments = ["search=seeds", *overrides(task), "logger=null", f"folder={tmp_path}/search"]
+    assert planned(PROJECT, arguments).metrics == [expected]
 
 
 def test_a_search_is_continued_as_it_was(made: Plan) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config import instantiate as build
-from boltcutter.config.compose import DictConfig, compose
+from boltcutter.config.compose import DictConfig, compose, merge
 from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line
 from boltcutter.config.locate import locate
 from boltcutter.config.values import last_of_each, plain, redacted
@@ -287,9 +287,42 @@ def check(
         if unknown := next((metric for metric, _ in metrics if metric not in logged), None):
             listed = ", ".join(sorted(logged))
             raise ConfigError(f"search.metric={unknown} is never logged{hint(unknown, logged)} (there are: {listed})")
+    elif runs_here and search.metric is None:
+        metrics = [find_metric(cfg, metrics[0])]
     gpus = search.gpus if search.gpus is not None else float(devices if uses_gpus else 0)
     num_workers = (cfg.data or {}).get("num_workers") or 0
     return Plan(project, name, settings, overrides, search, metrics, fixed, devices, gpus, num_workers)
+
+
+def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
+    """Validate one batch to find the metric of a module that does not declare what it logs, as training would.
+
+    Args:
+        cfg: Configuration of a trial.
+        default: Metric and mode to use if the module logs the metric.
+
+    Raises:
+        ConfigError: It does not, and there is no other metric that training would monitor.
+    """
+    from boltcutter.assembly.adapt import skip_reason
+    from boltcutter.assembly.assemble import assemble
+    from boltcutter.assembly.monitors import choose_monitor
+
+    one_device = DictConfig({"trainer": {"devices": 1, "num_nodes": 1, "strategy": "auto"}})
+    components = assemble(merge(cfg, one_device), with_callbacks=False)
+    if skip_reason(components.data, components.task, "val"):
+        return default
+    components.trainer.limit_val_batches = 1
+    with as_config_error():
+        components.trainer.validate(components.task, datamodule=components.data, verbose=False)
+    logged = set(components.trainer.callback_metrics)
+    if default[0] in logged or not logged:  # or it is logged in training only
+        return default
+    if (found := choose_monitor(logged)) is None:
+        listed = ", ".join(sorted(logged))
+        raise ConfigError(f"search.metric=null: {default[0]} is not logged; set search.metric to one of {listed}")
+    print(f"search.metric: {default[0]} is not logged; using {found[0]} ({found[1]}) instead, set it to change this")
+    return found
 
 
 def check_population(search: Search, cfg: DictConfig) -> None:
