@@ -1,6 +1,7 @@
 """Trained objects of a run."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,16 @@ def test_a_mistake_is_one_line(trained: Path) -> None:
             boltcutter.load(trained, project=ROOT, **given)  # type: ignore[arg-type]
     with pytest.raises(boltcutter.ConfigError, match="run=nowhere"):
         boltcutter.load("nowhere", project=ROOT)
+
+
+def test_the_best_checkpoint_of_a_callback_of_the_user_is_loaded(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / trained.name
+    shutil.copytree(trained, folder)
+    own = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    own["state_dict"] = {name: torch.ones_like(value) for name, value in own["state_dict"].items()}
+    torch.save(own, folder / "own.ckpt")
+    record = json.loads((folder / "record.json").read_text())
+    record |= {"best": str(folder / "own.ckpt"), "best_by": {"monitor": "val/loss"}}
+    (folder / "record.json").write_text(json.dumps(record))
+    task, _ = boltcutter.load(folder, project=ROOT)
+    assert all(torch.equal(value, own["state_dict"][name]) for name, value in task.state_dict().items())

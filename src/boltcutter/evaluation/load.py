@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from boltcutter.assembly.assemble import Components, assemble, check_config
 from boltcutter.checkpoint.load import load
-from boltcutter.checkpoint.select import find_checkpoint
 from boltcutter.config.errors import as_config_error
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.evaluate import explain_mismatch
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
 from boltcutter.run import folder as run
+from boltcutter.run.best import find_checkpoint
 
 
 def main(project: Project, overrides: list[str]) -> Components:
@@ -29,7 +29,7 @@ def main(project: Project, overrides: list[str]) -> Components:
     check_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     task, data = components.task, components.data
-    checkpoint = find_checkpoint(cfg.checkpoints, special.get("ckpt", "best"))
+    checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))
     state = load(checkpoint)
     with as_config_error():
         if isinstance(data, NativeData):

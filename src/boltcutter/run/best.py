@@ -10,6 +10,7 @@ from boltcutter.checkpoint import select
 from boltcutter.checkpoint.load import find_damage
 from boltcutter.checkpoint.storage import CheckpointError, is_url
 from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
 from boltcutter.environment.identity import is_restarted
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.run import folder as run
@@ -23,11 +24,21 @@ def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> 
         warn: Called with a warning for each damaged file, on rank zero.
 
     Raises:
-        ConfigError: The given checkpoint does not exist or is damaged, or the storage cannot be reached.
+        ConfigError: The given checkpoint does not exist or is damaged, or the storage cannot be reached, or holds only
+            DeepSpeed's checkpoint folders.
     """
     if cfg.get("ckpt") and not is_restarted():  # a requeued job continues from what it has saved since
         return find_checkpoint(cfg, cfg.ckpt)
-    return run.last_checkpoint(cfg.checkpoints, warn)
+    try:
+        found = select.find_newest(cfg.checkpoints, warn if is_rank_zero() else lambda text: None)
+        if found is None and (sharded := select.list_folders(cfg.checkpoints)):
+            raise CheckpointError(
+                f"{sharded[0]} is a folder written by DeepSpeed, from which runs cannot be resumed; use another "
+                "folder=, with init_from=<weights file written by zero_to_fp32.py in that folder>"
+            )
+    except CheckpointError as error:
+        raise ConfigError(f"checkpoints={error}") from error
+    return found
 
 
 def find_checkpoint(cfg: DictConfig, which: str) -> str:

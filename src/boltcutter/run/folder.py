@@ -14,7 +14,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,7 +25,6 @@ from boltcutter.config.compose import DictConfig, compose, merge
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import as_yaml, redacted
 from boltcutter.environment import lease
-from boltcutter.environment.process import is_rank_zero
 from boltcutter.project import Project
 from boltcutter.protocols import PlannedExit
 from boltcutter.run import lineage, remote, trust
@@ -202,34 +201,6 @@ def update_record(folder: Path, **facts: Any) -> None:
     path = folder / "record.json"
     record = read_record(folder) if path.is_file() else {}
     write_text(path, json.dumps(record | facts, indent=2, default=str) + "\n")
-
-
-def last_checkpoint(place: str, warn: Callable[[str], None] = print) -> str | None:
-    """Return the newest valid checkpoint in ``place``, from which a run resumes.
-
-    Args:
-        place: Folder or URL.
-        warn: Called with a warning for each damaged file, on rank zero.
-
-    Raises:
-        ConfigError: The storage does not exist or cannot be reached, or holds only DeepSpeed's checkpoint folders.
-    """
-    from boltcutter.checkpoint.select import (  # slow import of torch, which --print does not need
-        find_newest,
-        list_folders,
-    )
-    from boltcutter.checkpoint.storage import CheckpointError
-
-    try:
-        found = find_newest(place, warn if is_rank_zero() else lambda text: None)
-        if found is None and (sharded := list_folders(place)):
-            raise CheckpointError(
-                f"{sharded[0]} is a folder written by DeepSpeed, from which runs cannot be resumed; use another "
-                "folder=, with init_from=<weights file written by zero_to_fp32.py in that folder>"
-            )
-        return found
-    except CheckpointError as error:
-        raise ConfigError(f"checkpoints={error}") from error
 
 
 def save_config(cfg: DictConfig, **facts: Any) -> None:

@@ -18,7 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.callback.checkpoint import MetricNotLoggedError
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.protocols import HasBatchSize, HidesTraceback, data_parallel
 from boltcutter.training.first_batch import FirstBatchError, first_batch_message
 from boltcutter.training.learning import NoGradientError
@@ -78,42 +78,41 @@ def explain_errors(trainer: L.Trainer) -> Iterator[None]:
     callbacks.insert(0, report := LostRankReport())
     try:
         yield
-    except RankLostError:
-        raise
-    except (RuntimeError, MemoryError, MisconfigurationException, ValueError) as error:
-        text = str(error)
-        if found := INTERVAL.search(text):
-            raise ConfigError(
-                f"trainer.val_check_interval={found[1]} is larger than the number of batches of an epoch; "
-                f"try {found[2]}, or trainer.check_val_every_n_epoch=null, which counts batches of all epochs"
-            ) from error
-        if NOT_LOGGED.search(text):
-            raise MetricNotLoggedError(" ".join(text.split())) from error
-        if isinstance(error, MisconfigurationException) or REMOVED.search(text):
-            raise ConfigError(" ".join(text.split())) from error
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
-            raise OutOfMemoryError(out_of_memory_message(trainer)) from error
-        if NO_GRADIENT.search(text):
-            name = type(trainer.lightning_module).__name__
-            raise NoGradientError(
-                f"the loss of {name}.training_step depends on no parameter; compute it from the model's outputs"
-            ) from error
-        if UNUSED.search(text):
-            raise UnusedParametersError(unused_parameters_message(trainer.lightning_module)) from error
-        report.raise_if_rank_is_lost(trainer, error)
-        _explain_first_batch(trainer, error)
+    except (ConfigError, RankLostError):
         raise
     except Exception as error:
-        _explain_first_batch(trainer, error)
+        report.on_exception(trainer, None, error)
+        if explained := _explain(trainer, error):
+            raise explained from error
         raise
     finally:
         callbacks.remove(report)
 
 
-def _explain_first_batch(trainer: L.Trainer, error: Exception) -> None:
-    is_explained = isinstance(error, ConfigError) or (isinstance(error, HidesTraceback) and error.hide_traceback)
-    if not is_explained and (text := first_batch_message(trainer, error)):
-        raise FirstBatchError(text) from error
+def _explain(trainer: L.Trainer, error: Exception) -> Exception | None:
+    text = str(error)
+    if isinstance(error, HidesTraceback) and error.hide_traceback:
+        return None
+    if found := INTERVAL.search(text):
+        return ConfigError(
+            f"trainer.val_check_interval={found[1]} is larger than the number of batches of an epoch; "
+            f"try {found[2]}, or trainer.check_val_every_n_epoch=null, which counts batches of all epochs"
+        )
+    if NOT_LOGGED.search(text):
+        return MetricNotLoggedError(one_line(error))
+    if isinstance(error, MisconfigurationException) or REMOVED.search(text):
+        return ConfigError(one_line(error))
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY.search(text):
+        return OutOfMemoryError(out_of_memory_message(trainer))
+    if NO_GRADIENT.search(text):
+        name = type(trainer.lightning_module).__name__
+        return NoGradientError(
+            f"the loss of {name}.training_step depends on no parameter; compute it from the model's outputs"
+        )
+    if UNUSED.search(text):
+        return UnusedParametersError(unused_parameters_message(trainer.lightning_module))
+    message = first_batch_message(trainer, error)
+    return FirstBatchError(message) if message else None
 
 
 class LostRankReport(Callback):
@@ -122,21 +121,22 @@ class LostRankReport(Callback):
     Lightning would first copy optimizer and module to the CPU, behind that collective; the exception prevents this.
     """
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Report the error if it is that of a lost rank."""
-        self.raise_if_rank_is_lost(trainer, exception)
-
-    def raise_if_rank_is_lost(self, trainer: L.Trainer, error: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule | None, exception: BaseException) -> None:
         """Print which rank is lost, close loggers, and finish writing checkpoints.
 
         Raises:
             RankLostError: The error is that of a collective which lost its connection or timed out.
         """
-        text, initialized = str(error), dist.is_available() and dist.is_initialized()
-        if dist.is_available() and not initialized and isinstance(error, dist.DistNetworkError | dist.DistStoreError):
+        text, initialized = str(exception), dist.is_available() and dist.is_initialized()
+        if NO_MEMORY.search(text):
+            return
+        in_rendezvous = dist.is_available() and isinstance(exception, dist.DistNetworkError | dist.DistStoreError)
+        if not initialized and in_rendezvous:
             lost = RankLostError(rendezvous_message(trainer.world_size, text))
-        elif initialized and isinstance(error, RuntimeError) and NO_PEER.search(text) and not NO_MEMORY.search(text):
-            reason = " ".join(text.split("] ")[-1].split())[:120].rstrip(".")
+        elif (
+            initialized and isinstance(exception, RuntimeError) and NO_PEER.search(text) and not NO_MEMORY.search(text)
+        ):
+            reason = one_line(text.split("] ")[-1])[:120].rstrip(".")
             lost = RankLostError(f"{missing_ranks_message(trainer.world_size)} ({reason})")
         else:
             return
@@ -145,7 +145,7 @@ class LostRankReport(Callback):
         for logger in trainer.loggers:
             logger.finalize("failed")
         trainer.strategy.checkpoint_io.teardown()
-        raise lost from error
+        raise lost from exception
 
 
 def unused_parameters_message(module: L.LightningModule) -> str:

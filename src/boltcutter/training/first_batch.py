@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Iterator, Mapping
+import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 from boltcutter.config.errors import one_line
 from boltcutter.project import LIBRARY
 
-INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|<frozen|^<string>")
+PYTHON = re.escape(sysconfig.get_path("stdlib"))
+INSTALLED = re.compile(rf"[/\\](site|dist)-packages[/\\]|<frozen|^<string>|^{PYTHON}")
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 WORKER = re.compile(r'Caught \w+ in DataLoader.* File "(.+?)", line (\d+), in (\w+)\n.*?\n(\w.*)', re.S)
 KINDS = {L.LightningDataModule: "data", Dataset: "data", Callback: "callback", L.LightningModule: "task"}
@@ -53,8 +54,9 @@ def first_batch_message(trainer: L.Trainer, error: BaseException) -> str | None:
     if in_worker:
         file, number, function, text = in_worker.groups()
         return f"data: {function} ({Path(file).name}:{number}): {one_line(text)}; correct the data {MORE}"
-    written = [f for f in frames if not INSTALLED.search(f.f_code.co_filename) and not _is_python(f)]
-    place = ([f for f in written if not _is_library(f)] or [f for f in owned if f in written] or owned)[-1]
+    written = [f for f in frames if not INSTALLED.search(f.f_code.co_filename)]
+    own = [f for f in written if str(f.f_globals.get("__name__")).partition(".")[0] != LIBRARY]
+    place = (own or [f for f in owned if f in written] or owned)[-1]
     owner = _owner(place) or _owner(owned[-1])
     function = place.f_code.co_name
     name = f"{type(owner).__name__}.{function}" if _owner(place) else function
@@ -63,7 +65,7 @@ def first_batch_message(trainer: L.Trainer, error: BaseException) -> str | None:
     if not text or isinstance(error, KeyError | AssertionError | StopIteration):
         text = f"{type(error).__name__}: {text}".rstrip(": ")
     facts = [f"{where}: {name} ({Path(place.f_code.co_filename).name}:{lines[place]}): {text[:400].rstrip('.')}"]
-    facts += [f"in {computed} with {tensors}" for computed, tensors in _innermost(frames)]
+    facts += _innermost(frames)
     if step:
         facts.append(f"batch: {describe(step.f_locals.get(step.f_code.co_varnames[1]))}")
     facts.append(f"correct the {where} or {'the data' if step else 'its settings'}")
@@ -75,9 +77,8 @@ def describe(value: Any, depth: int = 2) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, Mapping) and depth:
-        return (
-            f"{{{', '.join(f'{key}: {describe(inner, depth - 1)}' for key, inner in [*value.items()][:MAX_TENSORS])}}}"
-        )
+        some = [f"{key}: {describe(inner, depth - 1)}" for key, inner in [*value.items()][:MAX_TENSORS]]
+        return f"{{{', '.join(some)}}}"
     if isinstance(value, list | tuple) and depth:
         return f"[{', '.join(describe(inner, depth - 1) for inner in value[:MAX_TENSORS])}]"
     return type(value).__name__
@@ -86,10 +87,9 @@ def describe(value: Any, depth: int = 2) -> str:
 def _is_first_batch(trainer: L.Trainer, step: str) -> bool:
     """Whether the loop that calls the step has not completed a batch."""
     fit = trainer.fit_loop.epoch_loop
-    in_fit = str(trainer.state.fn) == "fit"
     loops: dict[str, Any] = {
         "training_step": fit,
-        "validation_step": fit.val_loop if in_fit else trainer.validate_loop,
+        "validation_step": fit.val_loop if str(trainer.state.fn) == "fit" else trainer.validate_loop,
         "test_step": trainer.test_loop,
         "predict_step": trainer.predict_loop,
     }
@@ -103,21 +103,13 @@ def _owner(frame: FrameType) -> Any:
     return owner if isinstance(owner, users) and not frame.f_code.co_name.startswith("_call") else None
 
 
-def _is_python(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(str(Path(inspect.__file__).parent))
-
-
-def _is_library(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == LIBRARY
-
-
-def _innermost(frames: list[FrameType]) -> Iterator[tuple[str, str]]:
+def _innermost(frames: list[FrameType]) -> list[str]:
     """What computed last, with the tensors that it had."""
     for frame in reversed(frames):
-        tensors = {name: v for name, v in frame.f_locals.items() if isinstance(v, Tensor) and name != "self"}
+        tensors = [(name, value) for name, value in frame.f_locals.items() if isinstance(value, Tensor)]
         if tensors:
             owner = frame.f_locals.get("self")
             is_layer = isinstance(owner, nn.Module) and not [*owner.children()]
-            shown = ", ".join(f"{name} {describe(value)}" for name, value in [*tensors.items()][:MAX_TENSORS])
-            yield repr(owner) if is_layer else frame.f_code.co_name, shown
-            return
+            shown = ", ".join(f"{name} {describe(value)}" for name, value in tensors[:MAX_TENSORS])
+            return [f"in {repr(owner) if is_layer else frame.f_code.co_name} with {shown}"]
+    return []
