@@ -24,7 +24,7 @@ LAYERS = {
     **dict.fromkeys(("run",), 3),
     **dict.fromkeys(("checkpoint", "callback"), 2),
     **dict.fromkeys(("config", "environment"), 1),
-    **dict.fromkeys(("project", "lightning_alias", "data"), 0),
+    **dict.fromkeys(("project", "formatting", "lightning_alias", "data"), 0),
     **dict.fromkeys(("protocols",), -1),
 }
 # Components that only YAML connects to the rest: they import only protocols, and nothing of ours imports them.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.callback import progress
-from boltcutter.callback.progress import Progress, format_duration, format_number, speed_fields
+from boltcutter.callback.progress import Progress, speed_fields
 from boltcutter.callback.throughput import ThroughputMonitor
 
 pytestmark = [
@@ -251,25 +251,6 @@ def test_a_disabled_rank_shows_nothing(
 def test_a_refresh_rate_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^callback\.progress\.refresh_per_second=0 "):
         Progress(refresh_per_second=0)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0.0000"), (0.34412, "0.3441"), (-12.5, "-12.5000"), (1e-7, "1.00e-07"), (123456.0, "1.23e+05")],
-)
-def test_numbers_are_formatted(value: float, text: str) -> None:
-    assert format_number(torch.tensor(value)) == text
-    assert format_number(float("nan")) == "nan"
-
-
-def test_durations_are_formatted() -> None:
-    assert [format_duration(seconds) for seconds in (0, 9.6, 65, 3600, 100_000)] == [
-        "0:00",
-        "0:10",
-        "1:05",
-        "1:00:00",
-        "27:46:40",
-    ]
 
 
 REAL = """

@@ -49,7 +49,7 @@ def test_the_table_is_redrawn_in_place(capsys: pytest.CaptureFixture[str], monke
     progress.began(1, {"optimizer.lr": 0.001})
     progress.refresh({1: []})
     first = capsys.readouterr().out
-    assert first.startswith("0 of 4 trials ended, 00:00:00\n")
+    assert first.startswith("0 of 4 trials ended, 0:00\n")
     assert "1  starting  optimizer.lr=0.001" in first
     progress.ended(RESULT)
     progress.refresh({1: [Report(1, {"loss": 2.0}), Report(2, {"loss": 1.5})]})

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from boltcutter.callback.status_line import Field, StatusLine, is_terminal
 from boltcutter.callback.throughput import ThroughputMonitor
 from boltcutter.data.batches import count_samples
+from boltcutter.formatting import format_duration, format_number
 from boltcutter.protocols import data_parallel
 
 # Why not one of Lightning's bars: its rich bar takes 1 ms of each step, this one 0.03 ms (docs/benchmarks.md), because
@@ -222,16 +223,3 @@ def speed_fields(samples: float, meter: ThroughputMonitor | None, unit: str = "s
     if "memory_gib" in rates:
         found.append(Field("memory", f"{rates['memory_gib']:.1f} GiB", 0))
     return found
-
-
-def format_number(value: Any) -> str:
-    """Format a number with four significant decimals, in a nearly constant width."""
-    number = float(value)
-    return f"{number:.4f}" if number == 0 or 1e-3 <= abs(number) < 1e4 else f"{number:.2e}"
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds as m:ss or h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -12,6 +12,7 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.locate import locate, parameters
 from boltcutter.config.values import format_value, plain, resolve_reference, resolved
+from boltcutter.formatting import aligned
 
 COLUMNS = (None, 44, 36, 110)  # maximum widths of key, value, type and documentation
 
@@ -29,9 +30,7 @@ def describe(cfg: DictConfig, root: Callable[..., Any], prefix: str = "") -> Ite
         raise ConfigError(f"{prefix}: no such key{hint(prefix, [row[0] for row in every])}")
     limits = COLUMNS if len(rows) > 1 else (None,) * 4
     cut = [[_shorten(text, limit) for text, limit in zip(row, limits, strict=True)] for row in rows]
-    widths = [max(len(row[column]) for row in cut) for column in range(4)]
-    for row in cut:
-        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    yield from aligned(cut)
 
 
 def _describe(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[tuple[str, str, str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from boltcutter.export.verify import LATENCY_BATCHES, Result
+from boltcutter.formatting import aligned
 from boltcutter.report.exports import format_bytes
 
 HEADER = [
@@ -24,13 +25,7 @@ def show(results: Mapping[str, Result]) -> None:
     original = results["fp32"]
     rows = [[title.format(metric=original.metric) for title in HEADER]]
     rows += [_row(name, result, original) for name, result in results.items()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        first, *others = (
-            f"{text:<{width}}" if not at else f"{text:>{width}}"
-            for at, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join([first, *others]).rstrip())
+    print(*aligned(rows, left=1), sep="\n")
 
 
 def _row(name: str, result: Result, original: Result) -> list[str]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import math
 import sys
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from boltcutter.callback.status_line import supports_color
+from boltcutter.formatting import aligned, format_duration, format_number
 from boltcutter.project import command
 from boltcutter.protocols import HasBatchSize, HasLocation, NativeData, find_model
 from boltcutter.run.folder import read_record
@@ -59,14 +58,14 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
     metrics = record.get("test") or record.get("metrics", {})
     after = {} if record.get("test") else record.get("measured_after", {})
     rows: dict[str, str | None] = {
-        name: _number(value) + _after(after.get(name)) for name, value in sorted(metrics.items())
+        name: format_number(value) + _after(after.get(name)) for name, value in sorted(metrics.items())
     }
     if "recompiles" in record.get("metrics", {}):
         rows["recompiles"] = f"{record['metrics']['recompiles']:.0f} after the first compilation"
     checkpoint = record.get("best") or ""
     label = "best" if record.get("best_by") or checkpoint.rpartition("/")[2].startswith("best") else "checkpoint"
     rows[label] = checkpoint and checkpoint.removeprefix(f"{Path.cwd()}/") + _after(record.get("best_after"))
-    rows["time"] = str(timedelta(seconds=round(last["seconds"])))
+    rows["time"] = format_duration(last["seconds"])
     report = folder / "report.html"
     rows["report"] = str(report) if report.is_file() else None
     if checkpoint:
@@ -84,14 +83,12 @@ def print_end(folder: Path, *, evaluates: bool = True, predicts: str | None = "i
 
 def print_evaluation(folder: Path, scores: Mapping[str, float]) -> None:
     """Print metrics over all samples, then per class."""
-    _show({**{name: _number(value) for name, value in scores.items()}, "output": str(folder)})
+    _show({**{name: format_number(value) for name, value in scores.items()}, "output": str(folder)})
     if (folder / "classes.csv").is_file():
         with open(folder / "classes.csv", newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
-        table = [header] + [[name, *map(_number, map(float, scores)), samples] for name, *scores, samples in rows]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for row in table:
-            print("  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)))
+        table = [header] + [[name, *map(format_number, scores), samples] for name, *scores, samples in rows]
+        print(*aligned(table, left=0), sep="\n")
 
 
 def _limit(record: Mapping[str, Any]) -> str:
@@ -119,10 +116,6 @@ def _wandb(trainer: L.Trainer) -> str | None:
         (log.location for log in trainer.loggers if isinstance(log, HasLocation) and isinstance(log.location, str)),
         None,
     )
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if math.isfinite(value) and abs(value) < 1e4 else f"{value:g}"
 
 
 def _show(rows: Mapping[str, str | None]) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from boltcutter.formatting import format_duration
 from boltcutter.search.results import Result
 from boltcutter.search.settings import Mode
 from boltcutter.search.trial import Report
@@ -65,7 +66,7 @@ class Progress:
             return
         self._drawn = time.monotonic()
         counts = ", ".join(f"{count} {state}" for state, count in self._counts.items())
-        elapsed = time.strftime("%H:%M:%S", time.gmtime(self._drawn - self._start))
+        elapsed = format_duration(self._drawn - self._start)
         lines = [f"{sum(self._counts.values())} of {self.total} trials ended{counts and f' ({counts})'}, {elapsed}"]
         lines += [f"  best  {text}" for _, text in self._best]
         for number, reports in running.items():

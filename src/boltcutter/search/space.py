@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.values import INTEGER, NUMBER, split_values
+from boltcutter.run.restart import flatten
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -145,7 +146,8 @@ class Space:
     def __init__(self, texts: Mapping[str, Any]) -> None:
         self.parameters: list[Parameter] = []
         for key, text in flatten(texts):
-            self.parameters.append(_parse(key, text, self.parameters))
+            if text is not None and text != {}:  # an experiment removes an inherited parameter by null
+                self.parameters.append(_parse(key, text, self.parameters))
 
     def check(self, values: Mapping[str, Any], fixed: Sequence[Mapping[str, Any]] = ()) -> None:
         """Check that values may be of this space, since each becomes an override of a process.
@@ -204,15 +206,6 @@ class Space:
     def log_keys(self) -> set[str]:
         """Keys whose logarithm is sampled uniformly."""
         return {p.key for p in self.parameters if not isinstance(p.distribution, Choice) and p.distribution.log}
-
-
-def flatten(texts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and texts of a mapping, which may be nested."""
-    for key, value in texts.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        elif value is not None:  # an experiment removes an inherited parameter by null
-            yield f"{prefix}{key}", value
 
 
 def _parse(key: str, text: Any, earlier: Sequence[Parameter]) -> Parameter:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from boltcutter.checkpoint.atomic import write_text
+from boltcutter.formatting import aligned
 
 Runs = Mapping[str, Mapping[str, float | None]]  # values of metrics, by run and metric
 STUDENT, CORRECTED = "95% interval (Student's t)", "95% interval (corrected for folds)"
@@ -140,7 +141,7 @@ def format_statistics(statistics: Mapping[str, Statistics]) -> str:
             for ends in (found.interval, *[found.corrected] * has_folds)
         ]
         rows.append([name, str(found.count), mean + spread, *ends, *intervals])
-    lines = [_aligned(rows)]
+    lines = aligned(rows)
     for name, found in statistics.items():
         if found.excluded:
             listed = ", ".join(f"{run} ({reason})" for run, reason in found.excluded.items())
@@ -163,7 +164,7 @@ def format_runs(runs: Runs, metrics: Sequence[str] | None = None) -> str:
     texts = [
         ["–" if (value := values.get(name)) is None else f"{value:.5g}" for name in names] for values in runs.values()
     ]
-    return _aligned([["run", *names], *([run, *row] for run, row in zip(runs, texts, strict=True))])
+    return "\n".join(aligned([["run", *names], *([run, *row] for run, row in zip(runs, texts, strict=True))]))
 
 
 def write_statistics(path: Path, statistics: Mapping[str, Statistics]) -> None:
@@ -198,9 +199,3 @@ def _decimals(found: Statistics) -> int:
     if not scale:
         return 4
     return min(max(digits - 1 - math.floor(math.log10(scale)), 0), 12)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from boltcutter.formatting import aligned
 from boltcutter.report.template import format_duration
 from boltcutter.search.ranking import Metrics, has_objectives, pareto_front, rank
 from boltcutter.search.results import Result
@@ -59,10 +60,7 @@ def format_trials(results: Sequence[Result], metrics: Metrics, limit: int = 10) 
             objectives = [format_value(result.objectives.get(name)) for name, _ in metrics]
             values = [format_value(result.values.get(key)) for key in keys]
             rows.append([number, *objectives, *values, format_duration(result.seconds)])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines += [
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        ]
+        lines += aligned(rows)
         lines += [f"… and {len(shown) - limit} more"] * (len(shown) > limit)
         lines += ["* not dominated by any other trial"] * bool(front)
     counts = ", ".join(f"{count} {state}" for state, count in count_states(results).items())

@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+from boltcutter.formatting import aligned, format_duration, format_number
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.0000"), (0.34412, "0.3441"), (-12.5, "-12.5000"), (1e-7, "1e-07"), (123456.0, "123456")],
+)
+def test_numbers_are_formatted(value: float, text: str) -> None:
+    assert format_number(torch.tensor(value)) == text
+    assert format_number(float("nan")) == "nan"
+
+
+def test_durations_are_formatted() -> None:
+    assert [format_duration(seconds) for seconds in (0, 9.6, 65, 3600, 100_000)] == [
+        "0:00",
+        "0:10",
+        "1:05",
+        "1:00:00",
+        "27:46:40",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "lines"),
+    [
+        (None, ["name  value", "a     1", "long  22"]),
+        (1, ["name  value", "a         1", "long     22"]),
+        (0, ["name  value", "   a      1", "long     22"]),
+    ],
+)
+def test_columns_are_aligned(left: int | None, lines: list[str]) -> None:
+    assert aligned([["name", "value"], ["a", "1"], ["long", "22"]], left) == lines
