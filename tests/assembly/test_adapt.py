@@ -6,10 +6,12 @@ import lightning as L
 import pytest
 import torch
 from conftest import QUICK, Script
+from torch import nn
 from torch.utils.data import DataLoader
 
 from boltcutter.assembly.adapt import (
     adapt,
+    load_compiled,
     prediction_argument,
     skip_reason,
     spawning_strategy,
@@ -97,3 +99,55 @@ def test_a_spawned_run_is_tested(script: Script, tmp_path: Path) -> None:
     done = script("train", *QUICK, *overrides, f"folder={folder}", fresh=True)
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "record.json").read_text())["test"]["test/loss"] > 0
+
+
+TASK = """
+import torch
+from third_party.examples import LitAutoEncoder
+
+
+class Compiles(LitAutoEncoder):
+    def setup(self, stage):
+        if stage == "fit":
+            self.encoder = torch.compile(self.encoder, backend="eager")
+"""
+
+
+class Wrapped(L.LightningModule):
+    def __init__(self, *, compiled: bool) -> None:
+        super().__init__()
+        net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.net = torch.compile(net, backend="eager") if compiled else net
+        load_compiled(self)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_weights_are_loaded_with_and_without_the_wrapper(compiled: bool) -> None:
+    one, other = Wrapped(compiled=compiled), Wrapped(compiled=not compiled)
+    other.load_state_dict(one.state_dict())  # strict
+    for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        other.load_state_dict(one.state_dict() | {"else": torch.zeros(1)})
+
+
+def test_a_module_that_compiles_in_training_is_tested_evaluated_and_resumed(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "compiles.py").write_text(TASK)
+    (tmp_path / "task.yaml").write_text("_target_: compiles.Compiles\n")
+    (tmp_path / "data.yaml").write_text("_target_: third_party.examples.DigitsDataModule\n")
+    env = {"PYTHONPATH": f"{tmp_path}:tests"}
+    folder = tmp_path / "run"
+    chosen = [f"task={tmp_path}/task.yaml", f"data={tmp_path}/data.yaml", f"folder={folder}"]
+    done = script("train", *QUICK, *chosen, env=env)
+    assert done.returncode == 0, done.stderr
+    assert any("_orig_mod" in name for name in torch.load(folder / "checkpoints" / "last.ckpt")["state_dict"])
+    done = script("evaluate", f"run={folder}", f"output={tmp_path}/out", env=env)
+    assert done.returncode == 0, done.stderr
+    known = json.loads((folder / "record.json").read_text())["test"]
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == pytest.approx(known)
+    done = script("train", f"resume={folder}", "trainer.max_epochs=3", env=env)
+    assert done.returncode == 0, done.stderr
+    again = [f"init_from={folder}/checkpoints/last.ckpt", *chosen[:2], f"folder={tmp_path}/new"]
+    done = script("train", *QUICK, *again, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "missing" not in done.stdout

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
 
 from boltcutter.assembly.monitors import MonitorCheck
 from boltcutter.callback.accumulation import MeanOfAccumulated
@@ -21,6 +22,7 @@ from boltcutter.protocols import GeneratesTokens, NativeData, NativeTask
 
 SPAWNING = re.compile(r"ddp_(spawn|fork|notebook)(?:_find_unused_parameters_(true|false))?")
 DDP = "boltcutter.strategy.ddp.DDPStrategy"
+WRAPPER = "_orig_mod"  # what torch.compile inserts into names
 
 
 def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, Callback]) -> None:
@@ -113,3 +115,24 @@ def prediction_argument(data: Any, task: L.LightningModule) -> str | None:
     if isinstance(data, NativeData) and not has_own_loader(data, "predict"):
         return f"input=<{'text or file' if isinstance(task, GeneratesTokens) else 'files'}>"
     return "" if loader_owner(data, task, "predict") else None
+
+
+def load_compiled(task: nn.Module) -> None:
+    """Let a module load weights that were saved with or without the wrapper of ``torch.compile``.
+
+    Modules of users often compile their network in ``setup("fit")``, so that evaluation has other names than training.
+    """
+    task.register_load_state_dict_pre_hook(_match_names)  # type: ignore[no-untyped-call]
+
+
+def _match_names(module: nn.Module, state: dict[str, Any], *args: Any) -> None:
+    named = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    names = [name for each in named for name, _ in each]
+    if any(WRAPPER in name for name in (*names, *state)):
+        own = {_plain(name): name for name in names}
+        for key in list(state):
+            state[own.get(_plain(key), key)] = state.pop(key)
+
+
+def _plain(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != WRAPPER)

@@ -16,7 +16,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from boltcutter.assembly.adapt import adapt, spawning_strategy
+from boltcutter.assembly.adapt import adapt, load_compiled, spawning_strategy
 from boltcutter.assembly.checks import (
     check_batch,
     check_batches_and_clipping,
@@ -32,7 +32,6 @@ from boltcutter.assembly.checks import (
     check_type,
     check_world_size,
 )
-from boltcutter.assembly.compiled import load_compiled
 from boltcutter.assembly.guarantees import report_missing
 from boltcutter.assembly.media import MediaLogging
 from boltcutter.assembly.precision import (

@@ -107,7 +107,8 @@ def check_devices(trainer: DictConfig) -> None:
             )
         if not XLAAccelerator.is_available():
             raise ConfigError("trainer.accelerator=tpu: this machine has no TPU; try trainer=default")
-    if accelerator in ("cuda", "gpu") and (gpus == 0 or wanted > gpus):
+    needs_gpus = accelerator in ("cuda", "gpu")
+    if (gpus and wanted > gpus and (needs_gpus or accelerator == "auto")) or (needs_gpus and not gpus):
         available = f"{gpus} CUDA devices" if gpus else "no CUDA device"
         remedy = f"trainer.devices={gpus}" if gpus else "trainer.accelerator=cpu"
         raise ConfigError(
@@ -119,10 +120,6 @@ def check_devices(trainer: DictConfig) -> None:
             f"trainer.accelerator=auto: {requested}, but torch {torch.__version__} "
             f"{build if torch.version.cuda else 'is built without CUDA'}; install a torch build that fits the driver, "
             "or set trainer.accelerator=cpu"
-        )
-    if accelerator == "auto" and gpus and wanted > gpus:
-        raise ConfigError(
-            f"trainer.devices={devices}: this machine has {gpus} CUDA devices; try trainer.devices={gpus}"
         )
     # Without a driver, a CUDA build of torch such as 2.7 raises an error if it counts accelerators.
     others = torch.accelerator.device_count() if torch.accelerator.is_available() else 0

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from boltcutter.config import foreign, redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
-from boltcutter.config.targets import keeps_arguments
+from boltcutter.config.locate import keeps_arguments
 from boltcutter.config.values import is_map, leaves, parse, paths, plain, raw_node, resolve_reference
 from boltcutter.project import Project
 

@@ -1,4 +1,4 @@
-"""Resolve the dotted path of a class or function, its parameters, and where it raised an error."""
+"""Resolve and compare dotted paths of classes and functions, their parameters, and where they raised an error."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ FORWARDS_KWARGS = {
     "lightning.pytorch.loggers.wandb.WandbLogger": "wandb.init",
     "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": "torch.utils.tensorboard.SummaryWriter",
 }
+TRAINER = "Trainer"  # whose subclasses take its arguments
 
 
 @cache
@@ -63,6 +64,32 @@ def locate(path: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{path} cannot be called; give the full dotted path of a class")
     return found
+
+
+def same_target(one: Any, other: Any) -> bool:
+    """Whether two dotted paths name the same class or function."""
+    if one == other:
+        return True
+    # Aliases have the same name, which decides without an import in almost all cases.
+    return str(one).rpartition(".")[2] == str(other).rpartition(".")[2] and _locate(one) is _locate(other)
+
+
+def keeps_arguments(old: Any, new: Any) -> bool:
+    """Whether ``new`` takes the arguments of ``old``: the same target, or a subclass of Lightning's trainer."""
+    if old is None or same_target(old, new):
+        return old is not None
+    if str(old).rpartition(".")[2] != TRAINER:
+        return False
+    before, now = _locate(old), _locate(new)
+    return inspect.isclass(before) and inspect.isclass(now) and issubclass(now, before)
+
+
+def _locate(path: Any) -> Any:
+    """The target; the path itself if it does not exist, which is reported when values are checked."""
+    try:
+        return locate(str(path))
+    except ConfigError:
+        return path
 
 
 def is_keras_model(made: Any) -> bool:

@@ -168,7 +168,7 @@ def to_columns(outputs: Any, targets: Any, count: int) -> tuple[Table, dict[str,
     for name, value in named.items():
         fault = _skip_reason(value, count)
         if fault is None:
-            found |= _spread(name, to_numpy(value))
+            found |= spread(name, to_numpy(value))
         elif fault:
             skipped[name] = fault
     return found, skipped
@@ -208,7 +208,8 @@ def _skip_reason(value: Any, count: int) -> str | None:
     return None
 
 
-def _spread(name: str, values: npt.NDArray[Any]) -> Table:
+def spread(name: str, values: npt.NDArray[Any]) -> Table:
+    """The column of values of shape (N,) or (N, 1), or the numbered columns of those of shape (N, C)."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     return {name: values} if values.ndim == 1 else {f"{name}_{t}": values[:, t] for t in range(values.shape[1])}

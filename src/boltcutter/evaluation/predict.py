@@ -21,7 +21,7 @@ from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.data.batches import count_samples
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.evaluate import explain_mismatch
-from boltcutter.evaluation.outcomes import MAX_COLUMNS, to_columns
+from boltcutter.evaluation.outcomes import MAX_COLUMNS, spread, to_columns
 from boltcutter.evaluation.table import Table, concatenate, count_rows, write_csv
 from boltcutter.project import Project
 from boltcutter.protocols import GeneratesTokens, NativeData
@@ -141,18 +141,21 @@ def predict_loader(
     if exported is not None:
         if isinstance(components.data, NativeData):
             restore(components.data, exported)
-        found: Any = list(exported.predict_batches(_only_loader(components)))
-        multiple = False
+        loaders: Any = [list(exported.predict_batches(_only_loader(components)))]
     else:
         checkpoint = find_checkpoint(cfg, overrides.get("ckpt", "best"))
-        found = components.trainer.predict(
+        found: Any = components.trainer.predict(
             components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True
         )
         multiple = len(components.trainer.num_predict_batches) > 1  # then Lightning returns a list per loader
-    batches = [_plain(batch) for batch in found]
-    table = _columns_of_each(batches) if multiple else _columns(batches)
-    result = batches if table is None else {"index": np.arange(count_rows(table)), **table}
-    _write(Path(overrides.get("output") or folder / "predictions.csv"), result)
+        loaders = found if multiple else [found]
+    loaders = _plain(loaders)
+    table = _columns(loaders)
+    batches = loaders if len(loaders) > 1 else loaders[0]
+    _write(
+        Path(overrides.get("output") or folder / "predictions.csv"),
+        batches if table is None else {"index": np.arange(count_rows(table)), **table},
+    )
     remote.push(folder)
     return batches if table is None else table
 
@@ -185,27 +188,17 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _columns(batches: list[Any]) -> Table | None:
-    """One row per sample; None if outputs are anything but a few numbers per sample."""
+def _columns(loaders: list[list[Any]]) -> Table | None:
+    """One row per sample, with the index of the loader if there are several; None if there are other outputs."""
     parts = []
-    for batch in batches:
-        count = count_samples(batch)
-        found, skipped = ({}, {"": ""}) if count is None else to_columns(batch, None, count)
-        if skipped or not found:
-            return None
-        parts.append(found)
-    return concatenate(parts) or None
-
-
-def _columns_of_each(loaders: list[Any]) -> Table | None:
-    """Like ``_columns``, with the index of the loader as first column."""
-    tables = []
     for number, batches in enumerate(loaders):
-        table = _columns(batches)
-        if table is None:
-            return None
-        tables.append({"dataloader": np.full(count_rows(table), number), **table})
-    return concatenate(tables) or None
+        for batch in batches:
+            count = count_samples(batch)
+            found, skipped = ({}, {"": ""}) if count is None else to_columns(batch, None, count)
+            if skipped or not found:
+                return None
+            parts.append({"dataloader": np.full(count_rows(found), number), **found} if loaders[1:] else found)
+    return concatenate(parts) or None
 
 
 def generate_text(components: Components, model: str | ExportedModel, overrides: dict[str, str]) -> str:
@@ -287,8 +280,7 @@ def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str)
     if is_wide and kind == "regression":
         return [{"input": names, "prediction": predictions}]
     if kind == "regression":
-        titles = ["prediction"] if len(columns) == 1 else [f"prediction_{t}" for t in range(len(columns))]
-        return {"input": np.array(names), **dict(zip(titles, columns, strict=True))}
+        return {"input": np.array(names), **spread("prediction", columns.T)}
     labels = classes or [str(number) for number in range(len(columns))]
     predicted = np.array(labels)[columns.argmax(axis=0)]
     shown = {"confidence": columns.max(axis=0)} if is_wide else dict(zip(labels, columns, strict=True))

@@ -17,7 +17,7 @@ from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.describe import describe as describe_keys
 from boltcutter.config.errors import ConfigError, as_config_error
-from boltcutter.config.targets import same_target
+from boltcutter.config.locate import same_target
 from boltcutter.config.values import format_value, parse, plain, redacted
 from boltcutter.environment.identity import new_run_id
 from boltcutter.environment.warnings import filter_warnings

@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.locate import locate
-from boltcutter.config.targets import same_target
+from boltcutter.config.locate import locate, same_target
 from boltcutter.config.values import format_value, plain
 from boltcutter.run.restart import flatten
 
