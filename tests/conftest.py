@@ -20,7 +20,7 @@ import torch
 from browser import browse as browse
 from browser import chromium as chromium
 from browser import open_tab as open_tab
-from forkserver import ForkServer, communicate, rank_variables
+from forkserver import ForkServer, communicate, last_of_each, rank_variables
 from lightning.pytorch.loggers import Logger
 from object_storage import bucket as bucket
 from object_storage import place as place
@@ -201,15 +201,6 @@ def environment(**changed: str) -> dict[str, str]:
     return clean | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "PYTHONWARNINGS": WARNINGS} | changed
 
 
-def last_of_each(argv: list[str]) -> list[str]:
-    """Keep the last argument of each key, as commands refuse a key that is given twice; tests change ``QUICK``."""
-    if any(argument.endswith(("sync", "sync.py")) for argument in argv):
-        return argv
-    keys = [argument.partition("=")[0].lstrip("+") if "=" in argument else None for argument in argv]
-    last = {key: index for index, key in enumerate(keys)}
-    return [argument for index, argument in enumerate(argv) if keys[index] is None or last[keys[index]] == index]
-
-
 def run_command(
     command: list[str], *, timeout: float = 120, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -261,7 +252,7 @@ def run_forked(
     forks: ForkServer, argv: list[str], *, ranks: int = 0, timeout: float = 120, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in one process, or in ``ranks`` processes with torchrun's variables, and wait for all."""
-    variables, argv = rank_variables(ranks) if ranks else [{}], last_of_each(argv)
+    variables = rank_variables(ranks) if ranks else [{}]
     (out, to_out), (err, to_err) = os.pipe(), os.pipe()
     try:
         with ExitStack() as stack:

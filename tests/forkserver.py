@@ -77,12 +77,13 @@ class ForkServer:
         """Start ``python <argv>``.
 
         Args:
-            argv: A script and its overrides.
+            argv: A script and its overrides, of which the last of each key counts.
             env: All environment variables of the process.
             stdout: File descriptor.
             stderr: File descriptor.
             cwd: Working directory.
         """
+        argv = last_of_each(argv)
         assert self.fits(env), "variables that are read by imports differ; start a new process"
         ours, theirs = socket.socketpair()
         with theirs, open(os.devnull, "rb") as nothing:
@@ -95,6 +96,15 @@ class ForkServer:
         """End the server and all its children."""
         self._socket.close()
         self._process.wait(timeout=20)
+
+
+def last_of_each(argv: list[str]) -> list[str]:
+    """Keep the last argument of each key, as commands refuse a key that is given twice; tests change ``QUICK``."""
+    if any(argument.endswith(("sync", "sync.py")) for argument in argv):
+        return argv
+    keys = [argument.partition("=")[0].lstrip("+") if "=" in argument else None for argument in argv]
+    last = {key: index for index, key in enumerate(keys)}
+    return [argument for index, argument in enumerate(argv) if keys[index] is None or last[keys[index]] == index]
 
 
 class Forked:

@@ -15,7 +15,7 @@ import lightning as L
 import pytest
 import torch
 from conftest import QUICK, ROOT, Script, environment, max_difference, run_command, saved_weights
-from forkserver import Forked, ForkServer
+from forkserver import Forked, ForkServer, last_of_each
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput
 from torch import nn
@@ -127,7 +127,7 @@ def test_ranks_of_a_killed_parent_get_a_signal_that_may_repeat(script: Script, t
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_ranks_of_a_killed_parent_save_and_exit(tmp_path: Path, method: str) -> None:
     overrides = [*OVERRIDES, *TWO, f"trainer.strategy.start_method={method}", "trainer.max_epochs=100000"]
-    command = [sys.executable, "scripts/train.py", *overrides, f"folder={tmp_path}/run"]
+    command = [sys.executable, "scripts/train.py", *last_of_each(overrides), f"folder={tmp_path}/run"]
     with (tmp_path / "log").open("w") as log:
         run = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=log, stderr=log, start_new_session=True)
         try:
@@ -190,7 +190,7 @@ def test_a_signal_at_any_moment_ends_a_run_with_wandb(tmp_path: Path, method: st
         "logger=wandb",
         "trainer.max_epochs=5000",
     ]
-    command = [sys.executable, "scripts/train.py", *overrides, "report=false", f"folder={run}"]
+    command = last_of_each([sys.executable, "scripts/train.py", *overrides, "report=false", f"folder={run}"])
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment(), stdout=log, stderr=log, start_new_session=True, text=True

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import QUICK, ROOT, Script, assert_same, environment, max_difference, run_command
+from forkserver import last_of_each
 
 from boltcutter.strategy.horovod import HorovodStrategy
 
@@ -59,7 +60,7 @@ def train(*overrides: str, env: dict[str, str] | None = None) -> None:
 @contextmanager
 def training(folder: Path, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
     """A long run that has saved a checkpoint."""
-    command = [*HOROVODRUN, "scripts/train.py", *OVERRIDES, *HOROVOD, *overrides, f"folder={folder}"]
+    command = last_of_each([*HOROVODRUN, "scripts/train.py", *OVERRIDES, *HOROVOD, *overrides, f"folder={folder}"])
     with subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True) as process:
         try:
             end = time.monotonic() + 60

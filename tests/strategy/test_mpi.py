@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MPIRUN, QUICK, ROOT, Script, assert_same, environment, max_difference, require, run_command
+from forkserver import last_of_each
 from PIL import Image
 
 from boltcutter.config.errors import ConfigError
@@ -189,7 +190,7 @@ def test_gradients_are_compressed_and_accumulated(script: Script, reference: Pat
 
 @pytest.mark.slow
 def test_a_run_stopped_by_a_signal_resumes_bitwise_identical(tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, *MPI, "trainer.max_epochs=30", "test=false"]
+    overrides = last_of_each([*OVERRIDES, *MPI, "trainer.max_epochs=30", "test=false"])
     done = run_command([*MPIRUN, "scripts/train.py", *overrides, f"folder={tmp_path}/uninterrupted"])
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "resumed"
@@ -233,7 +234,7 @@ def test_a_run_is_evaluated_and_predicts_on_two_ranks(script: Script, reference:
 
 @pytest.mark.slow
 def test_a_failed_rank_ends_the_others_with_a_one_line_error(tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, *MPI, "trainer.max_epochs=500", f"folder={tmp_path}/run"]
+    overrides = last_of_each([*OVERRIDES, *MPI, "trainer.max_epochs=500", f"folder={tmp_path}/run"])
     code = f"""
 import os, runpy, sys
 sys.argv[1:] = {overrides!r}
