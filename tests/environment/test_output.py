@@ -47,7 +47,7 @@ def test_text_is_written_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [[], ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]])
 def test_training_goes_on_without_a_reader(kind: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    overrides = [*QUICK, *kind, "model=linear", "trainer.max_epochs=1", f"folder={folder}"]
+    overrides = [*QUICK[:2], *kind, "model=linear", "trainer.max_epochs=1", f"folder={folder}"]
     assert run(["scripts/train.py", *overrides], "stdout stderr") == 0
     assert json.loads((folder / "record.json").read_text())["attempts"][0]["reason"] == "completed"
     assert "epoch 1/1" in (folder / "logs" / "rank-0.log").read_text()

@@ -44,7 +44,7 @@ def translate(project: Project, command: str, arguments: Sequence[str]) -> tuple
     """
     is_multirun = command == "train" and bool({*MULTIRUN} & {*arguments})
     arguments = [argument for argument in arguments if not (is_multirun and argument in MULTIRUN)]
-    for flag, value in zip(arguments, [*arguments[1:], ""], strict=True):
+    for flag, value in zip(arguments, [*arguments[1:], ""], strict=False):
         _refuse_flag(flag, value)
     arguments = [_rename(project, argument) for argument in arguments]
     if command in ("train", "evaluate"):
