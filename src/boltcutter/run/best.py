@@ -51,9 +51,20 @@ def find_checkpoint(cfg: DictConfig, which: str) -> str:
     Raises:
         ConfigError: The checkpoint does not exist, or is damaged.
     """
+    found = _recorded(cfg) if which == "best" else None
+    return found or select.find_checkpoint(cfg.checkpoints, which)
+
+
+def find_best(cfg: DictConfig) -> str | None:
+    """Find the checkpoint of a run that is tested after training; None if there is none."""
+    return _recorded(cfg) or select.find_best(cfg.checkpoints)
+
+
+def _recorded(cfg: DictConfig) -> str | None:
+    """The best checkpoint of a ``ModelCheckpoint`` of the user, unless it is damaged."""
     record = run.read_record(Path(cfg.folder))
-    if which != "best" or not record.get("best_by"):
-        return select.find_checkpoint(cfg.checkpoints, which)
+    if not record.get("best_by"):
+        return None
     path = str(record["best"])
     inside = Path(cfg.folder, path.rpartition(f"/{record.get('id')}/")[2])  # the folder may have been moved
     if not is_url(path) and inside.exists():
@@ -66,4 +77,4 @@ def find_checkpoint(cfg: DictConfig, which: str) -> str:
         return path
     if is_rank_zero():
         print(f"warning: ckpt=best: {path}: {fault}; trying another checkpoint", file=sys.stderr)
-    return select.find_checkpoint(cfg.checkpoints, which)
+    return None

@@ -10,14 +10,10 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from boltcutter.callback.checkpoint import BestCheckpoint, LastCheckpoint
-from boltcutter.checkpoint.load import find_damage
-from boltcutter.checkpoint.select import find_best
-from boltcutter.checkpoint.storage import CheckpointError, is_url
+from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.compose import DictConfig
 from boltcutter.protocols import HasMonitor
 from boltcutter.run import folder as run
-
-Selection = tuple[str | None, dict[str, Any] | None]  # path, and the callback if ``checkpoints`` alone does not tell
 
 
 class BestRecorder(Callback):
@@ -49,54 +45,42 @@ class BestRecorder(Callback):
         """Record what training has saved."""
         self._record(trainer)
 
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Record the final score as well, and print which checkpoint counts if there are several."""
+        self._recorded = ""
+        self._record(trainer)
+        found = monitored_checkpoints(trainer)
+        if len(found) > 1 and trainer.is_global_zero:
+            rest = ", ".join(map(_label, found[1:]))
+            print(f"best checkpoint: {found[0].best_model_path}, by {_label(found[0])}; not that by {rest}")
+
     def _record(self, trainer: L.Trainer) -> None:
         found = next(iter(monitored_checkpoints(trainer)), None) if trainer.is_global_zero else None
-        if not found or self._recorded == found.best_model_path or is_default(found, self.cfg):
+        if not found or self._recorded == found.best_model_path:
             return
-        if is_url(found.best_model_path) or os.path.exists(found.best_model_path):  # or else it is being written
-            self._recorded = found.best_model_path
-            run.update_record(Path(self.cfg.folder), best=self._recorded, best_by=describe(found))
-
-
-def select_best(trainer: L.Trainer, cfg: DictConfig) -> Selection:
-    """Select the checkpoint to test, on rank zero, after training.
-
-    Args:
-        trainer: Its callbacks have saved checkpoints.
-        cfg: The configuration of the run.
-
-    Returns:
-        Its path, None if there is no checkpoint; and what selected it, None if commands find it in ``checkpoints``.
-    """
-    found = monitored_checkpoints(trainer)
-    for callback in found:
-        if is_default(callback, cfg):
-            path, by = find_best(cfg.checkpoints), None
-        else:
-            path, by = _valid(callback), describe(callback)
-        if path:
-            if others := [_label(other) for other in found if other is not callback]:
-                print(f"best checkpoint: {path}, by {_label(callback)}; not that by {', '.join(others)}")
-            return path, by
-    record = run.read_record(Path(cfg.folder))
-    if record.get("best_by") and find_damage(record["best"]) is None:  # by a spawned rank, with its own callbacks
-        return record["best"], record["best_by"]
-    if path := find_best(cfg.checkpoints):
-        return path, None
-    rest = (c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path)
-    return next(((path, describe(callback)) for callback in rest if (path := _valid(callback))), (None, None))
+        path, folder = found.best_model_path, Path(self.cfg.folder)
+        if not is_url(path) and not os.path.exists(path):
+            return  # it is being written
+        self._recorded = path
+        if not is_default(found, self.cfg):
+            run.update_record(folder, best=path, best_by=describe(found))
+        elif run.read_record(folder).get("best_by"):  # of an earlier attempt, with other callbacks
+            run.update_record(folder, best_by=None)
 
 
 def monitored_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:
     """List the callbacks that have saved a best checkpoint, the one that counts first.
 
     That is ``callback.best``; else one whose metric the task or another callback monitors, such as early stopping;
-    else the first.
+    else the first. Without any, one that saves the latest checkpoint counts, unless it is that of the run.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     owners = (trainer.lightning_module, *callbacks)
     monitored = {o.monitor for o in owners if isinstance(o, HasMonitor) and not isinstance(o, ModelCheckpoint)}
-    found = [c for c in callbacks if isinstance(c, ModelCheckpoint) and c.monitor is not None and c.best_model_path]
+    saved = [c for c in callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
+    found = [c for c in saved if c.monitor is not None]
+    if not found and not any(isinstance(c, LastCheckpoint) for c in callbacks):
+        return saved[:1]
     return sorted(found, key=lambda c: (not isinstance(c, BestCheckpoint), c.monitor not in monitored))
 
 
@@ -114,14 +98,3 @@ def describe(callback: ModelCheckpoint) -> dict[str, Any]:
 
 def _label(callback: ModelCheckpoint) -> str:
     return f"{type(callback).__name__} of {callback.monitor} ({callback.mode})"
-
-
-def _valid(callback: ModelCheckpoint) -> str | None:
-    path = callback.best_model_path
-    try:
-        fault = find_damage(path)
-    except CheckpointError as error:
-        fault = str(error)
-    if fault:
-        print(f"warning: {path}: {fault}; trying another checkpoint")
-    return None if fault else path

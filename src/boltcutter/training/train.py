@@ -45,11 +45,11 @@ from boltcutter.protocols import (
 from boltcutter.report import terminal as summary
 from boltcutter.run import folder as run
 from boltcutter.run import lineage, remote
-from boltcutter.run.best import resumed_checkpoint
+from boltcutter.run.best import find_best, resumed_checkpoint
 from boltcutter.run.changes import SettingChanges
 from boltcutter.run.log import capture_output
 from boltcutter.run.restart import check_start
-from boltcutter.training.best import BestRecorder, Selection, select_best
+from boltcutter.training.best import BestRecorder
 from boltcutter.training.ending import EndOfTraining
 from boltcutter.training.failure import explain_errors
 from boltcutter.training.learning import LearningCheck
@@ -165,14 +165,13 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
                 metrics={name: value for name, (value, _) in found.items()},
                 measured_after={name: steps for name, (_, steps) in found.items()},
             )
-        selected: Selection = select_best(trainer, cfg) if trainer.is_global_zero else (None, None)
-        best, best_by = trainer.strategy.broadcast(selected)
+        best = trainer.strategy.broadcast(find_best(cfg) if trainer.is_global_zero else None)
         # Before fitting, only rank zero knew which splits are empty.
         untested = skip_reason(data, task, "test")
         scores = test(components, folder, best) if cfg.test and not untested else {}
         if trainer.is_global_zero:
             steps = read_metadata(best).get("global_step") if best else None
-            run.update_record(folder, best=best, best_by=best_by, best_after=steps, test=scores)
+            run.update_record(folder, best=best, best_after=steps, test=scores)
     if trainer.is_global_zero:
         summary.print_end(folder, evaluates=not untested, predicts=prediction_argument(data, task))
         if cfg.reproduce:
