@@ -3,51 +3,21 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
+from pathlib import Path
 
 import torch
+import yaml
 from lightning.fabric.utilities.throughput import measure_flops
 from torch import Tensor, nn
 
-# Dense matrix products in TFLOPS: 16-bit with 32-bit accumulation, TF32, 32-bit. The first name that the device's name
-# contains is used, so longer names come first.
-# Source: NVIDIA's data sheets (V100, T4, A10, A30, A40, A100, L4, L20, L40, L40S, H20, H100, H200, H800, GB200, GB300,
-# HGX B200 and B300) and whitepapers on the GA102, AD102, Blackwell RTX and RTX PRO architectures; numbers with sparsity
-# are halved. A server's RTX PRO 6000 has the ratios of the others at its data sheet's 120 TFLOPS.
-PEAK_TFLOPS: dict[str, tuple[float, float, float]] = {
-    "GB300": (2500, 1250, 80),
-    "GB200": (2500, 1250, 80),
-    "B300": (2250, 1125, 75),
-    "B200": (2250, 1125, 80),
-    "H200": (989.4, 494.7, 66.9),
-    "GH200": (989.4, 494.7, 66.9),
-    "H800 PCIe": (756, 378, 51.2),
-    "H800": (989.4, 494.7, 66.9),
-    "H20": (148, 74, 44),
-    "H100 PCIe": (756, 378, 51.2),
-    "H100 NVL": (835, 417.5, 60),
-    "H100": (989.4, 494.7, 66.9),
-    "A100": (312, 156, 19.5),
-    "A800": (312, 156, 19.5),
-    "A30": (165, 82, 10.3),
-    "A40": (149.7, 74.8, 37.4),
-    "A10G": (70, 35, 35),
-    "A10": (125, 62.5, 31.2),
-    "RTX A6000": (154.8, 77.4, 38.7),
-    "L40S": (362, 183, 91.6),
-    "L40": (181, 90.5, 90.5),
-    "L20": (119.5, 59.8, 59.8),
-    "RTX 6000 Ada": (364.2, 182.1, 91.1),
-    "RTX PRO 6000 Blackwell Max Q": (438.9, 219.5, 109.7),
-    "RTX PRO 6000 Blackwell Server": (480, 240, 120),
-    "RTX PRO 6000": (503.8, 251.9, 126),
-    "L4": (121, 60, 30.3),
-    "RTX 5090": (209.5, 104.8, 104.8),
-    "RTX 4090": (165.2, 82.6, 82.6),
-    "RTX 3090": (71, 35.6, 35.6),
-    "V100": (125, 15.7, 15.7),
-    "T4": (65, 8.1, 8.1),
-}
 WITHOUT_BF16 = ("V100", "T4")  # no bfloat16 tensor cores
+
+
+@cache
+def read_peaks() -> dict[str, list[float]]:
+    """Return the peak TFLOPS of GPUs from ``flops.yaml``: 16-bit, TF32 and 32-bit, by a part of their names."""
+    return dict(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()))
 
 
 def peak_flops(device: str, precision: str) -> float | None:
@@ -57,8 +27,8 @@ def peak_flops(device: str, precision: str) -> float | None:
         device: Device name, such as ``NVIDIA A100-SXM4-80GB``; the peak of a MIG slice, a part of a GPU, is unknown.
         precision: Precision as in ``Trainer(precision=...)``.
     """
-    tokens = device.replace("-", " ").split()
-    name = next((n for n in PEAK_TFLOPS if _contains(tokens, n.split())), None)
+    tokens, known = device.replace("-", " ").split(), read_peaks()
+    name = next((n for n in known if _contains(tokens, n.split())), None)
     if (
         name is None
         or "MIG" in tokens
@@ -66,7 +36,7 @@ def peak_flops(device: str, precision: str) -> float | None:
         or (precision.startswith("bf16") and name in WITHOUT_BF16)
     ):
         return None
-    half, tf32, full = PEAK_TFLOPS[name]
+    half, tf32, full = known[name]
     if precision.startswith(("16", "bf16")):
         return half * 1e12
     return (full if torch.get_float32_matmul_precision() == "highest" else tf32) * 1e12
