@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from boltcutter.assembly.assemble import check_config
+from boltcutter.assembly.assemble import complete_config
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.planning import choose
 from boltcutter.planning.choose import StrategyEstimate, estimate_strategies, recommend
@@ -14,7 +14,7 @@ PROJECT = Project.find(__file__)
 
 
 def config(*overrides: str) -> DictConfig:
-    return check_config(compose(PROJECT, [*overrides, "logger=null"]))
+    return complete_config(compose(PROJECT, [*overrides, "logger=null"]))
 
 
 def test_memory_of_each_strategy() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from boltcutter.assembly.assemble import check_config
+from boltcutter.assembly.assemble import complete_config
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.errors import ConfigError
@@ -35,7 +35,7 @@ PROJECT = Project.find(__file__)
 
 
 def config(*overrides: str) -> DictConfig:
-    return check_config(compose(PROJECT, [*overrides, "logger=null"]))
+    return complete_config(compose(PROJECT, [*overrides, "logger=null"]))
 
 
 def sample(overrides: list[str]) -> SampleSpec:
@@ -137,7 +137,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 from boltcutter.config import instantiate as build
-from boltcutter.assembly.assemble import check_config
+from boltcutter.assembly.assemble import complete_config
 from boltcutter.config.compose import compose
 from boltcutter.project import Project
 
@@ -145,7 +145,7 @@ PROJECT = Project.find(Path.cwd())
 dist.init_process_group("gloo")
 ranks = tuple(map(int, sys.argv[1].split(",")))
 mesh = init_device_mesh("cpu", ranks, mesh_dim_names=("data_parallel", "tensor_parallel"))
-cfg = check_config(compose(PROJECT, [*sys.argv[2:], "logger=null"]))
+cfg = complete_config(compose(PROJECT, [*sys.argv[2:], "logger=null"]))
 trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)
 
 def steps():

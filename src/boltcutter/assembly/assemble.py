@@ -157,10 +157,10 @@ def read_config(project: Project, overrides: list[str]) -> DictConfig:
     Raises:
         ConfigError: There are mistakes, one line for each.
     """
-    return check_config(run.read_overrides(project, overrides))
+    return complete_config(run.read_overrides(project, overrides))
 
 
-def check_config(cfg: DictConfig) -> DictConfig:
+def complete_config(cfg: DictConfig) -> DictConfig:
     """Infer null shapes and sizes from the data, then check every value.
 
     Raises:

@@ -53,21 +53,21 @@ class MonitorCheck(Callback):
             self._validation_done = not trainer.sanity_checking
             if trainer.sanity_checking and any("sanity" in name.lower() for name in self._validated):
                 self._validated = set()  # the module names its metrics by the stage, so later ones are unknown
-            self._check(trainer, pl_module)
+            self._replace_or_refuse(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the training metrics, once."""
         self._trained = logged_metrics(trainer)
-        self._check(trainer, pl_module)
+        self._replace_or_refuse(trainer, pl_module)
         vars(self)["on_train_batch_end"] = None  # Lightning skips hooks that are not callable
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Reset for another training."""
         vars(self).pop("on_train_batch_end", None)
 
-    def _check(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def _replace_or_refuse(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Replace or refuse monitored metrics that are certainly not logged."""
         validated, trained = trainer.strategy.broadcast((self._validated or set(), self._trained or set()))
         known = validated | trained

@@ -104,7 +104,7 @@ class Guard(Callback):
         gradients: list[Tensor] = [parameter.grad for parameter in parameters]
         if not gradients and self._reducer is None:
             return
-        self._check_pending(trainer, pl_module)
+        self._handle_pending(trainer, pl_module)
         if any(gradient.is_sparse for gradient in gradients):
             gradients = _dense_values(gradients)
             if trainer.gradient_clip_val:
@@ -124,18 +124,18 @@ class Guard(Callback):
         else:
             self.skipped = 0
         if not deferred and self._pending:
-            self._check_pending(trainer, pl_module)
+            self._handle_pending(trainer, pl_module)
             optimizer.zero_grad()  # an optimizer skips parameters without a gradient
         elif not sharded and "gradient_norm" in vars(pl_module):  # a third-party module may have a method of that name
             pl_module.gradient_norm = norm  # reused by gradient clipping
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Check the latest step before it is saved."""
-        self._check_pending(trainer, pl_module)
+        self._handle_pending(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check the last step."""
-        self._check_pending(trainer, pl_module)
+        self._handle_pending(trainer, pl_module)
 
     def _can_defer(self, norm: Tensor, optimizer: Optimizer) -> bool:
         """Whether the optimizer can skip the step on the device."""
@@ -151,7 +151,7 @@ class Guard(Callback):
             norms, parameters, ready, self._batch, trainer.current_epoch, self._batch_idx, trainer.global_step
         )
 
-    def _check_pending(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _handle_pending(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop, or count the step as skipped, if the recorded gradients are not finite."""
         check, self._pending = self._pending, None
         if check is None:

@@ -145,12 +145,12 @@ class ThroughputMonitor(Callback):
             if total is not None:
                 self.rates["data_wait"] = (total - self._waited) / seconds
                 self._waited = total
-                self._check_data_wait(trainer, seconds)
+                self._watch_data_wait(trainer, seconds)
             self._epoch_samples += self._samples
             self._epoch_seconds += seconds
         self._samples, self._began = 0, now
 
-    def _check_data_wait(self, trainer: L.Trainer, seconds: float) -> None:
+    def _watch_data_wait(self, trainer: L.Trainer, seconds: float) -> None:
         """Warn once if training waits too long; the first interval, in which workers start, is excluded."""
         if self._window is None or self._warned:
             self._window = (0.0, 0.0)

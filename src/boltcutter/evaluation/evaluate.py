@@ -15,7 +15,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from boltcutter.assembly.adapt import has_own_loader, loader_owner, skip_reason, uses_validation_step
-from boltcutter.assembly.assemble import Components, assemble, check_config
+from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.media import MediaLogging
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.checkpoint.atomic import write_text
@@ -52,7 +52,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
     split = special.get("split", "test")
     if split not in ("train", "val", "test"):
         raise ConfigError(f"split={split}: expected train, val or test{hint(split, ('train', 'val', 'test'))}")
-    check_config(cfg)
+    complete_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     with distributed_shutdown():
         which = special.get("ckpt", "best")

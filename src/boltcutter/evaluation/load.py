@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boltcutter.assembly.assemble import Components, assemble, check_config
+from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.checkpoint.load import load
 from boltcutter.config.errors import as_config_error
 from boltcutter.environment.warnings import filter_warnings
@@ -26,7 +26,7 @@ def main(project: Project, overrides: list[str]) -> Components:
     filter_warnings()
     special, rest = run.split_overrides(overrides, "run", "ckpt")
     cfg, _ = run.load_evaluation_config(project, special, ["trainer.accelerator=cpu", "trainer.devices=1", *rest])
-    check_config(cfg)
+    complete_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     task, data = components.task, components.data
     checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.assembly.adapt import has_own_loader, loader_owner
-from boltcutter.assembly.assemble import Components, assemble, check_config
+from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.precision import apply_precision
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
@@ -54,7 +54,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     filter_warnings()
     special, rest = run.split_overrides(overrides, "run", "input", "ckpt", "export", "output", *SAMPLING)
     cfg, folder = run.load_evaluation_config(project, special, rest)
-    check_config(cfg)
+    complete_config(cfg)
     if "export" in special and "ckpt" in special:
         raise ConfigError(f"export={special['export']}: used in place of a checkpoint; remove ckpt={special['ckpt']}")
     components = assemble(cfg, with_callbacks=False)

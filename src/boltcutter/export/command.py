@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from boltcutter.assembly.adapt import loader_owner
-from boltcutter.assembly.assemble import Components, assemble, check_config
+from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.checkpoint.load import load
 from boltcutter.config import instantiate as build
@@ -74,7 +74,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, Result]:
         hub.check(settings.push)
     cfg, folder = run.load_evaluation_config(project, special, [override for override in rest if override not in own])
     cfg.trainer = {**cfg.trainer, "accelerator": "cpu"}
-    check_config(cfg)
+    complete_config(cfg)
     checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))
     results = export(project, settings, cfg, folder, checkpoint) if settings.formats else {}
     if settings.push is not None:

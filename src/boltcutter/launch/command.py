@@ -215,9 +215,9 @@ def check(cfg: DictConfig, *, values: bool = True) -> DictConfig:
         ConfigError: There are mistakes, or the numbers of nodes or devices are missing.
     """
     if values and can_check_values():
-        from boltcutter.assembly.assemble import check_config  # imports torch
+        from boltcutter.assembly.assemble import complete_config  # imports torch
 
-        cfg = check_config(cfg)
+        cfg = complete_config(cfg)
     trainer = redacted(cfg)["trainer"]
     nodes, devices = trainer.get("num_nodes", 1), count_devices(trainer.get("devices", "auto"))
     if not isinstance(nodes, int) or nodes < 1:

@@ -91,7 +91,7 @@ class WandbLogger(LightningWandbLogger):
         """Log metrics of a step."""
         self._with_restart(super().log_metrics, metrics, step)
         if time.monotonic() - self._checked_at > TIMEOUT and not self.experiment.disabled:
-            self._check_file()
+            self._watch_file()
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -106,7 +106,7 @@ class WandbLogger(LightningWandbLogger):
             self._restart(f"its process has died ({error})")
             call(*args)
 
-    def _check_file(self) -> None:
+    def _watch_file(self) -> None:
         """Detect that W&B has stopped writing, which it does silently after its disk was full."""
         file = Path(self.experiment.settings.sync_file)
         size = file.stat().st_size if file.is_file() else 0

@@ -18,7 +18,7 @@ import lightning as L
 import torch
 from packaging.requirements import Requirement
 
-from boltcutter.assembly.assemble import assemble, check_config
+from boltcutter.assembly.assemble import assemble, complete_config
 from boltcutter.assembly.checks import check_kind
 from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig
@@ -69,7 +69,7 @@ def main(project: Project, overrides: list[str]) -> None:
     filter_warnings()
     special, rest = run.split_overrides(overrides, "devices", "memory", "run")
     count, memory = _devices(special), _memory(special)
-    cfg = check_config(
+    cfg = complete_config(
         run.load_evaluation_config(project, special, rest)[0] if "run" in special else run.read_overrides(project, rest)
     )
     batch = (cfg.data or {}).get("batch_size")
@@ -209,7 +209,7 @@ def _find_problem(project: Project, override: str) -> str | None:
     if override.startswith("launch="):
         return None
     try:
-        cfg = check_config(run.read_overrides(project, [override]))
+        cfg = complete_config(run.read_overrides(project, [override]))
         cfg.folder = str(Path(cfg.runs) / "doctor")
         assemble(cfg, with_callbacks=False)
     except ConfigError as error:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from boltcutter.assembly.assemble import assemble, check_config
+from boltcutter.assembly.assemble import assemble, complete_config
 from boltcutter.assembly.precision import apply_precision
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
@@ -53,7 +53,7 @@ class Predictor:
     """
 
     def __init__(self, cfg: DictConfig, folder: Path, ckpt: str = "best", export: str | None = None) -> None:
-        check_config(cfg)
+        complete_config(cfg)
         components = assemble(cfg, with_callbacks=False)
         self.task: Any = components.task
         self.data: Any = components.data

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from boltcutter.assembly.adapt import skip_reason
-from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, check_config, read_config
+from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, complete_config, read_config
 from boltcutter.assembly.folds import check_fold
 from boltcutter.cli.commands import CHECK_FLAGS
 from boltcutter.config.compose import DictConfig
@@ -52,7 +52,7 @@ def main(project: Project, arguments: list[str]) -> None:
     filter_warnings()
     special, rest = run.split_overrides([argument for argument in arguments if argument not in CHECK_FLAGS], "run")
     cfg = (
-        check_config(run.load_run_config(project, Path(special["run"]), rest))
+        complete_config(run.load_run_config(project, Path(special["run"]), rest))
         if special
         else read_config(project, rest)
     )
@@ -65,7 +65,7 @@ def main(project: Project, arguments: list[str]) -> None:
                 cfg.folder = folder
                 run_one_batch(cfg, data_parallel(components.trainer.strategy).size)
             else:
-                check_data(components, cfg)
+                apply_model(components, cfg)
         except Exception as error:
             if isinstance(error, HidesTraceback) and error.hide_traceback:
                 raise ConfigError(str(error)) from error
@@ -73,7 +73,7 @@ def main(project: Project, arguments: list[str]) -> None:
     print("ok")
 
 
-def check_data(components: Components, cfg: DictConfig) -> None:
+def apply_model(components: Components, cfg: DictConfig) -> None:
     """Load the data, unless that may download or write files, and apply the model and the loss to some samples.
 
     Raises:
