@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from boltcutter.cli.commands import main
 from boltcutter.cli.translate import translate
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.foreign import OPTIONS
 from boltcutter.project import Project
 
 PROJECT = Project.find(__file__)
@@ -83,8 +85,47 @@ def test_the_path_of_a_checkpoint_stands_for_its_run(tmp_path: Path) -> None:
     assert translate(PROJECT, "train", [f"ckpt_path={last}"]) == ("train", [f"resume={tmp_path}"])
     assert translate(PROJECT, "train", [f"ckpt_path={tmp_path}"]) == ("train", [f"resume={tmp_path}"])
     assert translate(PROJECT, "evaluate", [f"ckpt_path={best}"]) == ("evaluate", [f"run={tmp_path}", f"ckpt={best}"])
-    with pytest.raises(ConfigError, match=rf"continues from its last checkpoint; use resume={tmp_path}"):
-        translate(PROJECT, "train", [f"ckpt_path={best}"])
+    assert translate(PROJECT, "train", [f"ckpt_path={best}"]) == ("train", [f"resume={tmp_path}", f"ckpt={best}"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("trainer.gpus=2", "trainer.gpus: no such key; use trainer.devices=2 trainer.accelerator=gpu"),
+        ("+trainer.gpus=0", "trainer.gpus: no such key; use trainer.accelerator=cpu"),
+        ("trainer.resume_from_checkpoint=x", "trainer.resume_from_checkpoint: no such key; use resume=x"),
+        ("task_name=x", "task_name: no such key; use name=x"),
+        ("model.optimizer.lr=1", "model.optimizer.lr: no such key; use optimizer.lr=1"),
+        ("debug=default", "debug=default: no such option; use debug=limit"),
+        ("debug=fdr", "debug=fdr: no such option; use debug=fast"),
+        ("debug=profiler", "debug=profiler: no such option; use debug=profile"),
+        ("callbacks=none", "callback=none: no such option; use callback=null"),
+        ("trainer=gpu", "trainer=gpu: no such option; use trainer.accelerator=gpu"),
+        (
+            "trainer=ddp_sim",
+            "trainer=ddp_sim: no such option; use trainer=ddp trainer.accelerator=cpu trainer.devices=2",
+        ),
+    ],
+)
+def test_settings_of_others_name_those_to_use(given: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--print", given])
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_what_is_named_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    for replacements in OPTIONS.values():
+        for arguments in replacements.split(", or "):
+            main(["train", "--print", *arguments.split()])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_multirun_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["boltcutter", "train"])
+    main(["train", "--print", "-m", "optimizer.lr=0.1,0.2", "trainer.max_epochs=7"])
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert found["search"]["space"] == {"optimizer.lr": "grid(0.1, 0.2)"}
+    assert found["trainer"]["max_epochs"] == 7
 
 
 def test_several_runs_may_be_synced() -> None:

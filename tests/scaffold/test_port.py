@@ -46,7 +46,9 @@ class Lit(L.LightningModule):
 
     def configure_optimizers(self):
         make = self.optimizer or (lambda params: torch.optim.SGD(params, lr=self.lr))
-        return make(self.parameters())
+        optimizer = make(self.parameters())
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)  # of a metric of validation
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val/loss"}}
 
 
 class Data(L.LightningDataModule):
@@ -161,6 +163,20 @@ hydra:
       data.batch_size: choice(8, 16)
 """,
     "configs/local/default.yaml": "seed: 3\n",
+    "configs/debug/default.yaml": """# @package _global_
+task_name: debug
+callbacks: null
+logger: null
+extras:
+  enforce_tags: false
+hydra:
+  job_logging: {root: {level: DEBUG}}
+
+  # verbose: true
+trainer:
+  max_epochs: 1
+""",
+    "configs/debug/fdr.yaml": "# @package _global_\ndefaults:\n  - default\ntrainer:\n  fast_dev_run: true\n",
 }
 CLI = {
     "mine/__init__.py": "",
@@ -247,6 +263,9 @@ def test_a_template_project_trains_alike(make: Make, capsys: pytest.CaptureFixtu
     assert "preemption" in cfg["callback"]
     assert "bar" not in cfg["callback"]
     assert (cfg["paths"]["output_dir"], cfg["tags"], cfg["trainer"]["strategy"]) == ("x", ["dev"], "ddp_spawn")
+    debugged = resolved(compose(project, ["debug=fdr", "folder=x"]))
+    assert (debugged["trainer"]["fast_dev_run"], debugged["trainer"]["max_epochs"]) == (True, 1)
+    assert (debugged["callback"], debugged["logger"], "extras" in debugged) == (None, None, False)
     search = resolved(compose(project, ["search=own"], base=compose(project, ["experiment=fast"])))["search"]
     assert search["space"]["task.optimizer.lr"] == "loguniform(0.001, 0.1)"
     assert (search["metric"], search["mode"], search["num_trials"]) == ("val/loss", "min", 7)

@@ -194,7 +194,14 @@ def _resolved(project: Project, arguments: list[str]) -> str:
 
     local = remote.localize(registry.resolve(project, arguments))
     special, rest = split_overrides(local, "run", "ckpt", "split", "input", "output")
+    settings = None
+    if any(argument.startswith("search=") for argument in local):
+        plan = _import("boltcutter.search.plan")
+        settings = plan.read_settings(project, local)
+        local = [argument for argument in local if not plan.is_search_override(argument)]
     cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, local)
+    if settings:
+        cfg.search = settings
     if not cfg.get("folder"):
         # The id is created when the run starts.
         cfg.folder = "${runs}/${name}/<id>"

@@ -97,7 +97,7 @@ def _checkpoint(command: str, argument: str) -> list[str]:
     """Translate ``ckpt_path=`` into the run that has the checkpoint; other arguments are returned as they are.
 
     Raises:
-        ConfigError: It is in no run, or a run cannot be resumed from it.
+        ConfigError: It is in no run.
     """
     key, _, text = argument.partition("=")
     if key.lstrip("+") != "ckpt_path":
@@ -116,14 +116,8 @@ def _checkpoint(command: str, argument: str) -> list[str]:
         if command == "evaluate":
             remedy = f"use run=<folder of a run of the same model> ckpt={text}"
         raise ConfigError(f"{argument}: not in the folder of a run; {remedy}")
-    if command == "evaluate":
-        return [f"run={run}", *([f"ckpt={text}"] if path != run else [])]
-    if path != run and not path.name.startswith("last"):
-        raise ConfigError(
-            f"{argument}: a run continues from its last checkpoint; use resume={run}, or init_from={text} for a new "
-            "run that starts from these weights"
-        )
-    return [f"resume={run}"]
+    is_default = path == run or (command == "train" and path.name.startswith("last"))
+    return [f"{'resume' if command == 'train' else 'run'}={run}", *([] if is_default else [f"ckpt={text}"])]
 
 
 def _multirun(project: Project, command: str, arguments: Sequence[str]) -> tuple[str, list[str]]:

@@ -192,6 +192,8 @@ def _find_option(project: Project, group: str, option: str, above: tuple[Path, .
         near = hint(path.stem, known)
         if group == "model" and path.stem in project.groups().get("task", {}):  # as others call their LightningModule
             near = f"; use task={path.stem}"
+        if replacement := foreign.OPTIONS.get(f"{group}={path.stem}"):
+            near = f"; use {replacement}"
         raise ConfigError(f"{group}={option}: no such option{near}{project.list_options(group)}")
     return path
 
@@ -260,7 +262,7 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
     keys = node if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ()
     known = [str(k) for k in keys]
     is_call = isinstance(node, DictConfig) and "_target_" in node
-    if leaf not in known and key[0] != "+" and (key[0] == "~" or not is_call):
+    if leaf not in known and (path in foreign.REMOVED or (key[0] != "+" and (key[0] == "~" or not is_call))):
         everything = list(paths(cfg))
         alike = difflib.get_close_matches(path, [p for p in everything if p.endswith(f".{leaf}")], 1, cutoff=0)
         near = f"; did you mean {alike[0]}?" if alike else hint(path, everything)
@@ -268,9 +270,9 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
         group, _, name = parent.partition(".")
         if group == "callback" and name in project.groups().get(group, {}):
             near = f"; select it by callback=[default,{name}]"
-        ours = resolve_reference(cfg, foreign.renamed(path) or re.sub(r"^model\b", "task", path))
-        if foreign.renamed(path) or ours in everything:  # others keep their LightningModule in model
-            near = f"; use {ours}={text}"
+        ours = resolve_reference(cfg, re.sub(r"^model\b", "task", path))  # others keep their LightningModule in model
+        if theirs := foreign.replacement(path, text) or (f"{ours}={text}" if ours in everything else None):
+            near = f"; use {theirs}"
         elif told := foreign.advice(path):
             near = f"; {told}"
         raise ConfigError(f"{path}: no such key{near or adds}")

@@ -28,6 +28,19 @@ RENAMED = {
     "trainer.default_root_dir": "folder",
     "trainer.gpus": "trainer.devices",
     "trainer.logger": "logger",
+    "trainer.resume_from_checkpoint": "resume",
+}
+REMOVED = ("trainer.gpus", "trainer.resume_from_checkpoint")  # arguments of older versions of Lightning
+OPTIONS = {  # of lightning-hydra-template, and the arguments that take their place
+    "callback=none": "callback=null",
+    "debug=default": "debug=limit, or debug=[limit,anomaly]",
+    "debug=fdr": "debug=fast",
+    "debug=profiler": "debug=profile",
+    "logger=many_loggers": "logger=[csv,tensorboard]",
+    "trainer=cpu": "trainer.accelerator=cpu",
+    "trainer=ddp_sim": "trainer=ddp trainer.accelerator=cpu trainer.devices=2",
+    "trainer=gpu": "trainer.accelerator=gpu",
+    "trainer=mps": "trainer.accelerator=mps",
 }
 ADVICE = {  # for keys that have no counterpart
     "ckpt_path": "use resume=<folder of a run>, or `boltcutter evaluate run=<folder> ckpt=<file>`",
@@ -51,6 +64,16 @@ def renamed(key: str) -> str | None:
     ours = RENAMED.get(theirs, "") + path[len(theirs) :]
     ours = ours.replace(".init_args.", ".").replace(".class_path", "._target_")
     return ours if ours != path else None
+
+
+def replacement(key: str, value: str) -> str | None:
+    """The overrides that mean what another template's ``key=value`` means; None if that is not known."""
+    if key == "trainer.gpus":
+        return (
+            "trainer.accelerator=cpu" if value in ("0", "null") else f"trainer.devices={value} trainer.accelerator=gpu"
+        )
+    ours = renamed(key)
+    return ours and f"{ours}={value}"
 
 
 def advice(key: str) -> str | None:

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from boltcutter.config.annotations import coerce, is_subclass, literal_values, matches, type_name
 from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.foreign import replacement
 from boltcutter.config.locate import is_keras_model, locate, origin, package, parameters
 from boltcutter.config.values import REFERENCE, format_unresolved, format_value, parse, paths, resolve_reference
 from boltcutter.lightning_alias import remedy
@@ -152,10 +153,9 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
         elif takes_anything:
             yield from _check(value, raw[key], f"{dot}{key}")
         elif path:
-            yield (
-                f"{dot}{key}",
-                f": {name} takes no such argument{hint(key, named) or f'; --describe {path} lists them'}",
-            )
+            theirs = replacement(f"{dot}{key}", format_value(value))
+            near = f"; use {theirs}" if theirs else hint(key, named) or f"; --describe {path} lists them"
+            yield f"{dot}{key}", f": {name} takes no such argument{near}"
         else:
             below = [inner for inner in paths(DictConfig(raw)) if inner.endswith(f".{key}")]
             near = f"; did you mean {below[0]}?" if below else hint(key, [*named, "defaults"])

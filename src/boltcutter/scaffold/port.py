@@ -155,5 +155,7 @@ def _steps(folder: Path, file: Path, arguments: list[str]) -> dict[str, Any] | s
     if file.is_file():
         found: dict[str, Any] = json.loads(file.read_text())
         return found
-    lines = done.stderr.strip().splitlines() or [f"it ended with exit status {done.returncode} before any step"]
+    lines = [line for line in done.stderr.splitlines() if line.strip() and "HYDRA_FULL_ERROR" not in line] or [
+        f"it ended with exit status {done.returncode} before any step"
+    ]
     return next((line for line in reversed(lines) if line.startswith("error: ") or "Error: " in line), lines[-1])

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
+from boltcutter.config.compose import OVERLAYS
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import BUILTIN_CONFIGS
 
 GROUPS = {"model": "task", "datamodule": "data", "callbacks": "callback", "hparams_search": "search"}
 NOT_USED = {
-    "debug": "left out: debugging presets are built in",
     "extras": "left out: nothing reads it",
     "hydra": "left out: each run has a folder, a log and a record of its own",
     "local": "left out: write configs/local.yaml",
@@ -66,8 +66,8 @@ def convert(configs: Path, target: Path) -> Rows:
                 callback_file(text, file.stem, included),
                 "adds to the built-in ones; ModelCheckpoint is best",
             )
-        elif name == "experiment":
-            text = experiment_file(text, own, constants)
+        elif name in OVERLAYS:
+            text = experiment_file(text, name, own, constants)
         else:
             text = with_defaults(text, entries(yaml.safe_load(text) or {}, group), name)
             if name == "trainer":
@@ -153,14 +153,16 @@ def main_file(text: str, constants: list[str], own: list[str]) -> str:
     return "defaults:\n" + "\n".join(lines) + "\n" + text
 
 
-def experiment_file(text: str, own: list[str], constants: list[str]) -> str:
-    """Convert an experiment: what it selects, renamed groups, and its callbacks."""
+def experiment_file(text: str, layer: str, own: list[str], constants: list[str]) -> str:
+    """Convert an experiment or a preset for debugging: what it selects, renamed groups, and its callbacks."""
     values = yaml.safe_load(text) or {}
-    lines = [f"  {group}: {option}" for group, option in entries(values, "experiment") if option]
-    parents = [name for name, option in entries(values, "experiment") if not option]
-    lines += [f"  experiment: [{', '.join(parents)}]"] if parents else []
+    lines = [f"  {group}: {option}" for group, option in entries(values, layer) if option]
+    parents = [name for name, option in entries(values, layer) if not option]
+    lines += [f"  {layer}: [{', '.join(parents)}]"] if parents else []
+    lines += [f"  {GROUPS.get(key, key)}: null" for key in ("callbacks", "logger") if values.get(key, "") is None]
     moved = {key: values[key] for key in constants if key in values}
-    text = without(text, "defaults", "callbacks", "hydra", *own)
+    unset = [key for key in OPTIONS if values.get(key, "") is None]
+    text = without(text, "defaults", "callbacks", *NOT_USED, *own, *unset)
     text = re.sub(r"^(model|datamodule):", lambda match: f"{GROUPS[match[1]]}:", text, flags=re.M)
     if isinstance(values.get("callbacks"), dict):
         text += "\n" + dump({"callback": callbacks(values["callbacks"])})

@@ -36,6 +36,8 @@ class Steps(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record the state before the first step."""
+        for schedule in trainer.lr_scheduler_configs:
+            schedule.strict = False  # no validation computes its metric
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         defaults = {key: str(value) for key, value in (optimizer.defaults if optimizer else {}).items()}
         self.found = {
