@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from omegaconf import OmegaConf
 from torch import nn
 
 from boltcutter.assembly.adapt import adapt, load_compiled, spawning_strategy
@@ -168,8 +167,9 @@ def complete_config(cfg: DictConfig) -> DictConfig:
         ConfigError: There are mistakes, one line for each.
     """
     unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
-    settings = Config.__dataclass_fields__.keys() - {"data", "seed"}
-    alone = OmegaConf.masked_copy(cfg, [key for key in cfg if key not in settings])  # with what data may refer to
+    alone = cfg.copy()  # the data, and what it may refer to
+    for key in Config.__dataclass_fields__.keys() & cfg.keys() - {"data", "seed"}:
+        del alone[key]
     if unknown and not any(mistake.startswith("data") for mistake in build.check(alone, _data_only)):
         data = build.build(cfg.data, "data")
         if isinstance(data, NativeData):  # null may mean something else in another data module
