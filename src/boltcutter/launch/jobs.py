@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from boltcutter.config import instantiate as build
@@ -24,9 +25,10 @@ FOLDERS = ".folders"  # in the folder of all runs: folders of launched runs that
 def remember(runs: str, folder: Path) -> None:
     """Let ``list`` show a launched run, or the runs of an array, whose folder is not in that of all runs."""
     if "://" not in runs and not folder.resolve().is_relative_to(Path(runs).resolve()):
-        Path(runs).mkdir(parents=True, exist_ok=True)
-        with (Path(runs) / FOLDERS).open("a") as file:
-            file.write(f"{folder.resolve()}\n")
+        with suppress(OSError):  # of a folder that this user cannot write, in which list finds no other runs either
+            Path(runs).mkdir(parents=True, exist_ok=True)
+            with (Path(runs) / FOLDERS).open("a") as file:
+                file.write(f"{folder.resolve()}\n")
 
 
 def find_launcher(folder: Path) -> Iterator[tuple[Launcher, str]]:

@@ -69,7 +69,7 @@ if ! mkdir -p /opt/boltcutter || ! cd /opt/boltcutter; then
 fi
 
 cat >setup.sh <<'SETUP'
-set -euo pipefail # no -x, which would log secrets
+set -euo pipefail # without -x: its trace would show the values of variables in the log
 aws ecr get-login-password --region us-east-1 | docker login --username AWS --password-stdin 123456789012.dkr.ecr.us-east-1.amazonaws.com
 docker pull -q 123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1.0
 SETUP

@@ -106,7 +106,7 @@ if ! mkdir -p /opt/boltcutter || ! cd /opt/boltcutter; then
 fi
 
 cat >setup.sh <<'SETUP'
-set -euo pipefail # no -x, which would log secrets
+set -euo pipefail # without -x: its trace would show the values of variables in the log
 dnf install -y git
 aws s3 cp --only-show-errors s3://bucket/runs/digits/20260101-120000-0a1b2c3d/job.tar.gz job.tar.gz
 rm -rf bundle venv && mkdir bundle && tar -xzf job.tar.gz -C bundle
