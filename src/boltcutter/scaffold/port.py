@@ -60,6 +60,7 @@ def main(project: Project, arguments: list[str]) -> None:
         (written / "IMPORTED.md").write_text(f"# What became of each file\n\n{table}\n\nAll other files are copies.\n")
         written.rename(target)
     print(f"Wrote {display_path(target)} from {KINDS[kind]}; Python files are copies.\n\n{table}\n")
+    print("Train there by `boltcutter train`, which takes the place of the project's own script.\n")
     outcomes = [compare(source, target, *pair) for pair in _pairs(source, kind)]
     if not all(outcomes):
         sys.exit(1)
