@@ -30,6 +30,7 @@ from boltcutter.serving.server import bind, read_settings
 
 from .conftest import Serve, Served
 
+GENERATE = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 LIMITS = ["max_bytes=20000", "max_samples=8", "timeout=1.5", "max_batch=4"]
 
 
@@ -210,8 +211,7 @@ def test_a_request_that_is_too_large_is_read_after_its_answer(digits: Served) ->
 
 def test_all_requests_together_are_limited_in_size(text: Served) -> None:
     with connect(text) as client:
-        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20001\r\n\r\n"
-        client.sendall(head + b"a" * 20000)
+        client.sendall(GENERATE % 20001 + b"a" * 20000)
         refused = wait_for(lambda: text.post("/generate", {"prompt": "a" * 20000, "tokens": 1}), 503)
         assert "larger than 30000 bytes" in refused.json()["detail"]
     wait_for(lambda: text.post("/generate", {"prompt": "a" * 20000, "tokens": 1}), 200)
@@ -263,7 +263,7 @@ def test_more_texts_than_allowed_are_refused(text: Served) -> None:
     wait_for(lambda: text.post("/generate", short), 200)  # the client has gone
     body = json.dumps(asked | {"stream": False}).encode()
     with connect(text) as client:
-        client.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(GENERATE % len(body) + body)
         wait_for(lambda: text.post("/generate", short), 503)
     wait_for(lambda: text.post("/generate", short), 200)
 

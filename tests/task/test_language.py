@@ -176,7 +176,7 @@ def completed(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_evaluated_and_reported(completed: Path) -> None:
     files = {path.name for path in (completed / "run" / "evaluation" / "test").iterdir()}
-    assert files == {"metrics.json", "predictions.csv", "worst.npz"}
+    assert files == {"metrics.json", "predictions.csv", "settings.json", "worst.npz"}
     header = (completed / "run" / "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"train/loss", "val/loss", "val/bits_per_byte", "val/perplexity", "test/bits_per_byte"} <= set(header)
     report = (completed / "run" / "report.html").read_text()
