@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     def _models(gpt: GPT, mlp: MLP, keras: KerasModel) -> None:
         _shards: list[p.ShardsWeights] = [gpt, mlp]
         _stages: list[p.SplitsIntoStages] = [gpt, mlp]
-        _gpt: tuple[p.GroupsParameters, p.PermutesRows, p.CachesKeyValues, p.LimitsContext] = (gpt, gpt, gpt, gpt)
+        _gpt: tuple[p.GroupsParameters, p.CachesKeyValues, p.LimitsContext] = (gpt, gpt, gpt)
         _keras: tuple[p.ChecksInputs, p.StoresKerasFiles] = (keras, keras)
 
     def _tasks_and_data(task: Task, language: LanguageModeling, data: DataModule, text: Text, loader: Loader) -> None:
         _task: tuple[p.NativeTask, p.ComputesLosses, p.CompilesModel] = (task, task, task)
         _kind: p.HasKind = task
-        _language: p.GeneratesTokens = language
+        _language: tuple[p.GeneratesTokens, p.SummarizesOutputs] = (language, language)
         _data: tuple[p.NativeData, p.HasBatchSize, p.HasKind] = (data, data, data)
         _labels: tuple[p.HasClasses, p.HasStatistics, p.HasTokenizer] = (data, data, text)
         _loader: tuple[p.Sharded, p.MeasuresWaiting] = (loader, loader)
@@ -124,10 +124,10 @@ DATA = "NativeData HasBatchSize HasClasses HasStatistics HasKind"
 TASK = "NativeTask ComputesLosses CompilesModel HasMonitor HasKind"
 SATISFIED: list[tuple[Callable[[], Any], str]] = [
     (mlp, "ShardsWeights SplitsIntoStages"),
-    (gpt, "ShardsWeights SplitsIntoStages GroupsParameters PermutesRows CachesKeyValues LimitsContext"),
+    (gpt, "ShardsWeights SplitsIntoStages GroupsParameters CachesKeyValues LimitsContext"),
     (lambda: ResNet((3, 8, 8), 2), ""),
     (lambda: Classification(mlp(), optimizer=SGD), TASK),
-    (lambda: LanguageModeling(gpt(), optimizer=SGD), f"{TASK} GeneratesTokens"),
+    (lambda: LanguageModeling(gpt(), optimizer=SGD), f"{TASK} GeneratesTokens SummarizesOutputs"),
     (Digits, DATA),
     (text, f"{DATA} HasTokenizer"),
     (loader, "Sharded MeasuresWaiting HasBatchSize"),

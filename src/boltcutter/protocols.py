@@ -42,14 +42,10 @@ class ShardsWeights(Protocol):
     """A model that shards itself in ``trainer=fsdp2``, rather than by blocks; tensor parallelism requires it."""
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Shard all weights in place; options of ``fully_shard``, such as ``mp_policy``, are passed if it has them."""
+        """Shard all weights in place; options of ``fully_shard``, such as ``mp_policy``, are passed if it has them.
 
-
-@runtime_checkable
-class PermutesRows(Protocol):
-    """A sharded model that stores the rows of some weights in another order; checkpoints have the original order."""
-
-    row_permutations: dict[str, Tensor]  # by parameter name
+        The attribute ``row_permutations`` has, by parameter name, how it reorders rows; checkpoints have the old order.
+        """
 
 
 @runtime_checkable
@@ -116,6 +112,14 @@ class ComputesLosses(Protocol):
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each sample, shape (N,)."""
+
+
+@runtime_checkable
+class SummarizesOutputs(Protocol):
+    """A task whose steps need little of the model's outputs, so that pipelines need not broadcast them."""
+
+    def forward_summary(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Call the model once, and return what the steps need, of a shape that depends on those of the arguments."""
 
 
 @runtime_checkable

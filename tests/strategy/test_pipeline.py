@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,16 +76,79 @@ def test_an_epoch_resumed_in_one_process_counts_each_sample_once(
     assert ours.iloc[-1] == pytest.approx(theirs.iloc[0])
 
 
-def test_a_language_model_with_tied_embeddings_trains_as_one_process(
-    script: Script, text: list[str], tmp_path: Path
-) -> None:
+COUNTER = """
+import json
+from pathlib import Path
+
+import lightning as L
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+
+class Traffic(L.Callback):
+    \"\"\"Count the bytes of tensors that this rank passes to collectives, in the last step of each kind.\"\"\"
+
+    def setup(self, trainer, task, stage):
+        self.bytes = {}
+
+    def start(self, *args):
+        self.mode = Count()
+        self.mode.__enter__()
+
+    def end(self, trainer, task, outputs, batch, batch_idx):
+        self.mode.__exit__(None, None, None)
+        self.bytes["train" if trainer.training else "val"] = self.mode.total, len(batch[0])
+
+    on_train_batch_start = on_validation_batch_start = start
+    on_train_batch_end = on_validation_batch_end = end
+
+    def on_fit_end(self, trainer, task):
+        if trainer.world_size > 1:
+            Path(trainer.default_root_dir, f"{trainer.global_rank}.json").write_text(json.dumps(self.bytes))
+
+
+class Count(TorchDispatchMode):
+    total = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            found = [leaf for leaf in tree_flatten((args, kwargs))[0] if hasattr(leaf, "nbytes")]
+            self.total += sum(tensor.nbytes for tensor in found)
+        return function(*args, **kwargs or {})
+"""
+
+
+@pytest.fixture(scope="module")
+def language_models(script: Script, text: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of a language model with tied embeddings in one process, and on two stages."""
+    folder = tmp_path_factory.mktemp("language")
+    (folder / "traffic.py").write_text(COUNTER)
     accumulated = ["trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.1"]
+    logged = [
+        "trainer.val_check_interval=2",
+        "trainer.log_every_n_steps=1",
+        "+callback.traffic._target_=traffic.Traffic",
+    ]
     for name, more in (("one", []), ("two", [*PIPELINE, "trainer.devices=2", "model.activation_checkpointing=true"])):
-        done = script(
-            "train", *OVERRIDES, *text, *accumulated, *more, f"folder={tmp_path}/{name}", ranks=2 if more else 0
-        )
+        overrides = [*OVERRIDES, *text, *accumulated, *logged, *more, f"folder={folder}/{name}"]
+        done = script("train", *overrides, ranks=2 if more else 0, env={"PYTHONPATH": str(folder)})
         assert done.returncode == 0, done.stderr
-    assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6
+    return folder
+
+
+def test_a_language_model_with_tied_embeddings_trains_as_one_process(language_models: Path) -> None:
+    assert max_difference(language_models / "one", language_models / "two") < 1e-6
+    assert_same_history(language_models / "one", language_models / "two")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_outputs_that_the_steps_do_not_need_are_not_communicated(language_models: Path, rank: int) -> None:
+    found = json.loads((language_models / "two" / f"{rank}.json").read_text())
+    for kind, copies in (("train", 2), ("val", 1)):  # hidden states, and their gradients
+        communicated, samples = found[kind]
+        logits, hidden = (samples * 16 * size * 4 for size in (256, 32))
+        shared = 256 * 32 * 4 if kind == "train" else 0  # gradient of the tied embedding
+        assert 0 < communicated - copies * hidden - shared < logits / 10
 
 
 def test_a_non_finite_gradient_stops_all_ranks(script: Script, tmp_path: Path) -> None:
@@ -155,18 +219,16 @@ def test_zero_microbatches_are_refused() -> None:
 
 def test_a_loss_other_than_the_mean_of_losses_is_refused() -> None:
     strategy = PipelineStrategy()
-    strategy._expected = torch.tensor(1.0)
-    strategy._check_loss(torch.tensor(1.0))
+    strategy._check_loss(torch.tensor(1.0), torch.tensor(1.0))
     with pytest.raises(StrategyError, match=r"another loss than the mean of task\.losses; use trainer=ddp"):
-        strategy._check_loss(torch.tensor(2.0))
+        strategy._check_loss(torch.tensor(2.0), torch.tensor(1.0))
 
 
 def test_losses_that_differ_by_their_rounding_are_accepted() -> None:
-    strategy = PipelineStrategy()
-    strategy._expected = torch.tensor(2.2969, dtype=torch.bfloat16)
-    strategy._check_loss(torch.tensor(2.3125, dtype=torch.bfloat16))  # the next larger number
+    strategy, expected = PipelineStrategy(), torch.tensor(2.2969, dtype=torch.bfloat16)
+    strategy._check_loss(torch.tensor(2.3125, dtype=torch.bfloat16), expected)  # the next larger number
     with pytest.raises(StrategyError, match="another loss"):
-        strategy._check_loss(torch.tensor(2.5, dtype=torch.bfloat16))
+        strategy._check_loss(torch.tensor(2.5, dtype=torch.bfloat16), expected)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
-from boltcutter.protocols import NativeTask, PermutesRows, SavesShards, ShardsWeights
+from boltcutter.protocols import NativeTask, SavesShards, ShardsWeights
 from boltcutter.strategy.errors import StrategyError
 from boltcutter.strategy.sharding import fully_shard_units
 
@@ -186,7 +186,7 @@ class ModelParallelStrategy(strategies.ModelParallelStrategy):
     def _orders(self) -> dict[str, Tensor]:
         """Permutations of the rows of weights, by name, where the model has permuted them for sharding."""
         model: Any = getattr(self.lightning_module, self.module, None)
-        permutations = model.row_permutations if isinstance(model, PermutesRows) else {}
+        permutations: dict[str, Tensor] = getattr(model, "row_permutations", {})
         return {f"{self.module}.{name}": order for name, order in permutations.items()}
 
     def _orders_of(self, optimizer: Optimizer) -> dict[int, Tensor]:

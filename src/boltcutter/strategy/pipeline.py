@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from boltcutter.protocols import ComputesLosses, HasBatchSize, NativeTask, SplitsIntoStages, gather_objects
+from boltcutter.protocols import ComputesLosses, NativeTask, SplitsIntoStages, SummarizesOutputs, gather_objects
 from boltcutter.strategy.errors import StrategyError
 from boltcutter.strategy.stage import LocalStage
 
@@ -26,8 +26,8 @@ class PipelineStrategy(strategies.DDPStrategy):
 
     In a training step the microbatches of a batch are scheduled by 1F1B. The outputs of the last stage are broadcast to
     all ranks, and passed to the task's ``training_step`` in place of the model's outputs, so the loss, the metrics and
-    all logged values are those of one process, on each rank. Gradients are those of the mean of ``task.losses``.
-    Checkpoints are those of one process, too.
+    all logged values are those of one process, on each rank; a task that ``SummarizesOutputs`` is passed the summary
+    only. Gradients are those of the mean of ``task.losses``. Checkpoints are those of one process, too.
 
     Args:
         num_microbatches: Number of microbatches; at least the number of stages. The more, the smaller the bubble.
@@ -47,12 +47,11 @@ class PipelineStrategy(strategies.DDPStrategy):
             raise ValueError(f"trainer.strategy.num_microbatches={num_microbatches} is not positive; try 4")
         super().__init__(process_group_backend=process_group_backend)
         self.num_microbatches, self.module = num_microbatches, module
-        self._stage: LocalStage | None = None
+        self._stage: Any = None  # the LocalStage, once there are ranks
         self._schedules: dict[Any, Any] = {}
         self._samples = 1  # of the batch
-        self._outputs: Tensor | None = None  # of the whole batch, not yet used by the task
+        self._outputs: list[Tensor | None] = []  # of the whole batch, on the last stage; empty once the task used them
         self._gradients: list[Tensor | None] = []  # of the batch, not yet added to the weights
-        self._expected: Tensor | None = None  # loss of the first batch
         self._is_loss_checked = False
 
     @property
@@ -66,12 +65,16 @@ class PipelineStrategy(strategies.DDPStrategy):
         Raises:
             StrategyError: The model cannot be split, or the training uses an unsupported feature.
         """
-        self._check(trainer)
         task: Any = self.lightning_module
-        model: Any = getattr(task, self.module)
+        model: Any = getattr(task, self.module, None)
+        for text, holds in _refused(trainer, task, model, self.num_microbatches, self.world_size).items():
+            if holds:
+                raise StrategyError(text)
         if self._stage is None or self._stage.model is not model:
             self._stage, self._schedules = LocalStage(model, self.global_rank, self.world_size), {}
         model.forward = self._forward  # on the instance, so that the keys of checkpoints do not change
+        if isinstance(task, SummarizesOutputs):
+            vars(task)["forward_summary"] = self._forward_summary
         # Lightning would clip by the norm of this rank's gradients only.
         vars(self.precision_plugin)["clip_grad_by_norm"] = self._clip
         super(strategies.DDPStrategy, self).setup(trainer)
@@ -87,27 +90,22 @@ class PipelineStrategy(strategies.DDPStrategy):
 
     def training_step(self, batch: Any, *rest: Any, **kwargs: Any) -> Any:
         """Run the forward and backward passes of all stages, and then the task's step on the outputs."""
-        task: Any = self.lightning_module
-        stage = self._local_stage()
+        stage = self._stage
         inputs, targets = batch
         self._samples = len(inputs)
         before = [weight.grad for weight in stage.weights]
         for weight in stage.weights:
             weight.grad = None
-        schedule = self._schedule(inputs, train=True)
-        made = schedule.step(*([inputs] if stage.first else []), **({"target": targets} if stage.last else {}))
+        losses: list[Tensor] = []  # of microbatches, on the last stage
+        first, target = [inputs] if stage.first else [], targets if stage.last else None
+        self._outputs = [self._schedule(inputs, train=True).step(*first, target=target, losses=losses)]
         stage.add_shared_gradients()
         self._gradients = [weight.grad for weight in stage.weights]
         for weight, gradient in zip(stage.weights, before, strict=True):
             weight.grad = gradient
-        # The gradients are computed; requires_grad_ lets Lightning call backward on the task's loss all the same.
-        self._outputs = self._broadcast_outputs(schedule, made).detach().requires_grad_()
-        if not self._is_loss_checked:
-            with self.precision_plugin.forward_context():
-                self._expected = task.losses(self._outputs, targets).mean().detach()
         loss = super().training_step(batch, *rest, **kwargs)
         if not self._is_loss_checked:
-            self._check_loss(loss)
+            self._check_loss(loss, self._broadcast("loss", inputs, torch.stack(losses).sum() if losses else None))
         return loss
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
@@ -115,7 +113,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         loss = super().backward(closure_loss, optimizer, *args, **kwargs)
         task: Any = self.lightning_module
         parts = task.trainer.accumulate_grad_batches
-        for weight, gradient in zip(self._local_stage().weights, self._gradients, strict=True):
+        for weight, gradient in zip(self._stage.weights, self._gradients, strict=True):
             if gradient is not None:
                 gradient = gradient / parts if parts > 1 else gradient
                 weight.grad = gradient if weight.grad is None else weight.grad + gradient
@@ -129,7 +127,7 @@ class PipelineStrategy(strategies.DDPStrategy):
             parameters: Parameters of this rank.
             norms: Norm of the gradient of each, of shape (number of parameters,).
         """
-        not_owned = self._local_stage().not_owned
+        not_owned = self._stage.not_owned
         # Selected on the host: copying a mask to a GPU would wait for it.
         counted = [norm for norm, p in zip(norms.unbind(), parameters, strict=True) if id(p) not in not_owned]
         total = torch.stack(counted).square().sum() if counted else norms.new_zeros(())
@@ -144,16 +142,14 @@ class PipelineStrategy(strategies.DDPStrategy):
         """All weights on rank 0, those of the stage on other ranks."""
         task: Any = self.lightning_module
         state = task.state_dict(keep_vars=True)
-        kept = {key: v.detach().cpu() for key, v in state.items() if not v.is_meta}
-        return self._gather_on_rank_zero(
-            {k: v for k, v in kept.items() if id(state[k]) not in self._local_stage().not_owned}, list(state)
-        )
+        mine = {key: v.detach().cpu() for key, v in state.items() if id(v) not in self._stage.not_owned}
+        return self._gather_on_rank_zero(mine, list(state))
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The state of an optimizer for all weights on rank 0, for those of the stage on other ranks."""
         found: dict[str, Any] = getattr(optimizer, "_optimizer", optimizer).state_dict()
         weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        mine = {n: kept for n, kept in found["state"].items() if id(weights[n]) not in self._local_stage().not_owned}
+        mine = {n: kept for n, kept in found["state"].items() if id(weights[n]) not in self._stage.not_owned}
         mine = {n: {k: v.cpu() if isinstance(v, Tensor) else v for k, v in kept.items()} for n, kept in mine.items()}
         return {**found, "state": self._gather_on_rank_zero(mine, list(range(len(weights))))}
 
@@ -178,6 +174,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         """Restore the model's own ``forward``, without moving the task to the CPU: meta tensors cannot be moved."""
         if self._stage is not None:
             vars(self._stage.model).pop("forward", None)
+            vars(self.lightning_module).pop("forward_summary", None)
         vars(self.precision_plugin).pop("clip_grad_by_norm", None)
         task, self._lightning_module = self._lightning_module, None
         super().teardown()
@@ -185,14 +182,26 @@ class PipelineStrategy(strategies.DDPStrategy):
 
     def _forward(self, inputs: Tensor) -> Tensor:
         """Run all stages, in place of the model's own ``forward``."""
-        stage = self._local_stage()
-        if stage.model.training and torch.is_grad_enabled():
-            outputs, self._outputs = self._outputs, None
-            if outputs is None:
-                raise StrategyError("trainer=pipeline: the task calls its model twice in a step; use trainer=ddp")
-            return outputs
-        schedule = self._schedule(inputs, train=False)
-        return self._broadcast_outputs(schedule, schedule.step(*([inputs] if stage.first else [])))
+        return self._broadcast("outputs", inputs, self._run(inputs))
+
+    def _forward_summary(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Run all stages, in place of the task's own ``forward_summary``, which only the last stage calls."""
+        stage, task = self._stage, self.lightning_module
+        stage.model.forward = self._run  # no broadcast
+        made = type(task).forward_summary(task, inputs, targets) if stage.last else self._run(inputs)  # type: ignore
+        stage.model.forward = self._forward
+        return self._broadcast(targets.shape, inputs, made)
+
+    def _run(self, inputs: Tensor) -> Any:
+        """The model's outputs, on the last stage only; those of a training step are already computed."""
+        if not self._is_training():
+            return self._schedule(inputs, train=False).step(*([inputs] if self._stage.first else []))
+        if not self._outputs:
+            raise StrategyError("trainer=pipeline: the task calls its model twice in a step; use trainer=ddp")
+        return self._outputs.pop()
+
+    def _is_training(self) -> bool:
+        return self._stage.model.training and torch.is_grad_enabled()
 
     def _schedule(self, inputs: Tensor, *, train: bool) -> Any:
         """The schedule for batches of this shape, cached."""
@@ -202,7 +211,7 @@ class PipelineStrategy(strategies.DDPStrategy):
         if key not in self._schedules:
             if len(self._schedules) >= MAX_SCHEDULES:
                 self._schedules.clear()
-            part = PrecisionStage(self._local_stage().module, self.precision_plugin)
+            part = PrecisionStage(self._stage.module, self.precision_plugin)
             stage = PipelineStage(part, self.global_rank, self.world_size, self.root_device)
             if train:
                 made: Any = Schedule1F1B(stage, self.num_microbatches, loss_fn=self._loss, scale_grads=False)
@@ -218,16 +227,19 @@ class PipelineStrategy(strategies.DDPStrategy):
             loss: Tensor = task.losses(outputs, targets).sum() / self._samples
         return loss
 
-    def _broadcast_outputs(self, schedule: Any, made: Tensor | None) -> Tensor:
-        """Broadcast the outputs of the last stage to all ranks."""
-        if not hasattr(schedule, "output_spec"):
+    def _broadcast(self, key: Any, inputs: Tensor, made: Tensor | None) -> Tensor:
+        """Broadcast a tensor from the last stage to all ranks; those of one key and shape of inputs are alike."""
+        training = self._is_training()
+        specs = vars(self._schedule(inputs, train=training)).setdefault("specs", {})
+        if key not in specs:
             spec = [(made.shape, made.dtype) if made is not None else None]
             dist.broadcast_object_list(spec, self.world_size - 1)
-            schedule.output_spec = spec[0]
-        shape, dtype = schedule.output_spec
-        outputs = torch.empty(shape, dtype=dtype, device=self.root_device) if made is None else made.detach()
-        dist.broadcast(outputs, self.world_size - 1)
-        return outputs
+            specs[key] = spec[0]
+        shape, dtype = specs[key]
+        made = torch.empty(shape, dtype=dtype, device=self.root_device) if made is None else made.detach().contiguous()
+        dist.broadcast(made, self.world_size - 1)
+        # The gradients are computed; requires_grad_ lets Lightning call backward on the task's loss all the same.
+        return made.requires_grad_(training)
 
     def _gather_on_rank_zero(self, mine: dict[Any, Any], order: list[Any]) -> dict[Any, Any]:
         """The dictionaries of all ranks merged, in this order of keys, on rank 0; on other ranks their own."""
@@ -246,55 +258,29 @@ class PipelineStrategy(strategies.DDPStrategy):
         norm = self.global_grad_norm(weights, norms)
         nn.utils.clip_grads_with_norm_(weights, clip_val, norm)
 
-    def _check_loss(self, loss: Any) -> None:
+    def _check_loss(self, loss: Any, expected: Tensor) -> None:
         """Check that the task's loss is the one whose gradients were computed."""
-        assert self._expected is not None
-        tolerance = max(1e-3, 4 * torch.finfo(self._expected.dtype).eps)  # bfloat16 has 8 significant bits
-        if not isinstance(loss, Tensor) or not torch.allclose(
-            loss.detach(), self._expected, rtol=tolerance, equal_nan=True
-        ):
+        tolerance = max(1e-3, 4 * torch.finfo(expected.dtype).eps)  # bfloat16 has 8 significant bits
+        if not isinstance(loss, Tensor) or not torch.allclose(loss.detach(), expected, rtol=tolerance, equal_nan=True):
             raise StrategyError(
                 "trainer=pipeline: training_step returns another loss than the mean of task.losses; use trainer=ddp"
             )
         self._is_loss_checked = True
 
-    def _local_stage(self) -> LocalStage:
-        assert self._stage is not None
-        return self._stage
 
-    def _check(self, trainer: L.Trainer) -> None:
-        """Check that the training uses no feature that pipelines do not support.
-
-        Raises:
-            StrategyError: It does.
-        """
-        task: Any = self.lightning_module
-        model = getattr(task, self.module, None)
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        size = data.batch_size if isinstance(data, HasBatchSize) else None
-        parts, stages = self.num_microbatches, self.world_size
-        if parts < stages:
-            raise StrategyError(
-                f"trainer.strategy.num_microbatches={parts}: fewer than the {stages} stages; try {2 * stages}"
-            )
-        if size and size % parts:
-            raise StrategyError(
-                f"data.batch_size={size} does not divide into trainer.strategy.num_microbatches={parts}; "
-                f"try data.batch_size={size + -size % parts}"
-            )
-        if not isinstance(model, SplitsIntoStages):
-            raise StrategyError(
-                f"trainer.strategy: {type(model).__name__} has no method stages(count); add one, or use trainer=ddp"
-            )
-        for text, holds in _refused(trainer, task, model).items():
-            if holds:
-                raise StrategyError(text)
-
-
-def _refused(trainer: L.Trainer, task: Any, model: Any) -> dict[str, bool]:
+def _refused(trainer: L.Trainer, task: Any, model: Any, microbatches: int, stages: int) -> dict[str, bool]:
     """Error messages for unsupported features, and whether each is used."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    size = getattr(trainer.datamodule, "batch_size", None) or 0  # type: ignore[attr-defined]
     return {
+        f"trainer.strategy.num_microbatches={microbatches}: fewer than the {stages} stages; try {2 * stages}": (
+            microbatches < stages
+        ),
+        f"data.batch_size={size} does not divide into trainer.strategy.num_microbatches={microbatches}; "
+        f"try data.batch_size={size + -size % microbatches}": size % microbatches > 0,
+        f"trainer.strategy: {type(model).__name__} has no method stages(count); add one, or use trainer=ddp": (
+            not isinstance(model, SplitsIntoStages)
+        ),
         "task: it has no method losses(outputs, targets), which stages need; use trainer=ddp": not isinstance(
             task, ComputesLosses
         ),

@@ -58,6 +58,10 @@ class LanguageModeling(Task):
         flat = F.cross_entropy(outputs.flatten(0, 1), targets.long().flatten(), reduction="none")
         return flat.view(targets.shape)
 
+    def forward_summary(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each token, shape (N, T), which is all that the steps need of the model's outputs."""
+        return self.token_losses(self(inputs), targets)
+
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of each sequence in nats, shape (N,)."""
         return self.token_losses(outputs, targets).mean(dim=-1)
@@ -68,8 +72,7 @@ class LanguageModeling(Task):
 
     def test_step(self, batch: Pair, batch_idx: int) -> dict[str, Tensor]:
         """Update losses, and return the loss of each sequence."""
-        losses, _ = self._evaluate("test", batch)
-        return {"losses": losses}
+        return {"losses": self._evaluate("test", batch)[0]}
 
     @torch.inference_mode()
     def generate(
@@ -110,13 +113,12 @@ class LanguageModeling(Task):
 
     def _evaluate(self, stage: str, batch: Pair) -> Pair:
         inputs, targets = batch
-        outputs = self(inputs)
-        token_losses = self.token_losses(outputs, targets)
+        token_losses = self.forward_summary(inputs, targets)
         losses = token_losses.mean(dim=-1)
         self.means[f"{stage}_"].update(losses.detach())  # type: ignore[operator]
         if stage != "train":
             self.bits[f"{stage}_"].update(token_losses, targets)  # type: ignore[operator]
-        return losses, outputs
+        return losses, token_losses
 
     def _log_epoch(self, stage: str, loss: str, *, reset: bool = True) -> None:
         if stage != "train":
