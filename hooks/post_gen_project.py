@@ -5,7 +5,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 ANSWERS = json.loads(r"""{{ cookiecutter | jsonify }}""")
@@ -28,16 +30,25 @@ def find_template(scratch: str) -> Path:
 
 
 def as_requirement(template: Path, source: str, commit: str) -> str:
-    """Return the requirement of the library: the release that is checked out, or else the repository at the commit."""
-    version = re.search(r'^version = "(.+)"', (template / "pyproject.toml").read_text(), re.M)[1]
+    """Return the requirement of the library: the release that is used, or else the repository at the commit."""
+    is_installed = not (template / "pyproject.toml").exists()  # the template of a wheel
+    library = metadata.distribution("boltcutter") if is_installed else None
+    names = [library.version] if library else git(template, "tag", "--points-at", "HEAD").split()
+    for release in filter(None, (re.fullmatch(r"v?(\d+(\.\d+)+((a|b|rc)\d+)?)", name) for name in names)):
+        return f"boltcutter>={release[1]}"
     if not commit:
-        return f"boltcutter @ {template.as_uri()}"
-    if {version, f"v{version}"} & set(git(template, "tag", "--points-at", "HEAD").split()):
-        return f"boltcutter>={version}"
+        origin = json.loads(library.read_text("direct_url.json") or "{}") if library else {"url": template.as_uri()}
+        return f"boltcutter @ {origin['url']}"
     url = re.sub(r"^([\w.-]+@[\w.-]+):(?!//)", r"ssh://\1/", source)
     url = url if "://" in url else (template / url).resolve().as_uri()
     url = url.replace("file:///", "file://localhost/")  # pip before 24 refuses a URL without a host
     return f"boltcutter @ git+{re.sub('//[^/@]*:[^/@]*@', '//', url)}@{commit}"  # without a password
+
+
+def library_packages(template: Path) -> list[Path]:
+    """Return the folders of the library that the template is part of."""
+    folder = template / "src" if (template / "src").is_dir() else template.parents[1]
+    return [file.parent for file in folder.glob("boltcutter*/__init__.py")]
 
 
 def main(template: Path) -> None:
@@ -45,14 +56,24 @@ def main(template: Path) -> None:
     commit = git(template, "rev-parse", "HEAD") if (template / ".git").exists() else ""
     is_pushed = commit and git(template, "branch", "-r", "--contains", "HEAD")
     source = (is_pushed and git(template, "config", "remote.origin.url")) or str(template)
-    file = Path("pyproject.toml")
-    text = file.read_text().replace('"boltcutter"', json.dumps(as_requirement(template, source, commit)), 1)
+    if (file := template / "origin.json").is_file():  # of a wheel that a workflow has built
+        origin = json.loads(file.read_text())
+        source, commit = origin["template"], origin["commit"]
+    file, requirement = Path("pyproject.toml"), as_requirement(template, source, commit)
+    if "file://" in requirement:
+        print(
+            f"warning: {requirement}: exists on this machine only, so CI, `docker build` and other machines cannot "
+            "install the project; push the template's commit and create the project again, or change pyproject.toml",
+            file=sys.stderr,
+        )
+    text = file.read_text().replace('"boltcutter"', json.dumps(requirement), 1)
     if ANSWERS["license"] == "none":
         text = re.sub(r"^license.*\n", "", text, flags=re.M)
         Path("LICENSE").unlink()
     file.write_text(text)
     if ANSWERS["vendor"]:
-        shutil.copytree(template / "src" / "boltcutter", "src/boltcutter", ignore=shutil.ignore_patterns("__pycache__"))
+        for package in library_packages(template):
+            shutil.copytree(package, Path("src", package.name), ignore=shutil.ignore_patterns("__pycache__"))
     if not ANSWERS.get("_repo_dir"):
         return  # cruft writes its file itself
     if commit:

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 import pytest
@@ -68,9 +68,13 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all tests of a file, and all that share the cluster or exported runs, in one worker: each is set up once."""
+@pytest.hookimpl(wrapper=True)  # before xdist reads the groups, and after tests are selected by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
+    """Run all tests of a file, and all that share the cluster or exported runs, in one worker: each is set up once.
+
+    With ``SHARD=1/6``, only a sixth of the selected tests is kept, in whole groups.
+    """
+    groups = {}
     for item in items:
         group, fixtures = str(item.path.relative_to(ROOT)), getattr(item, "fixturenames", ())
         if "cluster" in fixtures:
@@ -78,7 +82,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif item.path.parent.name == "export" and {"digits", "diabetes", "gpt"} & {*fixtures}:
             group = "exports"
         item.add_marker(pytest.mark.xdist_group(group))
+        groups[item] = group
     items.sort(key=lambda item: item.path.stem not in LONGEST and item.path.parent.name not in LONGEST)
+    result = yield
+    if shard := os.environ.get("SHARD"):
+        index, count = shard.split("/")
+        kept = shards(Counter(groups[item] for item in items), int(count))[int(index) - 1]
+        config.hook.pytest_deselected(items=[item for item in items if groups[item] not in kept])
+        items[:] = [item for item in items if groups[item] in kept]
+    return result
+
+
+def shards(sizes: Mapping[str, int], count: int) -> list[set[str]]:
+    """Distribute groups of tests by their sizes: the largest first, each to the shard with the fewest tests."""
+    found: list[set[str]] = [set() for _ in range(count)]
+    for group in sorted(sizes, key=lambda group: (-sizes[group], group)):
+        min(found, key=lambda shard: sum(sizes[other] for other in shard)).add(group)
+    return found
 
 
 def saved_weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
@@ -236,8 +256,43 @@ def require(*programs: str, install: str, package: str = "") -> None:
     if package and not list(distributions(name=package)):
         missing.append(package)
     if missing:
-        found = f"{', '.join(missing)} not found: {install}"
-        pytest.fail(found) if os.environ.get("CI") == "true" else pytest.skip(found, allow_module_level=True)
+        unavailable(f"{', '.join(missing)} not found: {install}")
+
+
+def unavailable(what: str) -> NoReturn:
+    """Skip a test that cannot run on this machine; with CI=true, fail instead."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(what)
+    pytest.skip(what, allow_module_level=True)
+
+
+AS_ROOT = [] if os.geteuid() == 0 else ["sudo", "-n"]
+
+
+@contextmanager
+def mounted(folder: Path, size: str) -> Iterator[Path]:
+    """Mount a disk of its own, as root or by sudo; raises OSError where neither may, as in a container."""
+    folder.mkdir(parents=True)
+    options = f"size={size},uid={os.getuid()}"
+    mount = [*AS_ROOT, "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, timeout=20)
+    if done.returncode:
+        raise OSError(f"no disk can be mounted on this machine: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run([*AS_ROOT, "umount", "-l", str(folder)], check=True, timeout=20)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB."""
+    with ExitStack() as stack:
+        try:
+            disk = stack.enter_context(mounted(tmp_path / "disk", "2m"))
+        except OSError as error:
+            unavailable(str(error))
+        yield disk
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import fsspec
 import pytest
 
-from boltcutter.run import remote
+from boltcutter_remote import store as remote
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -20,6 +21,12 @@ else:
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
+ONLY_PYTHONPATH = """
+import os, sys
+known = os.environ["PYTHONPATH"].split(os.pathsep)
+sys.path[:] = [p for p in sys.path if p in known or (p.startswith(sys.base_prefix) and "-packages" not in p)]
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
+"""
 COMMANDS = """
 import json, sys
 from boltcutter.cli import commands
@@ -62,11 +69,21 @@ def core_only(tmp_path: Path) -> dict[str, str]:
 
 
 def test_every_file_beside_the_code_is_installed() -> None:
-    library = ROOT / "src" / "boltcutter"
-    patterns = PYPROJECT["tool"]["setuptools"]["package-data"]["boltcutter"]
-    installed = {file for pattern in patterns for file in library.glob(pattern)}
-    files = {file for folder in (library, library / "configs") for file in folder.rglob("*") if file.is_file()}
-    assert not {file for file in files - installed if file.suffix not in (".py", ".pyc", ".typed")}
+    source = ROOT / "src"
+    patterns = PYPROJECT["tool"]["setuptools"]["package-data"]
+    packages = [file.parent for file in source.rglob("__init__.py")]
+    names = {package: ".".join(package.relative_to(source).parts) for package in packages}
+    installed = {
+        file
+        for package in packages
+        for pattern in (*patterns["*"], *patterns.get(names[package], ()))
+        for file in package.glob(pattern)
+    }
+    files = {
+        file for folder in (source, source / "boltcutter" / "configs") for file in folder.rglob("*") if file.is_file()
+    }
+    others = {file for file in files - installed if file.suffix not in (".py", ".pyc")}
+    assert not {file for file in others if not file.parent.name.endswith(".egg-info")}
 
 
 def test_a_step_a_test_and_a_report_need_no_extra(core_only: dict[str, str], tmp_path: Path) -> None:
@@ -95,6 +112,49 @@ def test_a_step_a_test_and_a_report_need_no_extra(core_only: dict[str, str], tmp
     assert of_images.endswith("pip install 'boltcutter[images]'")
     assert re.search("pandas.*; pip install ", of_table)
     assert not {"pandas", "matplotlib", "PIL", "pyarrow", "rich"} & set(done.stdout.rpartition("modules:")[2].split())
+
+
+def test_the_core_works_without_the_parts(core_only: dict[str, str], tmp_path: Path) -> None:
+    """With the requirements of the core alone, and all parts deleted: README's first command, and what follows."""
+    core = tmp_path / "library"
+    shutil.copytree(ROOT / "src" / "boltcutter", core / "boltcutter")
+    env = core_only | {"PYTHONPATH": core_only["PYTHONPATH"].replace(str(ROOT / "src"), str(core))}
+    (core / "sitecustomize.py").write_text(ONLY_PYTHONPATH)  # for the second rank, which Lightning starts without -S
+
+    def call(*arguments: str, ok: bool = True) -> str:
+        command = [sys.executable, "-S", "-m", "boltcutter", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=170)
+        assert (done.returncode == 0) == ok, done.stdout + done.stderr
+        return done.stdout if ok else done.stderr
+
+    assert {line.split()[0] for line in call("--help").splitlines()[2:]} == {
+        *("train", "evaluate", "predict", "check", "compare")
+    }
+    call("train", "trainer.max_epochs=2", "folder=run", "logger=null")
+    call("train", "reproduce=run", "folder=again")
+    assert "bitwise identical" in call("compare", "run=run", "with=again")
+    assert "Missing from this report" not in (tmp_path / "run" / "report.html").read_text()
+    call("train", "resume=run", "trainer.max_epochs=3")
+    call("evaluate", "run=run", "split=val")
+    two = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "logger=null", "report=false"]
+    call("train", *two, "trainer.max_epochs=1", "folder=ranks")
+    # What a part is needed for is refused in one line.
+    for arguments, remedy in {
+        ("launch", "launch=local"): "launch: no such command",
+        ("check", "data=mnist"): "pip install boltcutter",
+        ("train", "resume=s3://bucket/run"): "pip install boltcutter",
+        ("predict", "run=run", "export=onnx", "input=x"): "pip install boltcutter",
+        ("check", "trainer=fsdp2"): "pip install boltcutter",
+        ("train", *two, "trainer.strategy.start_method=fork"): "pip install boltcutter",
+    }.items():
+        assert_one_line(call(*arguments, ok=False), remedy)
+
+
+def assert_one_line(errors: str, remedy: str) -> None:
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, errors
+    assert remedy in lines[0]
+    assert "Traceback" not in errors
 
 
 @pytest.mark.slow

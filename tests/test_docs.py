@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 
 from boltcutter.assembly.assemble import read_config
-from boltcutter.cli.commands import CHECK_FLAGS, COMMANDS, DOCTOR_FLAGS, run
-from boltcutter.export.command import read_settings
-from boltcutter.launch.command import FLAGS, VERBS
+from boltcutter.assembly.overrides import read_overrides
+from boltcutter.cli.commands import CHECK_FLAGS, run
+from boltcutter.cli.commands import commands as known_commands
 from boltcutter.project import Project, tomllib
-from boltcutter.run.folder import read_overrides
-from boltcutter.scaffold import new, vendor
-from boltcutter.serving.server import LIMITS, SERVER
+from boltcutter_export.command import read_settings
+from boltcutter_export.serving.server import LIMITS, SERVER
+from boltcutter_launch.command import FLAGS, VERBS
+from boltcutter_planning.part import DOCTOR_FLAGS
+from boltcutter_runs.command import VERBS as RUN_VERBS
+from boltcutter_runs.command import parse
+from boltcutter_runs.comparison import parse as parse_comparison
+from boltcutter_runs.query import parse as parse_filter
+from boltcutter_scaffold import new, vendor
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
@@ -70,6 +76,12 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
         assert {argument.partition("=")[0] for argument in arguments[1:]} <= {"run", *FLAGS}
     elif any(argument in ("--describe", "--print", "--check", "--help", "--completion") for argument in arguments):
         run(name, arguments, str(project.root))
+    elif name == "compare" and "--metric" in arguments:
+        groups = parse_comparison(arguments).groups
+        assert [parse_filter(group) for group in groups if not group.startswith("runs/")]
+    elif name == "runs":
+        _, rest = parse(arguments)
+        assert rest[:1] == [] or rest[0] in RUN_VERBS or parse_filter(rest[0])
     elif name in ("launch", "search"):
         if name == "search" and any(argument.startswith("resume=") for argument in arguments):
             return
@@ -128,7 +140,7 @@ def test_extras_and_files_on_a_page_exist(page: Path) -> None:
     folder = TEMPLATE if TEMPLATE in page.parents else ROOT
     extras = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {extra for given in re.findall(r"\.\[([\w,]+)\]", text) for extra in given.split(",")} <= extras.keys()
-    folders = (folder, folder / "src" / "boltcutter", folder / "src" / "{{cookiecutter.__package}}")
+    folders = (folder, folder / "src", folder / "src" / "boltcutter", folder / "src" / "{{cookiecutter.__package}}")
     named = re.findall(r"(?<![\w./-])(?:tests|configs|docs|scripts)/[\w./-]*\w", text)
     named += re.findall(r"`((?:[a-z_]+/)+[\w-]+\.(?:py|yaml|html|sh))`", text)
     examples = re.compile("tiny|mine|my_")
@@ -152,4 +164,4 @@ def test_links_on_a_page_lead_somewhere(page: Path) -> None:
 
 def test_every_command_is_documented() -> None:
     documented = {name for page in PAGES for name, _ in commands(page)}
-    assert documented >= COMMANDS.keys()
+    assert documented >= known_commands().keys()

@@ -12,6 +12,7 @@ import pytest
 from boltcutter.cli.main import main
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.startup import restored_signals
+from boltcutter.extend import Command
 from boltcutter.project import Project
 
 PROJECT = Project.find(__file__)
@@ -41,6 +42,8 @@ MISTAKES = [
     ("callback.best.save_top=1", "callback.best.save_top: ", "did you mean save_top_k?"),
     ("callback.bst.monitor=x", "callback.bst.monitor: ", "did you mean callback.best.monitor?"),
     ("task.metrics.f1.averag=macro", "task.metrics.f1: ", "`averag`"),
+    ("choices=3", "choices=3: ", "model=mlp"),
+    ("choices.model=mlp", "choices.model=mlp: ", "model=mlp"),
     # Keyword arguments that a class would pass on unchecked.
     (
         f"{DDP} trainer.strategy.find_unused_parametrs=true",
@@ -245,7 +248,7 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
     def call(*overrides: str, project: Project = PROJECT, module: str = "boltcutter.training.check") -> list[str]:
         with pytest.raises(SystemExit) as stopped:
-            main(project, module, "", overrides)
+            main(project, Command(f"{module}:main", ""), None, overrides)
         out, err = capsys.readouterr()
         assert stopped.value.code == 2
         assert not out
@@ -299,7 +302,7 @@ def test_fractions_of_a_split_must_add_up_to_one(refusal: Refusal, tmp_path: Pat
 
 
 def test_a_command_whose_package_is_not_installed(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = "boltcutter.serving.server"
+    server = "boltcutter_export.serving.server"
     monkeypatch.delitem(sys.modules, server, raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "prometheus_client.multiprocess", raising=False)
@@ -308,13 +311,13 @@ def test_a_command_whose_package_is_not_installed(refusal: Refusal, monkeypatch:
 
 @pytest.mark.parametrize("override", ["export=[]", "export=null", "ckpt=last"])
 def test_an_export_without_formats(override: str, refusal: Refusal) -> None:
-    assert_one_line(refusal("run=/nowhere", override, module="boltcutter.export.command"), "export: ", "give export=…")
+    assert_one_line(refusal("run=/nowhere", override, module="boltcutter_export.command"), "export: ", "give export=…")
 
 
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOLTCUTTER_DEBUG", "1")
     with pytest.raises(ConfigError, match=r"^sed: "):
-        main(PROJECT, "boltcutter.training.check", "", ["sed=1"])
+        main(PROJECT, Command("boltcutter.training.check:main", ""), None, ["sed=1"])
 
 
 @pytest.mark.parametrize(

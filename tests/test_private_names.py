@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-SRC = Path(__file__).parents[1] / "src" / "boltcutter"
+from boltcutter.internals import OVERRIDDEN
+
+SRC = Path(__file__).parents[1] / "src"
+
+# Of libraries besides torch and Lightning, in the one file of the core that uses them.
+OF_OTHERS = {
+    "boltcutter/config/compose.py": {"_set_value"},
+    "boltcutter/config/values.py": {"_dereference_node", "_get_node", "_is_interpolation", "_is_missing", "_is_none"},
+    "boltcutter/environment/workers.py": {"_popen"},
+    "boltcutter/logger/wandb.py": {"_proc", "_wl"},
+}
 
 # Module → owner (a class, or "" for the module itself) → name → its parameters; None: an attribute.
 NAMES: dict[str, dict[str, dict[str, str | None]]] = {
@@ -24,7 +34,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         "_DeviceDtypeModuleMixin": {"_device": None},
     },
     "lightning.pytorch.callbacks.weight_averaging": {
-        "WeightAveraging": {"_average_model": None, "_latest_update_step": None},
+        "WeightAveraging": {"_latest_update_step": None},
     },
     "lightning.fabric.utilities.seed": {
         "": {"_collect_rng_states": "include_cuda", "_set_rng_states": "rng_state_dict"},
@@ -74,6 +84,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
             "_broadcast_sigterm_tensor": "self",
         },
     },
+    "lightning.pytorch.loops.optimization.automatic": {
+        "_AutomaticOptimization": {"_on_before_zero_grad": "self optimizer"},
+    },
     "lightning.pytorch.overrides.distributed": {
         "": {"_sync_module_states": "module"},
     },
@@ -105,6 +118,9 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
             "_save_distributed_checkpoint": None,
             "_tensor_parallel_size": None,
         },
+    },
+    "lightning.pytorch.strategies.parallel": {
+        "ParallelStrategy": {"_layer_sync": None},
     },
     "lightning.pytorch.strategies.strategy": {
         "Strategy": {"_lightning_module": None},
@@ -140,14 +156,22 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
         },
     },
     "omegaconf.nodes": {
-        "AnyNode": {"_set_value": "self value flags", "_value": "self"},
+        "AnyNode": {"_dereference_node": "self", "_set_value": "self value flags", "_value": "self"},
     },
     "torch": {
         "Tensor": {"_backward_hooks": None, "_post_accumulate_grad_hooks": None},
-        "": {"_foreach_copy_": None, "_foreach_mul_": None, "_foreach_norm": None, "_tensor_classes": None},
+        "": {
+            "_foreach_copy_": None,
+            "_foreach_lerp_": None,
+            "_foreach_mul_": None,
+            "_foreach_norm": None,
+            "_fused_sgd_": None,
+            "_storage_classes": None,
+            "_tensor_classes": None,
+        },
     },
     "torch._C._distributed_c10d": {
-        "": {"Work": None},
+        "": {"Work": None, "_create_work_from_future": None},
     },
     "torch._dynamo.utils": {
         "": {"get_compilation_metrics": ""},
@@ -175,6 +199,12 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     },
     "torch.distributed.rendezvous": {
         "": {"_create_c10d_store": "hostname port rank world_size timeout use_libuv"},
+    },
+    "torch.distributed.tensor": {
+        "DTensor": {"_local_tensor": None, "_op_dispatcher": None},
+    },
+    "torch.distributed.tensor._dispatch": {
+        "OpDispatcher": {"_custom_op_handlers": None},
     },
     "torch.distributed.tensor._utils": {
         "": {"compute_local_shape_and_global_offset": "global_shape mesh placements"},
@@ -224,6 +254,7 @@ NAMES: dict[str, dict[str, dict[str, str | None]]] = {
     "torch.utils._pytree": {
         "": {
             "tree_leaves": "tree is_leaf",
+            "tree_map_only": "type_or_types_or_pred func tree is_leaf",
             "tree_flatten": "tree is_leaf",
             "tree_unflatten": "leaves treespec",
         },
@@ -323,9 +354,11 @@ def used() -> dict[str, set[str]]:
                 own = own - {node.attr}
         elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("boltcutter"):
             names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Constant) and node.value in OVERRIDDEN:  # by getattr, setattr and the like
+            names = [node.value]
         for name in names:
             if re.match(r"_[A-Za-z]", name):
-                found.setdefault(name, set()).add(file.name)
+                found.setdefault(name, set()).add(file.relative_to(SRC).as_posix())
     return {name: files for name, files in found.items() if name not in own | DOCUMENTED}
 
 
@@ -334,3 +367,28 @@ def test_every_private_name_that_is_used_is_listed() -> None:
     listed.add("_should_use_torchax_tensor")
     listed |= {part for module in ALL_NAMES for part in module.split(".")}
     assert {name: files for name, files in used().items() if name not in listed} == {}
+
+
+def test_the_core_uses_private_names_in_one_file_only() -> None:
+    elsewhere = {
+        f"{file}: {name}"
+        for name, files in used().items()
+        for file in files
+        if file.startswith("boltcutter/") and file != "boltcutter/internals.py"
+        if name not in OVERRIDDEN.keys() | OF_OTHERS.get(file, set())
+    }
+    assert elsewhere == set()
+
+
+def test_what_the_core_overrides_names_the_file() -> None:
+    files = used()
+    for name, reason in OVERRIDDEN.items():
+        file = f"boltcutter/{reason.partition(':')[0]}.py"
+        assert name in (SRC / file).read_text(), f"{name} is not in {file}"
+        assert files.get(name, {file}) - {"boltcutter/internals.py"} >= {file}, name
+
+
+def test_there_are_few_private_names() -> None:
+    tree = ast.parse((SRC / "boltcutter" / "internals.py").read_text())
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert len(functions) < 40

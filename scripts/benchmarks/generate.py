@@ -16,10 +16,10 @@ import torch
 
 from benchmarks import harness
 from benchmarks.harness import ROOT, TRAIN, BenchmarkError, Process, ratio_of_turns
+from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
-from boltcutter.run import folder as run
-from boltcutter.serving.predictor import Predictor
+from boltcutter_export.serving.predictor import Predictor
 
 CONTEXT, PROMPT, TOKENS, TARGET = 512, 16, 256, 5.0
 EXACT = ("eager", "onnx", "torch")  # rounding differs too little to change a token
@@ -48,7 +48,7 @@ def main(project: Project, overrides: list[str]) -> None:
         export = [str(TRAIN.parent / "export.py"), f"run={folder}", f"export=[{','.join(formats)}]"]
         if formats:
             Process([*export, "export.max_drop=100"], cores).wait()
-        cfg, _ = run.load_evaluation_config(project, {"run": str(folder)}, [])
+        cfg, _ = load_evaluation_config(project, {"run": str(folder)}, [])
         predictors = {name: Predictor(cfg, folder, "last", None if name == "eager" else name) for name in work}
         for _ in range(int(chosen["rounds"])):
             for name, predictor in predictors.items():

@@ -24,12 +24,12 @@ import uvicorn
 
 from benchmarks import harness
 from benchmarks.harness import TRAIN, Process, Ratio, ratio
+from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
-from boltcutter.run import folder as run
-from boltcutter.serving.app import NUMPY, Limits
-from boltcutter.serving.batching import begin
-from boltcutter.serving.server import LIMITS, LimitedProtocol, bind, create
+from boltcutter_export.serving.app import NUMPY, Limits
+from boltcutter_export.serving.batching import begin
+from boltcutter_export.serving.server import LIMITS, LimitedProtocol, bind, create
 
 LEAST, MOST = 0.8, 5.0  # targets of the throughput, and of the slowest hundredth over the median
 SLOW = 0.002  # seconds per sample from which the target of the throughput applies
@@ -71,7 +71,7 @@ def measure(folder: Path, clients: int, rounds: int, seconds: float) -> dict[str
     filter_warnings()
     project = Project.find(harness.ROOT)
     project.activate()
-    cfg, _ = run.load_evaluation_config(project, {"run": str(folder)}, [])
+    cfg, _ = load_evaluation_config(project, {"run": str(folder)}, [])
     app = create(cfg, folder, {"ckpt": "last", "export": None, **LIMITS})
     predictor = app.state.predictor
     sample = predictor.array(np.zeros((1, *predictor.shape), np.float32))

@@ -7,6 +7,7 @@ torch nor Lightning.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from boltcutter import lightning_alias
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
     from boltcutter.callback.ema import EMA as EMA
     from boltcutter.callback.guard import Guard as Guard
     from boltcutter.callback.preemption import Preemption as Preemption
-    from boltcutter.callback.profile import Profile as Profile
+    from boltcutter_planning.profile import Profile as Profile
     from boltcutter.callback.progress import Progress as Progress
     from boltcutter.callback.reseed import Reseed as Reseed
     from boltcutter.callback.throughput import ThroughputMonitor as ThroughputMonitor
     from boltcutter.config.errors import ConfigError as ConfigError
-    from boltcutter.data.augment import Augment as Augment
+    from boltcutter_data.augment import Augment as Augment
     from boltcutter.data.digits import Digits as Digits
     from boltcutter.data.module import (
         BatchedTensorDataset as BatchedTensorDataset,
@@ -39,29 +40,30 @@ if TYPE_CHECKING:
         split_indices as split_indices,
     )
     from boltcutter.data.sampler import Batch as Batch
-    from boltcutter.data.tokens import TokenDataModule as TokenDataModule
+    from boltcutter_language.tokens import TokenDataModule as TokenDataModule
     from boltcutter.environment.signals import PreemptionError as PreemptionError
-    from boltcutter.export.exported import load_exported as load_exported
-    from boltcutter.launch.job import Job as Job, Launcher as Launcher, Status as Status
-    from boltcutter.launch.local import LocalLauncher as LocalLauncher
-    from boltcutter.launch.slurm import SlurmLauncher as SlurmLauncher
+    from boltcutter_export.exported import load_exported as load_exported
+    from boltcutter_launch.job import Job as Job, Launcher as Launcher, Status as Status
+    from boltcutter_launch.local import LocalLauncher as LocalLauncher
+    from boltcutter_launch.slurm import SlurmLauncher as SlurmLauncher
     from boltcutter.logger.csv import CSVLogger as CSVLogger
     from boltcutter.logger.wandb import WandbLogger as WandbLogger
     from boltcutter.model.convnet import ConvNet as ConvNet
-    from boltcutter.model.gpt import GPT as GPT
+    from boltcutter_language.gpt import GPT as GPT
     from boltcutter.model.linear import Linear as Linear
     from boltcutter.model.mlp import MLP as MLP
-    from boltcutter.model.resnet import ResNet as ResNet
+    from boltcutter_data.resnet import ResNet as ResNet
     from boltcutter.project import Project as Project
     from boltcutter.run.compare import Comparison as Comparison
     from boltcutter.task.base import Task as Task
     from boltcutter.task.classification import Classification as Classification
-    from boltcutter.task.language import LanguageModeling as LanguageModeling
+    from boltcutter_language.task import LanguageModeling as LanguageModeling
     from boltcutter.task.regression import Regression as Regression
     from boltcutter.task.schedule import warmup_cosine as warmup_cosine
 
+    __version__: str
+
 _MODULES = {
-    "Augment": "boltcutter.data.augment",
     "Batch": "boltcutter.data.sampler",
     "BatchedTensorDataset": "boltcutter.data.module",
     "BestCheckpoint": "boltcutter.callback.checkpoint",
@@ -75,50 +77,59 @@ _MODULES = {
     "Digits": "boltcutter.data.digits",
     "EMA": "boltcutter.callback.ema",
     "evaluate": "boltcutter.api",
-    "GPT": "boltcutter.model.gpt",
     "Guard": "boltcutter.callback.guard",
-    "Job": "boltcutter.launch.job",
-    "LanguageModeling": "boltcutter.task.language",
     "LastCheckpoint": "boltcutter.callback.checkpoint",
-    "Launcher": "boltcutter.launch.job",
     "Linear": "boltcutter.model.linear",
-    "load_exported": "boltcutter.export.exported",
     "load": "boltcutter.api",
     "Loaded": "boltcutter.api",
-    "LocalLauncher": "boltcutter.launch.local",
     "MLP": "boltcutter.model.mlp",
     "predict": "boltcutter.api",
     "Preemption": "boltcutter.callback.preemption",
     "PreemptionError": "boltcutter.environment.signals",
-    "Profile": "boltcutter.callback.profile",
     "Progress": "boltcutter.callback.progress",
     "Project": "boltcutter.project",
     "Regression": "boltcutter.task.regression",
     "Reseed": "boltcutter.callback.reseed",
-    "ResNet": "boltcutter.model.resnet",
-    "SlurmLauncher": "boltcutter.launch.slurm",
     "split_indices": "boltcutter.data.module",
     "Splits": "boltcutter.data.module",
-    "Status": "boltcutter.launch.job",
     "Task": "boltcutter.task.base",
     "ThroughputMonitor": "boltcutter.callback.throughput",
-    "TokenDataModule": "boltcutter.data.tokens",
     "train": "boltcutter.api",
     "WandbLogger": "boltcutter.logger.wandb",
     "warmup_cosine": "boltcutter.task.schedule",
 }
-__all__ = sorted(_MODULES)
 lightning_alias.install()
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
+        if name == "__all__":
+            return sorted({*_MODULES, *_names_of_parts()})
+        if name == "__version__":
+            return _installed_version()
+        module = _MODULES.get(name)
+        if module is None and not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
+            module = _names_of_parts().get(name)
+        if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        value = globals()[name] = getattr(import_module(module), name)
         return value
 
 
+def _names_of_parts() -> dict[str, str]:
+    names: dict[str, str] = import_module(f"{__name__}.extend").public_names()
+    return names
+
+
+def _installed_version() -> str:
+    from importlib import metadata  # slow import
+
+    try:
+        return metadata.version(__name__)
+    except metadata.PackageNotFoundError:
+        return "0+unknown"  # a copy on the path that is not installed, as in an image
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULES, *_names_of_parts()})

@@ -10,18 +10,18 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from boltcutter.cli.main import expand_home, prepare_process
+from boltcutter.cli.main import expand_home, local_runs, prepare_process
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.process import distributed_rank
 from boltcutter.environment.signals import PreemptionError
 from boltcutter.environment.startup import restored_signals
 from boltcutter.environment.warnings import restored_filters
+from boltcutter.extend import load as load_target
 from boltcutter.project import Project, ProjectError
-from boltcutter.run import registry, remote, trust
+from boltcutter.run import trust
 
 if TYPE_CHECKING:
     import lightning as L
@@ -204,13 +204,12 @@ def _call(target: str, project: Location, overrides: tuple[str, ...]) -> Any:
     """Call a function of a command, given as ``package.module:function``."""
     if flags := [override for override in overrides if override.startswith("-")]:
         raise ConfigError(f"{flags[0]}: a flag of the command line; remove it")
-    module, _, name = target.partition(":")
     found = _find(project)
     found.activate()
     with _unchanged_process():
         arguments = trust.apply_overrides([expand_home(override) for override in overrides])
         prepare_process()
-        return getattr(import_module(module), name)(found, remote.localize(registry.resolve(found, arguments)))
+        return load_target(target)(found, local_runs(found, arguments))
 
 
 def _find(project: Location) -> Project:
@@ -220,8 +219,8 @@ def _find(project: Location) -> Project:
         raise ConfigError(str(error)) from error
     if copy := found.unused_vendored_library():
         raise ConfigError(
-            f"PYTHONPATH: {copy} is the project's copy of boltcutter, but another one is imported; "
-            f"set PYTHONPATH={copy.parent}"
+            f"PYTHONPATH: {copy} has the project's copy of boltcutter, but another one is imported; "
+            f"set PYTHONPATH={copy}"
         )
     return found
 

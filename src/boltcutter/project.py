@@ -10,8 +10,10 @@ import os
 import re
 import shlex
 import sys
+from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,11 @@ else:
     import tomli as tomllib
 
 LIBRARY = __name__.partition(".")[0]
+SOURCE = Path(__file__).resolve().parents[1]  # the folder of the library's packages
 BUILTIN_CONFIGS = Path(__file__).parent / "configs"
 VARIABLE = "BOLTCUTTER_PROJECT"  # a folder of the project, for processes that start elsewhere
 TABLE = "[tool.boltcutter]"
+PARTS = "boltcutter.parts"  # the entry points of parts, see ``boltcutter.extend``
 
 
 class ProjectError(Exception):
@@ -69,11 +73,11 @@ class Project:
     @classmethod
     def at(cls, root: Path, package: str | None = None) -> Project:
         """The project with this root folder; its ``configs/``, if any, comes before the built-in options."""
-        own = root / "configs"
+        own, others = root / "configs", _part_configs()
         if not own.is_dir():
-            return cls(root, package)
+            return cls(root, package, (BUILTIN_CONFIGS, *others))
         is_builtin = own.resolve() == BUILTIN_CONFIGS.resolve()  # in the library's own repository
-        return cls(root, package, (own,) if is_builtin else (own, BUILTIN_CONFIGS))
+        return cls(root, package, (own, *others) if is_builtin else (own, BUILTIN_CONFIGS, *others))
 
     def activate(self) -> None:
         """Make the project's own modules importable, and have its package treated as the user's own code."""
@@ -102,18 +106,18 @@ class Project:
 
         A library that is found by ``PYTHONPATH``, such as the snapshot of a launched run, is used as it is.
         """
-        copy, running = self.root / "src" / LIBRARY, Path(__file__).resolve().parent
+        copy = self.root / "src"
         given = {Path(folder).resolve() for folder in _python_path()}
-        if not (copy / "project.py").is_file() or {running.parent, copy.resolve().parent} & given:
+        if not any(copy.glob(f"{LIBRARY}*/__init__.py")) or {SOURCE, copy.resolve()} & given:
             return None
-        return None if copy.resolve() == running else copy
+        return None if copy.resolve() == SOURCE else copy
 
     def use_vendored_library(self) -> None:
         """Restart this process with the project's own copy of the library, if it has one in ``src``."""
         if copy := self.unused_vendored_library():
-            path = os.pathsep.join([str(copy.parent), *_python_path()])
+            path = os.pathsep.join([str(copy), *_python_path()])
             arguments = [sys.executable, *sys.orig_argv[1:]]
-            os.execve(sys.executable, arguments, {**os.environ, "PYTHONPATH": path})
+            os.execve(sys.executable, arguments, {**os.environ, "PYTHONPATH": path})  # noqa: S606 - without a shell
 
     @property
     def train_command(self) -> list[str]:
@@ -139,14 +143,17 @@ class Project:
         return {name: dict(sorted(options.items())) for name, options in sorted(found.items())}
 
     def origin(self, file: Path) -> str:
-        """``built-in`` for an option that comes with the library, else ``project``."""
-        return "built-in" if file.is_relative_to(BUILTIN_CONFIGS) or len(self.config_dirs) == 1 else "project"
+        """``project``, ``built-in`` for an option of the library, or the package of the part that brings it."""
+        folder = next(folder for folder in self.config_dirs if file.is_relative_to(folder))
+        if folder.resolve() == BUILTIN_CONFIGS.resolve():
+            return "built-in"
+        return "project" if folder == self.root / "configs" else folder.parent.name
 
     def describe_options(self, group: str) -> dict[str, str]:
         """What each option of a group is, and which ones are the project's own."""
-        has_own = len(self.config_dirs) > 1
+        origins = {"built-in": "", "project": " (of the project)"}
         return {
-            name: summary(file) + (" (of the project)" if has_own and self.origin(file) == "project" else "")
+            name: summary(file) + origins.get(origin := self.origin(file), f" (of {origin})")
             for name, file in self.groups().get(group, {}).items()
         }
 
@@ -160,7 +167,8 @@ class Project:
         for name, file in self.groups().get(group, {}).items():
             found.setdefault(self.origin(file), []).append(name)
         if len(found) > 1:
-            return f" (project: {', '.join(found['project'])}; built-in: {', '.join(found['built-in'])})"
+            order = sorted(found, key=lambda origin: (origin != "project", origin != "built-in", origin))
+            return f" ({'; '.join(origin + ': ' + ', '.join(found[origin]) for origin in order)})"
         return "".join(f" (there are: {', '.join(names)})" for names in found.values())
 
 
@@ -188,6 +196,8 @@ def install_command(module: str) -> str:
     """How to install a missing module: as an extra of the library where one has it, or else by its name."""
     from importlib import metadata  # slow import
 
+    if is_library(module):
+        return f"pip install {LIBRARY}"
     package = {"PIL": "pillow"}.get(module, module)
     with suppress(metadata.PackageNotFoundError):
         for requirement in metadata.requires(LIBRARY) or ():
@@ -198,13 +208,23 @@ def install_command(module: str) -> str:
 
 
 private_variables = set[str]()  # those of the project's .env, whose values are never recorded
-_own_packages = {LIBRARY}
+_own_packages = set[str]()
 _own_folders = set[Path]()
+
+
+def library_packages() -> list[Path]:
+    """The folders of the library's packages: the core, and the parts beside it."""
+    return sorted(file.parent for file in SOURCE.glob(f"{LIBRARY}*/__init__.py") if is_library(file.parent.name))
+
+
+def is_library(name: str) -> bool:
+    """Whether a top-level package is the core or a part of the library."""
+    return name == LIBRARY or name.startswith(f"{LIBRARY}_")
 
 
 def is_own_package(name: str) -> bool:
     """Whether a top-level package is the library's or the active project's, rather than somebody else's."""
-    if name in _own_packages:
+    if name in _own_packages or is_library(name):
         return True
     try:
         found = find_spec(name)
@@ -212,6 +232,31 @@ def is_own_package(name: str) -> bool:
         return False
     places = [*(found.submodule_search_locations or ()), found.origin or ""] if found else []
     return any(Path(place).parent in _own_folders for place in places)
+
+
+@cache
+def declared_parts() -> dict[str, str]:
+    """The entry points of parts, ``module:name``, and the distribution that declares each.
+
+    The files are read directly, as the import of ``importlib.metadata`` takes longer than all that ``--help`` needs.
+    Parts of the library that are declared but not there, as in an incomplete copy, are left out.
+    """
+    found: dict[str, str] = {}
+    for file in (file for folder in sys.path if folder for file in Path(folder).glob("*-info/entry_points.txt")):
+        if f"[{PARTS}]".encode() in (content := _read(file)):
+            entries = ConfigParser(delimiters=["="])
+            entries.read_string(content.decode())
+            for path in entries[PARTS].values():
+                found.setdefault(path, file.parent.stem.partition("-")[0])
+    return {path: name for path, name in found.items() if name != LIBRARY or find_spec(path.partition(".")[0])}
+
+
+def _part_configs() -> tuple[Path, ...]:
+    """The folders of options of other distributions' parts: ``configs`` in their packages."""
+    packages = {path.partition(":")[0].partition(".")[0] for path, name in declared_parts().items() if name != LIBRARY}
+    specs = [find_spec(name) for name in sorted(packages)]
+    folders = [Path(place, "configs") for spec in specs if spec for place in spec.submodule_search_locations or ()]
+    return tuple(folder for folder in folders if folder.is_dir())
 
 
 def display_path(path: Path) -> str:
@@ -223,12 +268,17 @@ def _python_path() -> list[str]:
     return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
+def _read(file: Path) -> bytes:
+    """The content of a file; nothing if it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
 def _read_settings(file: Path) -> dict[str, Any] | None:
     """The table of this library in a ``pyproject.toml``; None where there is none."""
-    try:
-        content = file.read_bytes()
-    except OSError:
-        return None
+    content = _read(file)
     if b"boltcutter" not in content:
         return None
     try:

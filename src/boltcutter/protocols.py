@@ -14,27 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # this module is also imported by commands that do not need torch
-    import lightning as L
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
 # Models
-
-
-@runtime_checkable
-class ChecksInputs(Protocol):
-    """A model that can check the shape of samples before training."""
-
-    def check_input_shape(self, shape: Sequence[int]) -> None:
-        """Raise ValueError unless the model accepts samples of this shape (without the batch dimension)."""
-
-
-@runtime_checkable
-class GroupsParameters(Protocol):
-    """A model that defines parameter groups, such as one without weight decay."""
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the groups, as the first argument of an optimizer."""
 
 
 @runtime_checkable
@@ -72,7 +55,7 @@ class LimitsContext(Protocol):
 
 @runtime_checkable
 class StoresKerasFiles(Protocol):
-    """A model that can be saved as a Keras file and loaded from one, such as ``boltcutter.model.keras.KerasModel``."""
+    """A model that can be saved as a Keras file and loaded from one."""
 
     def load(self, path: str | Path) -> list[str]:
         """Load the matching weights, and return the names of weights that are missing in the file."""
@@ -112,14 +95,6 @@ class ComputesLosses(Protocol):
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each sample, shape (N,)."""
-
-
-@runtime_checkable
-class SummarizesOutputs(Protocol):
-    """A task whose steps need little of the model's outputs, so that pipelines need not broadcast them."""
-
-    def forward_summary(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Call the model once, and return what the steps need, of a shape that depends on those of the arguments."""
 
 
 @runtime_checkable
@@ -184,13 +159,6 @@ class NativeData(Protocol):
 
 
 @runtime_checkable
-class HasBatchSize(Protocol):
-    """A data module with a batch size, for messages and checks."""
-
-    batch_size: int
-
-
-@runtime_checkable
 class HasClasses(Protocol):
     """A data module that names the classes, for tables and plots."""
 
@@ -207,36 +175,13 @@ class HasStatistics(Protocol):
 
 
 @runtime_checkable
-class HasTokenizer(HasStatistics, Protocol):
-    """A data module of tokens; ``statistics["tokenizer"]`` is missing if the tokenizer is unknown."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Object with the methods ``encode(text: bytes)`` and ``decode(tokens: list[int])``."""
-
-
-@runtime_checkable
 class Sharded(Protocol):
     """A loader, or the dataset of a loader, that yields only the samples of its rank; it is not sharded again."""
 
     is_sharded: bool
 
 
-@runtime_checkable
-class MeasuresWaiting(Protocol):
-    """A loader that measures how long training waits for it, which is then logged as ``throughput/data_wait``."""
-
-    wait_seconds: float
-
-
 # Callbacks
-
-
-@runtime_checkable
-class HandlesSignals(Protocol):
-    """A callback that saves and exits after a signal, so that Lightning and other code need not."""
-
-    handles_signals: bool
 
 
 @runtime_checkable
@@ -244,22 +189,6 @@ class HasMonitor(Protocol):
     """A callback or task that monitors a metric; it must be logged."""
 
     monitor: str | None
-
-
-@runtime_checkable
-class ReplacesMonitor(Protocol):
-    """A callback that can monitor another metric than the configured one, or none."""
-
-    def replace_monitor(self, monitor: str | None, mode: Literal["min", "max"] = "min") -> None:
-        """Monitor another metric, or none."""
-
-
-@runtime_checkable
-class ChecksTask(Protocol):
-    """A callback that does not support every task."""
-
-    def check_task(self, task: L.LightningModule) -> None:
-        """Raise ValueError unless the task is supported."""
 
 
 # Loggers
@@ -294,14 +223,6 @@ class HasLocation(Protocol):
 
 
 # Strategies and checkpoint IO
-
-
-@runtime_checkable
-class ReducesMaximum(Protocol):
-    """A strategy with a faster reduction of one integer than a collective."""
-
-    def all_reduce_max(self, number: int) -> int | None:
-        """Return the largest number of all ranks; None if a collective must be used."""
 
 
 @runtime_checkable
@@ -397,4 +318,4 @@ def is_sharded(loader: Any) -> bool:
 
 def handles_signals(callbacks: Sequence[Any]) -> bool:
     """Whether a callback saves and exits after a signal."""
-    return any(isinstance(callback, HandlesSignals) and callback.handles_signals for callback in callbacks)
+    return any(getattr(callback, "handles_signals", False) for callback in callbacks)

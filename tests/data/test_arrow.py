@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from boltcutter.data.arrow import view_array
+from boltcutter_data.arrow import view_array
 
 ROWS = [[1, 2], [3, 4], [5, 6]]
 

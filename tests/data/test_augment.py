@@ -3,9 +3,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from boltcutter.data import augment
-from boltcutter.data.augment import Augment
+import boltcutter
+from boltcutter.config.locate import locate
 from boltcutter.data.sampler import Batch
+from boltcutter_data import augment
+from boltcutter_data.augment import Augment
 
 ALL = Augment(flip=0.5, shift=3, rotate=30, brightness=0.4, contrast=0.4, erase=4)
 EACH = [
@@ -128,3 +130,7 @@ def test_invalid_settings_are_an_error(settings: dict[str, float]) -> None:
     name, value = next(iter(settings.items()))
     with pytest.raises(ValueError, match=rf"^data.augment.{name}={value} is .+; (try|give) .+$"):
         Augment(**settings)  # type: ignore[arg-type]
+
+
+def test_runs_that_recorded_the_earlier_path_find_the_class() -> None:
+    assert locate("boltcutter.data.augment.Augment") is boltcutter.Augment is Augment

@@ -16,8 +16,8 @@ import torch
 from conftest import QUICK, Script
 from PIL import Image
 
-from boltcutter.data.augment import Augment
-from boltcutter.data.huggingface import HuggingFace
+from boltcutter_data.augment import Augment
+from boltcutter_data.huggingface import HuggingFace
 
 COUNT = 120
 
@@ -250,6 +250,7 @@ def test_worker_processes_open_the_files_themselves(write: Any) -> None:
         ({"input": "y"}, r"^data: column y: a column of string; images, numbers"),
         ({"val": "dev"}, r"^data.val=dev: no such split; the dataset has train$"),
         ({"num_classes": 3}, r"^data.num_classes=3, but data.target=y has 4 classes; set it to null$"),
+        ({"num_classes": 5}, r"^data.num_classes=5, but data.target=y has 4 classes; set it to null$"),
         ({"shape": (2, 2)}, r"^data.shape=\[2, 2\], but data.input=a,b,c,d,e,f has 6 numbers"),
         ({"kind": "regression"}, r"^data: column y: a column of string"),
         ({"target": ["y", "a"]}, r"classification needs one column"),

@@ -13,8 +13,8 @@ import torch
 from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
-from boltcutter.data.augment import Augment
-from boltcutter.data.mnist import MNIST, read_idx
+from boltcutter_data.augment import Augment
+from boltcutter_data.mnist import MNIST, read_idx
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 NAMES = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
@@ -174,6 +174,8 @@ def test_settings_that_contradict_the_files_are_an_error(folder: Path) -> None:
         MNIST(folder=folder).setup("fit")
     with pytest.raises(ValueError, match=r"data.val_fraction=0.5 is not in"):
         MNIST(folder=folder, val_fraction=0.5)
+    with pytest.raises(ValueError, match=r"data.class_names has 10 names, but data.num_classes=11"):
+        MNIST(folder=folder, num_classes=11, class_names=list("0123456789"))
     with pytest.raises(ValueError, match=r"data.class_names has 1 names, but data.num_classes=10"):
         MNIST(folder=folder, class_names=["a"])
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import QUICK, Script
 
-from boltcutter.data.shards import Shards
+from boltcutter_data.shards import Shards
 
 COUNT = 600
 
@@ -165,7 +165,7 @@ def test_folds_divide_train_and_val_samples(folder: Path, changes: dict[str, Any
 
 
 def test_shards_of_many_samples_are_divided_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("boltcutter.data.shards.MAX_PERMUTATION", 100)
+    monkeypatch.setattr("boltcutter_data.shards.MAX_PERMUTATION", 100)
     test = split_rows(shards(folder))[2]
     found = [split_rows(shards(folder, num_folds=3, fold=fold)) for fold in range(3)]
     assert all(rows[2] == test for rows in found)

@@ -6,8 +6,11 @@ import torch
 from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
+from boltcutter.config.locate import locate
 from boltcutter.data.sampler import Batch
-from boltcutter.data.synthetic import Synthetic
+from boltcutter.extend import current_path
+from boltcutter.run import trust
+from boltcutter_data.synthetic import Synthetic
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 
@@ -99,6 +102,12 @@ def test_invalid_settings_are_an_error() -> None:
         Synthetic(shape=(0,))
     with pytest.raises(ValueError, match=r"data.num_samples=0"):
         Synthetic(num_samples=0)
+
+
+@pytest.mark.parametrize("path", ["boltcutter.data.synthetic.Synthetic", "boltcutter_data.synthetic.Synthetic"])
+def test_runs_that_recorded_the_earlier_path_find_the_class(path: str) -> None:
+    assert locate(path) is Synthetic
+    assert trust.canonical(current_path(path)) == "boltcutter_data.synthetic.Synthetic"
 
 
 def test_the_option_builds() -> None:

@@ -10,7 +10,7 @@ from conftest import Script
 from omegaconf import OmegaConf
 
 from boltcutter.config.instantiate import build
-from boltcutter.data.tabular import Tabular
+from boltcutter_data.tabular import Tabular
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 
@@ -245,6 +245,10 @@ def test_a_missing_value_differs_from_the_text_none(tmp_path: Path) -> None:
         ({"target": ["price", "kind"]}, r"data.target=\['price', 'kind'\]: classification needs one column"),
         ({"target": "kind", "kind": "regression"}, r"column kind must be numeric: .*; correct it"),
         ({"shape": (3,)}, r"^data.shape=\(3,\), but data.path=.* has \(8,\); set it to null to infer it$"),
+        (
+            {"target": "kind", "num_classes": 9},
+            r"^data.num_classes=9, but data.path=.* has 2; set it to null",
+        ),
         ({"num_classes": 2}, r"^data.num_classes=2, but data.path=.* has 1; set it to null"),
         ({"ignore": ["age", "city", "smokes", "rooms", "kind"]}, r"no feature column is left"),
         ({"path": Path("homes.xlsx")}, r"^homes.xlsx: expected a file name that ends in .csv, .csv.gz or .parquet"),

@@ -3,9 +3,9 @@ from pathlib import Path
 
 from conftest import ROOT
 
-from boltcutter.export.card import find_license, versions
-from boltcutter.export.runner import sha256
 from boltcutter.project import Project
+from boltcutter_export.card import find_license, versions
+from boltcutter_export.runner import sha256
 
 
 def test_the_card_describes_inputs_outputs_and_origin(digits: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -15,9 +16,11 @@ from third_party import gallery
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.assembly.assemble import Components
-from boltcutter.export.command import check_drop, good_exports, has_split
-from boltcutter.export.settings import ExportError
-from boltcutter.export.verify import Result
+from boltcutter.data.digits import Digits
+from boltcutter.topology import Topology
+from boltcutter_export.command import calibration, check_drop, good_exports, has_split
+from boltcutter_export.settings import ExportError
+from boltcutter_export.verify import Result
 
 
 def results(run: Path) -> dict[str, dict[str, float]]:
@@ -67,13 +70,37 @@ class EmptyTest(L.LightningDataModule):
 
 
 def test_a_split_without_samples_is_not_used() -> None:
-    components = Components(L.Trainer(logger=False, enable_checkpointing=False), EmptyTest(), L.LightningModule())
+    trainer = L.Trainer(logger=False, enable_checkpointing=False)
+    components = Components(trainer, EmptyTest(), L.LightningModule(), Topology.of(trainer))
     assert [split for split in ("test", "val", "train") if has_split(components, split)] == ["val"]
+
+
+class Shuffled(L.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.arange(300.0)[:, None], torch.arange(300) % 3), 8, shuffle=True)
+
+
+@pytest.mark.parametrize("data", [Digits(batch_size=8), Shuffled()], ids=lambda data: type(data).__name__)
+def test_calibration_reads_the_same_training_samples_each_time(data: Any) -> None:
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    components = Components(trainer, data, L.LightningModule(), Topology.of(trainer))
+    program: Any = SimpleNamespace(split=lambda batch: ((batch[0],), batch[1]), with_cache=lambda inputs: inputs)
+    loader = data.loader("train") if isinstance(data, Digits) else data.train_dataloader()
+    known = torch.cat([inputs for inputs, _ in loader]).flatten(1).tolist()
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(torch.cat([inputs for (inputs,) in calibration(components, program, "test", 40)]))
+    assert torch.equal(*found)
+    assert all(row in known for row in found[0].flatten(1).tolist())
 
 
 def test_only_exports_that_lose_little_are_pushed(tmp_path: Path) -> None:
     (tmp_path / "export").mkdir()
-    found = {name: {"drop": drop} for name, drop in {"fp32": 0, "onnx": 0, "int4": 3, "int8": math.nan}.items()}
+    drops = {"fp32": 0, "onnx": 0, "int4": 3, "int8": math.nan, "../secret": 0, str(tmp_path): 0}
+    for name in ("onnx", "int4", "int8", "../secret"):
+        (tmp_path / "export" / name).mkdir()
+    found = {name: {"drop": drop} for name, drop in drops.items()}
     (tmp_path / "export" / "export.json").write_text(json.dumps({"results": found}))
     assert good_exports(tmp_path, 0.5) == ["onnx"]
 

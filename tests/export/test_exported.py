@@ -14,13 +14,14 @@ from PIL import Image
 from sklearn.datasets import load_diabetes, load_digits
 
 from boltcutter.assembly.assemble import assemble
+from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.config.errors import ConfigError
 from boltcutter.evaluation.predict import generate_text
-from boltcutter.export.exported import ExportedModel, find_export
-from boltcutter.export.runner import Runner
 from boltcutter.project import Project
-from boltcutter.run.folder import load_evaluation_config
-from boltcutter.task.language import LanguageModeling
+from boltcutter_export import runner
+from boltcutter_export.exported import ExportedModel, find_export, load_exported
+from boltcutter_export.runner import Runner, read_card
+from boltcutter_language.task import LanguageModeling
 
 
 def test_images_are_predicted_as_by_the_checkpoint(script: Script, digits: Path, tmp_path: Path) -> None:
@@ -130,3 +131,41 @@ def test_a_program_of_somebody_else_is_not_unpickled(digits: Path, tmp_path: Pat
     (folder / "card.json").write_text(json.dumps(card))
     with pytest.raises(ConfigError, match=r"may execute code, and you have not signed it; use an export to onnx"):
         ExportedModel(digits, str(folder))
+
+
+@pytest.mark.parametrize("name", ["evil.pt2", "evil.pt2/.", "../evil.pt2", "{}/evil.pt2"])
+def test_a_signed_card_cannot_name_another_program(digits: Path, tmp_path: Path, name: str) -> None:
+    """The signature is of the files that the card lists; the program must be one of them."""
+    folder = tmp_path / "torch"
+    shutil.copytree(digits / "export" / "torch", folder)
+    for place in (folder, tmp_path):
+        shutil.copy(folder / "model.pt2", place / "evil.pt2")
+    card = json.loads((folder / "card.json").read_text())
+    (folder / "card.json").write_text(json.dumps(card | {"program": name.format(tmp_path)}))
+    with pytest.raises(ConfigError, match=r"names a file that is not listed, or outside of its folder"):
+        ExportedModel(digits, str(folder))
+
+
+def test_a_folder_is_not_taken_for_a_program(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "evil.pt2"
+    shutil.copytree(digits / "export" / "torch", folder)
+    card = json.loads((folder / "card.json").read_text())
+    (folder / "card.json").write_text(json.dumps(card | {"program": None, "signature": None}))
+    with pytest.raises(ConfigError, match="holds only weights"):
+        ExportedModel(digits, str(folder))
+
+
+def test_a_program_is_loaded_as_it_was_verified(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may change between the check and its use."""
+    shutil.copytree(digits / "export" / "torch", tmp_path / "torch")
+    (tmp_path / "torch" / "model.pt2").write_bytes(b"evil")
+    monkeypatch.setattr(runner, "sha256", lambda path: read_card(path.parent)["files"][path.name]["sha256"])
+    with pytest.raises(ConfigError, match=r"model\.pt2 is not the file that card\.json describes"):
+        ExportedModel(digits, str(tmp_path / "torch"))
+
+
+@pytest.mark.parametrize("node", ["[", "{}", "[]", '{"model": {"_target_": "os.system"}}', "[" * 10**5])
+def test_a_configuration_of_somebody_else_builds_no_other_class(tmp_path: Path, node: str) -> None:
+    (tmp_path / "config.json").write_text(node)
+    with pytest.raises(ConfigError, match=r"config\.json: cannot be read|os\.system, which is neither part"):
+        load_exported(tmp_path)

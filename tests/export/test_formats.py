@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from boltcutter.export.formats import Int8, SafeTensors, TorchExport, fold_batch_norms, quantize_weights
-from boltcutter.export.program import Program, TaskProgram
-from boltcutter.export.runner import load_torch, read_tensors
 from boltcutter.model.convnet import ConvNet
-from boltcutter.model.gpt import GPT
 from boltcutter.task.classification import Classification
-from boltcutter.task.language import LanguageModeling
+from boltcutter_export.formats import Int8, SafeTensors, TorchExport, fold_batch_norms, quantize_weights
+from boltcutter_export.program import Program, TaskProgram
+from boltcutter_export.runner import load_torch, read_tensors, sha256
+from boltcutter_language.gpt import GPT
+from boltcutter_language.task import LanguageModeling
 
 ADAM = partial(torch.optim.Adam, lr=0.1)
 IMAGES = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
@@ -32,7 +32,7 @@ def test_a_file_gives_nearly_the_same_outputs(form: Any, tolerance: float, tmp_p
     before = {name: weight.clone() for name, weight in program.state_dict().items()}
     form.write(program, tmp_path / "model.pt2", lambda: iter(()))
     assert all(torch.equal(weight, before[name]) for name, weight in program.state_dict().items())
-    call = load_torch(tmp_path / "model.pt2", None)
+    call = load_torch(tmp_path / "model.pt2", None, sha256(tmp_path / "model.pt2"))
     for size in (1, 4):
         (found,) = call(IMAGES[:size].numpy())
         assert torch.allclose(torch.from_numpy(found), program(IMAGES[:size])[0], atol=tolerance)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from boltcutter.export import runner
+from boltcutter_export import runner
 
 PROGRAM = """
 import sys
@@ -46,9 +46,26 @@ def test_arrays_pass_through_a_stream(tmp_path: Path) -> None:
     assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(arrays, found, strict=True))
 
 
+CARD = {"format": "onnx", "program": None, "files": {}, "inputs": [], "outputs": []}
+
+
 def test_an_engine_that_the_card_does_not_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"card.json is missing.*; give the folder"):
         runner.Runner(tmp_path)
-    (tmp_path / "card.json").write_text(json.dumps({"format": "safetensors", "program": None, "files": {}}))
+    (tmp_path / "card.json").write_text(json.dumps({**CARD, "format": "safetensors"}))
     with pytest.raises(ValueError, match="holds only weights; use another format"):
         runner.Runner(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        *("", "[]", "{}", '{"program": "a", "files": 1}', "[" * 10**5, '{"files": {"a": {}}}'),
+        *(json.dumps({**CARD, "program": {}}), json.dumps({**CARD, "format": None})),
+    ],
+)
+def test_a_damaged_card_ends_in_one_line(tmp_path: Path, card: str) -> None:
+    (tmp_path / "card.json").write_text(card)
+    with pytest.raises(ValueError, match=r"card\.json is damaged \(.*\); export it again") as error:
+        runner.Runner(tmp_path)
+    assert "\n" not in str(error.value)

@@ -1,9 +1,9 @@
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.export.formats import Int8
-from boltcutter.export.onnx import Int4, StaticInt8
-from boltcutter.export.settings import Export, Format
+from boltcutter_export.formats import Int8
+from boltcutter_export.onnx import Int4, StaticInt8
+from boltcutter_export.settings import Export, Format
 
 
 def test_a_missing_package_is_named_with_its_install_command() -> None:

@@ -7,12 +7,26 @@ from typing import Any
 import pytest
 import torch
 
-from boltcutter.export.formats import TorchExport
-from boltcutter.export.program import TaskProgram
-from boltcutter.export.settings import ExportError
-from boltcutter.export.verify import Metric, Process, compare_generated, infer_kind, largest_difference
-from boltcutter.model.gpt import GPT
-from boltcutter.task.language import LanguageModeling
+from boltcutter.model.linear import Linear
+from boltcutter.task.classification import Classification
+from boltcutter_export import runner
+from boltcutter_export import verify as module
+from boltcutter_export.command import check_drop
+from boltcutter_export.formats import SafeTensors, TorchExport
+from boltcutter_export.program import Inputs, Program, TaskProgram
+from boltcutter_export.settings import ExportError
+from boltcutter_export.verify import (
+    Metric,
+    Process,
+    Reference,
+    Result,
+    compare_generated,
+    infer_kind,
+    largest_difference,
+    verify,
+)
+from boltcutter_language.gpt import GPT
+from boltcutter_language.task import LanguageModeling
 
 
 def test_accuracy_drops_by_points() -> None:
@@ -22,6 +36,11 @@ def test_accuracy_drops_by_points() -> None:
         metric.update(outputs[part], torch.tensor([0, 1, 1, 1])[part], outputs[part])
     assert (metric.name, metric.value) == ("accuracy", 0.75)
     assert metric.drop(0.8) == pytest.approx(5.0)
+
+
+def test_a_metric_without_samples_is_nan() -> None:
+    assert math.isnan(Metric("classification").value)
+    assert math.isnan(Metric("regression").value)
 
 
 def test_other_metrics_drop_by_percent() -> None:
@@ -70,10 +89,21 @@ def test_outputs_of_unknown_meaning_are_compared_themselves() -> None:
         ((4, 1), torch.zeros(4), "regression"),
         ((4, 3), torch.zeros(4), "outputs"),
         ((4, 3), None, "outputs"),
+        ((4, 3), torch.tensor(1), "outputs"),
+        ((4, 3), torch.zeros(5, dtype=torch.int64), "outputs"),
+        ((4, 3), torch.zeros(4, 3, dtype=torch.int64), "outputs"),
+        ((4,), torch.zeros(4, dtype=torch.int64), "outputs"),
+        ((4, 3), torch.zeros(4, 3), "regression"),
     ],
 )
 def test_kinds_are_inferred(shape: tuple[int, ...], target: torch.Tensor | None, kind: str) -> None:
     assert infer_kind(torch.zeros(shape), target) == kind
+
+
+def describe_files(folder: Path) -> dict[str, Any]:
+    """What a card has about the only file of an export."""
+    files = {"model.pt2": {"sha256": runner.sha256(folder / "model.pt2")}}
+    return {"format": "torch", "program": "model.pt2", "files": files, "inputs": [], "outputs": []}
 
 
 class Forgetful(GPT):
@@ -100,7 +130,7 @@ def test_a_cache_must_give_the_same_logits(model: type[GPT], tmp_path: Path) -> 
     TorchExport().write(program, tmp_path / "model.pt2", lambda: iter(()))
     assert len(program.cache) == 2
     facts = {"shape": ["batch", 4, "past", 4]}
-    card = {"program": "model.pt2", "files": {}, "outputs": ["logits"], "cache": [facts, facts]}
+    card = describe_files(tmp_path) | {"outputs": ["logits"], "cache": [facts, facts]}
     (tmp_path / "card.json").write_text(json.dumps(card))
     with Process(tmp_path, 1) as process:
         if model is GPT:
@@ -110,12 +140,134 @@ def test_a_cache_must_give_the_same_logits(model: type[GPT], tmp_path: Path) -> 
                 compare_generated(program, process)
 
 
+class Here(Process):
+    """The runner in this process, which takes no time to start."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        self.runner = runner.Runner(folder, None)
+        self.modules, self.tensors = ["json.decoder", "numpy"], {}
+
+    def _ask(self, what: str, inputs: Inputs) -> tuple[dict[str, Any], list[Any]]:
+        return runner.answer(self.runner, {"do": what}, [tensor.numpy() for tensor in inputs])
+
+    def close(self) -> None: ...
+
+
+INPUTS = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+
+
+def classifier(seed: int) -> TaskProgram:
+    torch.manual_seed(seed)
+    task = Classification(Linear((6,), 3), optimizer=partial(torch.optim.SGD, lr=0.1))
+    task.requires_grad_(False)
+    return TaskProgram(task, (INPUTS, torch.zeros(60, dtype=torch.int64)), {})
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    """The original, whose targets are what it predicts, in batches of unequal size."""
+    program = classifier(0)
+    targets = program(INPUTS)[0].argmax(-1)
+    parts = (slice(0, 25), slice(25, 50), slice(50, 60))
+    return Reference(program, lambda: [(INPUTS[part], targets[part]) for part in parts])
+
+
+def write_export(program: Program, folder: Path) -> Path:
+    folder.mkdir()
+    TorchExport().write(program, folder / "model.pt2", lambda: iter(()))
+    (folder / "card.json").write_text(json.dumps(describe_files(folder) | {"outputs": ["probabilities"]}))
+    return folder
+
+
+def test_a_ruined_export_is_found(reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Process", Here)
+    original = reference.result(100)
+    assert (original.size, original.metric, original.value, original.drop) == (100, "accuracy", 1.0, 0.0)
+    equal = verify(reference, original, write_export(reference.program, tmp_path / "equal"), {"boltcutter"})
+    assert (equal.metric, equal.value, equal.drop) == ("accuracy", 1.0, 0.0)
+    assert equal.max_difference < 1e-6
+    assert equal.size == (tmp_path / "equal" / "model.pt2").stat().st_size
+    check_drop({"fp32": original, "torch": equal}, 0.0)
+    other = classifier(1)  # as if the weights were those of another run
+    expected, wanted = other(INPUTS)[0], reference.program(INPUTS)[0]
+    ruined = verify(reference, original, write_export(other, tmp_path / "ruined"), {"boltcutter"})
+    accuracy = float((expected.argmax(-1) == wanted.argmax(-1)).float().mean())
+    assert accuracy < 0.8
+    assert ruined.value == pytest.approx(accuracy)
+    assert ruined.drop == pytest.approx(100 - 100 * accuracy)
+    assert ruined.max_difference == pytest.approx(float((expected - wanted).abs().max()), abs=1e-6)
+    assert ruined.as_dict()["same_tokens"] is None
+    for found in (original, equal, ruined):
+        assert found.latency
+        assert [*found.latency] == [1, 32]
+        assert min(found.latency.values()) > 0
+        assert found.throughput
+        assert found.throughput > 60  # it took less than a second
+    with pytest.raises(ExportError, match=r"new process has imported json; remove it from site-packages"):
+        verify(reference, original, tmp_path / "equal", {"jso", "json"})
+    with pytest.raises(ExportError, match=r"^export=torch: accuracy .* instead of 1\.0000 is worse by .* points"):
+        check_drop({"fp32": original, "torch": ruined}, 0.5)
+
+
+def test_outputs_that_are_nan_ruin_an_export(
+    reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Process", Here)
+    broken = classifier(0)
+    next(broken.parameters()).data[0] = math.nan
+    with pytest.raises(ExportError, match="an output is NaN where that of the original is not"):
+        verify(reference, reference.result(1), write_export(broken, tmp_path / "nan"), set())
+
+
+def test_weights_that_differ_in_a_bit_are_found(reference: Reference, tmp_path: Path) -> None:
+    original, path = reference.result(1), tmp_path / "model.safetensors"
+    SafeTensors().write(reference.program, path, lambda: iter(()))
+    found = verify(reference, original, tmp_path, {"boltcutter", "torch"})
+    assert found == Result(path.stat().st_size, "accuracy", 1.0)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        ExportError, match=r"^export=safetensors: \w+\.\w+ differs from the checkpoint; export it again$"
+    ):
+        verify(reference, original, tmp_path, set())
+
+
+def test_the_original_is_computed_once_if_its_outputs_are_small(
+    reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+
+    def batches() -> Any:
+        loaded.append(1)
+        return reference.batches()
+
+    few = Reference(reference.program, batches)
+    first, second = list(few), list(few)
+    assert len(loaded) == 1
+    assert [[*inputs] for (inputs, _), _, _ in first] == [[*inputs] for (inputs, _), _, _ in second]
+    monkeypatch.setattr(module, "MAX_CACHED", 60 * 9)  # elements of inputs and outputs
+    large = Reference(reference.program, batches)
+    assert len(list(large)) == len(list(large)) == 3
+    assert len(loaded) == 3
+    monkeypatch.setattr(module, "MAX_ELEMENTS", 30)  # ten rows of three probabilities
+    chunks = list(Reference(reference.program, batches))
+    assert [len(inputs[0]) for (inputs, _), _, _ in chunks] == [10, 10, 5, 10, 10, 5, 10]
+    assert torch.equal(torch.cat([inputs[0] for (inputs, _), _, _ in chunks]), INPUTS)
+    monkeypatch.setattr(module, "MAX_ELEMENTS", 2)  # fewer than an output has
+    assert len(list(Reference(reference.program, batches))) == 60
+    assert torch.equal(
+        torch.cat([targets for (_, targets), _, _ in chunks if targets is not None]),
+        torch.cat([targets for (_, targets), _, _ in first if targets is not None]),
+    )
+
+
 def test_a_process_that_ends_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"fails in a new process: ValueError: .* holds no export"):
         Process(tmp_path, 1)
     example = torch.zeros(2, 1000)
     torch.export.save(torch.export.export(torch.nn.ReLU(), (example,)), tmp_path / "model.pt2")
-    (tmp_path / "card.json").write_text(json.dumps({"program": "model.pt2", "files": {}}))
+    (tmp_path / "card.json").write_text(json.dumps(describe_files(tmp_path)))
     with Process(tmp_path, 1) as process:
         process.process.kill()
         process.process.wait()

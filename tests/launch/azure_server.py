@@ -71,6 +71,7 @@ class ResourceManager:
         jobs: Properties of each job by its path.
         clusters: Properties of each compute cluster by name.
         identities: Query of each request for a token of the managed identity.
+        secrets: Secrets of a key vault.
         failures: Status, code and message of the answer, by the end of a path.
         delay: Seconds before each answer.
     """
@@ -79,6 +80,7 @@ class ResourceManager:
         self.requests: list[tuple[str, str, Any]] = []
         self.jobs: dict[str, dict[str, Any]] = {}
         self.clusters: dict[str, dict[str, Any]] = {}
+        self.secrets: dict[str, str] = {}
         self.failures: dict[str, tuple[int, str, str]] = {}
         self.delay = 0.0
         key, certificate = folder / "key.pem", folder / "certificate.pem"
@@ -107,6 +109,11 @@ class ResourceManager:
                     status, answer = 401, error("InvalidAuthenticationToken", "The access token is invalid.")
                 elif failure := next((owner.failures[end] for end in owner.failures if path.endswith(end)), None):
                     status, answer = failure[0], error(*failure[1:])
+                elif path.startswith("/secrets/"):  # of a key vault
+                    if value := owner.secrets.get(path.split("/")[2]):
+                        answer = {"value": value, "id": f"https://team.vault.azure.net{path}/0", "attributes": {}}
+                    else:
+                        status, answer = 404, error("SecretNotFound", "A secret with this name was not found.")
                 elif not path.startswith(WORKSPACE):
                     status, answer = 404, error("ResourceNotFound", f"The Resource '{path}' was not found.")
                 else:

@@ -46,6 +46,7 @@ class ApiServer:
         objects: Objects by path.
         pods: All pods; the label selector of a request is not evaluated, but asserted on.
         logs: Output of each pod.
+        rotated: Lines of each pod that the node has moved to another file, which it does not send.
         failures: Status and answer by method and end of the path, instead of the object; status 0: no answer.
         stopping: Deleted jobs, and the number of reads after which each is gone.
     """
@@ -55,6 +56,7 @@ class ApiServer:
     objects: dict[str, Any] = field(default_factory=dict)
     pods: list[Any] = field(default_factory=list)
     logs: dict[str, list[bytes]] = field(default_factory=dict)
+    rotated: dict[str, int] = field(default_factory=dict)
     failures: dict[tuple[str, str], tuple[int, Any]] = field(default_factory=dict)
     stopping: dict[str, int] = field(default_factory=dict)
 
@@ -91,6 +93,13 @@ class ApiServer:
                 return 404, status(404, "NotFound", "not found", kind="jobs")
         return 200, self.objects[path]
 
+    def log(self, pod: str) -> Iterator[bytes]:
+        """Chunks of the output of a pod; each line has a time of fixed width, as kubelet writes it."""
+        lines = b"".join(self.logs[pod]).splitlines(keepends=True)
+        timed = [f"2026-11-22T10:00:00.{number:09}Z ".encode() + line for number, line in enumerate(lines)]
+        content = b"".join(timed[self.rotated.get(pod, 0) :])
+        yield from (content[start : start + 7] for start in range(0, len(content), 7))
+
 
 def status(code: int, reason: str, message: str, **details: str) -> dict[str, Any]:
     """Return an error as the API server answers it."""
@@ -125,7 +134,8 @@ def api_server(folder: Path) -> Iterator[tuple[ApiServer, Path]]:
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
-                for chunk in [*state.logs[parts.path.split("/")[-2]], b""]:
+                assert query.get("timestamps", "").lower() == "true"
+                for chunk in [*state.log(parts.path.split("/")[-2]), b""]:
                     self.wfile.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
                 return
             code, answer = state.answer(request)

@@ -7,7 +7,6 @@ lost at the end. A server that listens on all addresses here is at ``machines[0]
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -19,10 +18,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import AS_ROOT, ROOT, unavailable
 
 SUBNETS = 250  # of 10.214.0.0/16, so that many tests can have machines at the same time
-AS_ROOT = [] if os.getuid() == 0 else ["sudo", "-n"]
 UNSHARE = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
 # The first process of a machine. It ends with the test, also if that is killed: at the end of its standard input. The
 # kernel then kills all processes of its PID namespace, and removes its network and its mounts.
@@ -219,10 +217,7 @@ def nodes(
                     _in_network(pid, line)
                 machines.append(Machine(host, address, f"{subnet}.1", folder, pid))
         except (OSError, subprocess.CalledProcessError) as error:
-            fault = f"this machine allows no namespaces: {error} {getattr(error, 'stderr', '')}"
-            if os.environ.get("CI") == "true":
-                pytest.fail(fault)
-            pytest.skip(fault)
+            unavailable(f"this machine allows no namespaces: {error} {getattr(error, 'stderr', '')}")
         yield machines
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.launch import aws
-from boltcutter.launch.aws_batch import AwsBatchLauncher
-from boltcutter.launch.job import UnreachableError
+from boltcutter_launch import aws
+from boltcutter_launch.aws_batch import AwsBatchLauncher
+from boltcutter_launch.job import UnreachableError
 
 from .aws_server import ACCOUNT, CREDENTIALS, aws_server
 

@@ -2,23 +2,29 @@
 
 import functools
 import json
+import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.session import Session
+from conftest import ROOT
 
-from boltcutter.launch import aws
-from boltcutter.launch.aws_batch import AwsBatchLauncher
-from boltcutter.launch.job import Job, UnclearSubmissionError
+from boltcutter_launch import aws, aws_batch
+from boltcutter_launch.aws_batch import AwsBatchLauncher
+from boltcutter_launch.job import Job, UnclearSubmissionError
 
 from .aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, check_request
+from .golden import check_job_file
 
-JOBS = Path(__file__).with_name("jobs")
 NUMBER = "0a1b2c3d-0000-1111-2222-333344445555"
 ARN = f"arn:aws:batch:us-east-1:{ACCOUNT}:job/{NUMBER}"
 SUBMITTED = (200, {"jobArn": ARN, "jobId": NUMBER, "jobName": "digits"})
 SILENT: tuple[int, dict[str, Any]] = (0, {})
+NO_JOBS: tuple[int, dict[str, Any]] = (200, {"jobSummaryList": []})
+CLIENT = aws.client
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +58,44 @@ def job(root: Path = Path("/p"), **facts: Any) -> Job:
     return Job("digits", folder, folder / "code" / "scripts" / "train.py", **facts)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "facts"),
-    [
-        ("aws_batch", {"max_restarts": 0, "tags": {"team": "vision"}}, {"gpus": False}),
-        (
-            "aws_batch_nodes",
-            {"time": "2:00:00", "environment": {"NCCL_SOCKET_IFNAME": "eth0"}, "job_definition": "train:3"},
-            {"nodes": 4, "devices": 8, "trusted": True},
-        ),
-    ],
-)
-def test_the_job_file(name: str, settings: dict[str, Any], facts: dict[str, Any]) -> None:
-    text = launcher(**settings).render(job(**facts))
-    assert text == (JOBS / f"{name}.json").read_text()
-    check_request("batch", "SubmitJob", json.loads(text))
+NODES: dict[str, Any] = {"nodes": 4, "devices": 8, "trusted": True}
+OF_NODES: dict[str, Any] = {
+    **{"time": "2:00:00", "environment": {"NCCL_SOCKET_IFNAME": "eth0"}, "job_definition": "train:3"},
+    "share_identifier": "vision",
+}
+
+
+def test_the_job_file() -> None:
+    of_one = launcher(max_restarts=0, tags={"team": "vision"}).render(job(gpus=False))
+    of_nodes = launcher(**OF_NODES).render(job(**NODES))
+    check_job_file(of_one, "aws_batch.json")
+    check_job_file(of_nodes, "aws_batch_nodes.json", "aws_batch.json")
+    for text in (of_one, of_nodes):
+        check_request("batch", "SubmitJob", json.loads(text))
+
+
+# What the documentation says of an attempt that ends, and whether another one starts.
+# https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html
+ENDS: list[tuple[dict[str, str], bool, bool]] = [
+    ({"onExitCode": "0", "onReason": "", "onStatusReason": "Essential container in task exited"}, False, False),
+    ({"onExitCode": "1", "onReason": "Error", "onStatusReason": "Essential container in task exited"}, False, True),
+    ({"onExitCode": "2", "onReason": "Error", "onStatusReason": "Essential container in task exited"}, False, False),
+    ({"onExitCode": "143", "onReason": "", "onStatusReason": "Essential container in task exited"}, True, True),
+    ({"onExitCode": "", "onReason": "", "onStatusReason": "Host EC2 (instance i-1) terminated."}, True, True),
+    ({"onExitCode": "", "onReason": "CannotPullContainerError", "onStatusReason": "Task failed"}, False, True),
+]
+
+
+@pytest.mark.parametrize(("end", "of_one", "of_nodes"), ENDS, ids=str)
+def test_an_attempt_that_another_one_follows(end: dict[str, str], of_one: bool, of_nodes: bool) -> None:
+    for facts, again in (({}, of_one), (NODES, of_nodes)):
+        rules = json.loads(launcher().render(job(**facts)))["retryStrategy"]["evaluateOnExit"]
+        matching = (
+            rule["action"]
+            for rule in rules
+            if all(fnmatchcase(end[key], form) for key, form in rule.items() if key != "action")
+        )
+        assert (next(matching, "RETRY") == "RETRY") is again  # "if none match, the job is retried"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +104,7 @@ def test_the_job_file(name: str, settings: dict[str, Any], facts: dict[str, Any]
         ({"region": "us-east-1a"}, r"launch\.region=us-east-1a .*; try launch\.region=us-east-1$"),
         ({"time": "0:00:30"}, r"launch\.time=0:00:30 .*try launch\.time=0:01:00"),
         ({"max_restarts": 10}, r"launch\.max_restarts=10 .*try launch\.max_restarts=9"),
+        ({"share_identifier": "team/vision"}, r"launch\.share_identifier=team/vision "),
         ({"queue": "a queue"}, r"launch\.queue=a queue "),
         ({"job_definition": "a:b"}, r"launch\.job_definition=a:b "),
         ({"queue": None}, r"launch\.queue: not set"),
@@ -104,9 +134,8 @@ def definitions(kind: str) -> tuple[int, dict[str, Any]]:
 )
 def test_the_job_file_is_what_is_sent(answers: AwsAnswers, given: str, query: dict[str, Any], tmp_path: Path) -> None:
     answers.replies = [definitions("multinode"), SUBMITTED]
-    text = (JOBS / "aws_batch_nodes.json").read_text()
     file = tmp_path / "job.json"
-    file.write_text(text)
+    file.write_text(text := launcher(**OF_NODES).render(job(**NODES)))
     assert launcher(job_definition=given).create(job(nodes=4), file) == ARN
     described, submitted = answers.requests
     assert described == ("/v1/describejobdefinitions", {**query, "status": "ACTIVE"})
@@ -123,20 +152,51 @@ def test_the_job_file_is_what_is_sent(answers: AwsAnswers, given: str, query: di
             ValueError,
             "SubmitJob .*JobQueue gpus not found",
         ),
-        ([definitions("multinode"), SILENT], UnclearSubmissionError, "is in the queue before you launch again"),
+        (
+            [definitions("multinode"), SILENT, NO_JOBS, NO_JOBS],
+            UnclearSubmissionError,
+            "see whether digits-.* is in the",
+        ),
     ],
     ids=["type", "definition", "queue", "silent"],
 )
 def test_a_job_that_is_not_created(
-    answers: AwsAnswers, replies: list[Any], kind: type[Exception], fault: str, tmp_path: Path
+    answers: AwsAnswers,
+    replies: list[Any],
+    kind: type[Exception],
+    fault: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers.replies = list(replies)
     file = tmp_path / "job.json"
-    file.write_text((JOBS / "aws_batch_nodes.json").read_text())
+    file.write_text(launcher(**OF_NODES).render(job(**NODES)))
+    monkeypatch.setattr(aws_batch, "FIND_SECONDS", (0, 0))
     with pytest.raises(ValueError, match=fault) as error:
         launcher().create(job(nodes=4), file)
     assert type(error.value) is kind
     assert "\n" not in str(error.value)
+
+
+def test_a_submission_without_an_answer_is_one_job(
+    answers: AwsAnswers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # SubmitJob has no client token, and botocore repeats a request after a read time-out.
+    monkeypatch.setitem(aws.LIMITS, "retries", {"mode": "standard", "total_max_attempts": 3})
+    monkeypatch.setattr(aws_batch, "FIND_SECONDS", (0, 0))
+    monkeypatch.setattr(aws, "client", CLIENT)
+    file = tmp_path / "job.json"
+    file.write_text(launcher(**OF_NODES).render(job(**NODES)))
+    earlier = {"jobArn": ARN.replace("0a1b", "9999"), "status": "FAILED"}  # of the same run
+    found = (200, {"jobSummaryList": [earlier, {"jobArn": ARN, "status": "SUBMITTED"}]})
+    answers.replies = [definitions("multinode"), SILENT, NO_JOBS, found]
+    assert launcher().create(job(**NODES), file) == ARN
+    paths = [path for path, _ in answers.requests]
+    assert paths == ["/v1/describejobdefinitions", "/v1/submitjob", "/v1/listjobs", "/v1/listjobs"]
+    name = json.loads(file.read_text())["jobName"]
+    query = {"jobQueue": "gpus", "filters": [{"name": "JOB_NAME", "values": [name]}]}
+    assert answers.requests[-1][1] == query
+    check_request("batch", "ListJobs", query)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +220,20 @@ def test_the_status_is_in_the_words_of_batch(answers: AwsAnswers, status: str, r
     assert launcher().status(ARN).state == "unknown"
 
 
+def test_the_status_has_the_reason_of_the_container(answers: AwsAnswers) -> None:
+    reason, of_host = "OutOfMemoryError: Container killed due to memory usage", "Essential container in task exited"
+    job = {"jobId": NUMBER, "status": "FAILED", "statusReason": of_host}
+    answers.replies = [(200, {"jobs": [{**job, "container": {"reason": reason}}]})]
+    assert launcher().status(ARN).text == f"job {NUMBER}, FAILED: {of_host}: {reason}"
+    # Of several nodes, each is a job of its own: https://docs.aws.amazon.com/batch/latest/userguide/multi-node-job-env-vars.html
+    answers.replies = [
+        (200, {"jobs": [{**job, "nodeProperties": {"numNodes": 4, "mainNode": 0}}]}),
+        (200, {"jobs": [{"jobId": f"{NUMBER}#0", "status": "FAILED", "container": {"reason": reason}}]}),
+    ]
+    assert launcher().status(ARN).text == f"job {NUMBER}, FAILED: {of_host}: {reason}"
+    assert answers.requests[-1] == ("/v1/describejobs", {"jobs": [f"{NUMBER}#0"]})
+
+
 def test_a_running_job_is_terminated(answers: AwsAnswers) -> None:
     answers.replies = [(200, {"jobs": [{"status": "RUNNING"}]}), (200, {}), (200, {"jobs": [{"status": "FAILED"}]})]
     launcher().cancel(ARN)
@@ -168,3 +242,13 @@ def test_a_running_job_is_terminated(answers: AwsAnswers) -> None:
     assert len(answers.requests) == 3
     with pytest.raises(ValueError, match=r"^record\.json has the job id --help"):
         launcher().cancel("--help")
+
+
+def test_the_documented_policy_has_the_actions_that_are_used() -> None:
+    # Names of https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsbatch.html, which are those of
+    # the operations
+    section = (ROOT / "docs" / "cloud.md").read_text().partition("## AWS Batch\n")[2].partition("\n## ")[0]
+    found = re.findall(r'"batch:(\w+)"', section)
+    assert set(found) <= set(Session().get_service_model("batch").operation_names)
+    used = {"SubmitJob", "TagResource", "TerminateJob", "DescribeJobDefinitions", "DescribeJobs", "ListJobs"}
+    assert used == set(found)

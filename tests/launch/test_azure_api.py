@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.launch import azure_api
-from boltcutter.launch.job import UnreachableError
+from boltcutter_launch import azure_api
+from boltcutter_launch.job import UnreachableError
 
 from .azure_server import WORKSPACE, ResourceManager, azure, clean_environment
 

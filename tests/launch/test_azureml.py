@@ -16,16 +16,17 @@ import pytest
 import yaml
 from conftest import STATE, environment, require
 from isodate import parse_duration
+from slurm_cluster import Launch
 
 from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.checkpoint.select import find_newest
-from boltcutter.launch import azure_api
-from boltcutter.launch.azure_api import request_body
-from boltcutter.launch.azureml import STATES, AzureMLLauncher, next_name
-from boltcutter.launch.job import Job, Status, UnclearSubmissionError, UnreachableError
+from boltcutter_launch import azure_api
+from boltcutter_launch.azure_api import request_body
+from boltcutter_launch.azureml import STATES, AzureMLLauncher
+from boltcutter_launch.cloud import next_name
+from boltcutter_launch.job import Job, Status, UnclearSubmissionError, UnreachableError
 
 from .azure_server import WORKSPACE, BlobStorage, ResourceManager, azure, clean_environment
-from .conftest import Launch
 from .test_cloud import write_run
 from .test_library import read_record
 
@@ -50,6 +51,7 @@ RENDERED: dict[str, tuple[dict[str, Any], Job]] = {
     "azureml_jupyter.yaml": (SERVERLESS | {"jupyter": True, "spot": False}, JOB),
 }
 PATH = f"{WORKSPACE}/jobs/digits-one"
+RUNNING = ("Running", "Paused", "NotResponding", "CancelRequested", "Finalizing", "Unknown", "New")
 
 
 @pytest.fixture
@@ -162,7 +164,7 @@ def test_the_folder_of_an_input_is_set_in_the_job(
     assert out.startswith("note: INPUT_IMAGES will be set only in the job, which then checks the configuration\n")
     (job,) = server.jobs.values()
     assert '; export INPUT_IMAGES="${{inputs.images}}"; exec ' in job["command"]
-    assert job["environmentVariables"] == {}
+    assert job["environmentVariables"] == {"BOLTCUTTER_GPUS": "1"}
     assert read_record(tmp_path / "run")["config"]["data"]["folder"] == "${oc.env:INPUT_IMAGES}"
 
 
@@ -180,7 +182,7 @@ def test_a_job_is_created_with_the_content_of_its_file(servers: tuple[ResourceMa
     remote = "abfss://models@account.dfs.core.windows.net/runs/digits/one"
     command = '[ -z "$DEFAULT_IDENTITY_CLIENT_ID" ] || export AZURE_CLIENT_ID="$DEFAULT_IDENTITY_CLIENT_ID"; '
     command += 'export INPUT_IMAGES="${{inputs.images}}"; '
-    command += f"exec /opt/venv/bin/python -m boltcutter.launch.node {remote} trust=true"
+    command += f"exec /opt/venv/bin/python -m boltcutter_launch.node {remote} trust=true"
     uri = "azureml://datastores/workspaceblobstore/paths/images"
     body = {
         "jobType": "Command",
@@ -313,7 +315,7 @@ def test_the_status_is_that_of_azure(servers: tuple[ResourceManager, BlobStorage
         "Studio": {"jobServiceType": "Studio", "endpoint": "https://ml.azure.com/runs/digits-one"},
         "jupyter": {"jobServiceType": "JupyterLab", "endpoint": "https://node.azureml.ms", "status": "Running"},
     }
-    for state, meaning in {**STATES, "New": "unknown"}.items():
+    for state, meaning in {**STATES, **dict.fromkeys(RUNNING, "running")}.items():
         server.jobs["digits-one"] = {"status": state}
         assert launcher.status(PATH) == Status(meaning, f"job digits-one, {state}")  # type: ignore[arg-type]
     server.jobs["digits-one"] = {"status": "Running", "services": services}

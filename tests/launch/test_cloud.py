@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from boltcutter.launch import cloud, jobs, submit
-from boltcutter.launch.cloud import CloudLauncher, job_name, read
-from boltcutter.launch.job import Job, Status, UnclearSubmissionError, UnreachableError
+from boltcutter_launch import cloud, jobs, submit
+from boltcutter_launch.cloud import CloudLauncher, job_name, read
+from boltcutter_launch.job import Job, Status, UnclearSubmissionError, UnreachableError
 
 from .test_library import git
 
@@ -75,13 +75,24 @@ def test_mistakes_are_found_before_submission(job: Job) -> None:
         Platform(environment={"API_KEY": "x"})
 
 
+def test_secrets_are_references(job: Job) -> None:
+    place = "arn:aws:secretsmanager:us-east-1:123456789012:secret:wandb-a1b2c3"
+    launcher = Platform(storage="file://x", secrets={"WANDB_API_KEY": place})
+    assert f"--secret=WANDB_API_KEY={place}" in json.loads(launcher.render(job))["command"]
+    with pytest.raises(ValueError, match=r"^launch\.secrets\.WANDB_API_KEY: .*try launch\.secrets='{WANDB_") as error:
+        Platform(secrets={"WANDB_API_KEY": "abcdefabcdef"})
+    assert "abcdefabcdef" not in str(error.value)  # may be the secret
+    with pytest.raises(ValueError, match=r"^launch\.secrets\.A-B is not a valid variable name"):
+        Platform(secrets={"A-B": place})
+
+
 def test_a_job_is_sent_followed_and_fetched(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     launcher = Platform(storage=f"file://{tmp_path}/bucket/runs/", environment={"B": "2"})
     launcher.check(job)
     file = job.folder / launcher.job_file
     file.write_text(launcher.render(job))
     there = tmp_path / "bucket" / "runs" / "digits" / "one"
-    command = ["python", "-m", "boltcutter.launch.node", f"file://{there}", "trust=true"]
+    command = ["python", "-m", "boltcutter_launch.node", f"file://{there}", "trust=true"]
     assert json.loads(file.read_text()) == {"command": command, "environment": {"A": "1", "B": "2"}}
     assert launcher.submit(job, file) == ["job-1"]
     assert {path.name for path in there.iterdir()} == {"job.tar.gz", "job.yaml", "record.json"}

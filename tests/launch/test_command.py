@@ -5,27 +5,37 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from conftest import environment
+from omegaconf import OmegaConf
+from slurm_cluster import Launch
 from third_party.gallery import overrides
 
+from boltcutter.assembly.assemble import complete_config
+from boltcutter.assembly.overrides import read_overrides
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.launch import command
+from boltcutter.config.instantiate import build
 from boltcutter.project import Project
-from boltcutter.run import folder as run
 from boltcutter.run import lineage, trust
-
-from .conftest import Launch
+from boltcutter.run.folder import read_record, save_config, update_record
+from boltcutter_launch import command
+from boltcutter_launch.azureml import AzureMLLauncher
+from boltcutter_launch.cloud import CloudLauncher
+from boltcutter_launch.ec2 import EC2Launcher
+from boltcutter_launch.sagemaker import SageMakerLauncher
+from boltcutter_launch.spot_interruption import SpotInterruption
+from boltcutter_launch.vertex import VertexLauncher
 
 ROOT = Path(__file__).parents[2]
 PROJECT = Project.find(__file__)
 
 
 def test_a_login_node_needs_no_torch() -> None:
-    code = "import sys; sys.modules.update(torch=None, lightning=None); import boltcutter.launch.command"
+    code = "import sys; sys.modules.update(torch=None, lightning=None); import boltcutter_launch.command"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -101,23 +111,23 @@ def test_a_resumed_run_keeps_its_launch_settings(launch: Launch, tmp_path: Path)
     folder = tmp_path / "run"
     launch("launch=slurm", "--check")
     (folder / "logs").mkdir(parents=True)
-    slurm = "boltcutter.launch.slurm.SlurmLauncher"
+    slurm = "boltcutter_launch.slurm.SlurmLauncher"
     settings = {"_target_": slurm, "time": "9:00:00", "partition": "big", "memory": "64G"}
     settings |= {"array": "seed=1,2", "max_parallel": 1}
     facts = {"launch": {"settings": settings, "id": "7", "submitted": "", "signature": trust.sign(settings)}}
-    training = run.read_overrides(PROJECT, [])
-    run.save_config(DictConfig({**training, "folder": str(folder)}), **facts)
+    training = read_overrides(PROJECT, [])
+    save_config(DictConfig({**training, "folder": str(folder)}), **facts)
     for arguments in (["launch=slurm"], []):
         text = launch(*arguments, f"resume={folder}", "launch.memory=9G", "--dry-run")
         assert {"--time=9:00:00", "--partition=big", "--mem=9G"} <= set(re.findall("^#SBATCH (.*)", text, re.M))
         assert "--array" not in text
-    (tmp_path / "other.yaml").write_text("_target_: boltcutter.launch.slurm.SlurmLauncher\n")
+    (tmp_path / "other.yaml").write_text("_target_: boltcutter_launch.slurm.SlurmLauncher\n")
     text = launch(f"launch=[slurm,{tmp_path}/other.yaml]", f"resume={folder}", "--dry-run")
     assert "--partition" not in text
     assert f"resume={folder} trust=true" in launch("launch=local", f"resume={folder}", "--dry-run")
-    run.update_record(folder, config={**run.read_record(folder)["config"], "seed": 99})  # possibly by another user
+    update_record(folder, config={**read_record(folder)["config"], "seed": 99})  # possibly by another user
     assert f"resume={folder}\n" in launch("launch=local", f"resume={folder}", "--dry-run")
-    run.update_record(folder, launch={**facts["launch"], "settings": {**settings, "setup": ["touch evil"]}})
+    update_record(folder, launch={**facts["launch"], "settings": {**settings, "setup": ["touch evil"]}})
     with pytest.raises(ConfigError, match=r"launch settings.*; set trust=true"):
         launch(f"resume={folder}", "--dry-run")
 
@@ -134,13 +144,13 @@ def test_job_variables_remain_references_until_the_job_runs(launch: Launch, tmp_
     arguments += ["name=${oc.env:CACHE}"]
     output = launch("launch=local", f"launch.python={python}", f"folder={folder}", *arguments)
     assert "note: SLURM_TMPDIR, CACHE will be set only in the job" in output
-    config = run.read_record(folder)["config"]
+    config = read_record(folder)["config"]
     assert config["data"]["path"] == "${oc.env:SLURM_TMPDIR}/numbers"
     assert 'export CACHE="$SLURM_TMPDIR/x"\n' in (folder / "job.sh").read_text()
     assert "SLURM_TMPDIR" not in os.environ
     with pytest.raises(ConfigError, match="environment variable TMPDIRR is not set"):
         launch("launch=local", "data=tabular", "data.path=${oc.env:TMPDIRR}", "--check")
-    os.waitpid(int(run.read_record(folder)["launch"]["id"].split()[0]), 0)
+    os.waitpid(int(read_record(folder)["launch"]["id"].split()[0]), 0)
 
 
 def test_a_job_runs_the_code_as_it_was_at_submission(tmp_path: Path) -> None:
@@ -188,7 +198,7 @@ def test_a_script_that_git_ignores_is_replaced_by_the_module(tmp_path: Path, ign
     (root / ".gitignore").write_text(ignored)
     for arguments in ("init -q", "add -A"):
         subprocess.run(["git", *arguments.split()], cwd=root, check=True)
-    cfg = run.read_overrides(PROJECT, ["trainer.devices=1", f"folder={folder}"])
+    cfg = read_overrides(PROJECT, ["trainer.devices=1", f"folder={folder}"])
     job = command.create_job([cfg], root, array=False, copies=True)
     code = folder / "code"
     assert job.program == (["-m", "boltcutter", "train"] if ignored else [f"{code}/scripts/train.py"])
@@ -209,3 +219,64 @@ def test_an_untrusted_record_is_not_executed(launch: Launch, tmp_path: Path, arg
     with pytest.raises(ConfigError, match=r"refers to os\.mkdir, .*; set trust=true"):
         launch(*(argument.format(tmp_path / "run") for argument in arguments))
     assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "cloud"),
+    [
+        (VertexLauncher(spot=True), "gce"),
+        (AzureMLLauncher(spot=True), "azure"),
+        (EC2Launcher(spot=True), None),  # its script passes the notice on
+        (SageMakerLauncher(spot=True), None),  # announces nothing to the run
+        (VertexLauncher(), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_runs_on_spot_machines_save_regularly_and_when_the_cloud_announces_an_interruption(
+    launcher: CloudLauncher, cloud: str | None
+) -> None:
+    cfg = command.read_training_config(PROJECT, [])
+    command.prepare_for_spot(cfg, launcher)
+    cfg = complete_config(cfg)
+    assert cfg.callback.preemption.save_minutes == (command.SAVE_MINUTES if launcher.spot else None)
+    assert OmegaConf.select(cfg, "callback.spot_interruption.cloud") == cloud
+    if cloud:
+        assert isinstance(build(cfg.callback.spot_interruption), SpotInterruption)
+
+
+AWS_BATCH = ["launch=aws_batch", "launch.queue=a", "launch.job_definition=b", "launch.storage=s3://bucket/runs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["callback.preemption.save_minutes=0"], r"callback\.preemption\.save_minutes=0 is not positive"),
+        (["callback=[default,early_stopping]", "callback.early_stopping.mode=most"], r"callback\.early_stopping"),
+        (["+trainer.strategy=dpd"], r"trainer\.strategy=dpd: no such strategy; did you mean ddp"),
+        (["trainer=ddp", "trainer.strategy.process_group_backend=3"], r"trainer\.strategy\.process_group_backend"),
+        (["trainer.gradient_clip_val=-1"], r"trainer\.gradient_clip_val=-1 is negative"),
+        (["trainer=fsdp", "trainer.strategy.state_dict_type=sharded"], r"trainer\.strategy\.state_dict_type=sharded: "),
+        (["trainer=deepspeed"], r"trainer\.strategy=deepspeed: shards need a folder"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_what_training_would_refuse_is_refused_before_submission(arguments: list[str], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault) as error:
+        command.main(PROJECT, [*AWS_BATCH, "trainer.devices=1", *arguments, "--dry-run"])
+    assert "\n" not in str(error.value)
+
+
+def test_strategies_whose_package_only_the_nodes_have_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_spec("deepspeed") is None
+    command.main(PROJECT, ["launch=slurm", "trainer=deepspeed", "trainer.devices=1", "--dry-run"])
+    assert "#SBATCH" in capsys.readouterr().out
+
+
+def test_own_settings_of_callbacks_are_kept_on_spot_machines() -> None:
+    own = ["callback=[default,spot_interruption]", "callback.spot_interruption.cloud=ec2"]
+    cfg = command.read_training_config(PROJECT, [*own, "callback.preemption.save_minutes=3"])
+    command.prepare_for_spot(cfg, VertexLauncher(spot=True))
+    assert (cfg.callback.spot_interruption.cloud, cfg.callback.preemption.save_minutes) == ("ec2", 3)
+    cfg = command.read_training_config(PROJECT, ["callback=null"])
+    command.prepare_for_spot(cfg, VertexLauncher(spot=True))
+    assert not cfg.get("callback")

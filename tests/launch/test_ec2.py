@@ -16,16 +16,17 @@ import fsspec
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from boltcutter.launch import aws
-from boltcutter.launch.bundle import BUNDLE
-from boltcutter.launch.ec2 import AMI, TAG, EC2Launcher
-from boltcutter.launch.ec2_script import read_job
-from boltcutter.launch.job import Job, UnclearSubmissionError
+from boltcutter_launch import aws
+from boltcutter_launch import ec2 as ec2_launcher
+from boltcutter_launch.bundle import BUNDLE
+from boltcutter_launch.ec2 import AMI, TAG, EC2Launcher
+from boltcutter_launch.ec2_script import read_job
+from boltcutter_launch.job import Job, UnclearSubmissionError
 
 from .aws_server import CREDENTIALS, aws_server
+from .golden import check_job_file
 from .test_library import git
 
-JOBS = Path(__file__).with_name("jobs")
 ID = "20260101-120000-0a1b2c3d"
 TOKEN = f"digits-{ID}"
 Requests = list[tuple[str, dict[str, Any]]]
@@ -142,7 +143,7 @@ def test_job_files(name: str, tmp_path: Path) -> None:
     settings, facts = CASES[name]
     own = launcher(**settings)
     own.check(job(tmp_path, **facts))
-    assert own.render(job(**facts)) == (JOBS / name).read_text()
+    check_job_file(own.render(job(**facts)), name, None if name == "ec2.sh" else "ec2.sh")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_job_files(name: str, tmp_path: Path) -> None:
         ({"time": "0:05:00"}, {}, r"launch\.time=0:05:00 is too short to set an instance up; try launch\.time=0:10:00"),
         ({"disk_gb": 1}, {}, r"launch\.disk_gb=1 is less than 8"),
         ({"tags": {TAG: "x"}}, {}, r"launch\.tags\.boltcutter-job: identifies the job; remove it"),
-        ({}, {"nodes": 2}, r"trainer\.num_nodes=2: launch=ec2 starts one instance; use launch=sagemaker"),
+        ({}, {"nodes": 2}, r"trainer\.num_nodes=2: launch=ec2 starts one instance; use launch=sky or launch=aws_"),
         ({"setup": ["x" * 16000]}, {}, r"launch\.setup: the script of the instances has \d+ bytes, and EC2 accepts"),
         ({"setup": ["echo\x07"]}, {}, r"launch\.setup='echo\\x07' has the control character"),
     ],
@@ -219,7 +220,13 @@ def test_a_job_is_submitted_and_cancelled(requests: Requests, project: Path, pro
         own.status("--help")
 
 
-def test_spot_requests_end_with_the_job(requests: Requests, project: Path, profile: str, bucket: str) -> None:
+def test_spot_requests_end_with_the_job(
+    requests: Requests,
+    project: Path,
+    profile: str,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ec2 = boto3.client("ec2")
     parameter = "/golden/ami"
     boto3.client("ssm").put_parameter(Name=parameter, Value=image(ec2)["ImageId"], Type="String", Overwrite=True)
@@ -254,6 +261,14 @@ def test_spot_requests_end_with_the_job(requests: Requests, project: Path, profi
     status = own.status(job_id)
     assert (status.state, status.text) == ("pending", f"job {TOKEN}, 1 stopped, waits for Spot capacity")
     assert launcher().status(job_id).text == f"job {TOKEN}, 1 stopped"
+
+    # Past its validity, and after a cancellation, a request starts no instance, and a stopped one stays:
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-requests.html
+    with monkeypatch.context() as patch:
+        patch.setattr(ec2_launcher, "_spot_requests", lambda *_: [])
+        status = own.status(job_id)
+    assert status.state == "ended"
+    assert "its Spot request has expired, so it does not start again; cancel or resume the run" in status.text
     requests.clear()
     own.cancel(job_id)
     names = [name for name, _ in requests if name != "DescribeInstances"]
@@ -261,6 +276,21 @@ def test_spot_requests_end_with_the_job(requests: Requests, project: Path, profi
     assert dict(requests)["CancelSpotInstanceRequests"] == {"SpotInstanceRequestIds": [request]}
     assert not ec2.describe_spot_instance_requests()["SpotInstanceRequests"]
     assert own.status(job_id).state == "ended"
+
+
+def test_a_resumed_run_leaves_no_stopped_instance_behind(project: Path, profile: str, bucket: str) -> None:
+    ec2 = boto3.client("ec2")
+    own = launcher(ami=image(ec2)["ImageId"], spot=True)
+    submitted, file = write_job(project, own)
+    first = own.create(submitted, file)
+    (number,) = (one["InstanceId"] for found in ec2.describe_instances()["Reservations"] for one in found["Instances"])
+    ec2.stop_instances(InstanceIds=[number])  # interrupted, and its Spot request has expired since
+    (submitted.folder / "record.json").write_text(json.dumps({"attempts": [], "launch": {"id": first}}))
+    file.write_text(own.render(submitted))
+    second = own.create(submitted, file)
+    assert second != first
+    assert own.status(first).text == f"job {first.partition('/')[2]}, 1 terminated"
+    assert own.status(second).state == "running"
 
 
 def fail(code: str, message: str = "No.", status: int = 400) -> AWSResponse:
@@ -274,6 +304,31 @@ def fail(code: str, message: str = "No.", status: int = 400) -> AWSResponse:
             ).encode()
 
     return AWSResponse("http://ec2", status, {}, Body())
+
+
+def test_an_instance_profile_may_be_unknown_for_some_seconds(
+    project: Path, profile: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The message of EC2, while IAM distributes a new profile
+    message = "Value (train) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name"
+    own = launcher(ami=image(boto3.client("ec2"))["ImageId"])
+    submitted, file = write_job(project, own)
+    make, sent = aws.client, list[None]()
+
+    def unknown(**_: Any) -> Any:
+        sent.append(None)
+        return fail("InvalidParameterValue", message) if len(sent) < 3 else None
+
+    def late(service: str, region: str | None) -> Any:
+        client = make(service, region)
+        client.meta.events.register("before-send.ec2.RunInstances", unknown)
+        return client
+
+    monkeypatch.setattr(aws, "client", late)
+    monkeypatch.setattr(ec2_launcher, "PROFILE_SECONDS", (0, 0))
+    (job_id,) = own.submit(submitted, file)
+    assert len(sent) == 3
+    assert own.status(job_id).state == "running"
 
 
 def test_a_job_is_submitted_once_its_instances_can_be_seen(
@@ -325,6 +380,7 @@ def test_a_rejected_job_leaves_nothing(
     own = launcher(ami=image(ec2)["ImageId"])
     submitted, file = write_job(project, own)
     make = aws.client
+    monkeypatch.setattr(ec2_launcher, "PROFILE_SECONDS", (0,))
     monkeypatch.setitem(aws.LIMITS, "retries", {"total_max_attempts": 1})
 
     def refusing(service: str, region: str | None) -> Any:
@@ -410,9 +466,7 @@ def test_logs_of_a_set_up_that_failed(project: Path, profile: str, bucket: str) 
     assert "".join(own.logs(job_id, submitted.folder, follow=False)) == "epoch 1\n"
 
 
-def test_jupyter_is_reached_by_a_tunnel(
-    project: Path, profile: str, bucket: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_jupyter_is_reached_by_a_tunnel(project: Path, profile: str, bucket: str) -> None:
     ec2 = boto3.client("ec2")
     own = launcher(ami=image(ec2)["ImageId"], jupyter=True, idle_minutes=15)
     submitted, file = write_job(project, own)
@@ -422,7 +476,6 @@ def test_jupyter_is_reached_by_a_tunnel(
     job_id = own.create(submitted, file)
     (one,) = ec2.describe_instances()["Reservations"][0]["Instances"]
     tunnel = f"aws ssm start-session --target {one['InstanceId']} --region us-east-1 --document-name"
-    assert tunnel in capsys.readouterr().out
     assert tunnel in own.status(job_id).text
     own.cancel(job_id)
     assert tunnel not in own.status(job_id).text

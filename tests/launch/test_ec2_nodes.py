@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import QUICK, Script, saved_weights
 
-from boltcutter.launch.ec2_script import read_job
+from boltcutter_launch.ec2_script import read_job
 
 from .aws_server import aws_server
 from .nodes import Machine, nodes

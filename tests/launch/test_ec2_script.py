@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.launch.ec2_script import check_requirements, read_job
+from boltcutter_launch.ec2_script import check_requirements, read_job
 
-JOBS = Path(__file__).with_name("jobs")
-FILES = sorted(JOBS.glob("ec2*.sh"))
+from .test_ec2 import CASES, job, launcher
 
 
-def write_scripts(file: Path, folder: Path) -> dict[str, Path]:
+def write_scripts(name: str, folder: Path) -> dict[str, Path]:
     """Write a job file, the user data in it, and the files that this creates, to a folder."""
-    user_data = read_job(file.read_text())["UserData"]
-    found = {"user_data": user_data, "job": file.read_text()}
+    settings, facts = CASES[name]
+    text = launcher(**settings).render(job(**facts))
+    user_data = read_job(text)["UserData"]
+    found = {"user_data": user_data, "job": text}
     found |= dict(re.findall(r"<<'(SETUP|RUN|UNIT)'\n(.*?\n)\1\n", user_data, re.DOTALL))
     assert len(found) == 5
     for name, text in found.items():
@@ -25,9 +26,9 @@ def write_scripts(file: Path, folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in found}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_scripts_are_correct_shell(file: Path, tmp_path: Path) -> None:
-    scripts = write_scripts(file, tmp_path)
+@pytest.mark.parametrize("name", CASES)
+def test_scripts_are_correct_shell(name: str, tmp_path: Path) -> None:
+    scripts = write_scripts(name, tmp_path)
     if not shutil.which("shellcheck"):
         assert os.environ.get("CI") != "true", "apt-get install shellcheck"
         pytest.skip("apt-get install shellcheck")
@@ -36,9 +37,23 @@ def test_scripts_are_correct_shell(file: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_the_set_up_waits_for_the_lock_of_apt(tmp_path: Path) -> None:
+    # An option of apt since 1.9.11: https://manpages.debian.org/apt.conf.5
+    setup = write_scripts("ec2.sh", tmp_path)["SETUP"].read_text()
+    line = next(line for line in setup.splitlines() if "apt.conf.d" in line)
+    assert setup.index(line) < setup.index("apt-get")
+    folder = tmp_path / "apt.conf.d"
+    folder.mkdir()
+    subprocess.run(["bash", "-euc", line.replace("/etc/apt/apt.conf.d", str(folder))], check=True)
+    if shutil.which("apt-config"):
+        (file,) = folder.iterdir()
+        command = ["apt-config", "-c", str(file), "dump", "DPkg::Lock::Timeout"]
+        assert subprocess.run(command, capture_output=True, text=True).stdout == 'DPkg::Lock::Timeout "600";\n'
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
 def test_the_unit_is_valid(tmp_path: Path) -> None:
-    unit = write_scripts(JOBS / "ec2.sh", tmp_path)["UNIT"].rename(tmp_path / "boltcutter.service")
+    unit = write_scripts("ec2.sh", tmp_path)["UNIT"].rename(tmp_path / "boltcutter.service")
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
     assert "boltcutter.service" not in done.stderr, done.stderr
     unit.write_text(unit.read_text().replace("KillMode=mixed", "KillMode=mixture"))

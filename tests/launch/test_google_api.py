@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from boltcutter.launch import google_api
-from boltcutter.launch.google_api import call, connect, default_setting, endpoint, log_entries
-from boltcutter.launch.job import ForbiddenError, NoAnswerError, UnreachableError
+from boltcutter_launch import google_api
+from boltcutter_launch.google_api import call, connect, default_setting, endpoint, log_entries
+from boltcutter_launch.job import ForbiddenError, NoAnswerError, UnreachableError
 
 from .google_server import ACCOUNT, NO_ANSWER, GoogleServer, error, google_server, isolated
 

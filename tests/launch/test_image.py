@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, require
 
 from boltcutter.project import Project
-from boltcutter.scaffold import new
+from boltcutter_scaffold import new
 
 from .nodes import AS_ROOT
 from .podman import Podman
@@ -27,6 +27,7 @@ from .test_node import bundle as bundle
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
 BASE = "localhost/python:3.11-slim"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+OLDER_CUDA = "https://download.pytorch.org/whl/cu126"
 PACKAGES = "ca-certificates,python3,python3-venv"
 
 
@@ -40,6 +41,57 @@ def test_the_linter_finds_nothing(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["Dockerfile", ".dockerignore"])
 def test_repository_and_project_build_the_same_image(name: str) -> None:
     assert (ROOT / name).read_text() == (TEMPLATE / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"), [("", set()), ("infiniband", {"apt-get"}), ("efa", {"apt-get", "efa"})]
+)
+def test_an_image_for_several_nodes_has_the_libraries_of_its_network(
+    network: str, expected: set[str], tmp_path: Path
+) -> None:
+    """NCCL loads libibverbs.so.1 and the plugin libnccl-net.so, and uses TCP without a word if there are none.
+
+    The installer's options in containers: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html.
+    """
+    (step,) = re.findall(r"^RUN (\[ -z \"\$NETWORK\" .*?^    \})$", (ROOT / "Dockerfile").read_text(), re.M | re.S)
+    for name in ("apt-get", "ldconfig"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/{name}.log\n')
+        (tmp_path / name).chmod(0o755)
+    installer = tmp_path / "aws-efa-installer" / "efa_installer.sh"
+    installer.parent.mkdir()
+    installer.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/efa.log\n')
+    installer.chmod(0o755)
+    subprocess.run(["tar", "-czf", "efa.tar.gz", "aws-efa-installer"], cwd=tmp_path, check=True)
+    script = (
+        step.replace("\\\n", "").replace("/tmp/", f"{tmp_path}/").replace("/var/lib/apt/lists", f"{tmp_path}/lists")
+    )
+    script = script.replace("-C /tmp ", f"-C {tmp_path} ").replace("/etc/ld.so.conf.d", str(tmp_path))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NETWORK": network, "EFA": f"file://{tmp_path}/copy.tar.gz"}
+    shutil.copyfile(tmp_path / "efa.tar.gz", tmp_path / "copy.tar.gz")
+    subprocess.run(["sh", "-ec", script], env=env, check=True)
+    found = {file.stem for file in tmp_path.glob("*.log")}
+    assert found - {"ldconfig"} == expected
+    if network:
+        assert {"libibverbs1", "ibverbs-providers"} <= set((tmp_path / "apt-get.log").read_text().split())
+    if network == "efa":
+        assert (tmp_path / "efa.log").read_text() == "-y --skip-kmod --skip-limit-conf --no-verify\n"
+        assert (tmp_path / "ofi-nccl.conf").read_text() == "/opt/amazon/ofi-nccl/lib\n"
+
+
+def test_another_build_of_torch_brings_its_own_versions_of_cuda(tmp_path: Path) -> None:
+    # torch 2.13 for CUDA 12.6 requires cuda-bindings 12, but constraints.txt has those of CUDA 13:
+    # https://github.com/pytorch/pytorch/blob/v2.13.0/.github/scripts/generate_binary_build_matrix.py
+    (line,) = re.findall(r"^RUN (case .* esac) ", (ROOT / "Dockerfile").read_text(), re.M)
+    pins = (ROOT / "constraints.txt").read_text()
+    for index, is_other in (("https://pypi.org/simple", False), (CPU_INDEX, False), (OLDER_CUDA, True)):
+        file = tmp_path / "constraints.txt"
+        file.write_text(pins)
+        subprocess.run(["sh", "-ec", line], cwd=tmp_path, env={**os.environ, "TORCH_INDEX": index}, check=True)
+        removed = set(pins.splitlines()) - set(file.read_text().splitlines())
+        assert bool(removed) is is_other
+        assert all(pin.startswith(("cuda-", "nvidia-")) for pin in removed)
+        assert ("cuda-bindings" in file.read_text()) is not is_other
+    assert OLDER_CUDA in (ROOT / "Dockerfile").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +194,7 @@ def test_an_image_trains_saves_on_sigterm_and_resumes(
 
     # As in a cloud: the code comes with the job, and the image has everything else.
     shutil.copy(bundle, tmp_path / "job.tar.gz")
-    node = ["python", "-m", "boltcutter.launch.node", "/app/runs/node", "--bundle", "/job.tar.gz", "trust=true"]
+    node = ["python", "-m", "boltcutter_launch.node", "/app/runs/node", "--bundle", "/job.tar.gz", "trust=true"]
     mounted = (f"--volume={tmp_path}/job.tar.gz:/job.tar.gz:ro", volume)
     run(*node, "trainer.accelerator=cpu", options=mounted)
     record = json.loads(run("cat", "/app/runs/node/record.json", options=mounted))

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.launch import job
-from boltcutter.launch.job import Job, UnreachableError, assignments, check_settings, follow_log, quote, seconds
+from boltcutter_launch import job
+from boltcutter_launch.job import Job, UnreachableError, assignments, check_settings, follow_log, quote, seconds
 
 
 def test_runs_of_an_array_have_unique_names() -> None:
@@ -29,7 +29,7 @@ def test_the_values_of_secrets_are_refused_in_all_settings(monkeypatch: pytest.M
     check_settings(settings)
     text = "x a-value-of-some-length"
     for name, value in {"environment": {"A": text}, "setup": [text], "options": [text], "tags": {"a": text}}.items():
-        with pytest.raises(ValueError, match=rf"^launch\.{name}: holds the value of DATABRICKS_TOKEN, .*export it"):
+        with pytest.raises(ValueError, match=rf"^launch\.{name}: holds the value of DATABRICKS_TOKEN; .*export it"):
             check_settings(settings | {name: value})
 
 

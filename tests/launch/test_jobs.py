@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.launch import slurm_queue
-from boltcutter.launch.jobs import list_runs, remember
+from boltcutter_launch import slurm_queue
+from boltcutter_launch.jobs import find_launcher, list_runs, remember
 
-SLURM = {"_target_": "boltcutter.launch.slurm.SlurmLauncher"}
+SLURM = {"_target_": "boltcutter_launch.slurm.SlurmLauncher"}
 
 
 def make_run(folder: Path, *reasons: str, job: str | None = None) -> None:
@@ -74,3 +74,23 @@ def test_runs_with_a_folder_of_their_own_are_listed(
     list_runs(Path("runs"))
     listed = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
     assert sorted(listed) == ["elsewhere/array/array-0", "elsewhere/two", "runs/digits/one"]
+
+
+LOCAL = "boltcutter_launch.local.LocalLauncher"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"_target_": "lightning.Trainer"}, "launch._target_=lightning.Trainer: no launcher; launch the run again"),
+        ({}, "None: no module named None; give the full dotted path of a class"),
+        ({"_target_": LOCAL, "grace_seconds": "${oc.env:NOT_SET}"}, "export NOT_SET=…; launch the run again"),
+        ({"_target_": LOCAL, "b": 1}, "launch.b: LocalLauncher takes no such argument; "),
+    ],
+)
+def test_only_launchers_are_built_from_a_record(tmp_path: Path, settings: dict[str, str], message: str) -> None:
+    (tmp_path / "record.json").write_text(json.dumps({"launch": {"id": "1", "settings": settings}}))
+    with pytest.raises(ConfigError) as error:
+        list(find_launcher(tmp_path))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

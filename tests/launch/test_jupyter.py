@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from boltcutter.launch import jupyter
-from boltcutter.launch.bundle import pack
-from boltcutter.launch.job import Job
+from boltcutter_launch import jupyter
+from boltcutter_launch.bundle import pack
+from boltcutter_launch.job import Job
 
 from .nodes import Machine, Process, nodes
 
@@ -35,7 +35,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def start(machine: Machine, bundle: Path, idle_minutes: float) -> Process:
     """Run the command that a platform runs on its node."""
-    command = [sys.executable, "-m", "boltcutter.launch.node", "/tmp/run", "--bundle", str(bundle), "trust=true"]
+    command = [sys.executable, "-m", "boltcutter_launch.node", "/tmp/run", "--bundle", str(bundle), "trust=true"]
     return machine.start([*command, *jupyter.arguments(idle_minutes)], VARIABLES)
 
 

@@ -10,19 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 from conftest import ROOT
+from kubernetes.config import load_kube_config
+from slurm_cluster import Launch
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.launch import kubernetes
-from boltcutter.launch.job import Job
-from boltcutter.launch.kubernetes import KubernetesLauncher
 from boltcutter.project import Project
 from boltcutter.run import lineage
+from boltcutter_launch import kubernetes
+from boltcutter_launch.job import Job
+from boltcutter_launch.kubernetes import KubernetesLauncher
 
-from .conftest import Launch
 from .kubernetes_api import ApiServer, api_server, pod, status
 from .test_library import git
 
@@ -45,11 +47,7 @@ JOBS = "/apis/batch/v1/namespaces/vision/jobs"
         ({"memory": "64GB"}, "launch.memory=64GB is not a quantity; try launch.memory=64Gi"),
         ({"shm_size": "lots"}, "launch.shm_size=lots is not a quantity"),
         ({"resources": {"rdma/hca": "x"}}, "launch.resources.rdma/hca=x is not a quantity"),
-        ({"secrets": ["wandb/a/b"]}, "launch.secrets=wandb/a/b: write it as"),
-        (
-            {"kind": "trainjob", "secrets": ["wandb"]},
-            "launch.secrets=wandb: a TrainJob takes single keys",
-        ),
+        ({"secrets": {"KEY": "wandb"}}, "launch.secrets.KEY: .* try launch.secrets='{KEY: <secret>/<key>}'"),
         ({"pod": {"restartPolicy": "Always"}}, "launch.pod.restartPolicy: set by launch and trainer; remove it"),
         ({"environment": {"WANDB_API_KEY": "x"}}, "launch.environment.WANDB_API_KEY: secrets must not be written"),
         ({"tags": {"a": "b\nc"}}, "launch.tags=.* has the control character"),
@@ -234,12 +232,17 @@ def test_logs_of_replaced_pods_are_followed(
         lambda: server.failures.update({("GET", "/pods"): (0, "")}),
         lambda: (server.failures.clear(), first["status"].update(phase="Failed")),
         lambda: (server.pods.extend([second, other]), server.logs.update(y=[b"three\n"])),
+        # After 10 MB, kubelet starts a new file: https://kubernetes.io/docs/concepts/cluster-administration/logging.
+        lambda: (server.logs.update(y=[b"three\n", b"four\n", b"five\n"]), server.rotated.update(y=1)),
         lambda: job.update(status=complete),
     ]
     steps.pop(0)()
-    monkeypatch.setattr("boltcutter.launch.job.time", SimpleNamespace(sleep=lambda delay: delay and steps.pop(0)()))
+    monkeypatch.setattr("boltcutter_launch.job.time", SimpleNamespace(sleep=lambda delay: delay and steps.pop(0)()))
     launcher = KubernetesLauncher(**SETTINGS)
-    assert "".join(launcher.logs("vision/a@lab", Path("/x"), follow=True)) == "one\ntwo\nthree\n"
+    loaded = Mock(wraps=load_kube_config)
+    monkeypatch.setattr("kubernetes.config.load_kube_config", loaded)
+    assert "".join(launcher.logs("vision/a@lab", Path("/x"), follow=True)) == "one\ntwo\nthree\nfour\nfive\n"
+    loaded.assert_called_once()  # a plugin for credentials may take a second
     notes = capsys.readouterr().err
     assert "no node has room for it (Unschedulable: 0/3 nodes)" in notes
     assert "note: launch=kubernetes: the API server of lab does not respond" in notes

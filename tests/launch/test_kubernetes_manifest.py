@@ -11,10 +11,11 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
-from boltcutter.environment.platform import PLATFORM, export_torchrun_env, launched_layout
-from boltcutter.launch.job import Job
-from boltcutter.launch.kubernetes import KubernetesLauncher
-from boltcutter.launch.kubernetes_manifest import object_name
+from boltcutter.environment.platform import PLATFORM, launched_layout
+from boltcutter_launch.job import Job
+from boltcutter_launch.kubernetes import KubernetesLauncher
+from boltcutter_launch.kubernetes_manifest import object_name
+from boltcutter_launch.platform import export_torchrun_env
 
 GOLDEN = Path(__file__).parent / "jobs"
 VERSIONS = ("1.31", "1.37")  # the oldest with podFailurePolicy as a stable feature, and the newest known
@@ -37,7 +38,7 @@ ALL: dict[str, Any] = {
     "volumes": {"runs": "/mnt/runs", "/data": "/data"},
     "service_account": "trainer",
     "image_pull_secrets": ["registry"],
-    "secrets": ["wandb/WANDB_API_KEY", "hub/token:HF_TOKEN"],
+    "secrets": {"WANDB_API_KEY": "wandb/WANDB_API_KEY", "HF_TOKEN": "hub/token"},
     "tags": {"kueue.x-k8s.io/queue-name": "gpus"},
     "grace": 300,
     "time": "2-00:00:00",
@@ -72,7 +73,7 @@ def test_manifests_are_valid(kind: str, job: Job, settings: dict[str, Any]) -> N
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths of all mappings whose keys Kubernetes defines."""
-    free = ("labels", "nodeSelector", "limits", "requests")
+    free = ("annotations", "labels", "nodeSelector", "limits", "requests")
     if isinstance(value, dict) and (not path or path[-1] not in free):
         yield path
     for key, part in value.items() if isinstance(value, dict) else enumerate(value):
@@ -124,6 +125,25 @@ def test_values_are_not_expanded() -> None:
     (container,) = found["spec"]["template"]["spec"]["containers"]
     assert {"name": "A", "value": "$$(HOME) $$$$x"} in container["env"]
     assert container["command"][3].startswith("s3://b/$$(USER)/")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("resources", "expected"), [({"rdma/hca": 1}, True), ({"vpc.amazonaws.com/efa": 4}, True), ({}, False)]
+)
+def test_pods_with_rdma_may_lock_memory(kind: str, resources: dict[str, Any], expected: bool) -> None:
+    """https://docs.nvidia.com/networking/display/kubernetes2501/quick-start: pods of RDMA add this capability."""
+    text = KubernetesLauncher(kind=kind, **URL, resources=resources).render(JOB)
+    assert ("- IPC_LOCK" in text) is expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autoscalers_do_not_evict_pods(kind: str) -> None:
+    """https://karpenter.sh/docs/concepts/disruption/#pod-level-controls; both are annotations of pods."""
+    text = KubernetesLauncher(kind=kind, **URL).render(JOB)
+    assert "karpenter.sh/do-not-disrupt: 'true'" in text
+    assert "cluster-autoscaler.kubernetes.io/safe-to-evict: 'false'" in text
+    assert "karpenter" not in KubernetesLauncher(kind=kind, **URL, annotations={}).render(JOB)
 
 
 def operator_variables(kind: str, spec: dict[str, Any]) -> dict[str, str]:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, environment
-
-from .conftest import Cluster
+from slurm_cluster import Cluster
 
 FILES = {
     "pyproject.toml": '[project]\nname = "small"\nversion = "0"\n\n[tool.boltcutter]\npackage = "small"\n',

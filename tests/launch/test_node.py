@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from conftest import environment
 
-from boltcutter.launch.bundle import BUNDLE, pack
-from boltcutter.launch.command import create_job, read_training_config
-from boltcutter.launch.snapshot import copy_code
 from boltcutter.project import Project
-from boltcutter.run import folder as run
 from boltcutter.run import lineage
+from boltcutter.run.folder import record_code, save_config
+from boltcutter_launch.bundle import BUNDLE, pack
+from boltcutter_launch.command import create_job, read_training_config
+from boltcutter_launch.snapshot import copy_code
 
 from .test_library import create_project, read_record
 
@@ -22,16 +22,16 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = create_project(tmp_path_factory.mktemp("node") / "project")
     cfg = read_training_config(Project.find(root), ["trainer.devices=1", "trainer.max_epochs=1", "report=false"])
     job = create_job([cfg], root, array=False, copies=True)
-    run.save_config(cfg)
+    save_config(cfg)
     assert job.code
     states = lineage.git_state(root), lineage.library_state(root)
     copy_code(root, job.code, *states)
-    run.record_code(job.folder, *states)
+    record_code(job.folder, *states)
     return pack(job.folder)
 
 
 def start(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "boltcutter.launch.node", *map(str, arguments)]
+    command = [sys.executable, "-m", "boltcutter_launch.node", *map(str, arguments)]
     return subprocess.run(command, cwd="/", env=environment(**env), capture_output=True, text=True, timeout=120)
 
 
@@ -53,7 +53,7 @@ def test_a_node_trains_with_the_code_of_the_bundle(bundle: Path, tmp_path: Path)
 
 
 def test_the_code_is_unpacked_into_the_working_directory(bundle: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "boltcutter.launch.node", f"file://{bundle.parent}", "--unpack"]
+    command = [sys.executable, "-m", "boltcutter_launch.node", f"file://{bundle.parent}", "--unpack"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert (tmp_path / "src" / "boltcutter").is_dir()
@@ -79,3 +79,18 @@ def test_another_version_of_the_library_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2  # no restart corrects this
     assert "but the run was launched with 0.0.1; build the image again" in done.stderr
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_job_is_not_started_without_limit(tmp_path: Path) -> None:
+    """Kubernetes counts neither evictions nor preemptions, so that a pod without disk would be started for ever."""
+    record, before = {"library": {}, "attempts": [{}] * 150}, {"attempts": [{}] * 51}
+    (tmp_path / "code").mkdir()
+    (tmp_path / "record.json").write_text(json.dumps(before))
+    bundle = pack(tmp_path)
+    (tmp_path / "run").mkdir()
+    for attempts, status in ((150, "see"), (151, "this job was started 100 times; see why its attempts ended")):
+        record["attempts"] = [{}] * attempts
+        (tmp_path / "run" / "record.json").write_text(json.dumps(record))
+        done = start(tmp_path / "run", "--bundle", bundle, TMPDIR=str(tmp_path))
+        assert (status in done.stderr) == (attempts == 151), done.stderr
+    assert done.returncode == 2

@@ -10,11 +10,10 @@ import psutil
 import pytest
 import torch
 from conftest import Script
+from ray_run import OVERRIDES, Run, assert_bitwise_equal
 
-from boltcutter.launch.job import Job
-from boltcutter.launch.ray import RayLauncher
-
-from .ray_run import OVERRIDES, Run, assert_bitwise_equal
+from boltcutter_launch.job import Job
+from boltcutter_launch.ray import RayLauncher
 
 
 def job(folder: Path, **facts: Any) -> Job:
@@ -31,7 +30,7 @@ def test_the_script_starts_the_driver_with_its_plan(tmp_path: Path) -> None:
     text = launcher.render(job(tmp_path, devices=2, num_workers=1, trusted=True, code=tmp_path / "code"))
     assert "export A='it'\"'\"'s'\n" in text
     assert f"export PYTHONPATH={tmp_path}/code/src" in text
-    assert "exec /v/python -m boltcutter.launch.ray_driver <<'PLAN'\n" in text
+    assert "exec /v/python -m boltcutter_launch.ray_driver <<'PLAN'\n" in text
     found = plan(text)
     assert found["command"] == ["/v/python", "/p/train.py", f"resume={tmp_path}", "trust=true"]
     assert (found["nodes"], found["devices"], found["cpus"], found["gpus"]) == (1, 2, 2, False)
@@ -58,6 +57,16 @@ def test_invalid_settings_are_reported(settings: dict[str, Any], message: str) -
         RayLauncher(**settings)
 
 
+def test_gpus_with_a_driver_that_is_too_old_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ValueError, match=r"^trainer\.accelerator=auto: .* the driver may be too old for CUDA 13\.0"):
+        RayLauncher().check(job(tmp_path, gpus=True))
+    RayLauncher().check(job(tmp_path, gpus=False))
+
+
 def test_a_job_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpus = os.cpu_count() or 1
     with pytest.raises(
@@ -70,7 +79,7 @@ def test_a_job_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         RayLauncher(address=address).check(job(tmp_path, nodes=2))
         with pytest.raises(ValueError, match=rf"^launch\.address={address} cannot be reached"):
             RayLauncher(address=address).submit(job(tmp_path, nodes=2), tmp_path / "job.sh")
-    monkeypatch.setattr("boltcutter.launch.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("boltcutter_launch.ray.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"^launch=ray: ray is not installed; pip install 'boltcutter\[ray\]'"):
         RayLauncher().check(job(tmp_path))
 

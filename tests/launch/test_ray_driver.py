@@ -1,12 +1,16 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import environment
 
-from boltcutter.launch.ray_driver import Plan, missing
+from boltcutter.environment import startup
+from boltcutter_launch import ray_driver
+from boltcutter_launch.ray_driver import Driver, Plan, missing
 
 
 @pytest.mark.parametrize(
@@ -39,8 +43,30 @@ def test_the_message_names_what_is_needed_and_what_is_there() -> None:
 
 def test_a_cluster_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
     plan = json.dumps({"folder": str(tmp_path), "command": [], "address": "127.0.0.1:9", "timeout": 0})
-    command = [sys.executable, "-W", "error", "-m", "boltcutter.launch.ray_driver"]
+    command = [sys.executable, "-W", "error", "-m", "boltcutter_launch.ray_driver"]
     done = subprocess.run(command, input=plan, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("error: launch.address=127.0.0.1:9 cannot be reached (")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_nodes_are_requested_before_they_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An autoscaler adds nodes only then, and keeps them until the request is withdrawn.
+
+    https://docs.ray.io/en/latest/cluster/running-applications/autoscaler/reference.html.
+    """
+    nodes: list[dict[str, Any]] = []
+    requests: list[list[dict[str, float]]] = []
+
+    def request_resources(*, bundles: list[dict[str, float]]) -> None:
+        requests.append(bundles)
+        nodes[:] = [{"Alive": True, "Resources": {"CPU": 8, "GPU": 2}} for _ in bundles]
+
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", request_resources)
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setattr(ray_driver, "ray_cluster", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(Driver, "_train", lambda _: len(nodes))
+    plan = Plan(str(tmp_path), [], nodes=2, devices=2, gpus=True, cpus=4, address="auto", timeout=0)
+    with startup.restored_signals():
+        assert Driver(plan).run() == 2
+    assert requests == [[{"CPU": 8, "GPU": 2}] * 2, []]

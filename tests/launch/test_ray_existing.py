@@ -17,8 +17,7 @@ from typing import IO
 import psutil
 import pytest
 from conftest import Script, environment, require
-
-from .ray_run import OVERRIDES, Run, assert_bitwise_equal
+from ray_run import OVERRIDES, Run, assert_bitwise_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 BIN = Path(sys.executable).parent

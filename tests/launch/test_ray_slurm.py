@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Script
-
-from .conftest import Cluster, wait_until
-from .ray_run import OVERRIDES, assert_bitwise_equal
+from ray_run import OVERRIDES, assert_bitwise_equal
+from slurm_cluster import Cluster, wait_until
 
 
 @pytest.mark.slow

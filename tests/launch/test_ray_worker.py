@@ -1,5 +1,5 @@
-from boltcutter.launch import ray_worker
-from boltcutter.launch.ray_worker import Control
+from boltcutter_launch import ray_worker
+from boltcutter_launch.ray_worker import Control
 
 
 def test_the_exit_codes_of_the_last_attempt_count() -> None:

@@ -1,5 +1,6 @@
 """Training jobs of SageMaker: what is sent, and what happens when AWS refuses, is busy or does not answer."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -12,13 +13,13 @@ import pytest
 from botocore.session import Session
 from conftest import ROOT
 
-from boltcutter.launch import aws, cloud
-from boltcutter.launch.job import Job, UnclearSubmissionError
-from boltcutter.launch.sagemaker import SageMakerLauncher
+from boltcutter_launch import aws, cloud
+from boltcutter_launch.job import Job, UnclearSubmissionError
+from boltcutter_launch.sagemaker import SageMakerLauncher
 
 from .aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, aws_server, check_request
+from .golden import check_job_file
 
-JOBS = Path(__file__).with_name("jobs")
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/train"
 IMAGE = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/train:1.0"
 NAME = "digits-20260101-120000-0a1b2c3d"
@@ -45,6 +46,7 @@ def job(root: Path = Path("/p"), **facts: Any) -> Job:
     return Job("digits", folder, folder / "code" / "scripts" / "train.py", **facts)
 
 
+PLAN = f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-plan/p5-in-may"
 GOLDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sagemaker": ({}, {}),
     "sagemaker_spot": (
@@ -66,15 +68,31 @@ GOLDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "sagemaker_jupyter": ({"jupyter": True, "idle_minutes": 30}, {}),
     "sagemaker_keep_alive": ({"keep_alive": 1800, "instance_type": "ml.p5.48xlarge"}, {"nodes": 4, "devices": 8}),
+    "sagemaker_plan": ({"training_plan": PLAN}, {}),
 }
+
+
+def render(name: str) -> str:
+    settings, facts = GOLDEN[name]
+    return launcher(**settings).render(job(**facts))
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_job_file(name: str) -> None:
-    settings, facts = GOLDEN[name]
-    text = launcher(**settings).render(job(**facts))
-    assert text == (JOBS / f"{name}.json").read_text()
+    text = render(name)
+    check_job_file(text, f"{name}.json", None if name == "sagemaker" else "sagemaker.json")
     check_request("sagemaker", "CreateTrainingJob", json.loads(text))
+
+
+def test_local_disks_have_a_fixed_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # "SageMaker AI mounts the local instance storage instead of Amazon EBS gp2 storage":
+    # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
+    here = write_job(tmp_path, "")[0]
+    launcher(disk_gb=500).check(here)
+    assert "note: launch.disk_gb=500: ml.g5.xlarge has local disks, which SageMaker mounts" in capsys.readouterr().err
+    launcher(disk_gb=500, instance_type="ml.m5.xlarge").check(dataclasses.replace(here, gpus=False))
+    launcher().check(here)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_long_name_fits() -> None:
@@ -98,6 +116,7 @@ def test_a_long_name_fits() -> None:
         ({"spot": True, "keep_alive": 60}, r"launch\.keep_alive: .*remove it"),
         ({"keep_alive": 30_000}, r"launch\.keep_alive=30000 is not in 0–21600; try launch\.keep_alive=21600"),
         ({"max_restarts": 31}, r"launch\.max_restarts=31 is not in 0–30; try launch\.max_restarts=30"),
+        ({"training_plan": "plan"}, r"launch\.training_plan=plan is not the ARN of a training plan"),
         ({"disk_gb": 0}, r"launch\.disk_gb=0 is not in 1–16384"),
         ({"disk_kms_key": "alias/key"}, r"launch\.disk_kms_key: ml\.g5\.xlarge has local disks.*; remove it"),
         ({"subnets": ["subnet-1"]}, r"launch\.security_groups: not set"),
@@ -188,7 +207,7 @@ def write_job(root: Path, text: str) -> tuple[Job, Path]:
 
 
 def test_the_job_file_is_what_is_sent(requests: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:
-    text = (JOBS / "sagemaker_spot.json").read_text()
+    text = render("sagemaker_spot")
     own = launcher()
     own.check_credentials()
     arn = own.create(*write_job(tmp_path, text))
@@ -203,16 +222,13 @@ def test_the_job_file_is_what_is_sent(requests: list[tuple[str, dict[str, Any]]]
     assert (missing.state, missing.text) == ("unknown", f"training job {NAME}0: not found in us-east-1")
 
 
-def test_jupyterlab_is_reached_by_a_session_of_systems_manager(
-    answers: AwsAnswers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_jupyterlab_is_reached_by_a_session_of_systems_manager(answers: AwsAnswers, tmp_path: Path) -> None:
     own = launcher(jupyter=True)
-    answers.replies = [(200, {"TrainingJobArn": ARN}), described("InProgress", "Training"), described("Stopped")]
-    own.create(*write_job(tmp_path, (JOBS / "sagemaker_jupyter.json").read_text()))
+    answers.replies = [(200, {"TrainingJobArn": ARN}), described("InProgress", "Starting"), described("Stopped")]
+    own.create(*write_job(tmp_path, render("sagemaker_jupyter")))
     assert answers.requests[0][1]["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
-    shown = capsys.readouterr().out
-    assert f"aws ssm start-session --target sagemaker-training-job:{NAME}_algo-1 --region us-east-1 " in shown
-    assert shown in own.status(ARN).text
+    session = f"aws ssm start-session --target sagemaker-training-job:{NAME}_algo-1 --region us-east-1 "
+    assert session in own.status(ARN).text  # which is printed after the submission, too
     assert "ssm" not in own.status(ARN).text
 
 
@@ -239,7 +255,7 @@ def test_the_output_of_all_instances_is_read_from_cloudwatch(
     own, client = launcher(), aws.client("logs", "us-east-1")
     monkeypatch.setattr(cloud, "DELAY", 0)
     monkeypatch.setattr(cloud, "read", lambda place, start=0: b"from the storage\n"[start:])
-    arn = own.create(*write_job(tmp_path, (JOBS / "sagemaker.json").read_text()))
+    arn = own.create(*write_job(tmp_path, render("sagemaker")))
     assert "".join(own.logs(arn, tmp_path / "digits" / "id", follow=True)) == "from the storage\n"
     group, now = "/aws/sagemaker/TrainingJobs", int(time.time() * 1000)
     client.create_log_group(logGroupName=group)
@@ -304,7 +320,7 @@ CREATED: Callable[[int], Answer] = lambda number: (200, {"TrainingJobArn": f"{AR
 )
 def test_a_job_is_created_once(answers: AwsAnswers, replies: list[Answer], expected: str, tmp_path: Path) -> None:
     answers.replies = list(replies)
-    assert launcher().create(*write_job(tmp_path, (JOBS / "sagemaker.json").read_text())) == expected
+    assert launcher().create(*write_job(tmp_path, render("sagemaker"))) == expected
     names = [body["TrainingJobName"] for operation, body in answers.requests if operation == "CreateTrainingJob"]
     assert names == [NAME, f"{NAME}-2", f"{NAME}-3"][: len(names)]
     assert not answers.replies
@@ -332,7 +348,7 @@ def test_a_job_that_is_not_created(
 ) -> None:
     answers.replies = list(replies)
     with pytest.raises(ValueError, match=fault) as error:
-        launcher().create(*write_job(tmp_path, (JOBS / "sagemaker.json").read_text()))
+        launcher().create(*write_job(tmp_path, render("sagemaker")))
     assert isinstance(error.value, kind)
     assert "\n" not in str(error.value)
 

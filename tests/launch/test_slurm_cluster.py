@@ -14,8 +14,7 @@ import psutil
 import pytest
 import torch
 from conftest import ROOT, Script
-
-from .conftest import Cluster, processes, wait_until
+from slurm_cluster import Cluster, processes, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 # No dropout, BatchNorm or Adam, so that the number of processes changes only rounding.

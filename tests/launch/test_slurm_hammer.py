@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Script
-
-from .conftest import Cluster
+from slurm_cluster import Cluster
 
 SIGNALS = int(os.environ.get("SIGNALS", "100"))
 PARALLEL = 2  # concurrent runs, so that one trains while the other is in the queue

@@ -1,16 +1,39 @@
+import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
+from slurm_cluster import Launch
 
 from boltcutter.config.errors import ConfigError
-
-from .conftest import Launch
+from boltcutter.environment.platform import GPUS
 
 
 def test_a_refused_submission_creates_no_folder(launch: Launch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sbatch is not installed"):
         launch("launch=slurm", f"folder={tmp_path}/array", "launch.array=seed=1,2")
     assert not (tmp_path / "array").exists()
+
+
+BATCH = ["launch=aws_batch", "launch.queue=a", "launch.job_definition=b", "launch.storage=s3://bucket/runs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "requested"),
+    [
+        (["trainer.devices=1"], "1"),
+        (["trainer.devices=2", "trainer.accelerator=cuda"], "2"),
+        (["trainer.devices=1", "trainer.accelerator=cpu"], None),
+    ],
+)
+def test_a_job_tells_its_node_that_it_asked_for_gpus(
+    launch: Launch, arguments: list[str], requested: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "bin" / "git").symlink_to(str(shutil.which("git", path=os.defpath)))  # which selects the files to send
+    job = json.loads(launch(*BATCH, *arguments, "--dry-run").partition("\n{")[2].join(("{", "")))
+    variables = job["containerOverrides"].get("environment", [])
+    assert variables == ([{"name": GPUS, "value": requested}] if requested else [])
 
 
 def test_an_unconfirmed_submission_keeps_its_folder(launch: Launch, tmp_path: Path) -> None:

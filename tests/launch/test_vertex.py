@@ -19,10 +19,10 @@ from gcsfs.core import GCSFileSystem
 from object_storage import google_storage
 
 from boltcutter.checkpoint.select import find_newest
-from boltcutter.launch import google_api, vertex
-from boltcutter.launch.job import Job, UnclearSubmissionError, UnreachableError
-from boltcutter.launch.machines import find_machine, read_machines
-from boltcutter.launch.vertex import STATES, VertexLauncher
+from boltcutter_launch import google_api, vertex
+from boltcutter_launch.job import Job, UnclearSubmissionError, UnreachableError
+from boltcutter_launch.machines import find_machine, read_machines
+from boltcutter_launch.vertex import STATES, VertexLauncher
 
 from .google_server import NO_ANSWER, GoogleServer, error, google_server
 from .test_cloud import write_run
@@ -50,16 +50,12 @@ RENDERED: dict[str, tuple[dict[str, Any], Job]] = {
     "vertex.yaml": (EVERYTHING, replace(JOB, nodes=4)),
     "vertex-cpu.yaml": (SETTINGS | {"machine_type": "n2-standard-8", "max_restarts": 0}, ON_CPU),
     "vertex-wait.yaml": (SETTINGS | {"machine_type": "a2-highgpu-2g", "max_wait": "2:00:00"}, JOB),
-    "vertex-training-input.yaml": (
-        {
-            **{key: EVERYTHING[key] for key in EVERYTHING if key != "spot"},
-            **N1,
-            "api": "trainingInput",
-            "max_wait": "1:00:00",
-        },
-        replace(JOB, nodes=3),
+    "vertex-reserved.yaml": (
+        SETTINGS | {"machine_type": "a3-highgpu-2g", "reservation": "projects/p/zones/us-central1-a/reservations/gpus"},
+        JOB,
     ),
 }
+RESERVATION = "projects/my-project/zones/us-central1-a/reservations/gpus"
 NAME = "projects/123/locations/us-central1/customJobs/42"
 
 
@@ -99,7 +95,12 @@ def test_the_job_file(name: str) -> None:
         ({"time": "90"}, "launch.time=90 is not a time limit; write H:MM:SS"),
         ({"max_wait": "1h"}, "launch.max_wait=1h is not a time limit; write H:MM:SS"),
         ({"spot": True, "max_wait": "1:00:00"}, "launch.max_wait: not possible with launch.spot=true; remove one"),
-        ({"spot": True, "api": "trainingInput"}, "launch.spot=true: launch.api=trainingInput has no spot VMs"),
+        # https://cloud.google.com/vertex-ai/docs/training/schedule-jobs-dws
+        ({"max_wait": "1:00:00", "time": "7-00:00:01"}, "launch.time=7-00:00:01: at most 7 days with launch.max_wait"),
+        ({"max_wait": "1:00:00", "reservation": RESERVATION}, "launch.max_wait: not possible with launch.reservation"),
+        ({"reservation": "mine"}, "launch.reservation=mine is not the full name of a reservation; try projects/"),
+        # https://cloud.google.com/vertex-ai/docs/reference/rest/v1/DiskSpec
+        ({"disk_gb": 99}, "launch.disk_gb=99 is less than 100; try launch.disk_gb=100"),
         ({"tags": {"Team": "a"}}, "launch.tags.Team=a: labels have up to 63 lower-case letters, digits, - and _"),
         ({"tags": {"team": "a b"}}, "launch.tags.team=a b: labels have"),
         ({"image": "a\nb"}, "launch.image='a\\nb' has the control character"),
@@ -264,7 +265,7 @@ def test_a_job_is_created_with_the_content_of_its_file(server: GoogleServer, buc
     assert submit(job) == NAME
     (request,) = server.requests
     remote = "gs://bucket/runs/digits/one"
-    command = ["/opt/venv/bin/python", "-m", "boltcutter.launch.node", remote, "trust=true"]
+    command = ["/opt/venv/bin/python", "-m", "boltcutter_launch.node", remote, "trust=true"]
     variables = [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "EMPTY", "value": ""}]
     pool = {
         "machineSpec": {"machineType": "g2-standard-24", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 2},
@@ -311,22 +312,22 @@ def test_nothing_is_sent_without_credentials(
         ValueError, match=r"^launch=vertex: no valid credentials .*; run gcloud auth application-default"
     ):
         submit(job)
-    with pytest.raises(ValueError, match=r"^launch\.api=trainingInput: .* only rendered; add --dry-run, or remove"):
-        submit(job, spot=False, api="trainingInput")
     assert not server.requests
     assert not bucket.find("bucket")
 
 
 def test_the_status_is_that_of_the_api(server: GoogleServer) -> None:
     launcher = VertexLauncher(**PLACE | {"region": "europe-west4"})  # the job knows its own region
-    server.answers[f"GET /v1/{NAME}"] = [(200, {"name": NAME, "state": state}) for state in STATES]
-    for state, meaning in STATES.items():
+    running = [f"JOB_STATE_{name}" for name in ("RUNNING", "UPDATING", "PAUSED", "CANCELLING", "UNSPECIFIED")]
+    states = {**STATES, **dict.fromkeys(running, "running")}
+    server.answers[f"GET /v1/{NAME}"] = [(200, {"name": NAME, "state": state}) for state in states]
+    for state, meaning in states.items():
         assert launcher.status(NAME) == vertex.Status(meaning, f"job 42, {state}")
     failed = {"state": "JOB_STATE_FAILED", "error": {"code": 3, "message": "The replica\nworkerpool0-0 exited with 1."}}
     server.answers[f"GET /v1/{NAME}"] = [(200, failed)]
     assert launcher.status(NAME).text == "job 42, JOB_STATE_FAILED (The replica workerpool0-0 exited with 1.)"
     server.answers[f"GET /v1/{NAME}"] = [(200, {"state": "JOB_STATE_NEW"}), (503, "")]
-    assert launcher.status(NAME).state == "unknown"
+    assert launcher.status(NAME).state == "running"
     with pytest.raises(UnreachableError, match="503"):
         launcher.status(NAME)
     assert {request.method for request in server.requests} == {"GET"}
@@ -358,7 +359,7 @@ def entry(number: int, second: int, task: str = "workerpool0-0", **payload: Any)
 def test_the_log_has_the_output_of_all_nodes_once(
     server: GoogleServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("boltcutter.launch.job.time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr("boltcutter_launch.job.time", SimpleNamespace(sleep=lambda _: None))
     early = [
         entry(1, 20, "service", textPayload="Job is preparing.\n"),
         entry(2, 30, jsonPayload={"message": "a\nb\n"}),
@@ -407,10 +408,9 @@ def test_gcloud_sends_the_same_job(name: str, server: GoogleServer, tmp_path: Pa
     text = (JOBS / name).read_text()
     (command,) = re.findall(r"^#   (gcloud .*) --config=", text, re.M)
     answers = {"/v1/projects/my-project/locations/us-central1/customJobs": {"name": NAME}}
-    answers["/v1/projects/my-project/jobs"] = {"jobId": "digits", "state": "QUEUED"}
     server.answers |= {f"POST {path}?alt=json": [(200, answer)] for path, answer in answers.items()}
     (tmp_path / "token").write_text("t")
-    env = {"CLOUDSDK_CONFIG": str(tmp_path / "gcloud"), "CLOUDSDK_API_ENDPOINT_OVERRIDES_ML": f"{server.url}/"}
+    env = {"CLOUDSDK_CONFIG": str(tmp_path / "gcloud")}
     env |= {"CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{server.url}/", "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
     env |= {"CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(tmp_path / "token"), "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1"}
     arguments = [*command.split(), f"--config={JOBS / name}"]
@@ -418,20 +418,11 @@ def test_gcloud_sends_the_same_job(name: str, server: GoogleServer, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     (request,) = server.requests
     content = yaml.safe_load(text)
-    if "trainingInput" in content:
-        assert request.body.pop("jobId") == "digits_20261122_120000_1a2b3c4d"
-        assert request.body["trainingInput"].pop("enableWebAccess") is False
-        content["trainingInput"]["workerCount"] = str(content["trainingInput"]["workerCount"])  # as an int64 is sent
-        for replica in ("masterConfig", "workerConfig"):
-            kind = content["trainingInput"][replica]["acceleratorConfig"]
-            kind["count"] = str(kind["count"])
-        assert request.body == content
-    else:
-        for pool in content["workerPoolSpecs"]:
-            pool["replicaCount"] = str(pool["replicaCount"])
-        assert request.body["jobSpec"] == content
-        assert request.body["displayName"] == "digits"
-        assert request.body.get("labels", {}) == RENDERED[name][0].get("tags", {})
+    for pool in content["workerPoolSpecs"]:
+        pool["replicaCount"] = str(pool["replicaCount"])
+    assert request.body["jobSpec"] == content
+    assert request.body["displayName"] == "digits"
+    assert request.body.get("labels", {}) == RENDERED[name][0].get("tags", {})
 
 
 @pytest.mark.slow
@@ -446,8 +437,6 @@ def test_the_job_file_has_the_fields_of_the_api() -> None:
 
     for name in RENDERED:
         content = yaml.safe_load((JOBS / name).read_text())
-        if "workerPoolSpecs" not in content:
-            continue
         found = parse(content)
         for pool in content["workerPoolSpecs"]:
             pool["replicaCount"] = str(pool["replicaCount"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from boltcutter.planning.batch_size import count_devices, search, trial
+from boltcutter_planning.batch_size import batch_unit, search, trial
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,15 @@ def test_too_few_samples_end_the_search_upwards() -> None:
         ({"devices": [0, 3]}, 2),
         ({"devices": "1,2,3"}, 3),
         ({"devices": "4"}, 4),
-        ({}, 1),
+        ({}, 8),
+        ({"devices": 3, "num_nodes": 2}, 6),
     ],
 )
 def test_sizes_are_multiples_of_the_selected_devices(
     monkeypatch: pytest.MonkeyPatch, trainer: dict[str, Any], count: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    assert count_devices(trainer) == count
+    assert batch_unit(trainer) == count
 
 
 @pytest.mark.parametrize("error", ["CUDA out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublas"])

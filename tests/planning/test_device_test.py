@@ -9,8 +9,8 @@ import torch
 from conftest import run_command
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.planning import device_test
-from boltcutter.planning.device_test import CheckError, Devices, Row
+from boltcutter_planning import device_test
+from boltcutter_planning.device_test import CheckError, Devices, Row
 
 
 class Faulty(Devices):
@@ -61,7 +61,7 @@ def test_the_exit_status_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     ]
     monkeypatch.setattr(Devices, "checks", lambda self: {"one": lambda: "fast"})
     device_test.main(["--test"])
-    assert capsys.readouterr().out.split() == ["one", "works", "fast"]
+    assert capsys.readouterr().out.split() == ["one", "works", "fast", "1", "works"]
     for arguments in (["--json"], ["--test", "devices=8"]):
         with pytest.raises(ConfigError):
             device_test.main(arguments)

@@ -1,17 +1,18 @@
 import re
-import subprocess
-from collections.abc import Callable
+import sys
 from email.message import Message
 
 import pytest
+from conftest import run_command
 from third_party.gallery import overrides
 
-from boltcutter.planning import doctor
-from boltcutter.planning.doctor import backends, extras, machine, works
+from boltcutter.cli.commands import commands
+from boltcutter.cli.main import main
 from boltcutter.project import Project
+from boltcutter_planning import doctor
+from boltcutter_planning.doctor import backends, extras, machine, works
 
 PROJECT = Project.find(__file__)
-Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_missing_requirements_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +49,9 @@ def test_hardware_and_backends_are_reported() -> None:
     assert re.search(r"torch \d+", found["threads"])
 
 
-def test_the_command_recommends_a_strategy(script: Script) -> None:
-    done = script("check", "doctor", "model=mlp", "devices=8", "memory=80GiB")
+def test_the_command_recommends_a_strategy() -> None:
+    command = [sys.executable, "-m", "boltcutter", "doctor", "model=mlp", "devices=8", "memory=80GiB"]
+    done = run_command(command)
     assert done.returncode == 0, done.stderr
     assert "\nwhat works on this machine\n" in done.stdout
     assert re.search(r"memory of model=mlp, data=digits, 32-true: 64 samples per step, 8 × 80.0 GiB", done.stdout)
@@ -70,11 +72,13 @@ def test_the_command_recommends_a_strategy(script: Script) -> None:
         (["run=/nowhere"], "run=/nowhere: no run there"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], message: str, script: Script) -> None:
-    done = script("check", "doctor", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {message}")
-    assert done.stderr.count("\n") == 1
+def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(PROJECT, commands()["doctor"], None, arguments)
+    out, error = capsys.readouterr()
+    assert (exited.value.code, out) == (2, "")
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
 
 
 def test_data_without_a_known_batch_is_not_estimated(

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from boltcutter.assembly.assemble import complete_config
-from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, compose
 from boltcutter.config.errors import ConfigError
-from boltcutter.planning.estimate import EstimationError, SampleSpec, estimate_step, sample_spec
+from boltcutter.config.instantiate import build
 from boltcutter.project import Project
+from boltcutter_planning.estimate import EstimationError, SampleSpec, estimate_step, sample_spec
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -49,7 +49,7 @@ def measured_peak(overrides: list[str], batch: tuple[Tensor, ...]) -> int:
     precision = str(cfg.trainer.precision)
     cast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        task = build.build(cfg.task, "task")
+        task = build(cfg.task, "task")
         task.scheduler, task.trainer = None, trainer
         if precision == "bf16-true":
             task.to(torch.bfloat16)
@@ -86,7 +86,7 @@ def test_components_of_the_estimate() -> None:
     assert found.weights == pytest.approx(weights, rel=0.01)  # buffers, too
     assert found.gradients == weights
     assert found.optimizer == pytest.approx(2 * weights, rel=0.001)  # and a step for each
-    model = build.build(config("model=mlp").model, "model")
+    model = build(config("model=mlp").model, "model")
     persistent = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     saved: dict[int, int] = {}
 
@@ -118,7 +118,7 @@ def test_estimation_errors_give_the_reason() -> None:
 
 
 def test_sample_spec_of_the_data(tmp_path: Path) -> None:
-    found = sample_spec(build.build(config().data, "data"))
+    found = sample_spec(build(config().data, "data"))
     assert list(found.shapes) == [torch.Size([1, 8, 8]), torch.Size([])]
     data = SimpleNamespace(prepare_data=int, setup=str, train_dataloader=lambda: [{"x": torch.zeros(2)}])
     with pytest.raises(ConfigError, match="data: memory can be estimated only for batches that are tuples of tensors"):
@@ -136,7 +136,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
-from boltcutter.config import instantiate as build
+from boltcutter.config.instantiate import build
 from boltcutter.assembly.assemble import complete_config
 from boltcutter.config.compose import compose
 from boltcutter.project import Project
@@ -149,7 +149,7 @@ cfg = complete_config(compose(PROJECT, [*sys.argv[2:], "logger=null"]))
 trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)
 
 def steps():
-    task = build.build(cfg.task, "task")
+    task = build(cfg.task, "task")
     task.scheduler, task.trainer = None, trainer
     task.model.shard(mesh)
     optimizer = task.configure_optimizers()

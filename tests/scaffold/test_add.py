@@ -8,7 +8,7 @@ from new_project import check_style, run, run_tests
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
-from boltcutter.scaffold import add, new
+from boltcutter_scaffold import add, new
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,10 @@ def test_new_components_pass_their_tests(project: Project) -> None:
     assert set(re.findall(r"PASSED tests/(\w+/test_very_tiny\.py)", output)) == set(names)
 
 
-@pytest.mark.parametrize("example", ["regression", "sequence", "text", "image"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("regression", "sequence", "text")]
+
+
+@pytest.mark.parametrize("example", ["image", *SLOW])
 def test_examples_pass_their_tests_and_fit_together(example: str, project: Project) -> None:
     for kind in add.EXAMPLES:
         add.main(project, [kind, "--kind", example, "mine"])
@@ -47,7 +50,8 @@ def test_clone_of_the_library_can_be_extended_in_place(tmp_path: Path) -> None:
     for kind in add.KINDS:
         add.main(Project.find(clone), [kind, "very_tiny"])
     assert (clone / "src/boltcutter/model/very_tiny.py").is_file()
-    tests = [f"tests/{kind}/test_very_tiny.py" for kind in add.KINDS]
+    assert (clone / "src/boltcutter_launch/very_tiny.py").is_file()
+    tests = [f"tests/{'launch' if kind == 'launch' else f'core/{kind}'}/test_very_tiny.py" for kind in add.KINDS]
     assert "passed" in run_tests(clone, *tests, "tests/test_layout.py", PYTHONPATH=str(clone / "src"))
 
 

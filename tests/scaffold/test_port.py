@@ -11,7 +11,7 @@ from boltcutter.cli.commands import main
 from boltcutter.config.compose import compose
 from boltcutter.config.values import resolved
 from boltcutter.project import Project
-from boltcutter.scaffold.port import first_difference
+from boltcutter_scaffold.port import first_difference
 
 PARTS = """
 import lightning as L

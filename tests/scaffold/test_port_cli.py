@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.scaffold.port_cli import convert_file, read_script, unnested
+from boltcutter_scaffold.port_cli import convert_file, read_script, unnested
 
 SCRIPT = """
 from lightning.pytorch import cli

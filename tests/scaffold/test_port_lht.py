@@ -1,6 +1,6 @@
 import yaml
 
-from boltcutter.scaffold.port_lht import callback_file, entries, with_references, without
+from boltcutter_scaffold.port_lht import callback_file, entries, with_references, without
 
 
 def test_references() -> None:

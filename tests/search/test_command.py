@@ -13,7 +13,9 @@ import torch
 from conftest import Script, environment, saved_weights
 from forkserver import ForkServer
 
-from boltcutter.environment import lease
+from boltcutter.environment import lease, signals
+from boltcutter.project import Project
+from boltcutter_search.command import main
 
 TRAINING = ["model=mlp", "logger=null", "trainer.max_epochs=4", "data.num_workers=0"]
 # A trial that fails, one that is best, and one that falls behind.
@@ -243,3 +245,22 @@ def test_two_ranks_in_a_trial(script: Script, tmp_path: Path) -> None:
     assert len(list((trial / "logs").glob("rank-*.log"))) == 2
     assert record(trial)["attempts"][-1]["reason"] == "completed"
     assert torch.load(trial / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 1
+
+
+def test_a_search_that_lost_its_folder_writes_no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "search"
+
+    def lose(*args: Any, **options: Any) -> None:  # as in a process that was suspended
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        later.append(lease.Lease(folder))
+        later[0].acquire()
+        signals.handle_signal(signals.LEASE_LOST)
+
+    monkeypatch.setattr(lease, "INTERVAL", 0.1)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr("boltcutter_search.local.run_trials", lose)
+    later: list[lease.Lease] = []
+    with pytest.raises(lease.LeaseLostError):
+        main(Project.find(__file__), ["search=grid", *SPACE, *TRAINING, f"folder={folder}"])
+    later[0].release()
+    assert not (folder / "trials.csv").exists()

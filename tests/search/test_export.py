@@ -12,8 +12,8 @@ from conftest import Script
 from boltcutter.config.compose import compose
 from boltcutter.config.values import resolved
 from boltcutter.project import Project
-from boltcutter.search.export import write_best
-from boltcutter.search.results import Result
+from boltcutter_search.export import write_best
+from boltcutter_search.results import Result
 
 PROJECT = Project.find(Path(__file__))
 

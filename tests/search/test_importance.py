@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from boltcutter.search.importance import measure_importance
-from boltcutter.search.results import Result
+from boltcutter_search.importance import measure_importance
+from boltcutter_search.results import Result
 
 
 def make_results(count: int, sign: int = 1) -> list[Result]:

@@ -10,12 +10,12 @@ import optuna
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.search.local import deadline, device_variables, run_trials
-from boltcutter.search.progress import Progress
-from boltcutter.search.results import Result
-from boltcutter.search.space import Space
-from boltcutter.search.study import Study
-from boltcutter.search.trial import Trial
+from boltcutter_search.local import deadline, device_variables, run_trials
+from boltcutter_search.progress import Progress
+from boltcutter_search.results import Result
+from boltcutter_search.space import Space
+from boltcutter_search.study import Study
+from boltcutter_search.trial import Trial
 
 MakeTrial = Callable[..., Trial]
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from boltcutter.project import Project
-from boltcutter.search.outcome import summarize_groups, test_metrics, write_outcome, write_trials
-from boltcutter.search.results import Result
-from boltcutter.search.space import Space
+from boltcutter_search.outcome import summarize_groups, test_metrics, write_outcome, write_trials
+from boltcutter_search.results import Result
+from boltcutter_search.space import Space
 
 PROJECT = Project.find(Path(__file__))
 test_metrics.__test__ = False  # type: ignore[attr-defined]

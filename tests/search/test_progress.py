@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.search import progress as module
-from boltcutter.search.progress import Progress, format_values
-from boltcutter.search.results import Result
-from boltcutter.search.trial import Report
+from boltcutter_search import progress as module
+from boltcutter_search.progress import Progress, format_values
+from boltcutter_search.results import Result
+from boltcutter_search.trial import Report
 
 RESULT = Result(0, "complete", {"optimizer.lr": 0.0123456}, {"loss": 0.5}, [], {}, 1.0, Path("0000"))
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.search.ranking import Metrics, has_objectives, pareto_front, rank
-from boltcutter.search.results import Result
+from boltcutter_search.ranking import Metrics, has_objectives, pareto_front, rank
+from boltcutter_search.results import Result
 
 
 def trial(number: int, state: str = "complete", **objectives: float) -> Result:

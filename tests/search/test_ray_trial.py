@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from conftest import require
 
-from boltcutter.search.trial import Trial, read_reports
+from boltcutter_search.trial import Trial, read_reports
 
 require(install="pip install 'boltcutter[ray]'", package="ray")
-from boltcutter.search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts  # noqa: E402
+from boltcutter_search.ray_trial import INTERRUPTED, TrialProcess, read_facts, write_facts  # noqa: E402
 
 MakeTrial = Callable[..., Trial]
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from browser import Browse, References
 
-from boltcutter.search.report import write_report
-from boltcutter.search.results import Result
+from boltcutter_search.report import write_report
+from boltcutter_search.results import Result
 
 METRICS = [("val/accuracy", "max")]
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from boltcutter.search.results import Result
+from boltcutter_search.results import Result
 
 
 def test_a_trial_has_no_error_unless_it_failed() -> None:

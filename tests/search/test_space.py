@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.search.space import Choice, Grid, Integer, Space, Uniform
+from boltcutter_search.space import Choice, Grid, Integer, Space, Uniform
 
 
 def sample(texts: dict[str, Any], times: int = 200) -> list[dict[str, Any]]:

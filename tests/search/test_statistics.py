@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from boltcutter.search.statistics import (
+from boltcutter_search.statistics import (
     Statistics,
     corrected_half_width,
     format_runs,
@@ -95,6 +95,7 @@ def test_equal_values_have_an_interval_without_width() -> None:
     found = summarize({"a": 0.25, "b": 0.25}, num_folds=2)
     assert (found.std, found.interval, found.corrected) == (0, (0.25, 0.25), (0.25, 0.25))
     assert "0.25000 ± 0.00000" in format_statistics({"x": found})
+    assert " 0.0000 ± 0.0000 " in format_statistics({"x": summarize({"a": 0.0, "b": 0.0})})
 
 
 def test_all_metrics_of_all_runs_are_summarized() -> None:
@@ -109,13 +110,15 @@ def test_all_metrics_of_all_runs_are_summarized() -> None:
 
 def test_the_tables_in_the_terminal() -> None:
     lines = format_statistics(summarize_runs(runs(), num_folds=5, metrics=["val/accuracy"])).splitlines()
-    assert lines[0].split("  ")[0] == "metric"
-    assert lines[0].endswith("95% interval (Student's t)  95% interval (corrected for folds)")
+    header = [cell.strip() for cell in lines[0].split("  ") if cell.strip()]
+    assert header[:5] == ["metric", "n", "mean ± std", "min", "max"]
+    assert header[5:] == ["95% interval (Student's t)", "95% interval (corrected for folds)"]
     cells = [cell.strip() for cell in lines[1].split("  ") if cell]
     assert cells == ["val/accuracy", "5", "0.910 ± 0.022", "0.880", "0.940", "0.882 … 0.938", "0.868 … 0.952"]
     assert "Nadeau and Bengio" in lines[2]
     plain = format_statistics(summarize_runs(runs()))
     assert "corrected" not in plain
+    assert format_runs(runs()).splitlines()[0].split() == ["run", "val/accuracy", "val/loss"]
     assert format_runs(runs()).splitlines()[-2:] == [
         "fold 3  0.94          nan",
         "fold 4  0.91          –",
@@ -124,9 +127,11 @@ def test_the_tables_in_the_terminal() -> None:
 
 def test_the_csv_files(tmp_path: Path) -> None:
     found = summarize_runs(runs(), num_folds=5)
-    write_statistics(tmp_path / "a" / "statistics.csv", found)
-    first, second = csv.DictReader((tmp_path / "a" / "statistics.csv").read_text().splitlines())
+    for _ in range(2):
+        write_statistics(tmp_path / "a" / "b" / "statistics.csv", found)
+    first, second = csv.DictReader((tmp_path / "a" / "b" / "statistics.csv").read_text().splitlines())
     accuracy = found["val/accuracy"]
+    assert (first["metric"], second["metric"]) == ("val/accuracy", "val/loss")
     assert [float(first[name]) for name in ("mean", "std", "min", "max")] == [accuracy.mean, accuracy.std, 0.88, 0.94]
     assert (float(first["t95_low"]), float(first["t95_high"])) == accuracy.interval
     assert (float(first["corrected95_low"]), float(first["corrected95_high"])) == accuracy.corrected
@@ -141,7 +146,7 @@ def test_the_csv_files(tmp_path: Path) -> None:
 
 
 def test_scipy_is_imported_only_where_it_is_needed() -> None:
-    code = "import sys, boltcutter.search.statistics; sys.exit('scipy' in sys.modules)"
+    code = "import sys, boltcutter_search.statistics; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

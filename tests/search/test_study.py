@@ -8,12 +8,13 @@ from typing import Any
 import optuna
 import pytest
 
+from boltcutter.config.errors import ConfigError
 from boltcutter.environment import lease
-from boltcutter.search import study as module
-from boltcutter.search.settings import Mode
-from boltcutter.search.space import Space
-from boltcutter.search.study import Study
-from boltcutter.search.trial import Report, Sampled
+from boltcutter_search import study as module
+from boltcutter_search.settings import Mode
+from boltcutter_search.space import Space
+from boltcutter_search.study import Study
+from boltcutter_search.trial import Report, Sampled
 
 SPACE = {"optimizer.lr": "loguniform(1e-4, 1e-1)", "data.batch_size": "choice(32, 64)"}
 LOSS: list[tuple[str, Mode]] = [("loss", "min")]
@@ -50,6 +51,90 @@ def test_a_seed_gives_the_same_values_also_after_interruptions(tmp_path: Path, s
     assert values(tmp_path / "b", reopen=True, sampler=sampler) == first
     assert values(tmp_path / "c", reopen=False, sampler=sampler, seed=1) != first
     assert len({v["optimizer.lr"] for v in first}) == 6
+
+
+DATE = "2026-01-01T00:00:00.000000+00:00"
+CHOICES = json.dumps({"name": "CategoricalDistribution", "attributes": {"choices": ["x", "y"]}})
+JOURNAL: list[tuple[int, dict[str, Any]]] = [  # code of Optuna's operation, and its arguments, of an earlier version
+    (0, {"study_name": "search", "directions": [1]}),
+    (
+        4,
+        {"datetime_start": None, "state": 4, "user_attrs": {"fixed": {"a": "x", "seed": 1}}, "intermediate_values": {}}
+        | {"value": None, "values": None, "distributions": {}, "params": {}}
+        | {"system_attrs": {"fixed_params": {"a": "x"}}},
+    ),
+    (6, {"trial_id": 0, "state": 0, "values": None, "datetime_start": DATE}),
+    (8, {"trial_id": 0, "user_attr": {"worker": 0}}),
+    (5, {"trial_id": 0, "param_name": "a", "param_value_internal": 0, "distribution": CHOICES}),
+    (8, {"trial_id": 0, "user_attr": {"values": {"a": "x", "seed": 1}}}),
+    (7, {"trial_id": 0, "step": 1, "intermediate_value": 1.0}),
+    (7, {"trial_id": 0, "step": 2, "intermediate_value": 0.5}),
+    (8, {"trial_id": 0, "user_attr": {"objectives": {"loss": 0.5}}}),
+    (8, {"trial_id": 0, "user_attr": {"metrics": {"loss": 0.5, "f1": 0.2}}}),
+    (8, {"trial_id": 0, "user_attr": {"steps": [5, 9]}}),
+    (8, {"trial_id": 0, "user_attr": {"seconds": 3.5}}),
+    (6, {"trial_id": 0, "state": 1, "values": [0.5], "datetime_complete": DATE}),
+    (4, {"datetime_start": DATE}),
+    (8, {"trial_id": 1, "user_attr": {"worker": 0}}),
+    (8, {"trial_id": 1, "user_attr": {"values": {"a": "y"}}}),
+    (7, {"trial_id": 1, "step": 1, "intermediate_value": 0.9}),
+    (8, {"trial_id": 1, "user_attr": {"stopped": 2}}),
+    (4, {"datetime_start": DATE}),
+    (8, {"trial_id": 2, "user_attr": {"worker": 0}}),
+    (8, {"trial_id": 2, "user_attr": {"values": {"a": "y"}}}),
+    (8, {"trial_id": 2, "user_attr": {"error": "out of memory"}}),
+    (6, {"trial_id": 2, "state": 3, "values": None, "datetime_complete": DATE}),
+    (4, {"datetime_start": DATE}),
+    (8, {"trial_id": 3, "user_attr": {"surplus": True}}),
+    (6, {"trial_id": 3, "state": 3, "values": None, "datetime_complete": DATE}),
+]
+
+
+def test_the_journal_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
+    lines = [json.dumps({"op_code": code, "worker_id": "w", "study_id": 0, **entry}) for code, entry in JOURNAL]
+    (tmp_path / "study.log").write_text("".join(f"{line}\n" for line in lines))
+    study = open_study(tmp_path, space={"a": "grid(x, y)", "b": "uniform(0, 1)"})
+    first, second, third = study.results()
+    assert (first.number, first.state, first.values, first.seconds) == (0, "complete", {"a": "x", "seed": 1}, 3.5)
+    assert (first.objectives, first.metrics) == ({"loss": 0.5}, {"loss": 0.5, "f1": 0.2})
+    assert first.curve == [(5, 1.0), (9, 0.5)]
+    assert (second.number, second.state, second.values) == (1, "running", {"a": "y"})
+    assert (third.number, third.state, third.error) == (2, "failed", "out of memory")
+    assert study.interrupted() == [Sampled(1, {"a": "y"})]
+    assert study.report(1, 2, {"loss": 0.1})  # it was stopped there
+    study.enqueue([{"a": "x", "seed": 1}, {"a": "y", "seed": 2}])
+    found = study.ask(4)
+    assert found
+    assert (found.number, found.values["a"], found.values["seed"]) == (4, "y", 2)
+    assert study.ask(4) is None
+
+
+def test_the_sampled_values_of_a_seed_stay_the_same(tmp_path: Path) -> None:
+    found = []
+    for worker in (0, 1):
+        folder = tmp_path / str(worker)
+        folder.mkdir()
+        study = open_study(folder, space={"b": "uniform(0, 1)"}, seed=3, worker=worker, workers=2)
+        found += [sampled.values["b"] for sampled in (study.ask(2), study.ask(2)) if sampled]
+    assert found == pytest.approx([0.5285061166, 0.0310900701, 0.1886306174, 0.3373369638], abs=1e-9)
+
+
+@pytest.mark.parametrize(("mode", "worse"), [("min", 2.0), ("max", -2.0)])
+def test_a_pruner_knows_the_mode(tmp_path: Path, mode: Mode, worse: float) -> None:
+    study = open_study(tmp_path, [("loss", mode)], pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
+    for _ in range(3):
+        study.ask(3)
+    assert not study.report(0, 1, {"loss": 0.0})
+    finish(study, Sampled(0, {}), 0.0)
+    assert study.report(1, 1, {"loss": worse})
+    assert not study.report(2, 1, {"loss": -worse})
+
+
+def test_a_trial_that_was_just_started_belongs_to_the_worker_that_samples_it(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    study._study.ask()  # by another worker, which is about to store that it is its own
+    assert study.interrupted() == []
+    assert open_study(tmp_path, worker=1, workers=2).interrupted() == []
 
 
 def test_given_values_are_combined_with_sampled_ones(tmp_path: Path) -> None:
@@ -134,6 +219,19 @@ def test_a_pruner_stops_a_trial_that_falls_behind_also_after_a_restart(tmp_path:
     assert study.report(1, 3, {"loss": 0.1})
     result = study.tell(1, "pruned", [Report(10, {"loss": 0.9}), Report(20, {"loss": 0.8})])
     assert (result.state, result.curve, result.objectives) == ("pruned", [(10, 0.9), (20, 0.8)], {"loss": 0.8})
+
+
+def test_validations_without_the_metric_or_of_several_metrics_stop_nothing(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"pruner": optuna.pruners.MedianPruner(n_startup_trials=0)}
+    for number, metrics in enumerate([LOSS, [("loss", "min"), ("f1", "max")]]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        study = open_study(folder, metrics, **options)  # type: ignore[arg-type]
+        study.ask(1)
+        written = (folder / module.LOG).read_bytes()
+        assert study.report(0, 1, {"other": 1.0} if number == 0 else {"loss": 1.0, "f1": 0.5}) is False
+        assert study.ask(1) is None
+        assert (folder / module.LOG).read_bytes() == written
 
 
 def test_results(tmp_path: Path) -> None:
@@ -226,3 +324,13 @@ def test_nothing_is_written_once_another_process_has_taken_over(
                 write()
     later.release()
     assert (tmp_path / module.LOG).read_bytes() == written
+
+
+def test_a_damaged_journal_ends_in_one_line(tmp_path: Path) -> None:
+    finish(study := open_study(tmp_path), study.ask(1), 1.0)
+    lines = (tmp_path / module.LOG).read_text()
+    for before, after in (("study_name", "other"), ('"values"', '"other"'), ('"trial_id"', '"x"')):
+        (tmp_path / module.LOG).write_text(lines.replace(before, after))
+        with pytest.raises(ConfigError, match=r"study\.log is damaged \(.*\); restore it from a copy") as error:
+            open_study(tmp_path)
+        assert "\n" not in str(error.value)

@@ -11,9 +11,9 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
-from boltcutter.search.command import main
-from boltcutter.search.space import Space
-from boltcutter.search.sweep import as_sweep, write_sweep
+from boltcutter_search.command import main
+from boltcutter_search.space import Space
+from boltcutter_search.sweep import as_sweep, write_sweep
 
 PROJECT = Project.find(Path(__file__))
 METRICS = [("val/accuracy", "max")]
@@ -41,7 +41,7 @@ def agent_command(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
 
 def test_a_sweep_needs_no_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("local", "progress", "study"):
-        monkeypatch.delitem(sys.modules, f"boltcutter.search.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"boltcutter_search.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
     main(PROJECT, ["search=wandb", f"folder={tmp_path}/search"])
     assert (tmp_path / "search" / "sweep.yaml").is_file()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from boltcutter.search.results import Result
-from boltcutter.search.table import count_states, format_trials, format_value
+from boltcutter_search.results import Result
+from boltcutter_search.table import count_states, format_trials, format_value
 
 METRICS = [("val/loss", "min")]
 

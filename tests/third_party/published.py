@@ -97,7 +97,7 @@ class Branches(pl.LightningModule):
 
     Args:
         kind: ``rank``: rank 1 leaves out a head; ``later``: odd steps do; ``checkpoint``: none does, but the autograd
-            graph hides the trunk.
+            graph hides the trunk; ``frozen``: none does, but the trunk is frozen in the first epoch.
     """
 
     def __init__(self, kind: str):
@@ -105,6 +105,10 @@ class Branches(pl.LightningModule):
         self.kind = kind
         self.first, self.trunk = nn.Linear(64, 16), nn.Linear(16, 16)
         self.heads = nn.ModuleList(nn.Linear(16, 64) for _ in range(2))
+        self.trunk.requires_grad_(kind != "frozen")
+
+    def on_train_epoch_start(self):
+        self.trunk.requires_grad_(self.kind != "frozen" or self.current_epoch > 0)
 
     def training_step(self, batch, batch_idx):
         hidden = self.first(batch[0])

@@ -13,12 +13,11 @@ from torch import nn
 
 from boltcutter.assembly.monitors import MonitorCheck
 from boltcutter.callback.accumulation import MeanOfAccumulated
-from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
-from boltcutter.data.module import DataModule
+from boltcutter.config.instantiate import build
 from boltcutter.environment.process import is_rank_zero
-from boltcutter.protocols import GeneratesTokens, NativeData, NativeTask
+from boltcutter.protocols import NativeTask
 
 SPAWNING = re.compile(r"ddp_(spawn|fork|notebook)(?:_find_unused_parameters_(true|false))?")
 DDP = "boltcutter.strategy.ddp.DDPStrategy"
@@ -71,50 +70,7 @@ def spawning_strategy(trainer: DictConfig) -> dict[str, Any]:
         return {}
     options = {"find_unused_parameters": found[2] == "true"} if found[2] else {}
     method = "spawn" if found[1] == "spawn" else "fork"  # in notebooks, too
-    return {"strategy": build.build({"_target_": DDP, "start_method": method, **options}, "trainer.strategy")}
-
-
-def skip_reason(data: Any, task: L.LightningModule, split: str) -> str | None:
-    """Return why a split cannot be evaluated; None if it can.
-
-    Args:
-        data: A data module, or None if the task defines its own dataloaders.
-        task: Any LightningModule.
-        split: ``train``, ``val`` or ``test``.
-    """
-    step = "validation_step" if uses_validation_step(data, split) else "test_step"
-    if not is_overridden(step, task):
-        return f"{type(task).__name__} has no {step}"
-    if loader_owner(data, task, split) is None:
-        return f"there is no {split}_dataloader"
-    # Which splits are empty is known once the data is loaded.
-    if isinstance(data, NativeData) and split in data.empty_splits and not has_own_loader(data, split):
-        return f"{type(data).__name__} has no samples in its {split} split (data.split)"
-    return None
-
-
-def uses_validation_step(data: Any, split: str) -> bool:
-    """Whether a split is evaluated by ``validation_step``; the library's data modules pass any split to a test."""
-    return split == "val" and not isinstance(data, NativeData)
-
-
-def loader_owner(data: Any, task: L.LightningModule, split: str) -> L.LightningDataModule | L.LightningModule | None:
-    """Return the data module or else the task, whichever defines the dataloader of a split; None if neither does."""
-    owners = (owner for owner in (data, task) if owner is not None)
-    return next((owner for owner in owners if is_overridden(f"{split}_dataloader", owner)), None)
-
-
-def has_own_loader(data: Any, split: str) -> bool:
-    """Whether a data module defines the dataloader of a split itself, rather than the base class of the library."""
-    name = f"{split}_dataloader"
-    return is_overridden(name, data) and getattr(type(data), name, None) is not getattr(DataModule, name)
-
-
-def prediction_argument(data: Any, task: L.LightningModule) -> str | None:
-    """Return the argument that ``boltcutter predict`` needs besides the run; None if prediction is not supported."""
-    if isinstance(data, NativeData) and not has_own_loader(data, "predict"):
-        return f"input=<{'text or file' if isinstance(task, GeneratesTokens) else 'files'}>"
-    return "" if loader_owner(data, task, "predict") else None
+    return {"strategy": build({"_target_": DDP, "start_method": method, **options}, "trainer.strategy")}
 
 
 def load_compiled(task: nn.Module) -> None:

@@ -13,9 +13,11 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
+from boltcutter import extend
 from boltcutter.assembly.adapt import adapt, load_compiled, spawning_strategy
 from boltcutter.assembly.checks import (
     check_batch,
@@ -33,7 +35,7 @@ from boltcutter.assembly.checks import (
     check_world_size,
 )
 from boltcutter.assembly.guarantees import report_missing
-from boltcutter.assembly.media import MediaLogging
+from boltcutter.assembly.overrides import read_overrides
 from boltcutter.assembly.precision import (
     FLOAT8,
     check_precision,
@@ -44,18 +46,19 @@ from boltcutter.assembly.precision import (
 )
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.config import describe
-from boltcutter.config import instantiate as build
 from boltcutter.config.compose import DictConfig, merge
-from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.errors import ConfigError, as_config_error, hint
+from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import locate
 from boltcutter.config.values import resolve_reference
+from boltcutter.data.foreign_loader import shard_loaders
 from boltcutter.data.hooks import seed_hooks
-from boltcutter.data.sharding import shard_loaders
-from boltcutter.environment.mpi import disable_mpi_detection
+from boltcutter.environment.platform import disable_mpi_detection
 from boltcutter.environment.threads import limit_threads
+from boltcutter.internals import set_timeout
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
-from boltcutter.run import folder as run
+from boltcutter.topology import Topology
 
 SET_ELSEWHERE = {
     "callbacks": "callback",
@@ -140,11 +143,12 @@ class TaskLoaders(L.LightningDataModule):
 
 @dataclass
 class Components:
-    """Trainer, data and task of a run."""
+    """Trainer, data and task of a run, and where it runs."""
 
     trainer: L.Trainer
     data: L.LightningDataModule
     task: L.LightningModule
+    topology: Topology
 
 
 def read_config(project: Project, overrides: list[str]) -> DictConfig:
@@ -157,32 +161,19 @@ def read_config(project: Project, overrides: list[str]) -> DictConfig:
     Raises:
         ConfigError: There are mistakes, one line for each.
     """
-    return complete_config(run.read_overrides(project, overrides))
+    return complete_config(read_overrides(project, overrides))
 
 
 def complete_config(cfg: DictConfig) -> DictConfig:
-    """Infer null shapes and sizes from the data, then check every value.
+    """Return the configuration with null shapes and sizes inferred from the data, after every value was checked.
 
     Raises:
         ConfigError: There are mistakes, one line for each.
     """
     unknown = [key for key in ("shape", "num_classes", "kind") if key in (cfg.data or {}) and cfg.data[key] is None]
-    alone = cfg.copy()  # the data, and what it may refer to
-    for key in Config.__dataclass_fields__.keys() & cfg.keys() - {"data", "seed"}:
-        del alone[key]
-    if unknown and not any(mistake.startswith("data") for mistake in build.check(alone, _data_only)):
-        data = build.build(cfg.data, "data")
-        if isinstance(data, NativeData):  # null may mean something else in another data module
-            with as_config_error():
-                cfg.data = merge(cfg.data, DictConfig(data.infer_settings()))
-    completed = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the folder is set when the run starts
-    if completed.trainer.get("precision") == FLOAT8:
-        completed.trainer.precision = "bf16-mixed"  # which Lightning's annotation does not list
-    if mistakes := build.check(completed, Config):
-        if unknown and any(mistake.startswith("data.") for mistake in mistakes):
-            # What the data would have set is null elsewhere as well, which needs no mention.
-            mistakes = [m for m in mistakes if m.startswith("data.") or "=null: expected" not in m]
-        raise ConfigError("\n".join(dict.fromkeys(_blame_null_settings(completed, unknown, mistakes))))
+    cfg = _infer_settings(cfg) if unknown else cfg.copy()
+    if mistakes := _find_mistakes(cfg, unknown):
+        raise ConfigError("\n".join(dict.fromkeys(_blame_null_settings(cfg, unknown, mistakes))))
     # Values of the top level are not passed to a constructor, so convert 1e3 to int and a number to str here.
     cfg.seed = int(cfg.seed)
     if not isinstance(cfg.name, str):
@@ -195,6 +186,32 @@ def complete_config(cfg: DictConfig) -> DictConfig:
         if key in cfg.trainer:
             raise ConfigError(f"trainer.{key}: set by {setting}; use {setting}=… instead")
     return cfg
+
+
+def _infer_settings(cfg: DictConfig) -> DictConfig:
+    """Return the configuration with the values that its data infers for settings that are null."""
+    alone = cfg.copy()  # the data, and what it may refer to
+    for key in Config.__dataclass_fields__.keys() & cfg.keys() - {"data", "seed"}:
+        del alone[key]
+    found = cfg.copy()
+    if not any(mistake.startswith("data") for mistake in find_mistakes(alone, _data_only)):
+        data = build(cfg.data, "data")
+        if isinstance(data, NativeData):  # null may mean something else in another data module
+            with as_config_error():
+                found.data = merge(cfg.data, DictConfig(data.infer_settings()))
+    return found
+
+
+def _find_mistakes(cfg: DictConfig, unknown: list[str]) -> list[str]:
+    """List the mistakes, without those that follow from a setting of the data which it could not infer."""
+    completed = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))  # the folder is set when the run starts
+    if completed.trainer.get("precision") == FLOAT8:
+        completed.trainer.precision = "bf16-mixed"  # which Lightning's annotation does not list
+    mistakes = find_mistakes(completed, Config)
+    if unknown and any(mistake.startswith("data.") for mistake in mistakes):
+        # What the data would have set is null elsewhere as well, which needs no mention.
+        return [m for m in mistakes if m.startswith("data.") or "=null: expected" not in m]
+    return mistakes
 
 
 def _blame_null_settings(cfg: DictConfig, unknown: list[str], mistakes: list[str]) -> Iterator[str]:
@@ -210,7 +227,7 @@ def _blame_null_settings(cfg: DictConfig, unknown: list[str], mistakes: list[str
 
 def describe_overrides(project: Project, overrides: list[str], prefix: str) -> Iterator[str]:
     """Describe every key that can be set below ``prefix``, one line for each."""
-    return describe.describe(run.read_overrides(project, overrides), Config, prefix)
+    return describe.describe(read_overrides(project, overrides), Config, prefix)
 
 
 def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_callbacks: bool = True) -> Components:
@@ -227,12 +244,42 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     set_numerics(cfg)
     check_devices(cfg.trainer)
     check_batches_and_clipping(cfg.trainer)
-    callbacks: dict[str, Callback] = {}
-    loggers: list[Logger] = [] if with_callbacks else [DummyLogger()]  # takes the calls of modules
+    callbacks = _build_each(cfg, "callback", Callback) if with_callbacks else {}
+    media_logging = extend.find("media_logging") if with_callbacks else None
+    added = [*extra_callbacks, *([media_logging(cfg.folder)] if media_logging else [])]
+    loggers: list[Logger] = _build_loggers(cfg) if with_callbacks else [DummyLogger()]  # takes the calls of modules
+    trainer = _build_trainer(cfg, callbacks, added, loggers)
+    topology = Topology.of(trainer)
+    limit_threads(topology.num_processes)
+    check_world_size(trainer, topology)  # before the data is read, by processes that would train separately
+    shard_loaders(trainer, cfg.get("seed", 0))
+    data, task = _build_data_and_task(cfg)
+    check_sync_batchnorm(cfg, trainer, task)
+    load_compiled(task)
+    seed_hooks(data or task, cfg.get("seed", 0))
+    data = data or TaskLoaders(task)
+    check_batch(topology, data)
+    check_num_classes(cfg)
     if with_callbacks:
-        callbacks = _build_each(cfg, "callback", Callback)
-        loggers = [*_build_each(cfg, "logger", Logger).values()]
-        loggers.append(build.build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"}))
+        report_missing(cfg, trainer)
+    check_input_shape(cfg, task)
+    check_callbacks(task, callbacks)
+    check_monitors(task, callbacks)
+    check_optimizer(task)
+    adapt(trainer, task, callbacks)  # last, as it adds callbacks that are none of the configuration
+    return Components(trainer, data, task, topology)
+
+
+def _build_loggers(cfg: DictConfig) -> list[Logger]:
+    """Instantiate the loggers of the configuration, and the one that always writes metrics.csv."""
+    metrics = build({"_target_": METRICS_FILE, "path": f"{cfg.folder}/metrics.csv"})
+    return [*_build_each(cfg, "logger", Logger).values(), metrics]
+
+
+def _build_trainer(
+    cfg: DictConfig, callbacks: dict[str, Callback], added: Sequence[Callback], loggers: list[Logger]
+) -> L.Trainer:
+    """Instantiate the trainer, with what Lightning lacks: some precisions and launchers, and a timeout."""
     # Without these, Lightning would add its own where the configuration has none.
     defaults = {
         "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks.values()),
@@ -240,16 +287,11 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     }
     precision = check_precision(cfg)
     placeholder = placeholder_precision(precision, device_type(str(cfg.trainer.get("accelerator", "auto"))))
-    disable_mpi_detection()
-    trainer = build.build(
+    disable_mpi_detection()  # before Lightning looks for an environment
+    trainer: L.Trainer = build(
         cfg.trainer,
         "trainer",
-        callbacks=[
-            EvaluationSeeds(cfg.get("seed", 0)),
-            *callbacks.values(),
-            *extra_callbacks,
-            *([MediaLogging(cfg.folder)] if with_callbacks else []),
-        ],
+        callbacks=[EvaluationSeeds(cfg.get("seed", 0)), *callbacks.values(), *added],
         logger=loggers,
         default_root_dir=str(cfg.folder),
         **{name: value for name, value in defaults.items() if name not in cfg.trainer},
@@ -258,35 +300,47 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     )
     if placeholder:
         set_precision(trainer, precision)
-    if hasattr(trainer.strategy, "_timeout"):  # strategy=auto takes no timeout
-        trainer.strategy._timeout = timedelta(seconds=float(cfg.timeout))
-    limit_threads(getattr(trainer.strategy, "num_processes", 1))
-    check_world_size(trainer)
-    shard_loaders(trainer, cfg.get("seed", 0))
-    L.seed_everything(cfg.get("seed", 0), verbose=False)  # initial weights, and random splits in constructors
-    data = build.build(cfg.data, "data")
+    set_timeout(trainer.strategy, timedelta(seconds=float(cfg.timeout)))
+    return trainer
+
+
+def _build_data_and_task(cfg: DictConfig) -> tuple[Any, L.LightningModule]:
+    """Instantiate the data, or None, and the task."""
+    # Right before both: initial weights, and random splits in constructors, depend on nothing that was built earlier.
+    L.seed_everything(cfg.get("seed", 0), verbose=False)
+    data = build(cfg.data, "data")
     check_kind(cfg, locate(cfg.task._target_), data)  # before metrics refuse the number of classes
-    task = build.build(cfg.task, "task")
+    task = build(cfg.task, "task")
     check_built(cfg, task, data)
-    check_sync_batchnorm(cfg, trainer, task)
-    load_compiled(task)
-    seed_hooks(data or task, cfg.get("seed", 0))
-    data = data or TaskLoaders(task)
-    check_batch(trainer, data)
-    check_num_classes(cfg)
-    if with_callbacks:
-        report_missing(cfg, trainer)
-    check_input_shape(cfg, task)
-    check_callbacks(task, callbacks)
-    check_monitors(task, callbacks)
-    check_optimizer(task)
-    adapt(trainer, task, callbacks)
-    return Components(trainer, data, task)
+    return data, task
+
+
+def check_parts(cfg: DictConfig) -> None:
+    """Check what does not depend on the machine that trains: callbacks, strategy, numbers of batches and clipping.
+
+    Args:
+        cfg: Checked configuration.
+
+    Raises:
+        ConfigError: A constructor refuses its arguments.
+    """
+    check_batches_and_clipping(cfg.trainer)
+    parts = merge(cfg, DictConfig({"folder": cfg.get("folder") or "new"}))
+    _build_each(parts, "callback", Callback)
+    strategy = parts.trainer.get("strategy", "auto")
+    known = ["auto", *StrategyRegistry.available_strategies()]
+    if isinstance(strategy, str) and strategy not in known:
+        raise ConfigError(f"trainer.strategy={strategy}: no such strategy{hint(strategy, known) or '; try auto'}")
+    try:
+        build(strategy, "trainer.strategy")
+    except ConfigError as error:
+        if not isinstance(error.__cause__, ImportError) and "installed" not in str(error):
+            raise  # otherwise the image of the nodes may have the package
 
 
 def _build_each(cfg: DictConfig, group: str, kind: type) -> dict[str, Any]:
     """Instantiate the callbacks or loggers, without those that are null."""
-    made = build.build(cfg.get(group) or {}, group)
+    made = build(cfg.get(group) or {}, group)
     for name, value in made.items():
         check_type(f"{group}.{name}", cfg[group][name], value, kind)
     return {name: value for name, value in made.items() if value is not None}

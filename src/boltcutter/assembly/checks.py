@@ -15,29 +15,26 @@ import lightning as L
 import torch
 from lightning.fabric.accelerators.xla import XLAAccelerator
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch import strategies
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line
 from boltcutter.config.locate import parameters
-from boltcutter.data.sampler import check_batch_size
 from boltcutter.environment import platform, slurm
 from boltcutter.environment.process import external_world_size, is_rank_zero
+from boltcutter.internals import BatchNorm, cuda_driver_version
 from boltcutter.lightning_alias import remedy
 from boltcutter.protocols import (
-    ChecksInputs,
-    ChecksTask,
     HasKind,
     HasMonitor,
     NativeData,
     NativeTask,
-    data_parallel,
     find_model,
 )
+from boltcutter.topology import Topology, check_batch_size, count_devices
 
 
 def check_input_shape(cfg: DictConfig, task: L.LightningModule) -> None:
@@ -47,7 +44,7 @@ def check_input_shape(cfg: DictConfig, task: L.LightningModule) -> None:
         ConfigError: It does not.
     """
     model, shape = find_model(task), (cfg.data or {}).get("shape")
-    if isinstance(model, ChecksInputs) and shape is not None:
+    if hasattr(model, "check_input_shape") and shape is not None:
         with as_config_error():
             model.check_input_shape(tuple(shape))
 
@@ -59,9 +56,9 @@ def check_callbacks(task: L.LightningModule, callbacks: dict[str, Callback]) -> 
         ConfigError: One does not.
     """
     for callback in callbacks.values():
-        if isinstance(callback, ChecksTask):
+        if check_task := getattr(callback, "check_task", None):
             with as_config_error():
-                callback.check_task(task)
+                check_task(task)
 
 
 def check_batches_and_clipping(trainer: DictConfig) -> None:
@@ -94,7 +91,7 @@ def check_devices(trainer: DictConfig) -> None:
     """
     accelerator, devices = str(trainer.get("accelerator", "auto")), trainer.get("devices", "auto")
     gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
-    wanted = devices if isinstance(devices, int) else 0 if isinstance(devices, str) else len(devices or ())
+    wanted = count_devices(trainer)
     if not re.fullmatch(r"auto|-1|[1-9]\d*|\d+(, ?\d+)+|\[.+\]", str(devices)):
         raise ConfigError(
             f"trainer.devices={devices} is not a number of devices; try trainer.devices=1, or auto for all"
@@ -107,19 +104,20 @@ def check_devices(trainer: DictConfig) -> None:
             )
         if not XLAAccelerator.is_available():
             raise ConfigError("trainer.accelerator=tpu: this machine has no TPU; try trainer=default")
-    needs_gpus = accelerator in ("cuda", "gpu")
+    if accelerator in ("auto", "cuda", "gpu") and (fault := unusable_gpus()):
+        raise ConfigError(
+            f"trainer.accelerator={accelerator}: {fault}; install a build that fits the driver, such as "
+            "pip install --index-url https://download.pytorch.org/whl/cu126 torch, or set trainer.accelerator=cpu"
+        )
+    by_index = not isinstance(devices, int | str)  # which CPUs do not have
+    on_gpu = accelerator == "gpu" or (accelerator == "auto" and by_index)
+    needs_gpus = accelerator == "cuda" or (on_gpu and not torch.backends.mps.is_available())
     if (gpus and wanted > gpus and (needs_gpus or accelerator == "auto")) or (needs_gpus and not gpus):
         available = f"{gpus} CUDA devices" if gpus else "no CUDA device"
         remedy = f"trainer.devices={gpus}" if gpus else "trainer.accelerator=cpu"
+        remedy += f" trainer.devices={wanted}" if by_index and not gpus else ""
         raise ConfigError(
             f"trainer.accelerator={accelerator}, trainer.devices={devices}: this machine has {available}; try {remedy}"
-        )
-    if accelerator == "auto" and not gpus and (requested := requested_gpus()):
-        build = f"has no CUDA device it can use: the driver may be too old for CUDA {torch.version.cuda}"
-        raise ConfigError(
-            f"trainer.accelerator=auto: {requested}, but torch {torch.__version__} "
-            f"{build if torch.version.cuda else 'is built without CUDA'}; install a torch build that fits the driver, "
-            "or set trainer.accelerator=cpu"
         )
     # Without a driver, a CUDA build of torch such as 2.7 raises an error if it counts accelerators.
     others = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
@@ -128,6 +126,20 @@ def check_devices(trainer: DictConfig) -> None:
             f"trainer.devices={devices}: this machine has no GPU and {cores} CPU cores; "
             f"try trainer.devices=1, or trainer.accelerator=cpu to start {wanted} processes anyway"
         )
+
+
+def unusable_gpus() -> str | None:
+    """Why torch cannot use the GPUs of this job or machine; None: it can, or there are none."""
+    built_for, build = torch.version.cuda, f"torch {torch.__version__}"
+    if torch.cuda.device_count():  # counts devices also if the driver is too old for torch
+        version = cuda_driver_version()
+        if not version or version // 1000 >= int(str(built_for).split(".")[0]):
+            return None
+        driver = f"{version // 1000}.{version % 1000 // 10}"
+        return f"the driver of the GPUs is for CUDA {driver}, and too old for CUDA {built_for} of {build}"
+    why = f"has no CUDA device it can use: the driver may be too old for CUDA {built_for}"
+    requested = requested_gpus()
+    return f"{requested}, but {build} {why if built_for else 'is built without CUDA'}" if requested else None
 
 
 def requested_gpus() -> str | None:
@@ -141,33 +153,33 @@ def requested_gpus() -> str | None:
         is_index = name.startswith(("SLURM_JOB", "SLURM_STEP"))  # of a GPU, which may be 0
         if os.environ.get(name, "") not in (("",) if is_index else ("", "0")):
             return f"{name}={os.environ[name]}: the job has GPUs"
+    if requested := os.environ.get(platform.GPUS):
+        return f"the job has asked for {requested} GPUs on each node"
     return "this machine has NVIDIA GPUs" if next(Path("/dev").glob("nvidia[0-9]*"), None) else None
 
 
-def check_world_size(trainer: L.Trainer) -> None:
+def check_world_size(trainer: L.Trainer, topology: Topology) -> None:
     """Check that the trainer uses all launched processes; otherwise each would train separately in the same folder.
 
     Raises:
         ConfigError: It does not.
     """
-    strategy, devices, nodes = trainer.strategy, trainer.num_devices, trainer.num_nodes
-    settings = f"trainer.devices={devices}, trainer.num_nodes={nodes}"
+    strategy, devices, nodes = trainer.strategy, topology.num_devices, topology.num_nodes
     if layout := platform.launched_layout():
         name, started, each = layout
-        if started > 1 and isinstance(strategy, ParallelStrategy) and not hasattr(strategy, "num_nodes"):
+        if started > 1 and isinstance(strategy, strategies.ParallelStrategy) and not hasattr(strategy, "num_nodes"):
             raise ConfigError(
                 f"trainer.strategy={type(strategy).__name__} trains on one node, but {name} has {started}: each would "
                 "train separately; use trainer=ddp"
             )
         if started != nodes or each not in (None, devices):
             raise ConfigError(
-                f"{settings}: {name} has started {started} nodes{f' with {each} processes each' if each else ''}; set "
+                f"{topology}: {name} has started {started} nodes{f' with {each} processes each' if each else ''}; set "
                 f"{f'trainer.devices={each} ' if each else ''}trainer.num_nodes={started}"
             )
-    processes = getattr(strategy, "num_processes", None)  # on each node; missing if one process drives all devices
-    if fault := slurm.mismatch(devices, processes or 1, nodes):
+    if fault := slurm.mismatch(topology):
         raise ConfigError(fault)
-    if (note := slurm.idle_tasks(processes or 1)) and is_rank_zero():
+    if (note := slurm.idle_tasks(topology.num_processes)) and is_rank_zero():
         print(f"note: {note}")
     environment, env = getattr(strategy, "cluster_environment", None), os.environ
     is_standalone = environment is None or isinstance(environment, LightningEnvironment)
@@ -176,11 +188,11 @@ def check_world_size(trainer: L.Trainer) -> None:
             f"RANK={env['RANK']}, WORLD_SIZE={env['WORLD_SIZE']} are set, but LOCAL_RANK is not; set it to the index "
             "of the process on its node, from 0, or start the processes with torchrun"
         )
-    wanted = {trainer.world_size, processes * nodes if processes else trainer.world_size}
-    if (found := external_world_size()) and wanted != {found[0]}:
+    expected = topology.num_processes * nodes if getattr(strategy, "num_processes", 0) else topology.world_size
+    if (found := external_world_size()) and {topology.world_size, expected} != {found[0]}:
         total, here = found
         raise ConfigError(
-            f"{settings}: {total} processes were started; set trainer.devices={here} "
+            f"{topology}: {total} processes were started; set trainer.devices={here} "
             f"trainer.num_nodes={max(1, total // here)}"
         )
 
@@ -224,26 +236,34 @@ def check_built(cfg: DictConfig, task: Any, data: Any) -> None:
 
 
 def check_sync_batchnorm(cfg: DictConfig, trainer: L.Trainer, task: nn.Module) -> None:
-    """Check that BatchNorm is synchronized on GPUs, as torch requires.
+    """Check that BatchNorm is synchronized on GPUs, as torch requires, and by a strategy that does so.
 
     Raises:
-        ConfigError: It is to be synchronized on CPUs.
+        ConfigError: It is not.
     """
-    has_layers = any(isinstance(module, _BatchNorm) for module in task.modules())
-    if cfg.trainer.get("sync_batchnorm") and has_layers and trainer.strategy.root_device.type == "cpu":
+    strategy, has_layers = trainer.strategy, any(isinstance(module, BatchNorm) for module in task.modules())
+    if not (cfg.trainer.get("sync_batchnorm") and has_layers):
+        return
+    if strategy.root_device.type == "cpu":
         raise ConfigError("trainer.sync_batchnorm=true: torch synchronizes BatchNorm only on GPUs; set it to false")
+    kinds = strategies.DDPStrategy | strategies.FSDPStrategy | strategies.ModelParallelStrategy
+    is_parallel = isinstance(strategy, strategies.ParallelStrategy)
+    if isinstance(strategy, strategies.DeepSpeedStrategy) or (is_parallel and not isinstance(strategy, kinds)):
+        raise ConfigError(
+            f"trainer.sync_batchnorm=true: {type(strategy).__name__} does not synchronize BatchNorm; set it to false, "
+            "or use trainer=ddp"
+        )
 
 
-def check_batch(trainer: L.Trainer, data: L.LightningDataModule) -> None:
+def check_batch(topology: Topology, data: L.LightningDataModule) -> None:
     """Check that the global batch divides over the data-parallel ranks; other data modules set it per rank.
 
     Raises:
         ConfigError: It does not.
     """
-    ranks = data_parallel(trainer.strategy).size
     if isinstance(data, NativeData):
         with as_config_error():
-            check_batch_size(data.batch_size, ranks)
+            check_batch_size(data.batch_size, topology.data_ranks)
 
 
 def check_kind(cfg: DictConfig, task: object, data: L.LightningDataModule) -> None:

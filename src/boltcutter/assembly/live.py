@@ -9,8 +9,14 @@ from typing import Any
 
 import lightning as L
 import yaml
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
-from lightning.pytorch.trainer.connectors.callback_connector import _CallbackConnector
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Checkpoint,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelSummary,
+    ProgressBar,
+)
 
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import format_value
@@ -62,7 +68,7 @@ def trainer(built_in_python: str, checkpoint_io: Any, **arguments: Any) -> L.Tra
         if not isinstance(callback, ProgressBar | ModelSummary)
         and not (type(callback) is ModelCheckpoint and callback.monitor is callback.dirpath is None)  # the default
     ]
-    given.callbacks = _CallbackConnector._reorder_callbacks([*own, *arguments["callbacks"]])  # type: ignore[attr-defined]
+    given.callbacks = sorted([*own, *arguments["callbacks"]], key=_order)  # type: ignore[attr-defined]
     given.loggers = [*arguments["logger"], *(logger for logger in given.loggers if logger.name != "lightning_logs")]
     given.strategy.checkpoint_io = checkpoint_io
     return given
@@ -148,6 +154,11 @@ def check_task(task: Any) -> None:
             f"task: expected a LightningModule, got {_name(task)}; for a network, pass for example "
             "task=boltcutter.Classification(model=…, optimizer=…)"
         )
+
+
+def _order(callback: Any) -> int:
+    """The order in which Lightning calls callbacks: those that save last, since others change what they save."""
+    return isinstance(callback, Checkpoint) - isinstance(callback, BatchSizeFinder | LearningRateFinder)
 
 
 def _get(part: str, name: str) -> Any:

@@ -10,8 +10,9 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from boltcutter import internals
 from boltcutter.config.errors import ConfigError, hint
-from boltcutter.protocols import HasMonitor, ReplacesMonitor
+from boltcutter.protocols import HasMonitor
 from boltcutter.run.metrics import Mode, infer_mode
 
 DEFAULT_MONITOR = "val/loss"  # in ``configs/callback``; the name under which built-in tasks log their loss
@@ -103,7 +104,7 @@ class MonitorCheck(Callback):
         monitor: str | None
         mode: Mode
         monitor, mode = choose_monitor(validated) or (None, "min")
-        supported = isinstance(callback, ReplacesMonitor)
+        supported = hasattr(callback, "replace_monitor")
         if not supported and (monitor is None or callback.mode != mode):
             return False
         self._replace(name, monitor, mode)
@@ -121,7 +122,7 @@ class MonitorCheck(Callback):
 
     def _replace(self, name: str, monitor: str | None, mode: Mode) -> None:
         callback: Any = self.callbacks[name]
-        if isinstance(callback, ReplacesMonitor):
+        if hasattr(callback, "replace_monitor"):
             callback.replace_monitor(monitor, mode)
         else:
             callback.monitor = monitor
@@ -143,9 +144,8 @@ def choose_monitor(names: set[str]) -> tuple[str, Mode] | None:
 
 def logged_metrics(trainer: L.Trainer) -> set[str]:
     """Names of all metrics logged in training so far, including means of unfinished epochs."""
-    results: Any = trainer._results
     names = set()
-    for result in results.values() if results else ():
+    for result in internals.logged_values(trainer):
         meta = result.meta
         names |= {meta.name, *((f"{meta.name}_step", f"{meta.name}_epoch") if meta.on_step and meta.on_epoch else ())}
     return names | set(trainer.callback_metrics)

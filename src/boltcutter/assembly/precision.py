@@ -14,9 +14,10 @@ from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 
-from boltcutter.config import instantiate as build
+from boltcutter import extend
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.instantiate import build
 from boltcutter.config.locate import locate, parameters
 
 CANONICAL = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true", "None": "32-true"}
@@ -99,8 +100,8 @@ def set_precision(trainer: L.Trainer, precision: str) -> None:
         )
         raise ConfigError(f"trainer.precision={precision}: {reason}; try bf16-true")
     if precision == FLOAT8:
-        plugin = {"_target_": "boltcutter.strategy.float8.Float8Precision"}
-        trainer.strategy.precision_plugin = build.build(plugin, "trainer")
+        plugin = {"_target_": extend.target("precision.float8", f"trainer.precision={FLOAT8}")}
+        trainer.strategy.precision_plugin = build(plugin, "trainer")
     else:
         trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
 

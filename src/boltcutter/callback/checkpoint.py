@@ -10,6 +10,7 @@ import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from boltcutter.internals import has_validated
 from boltcutter.protocols import SavesShards, WaitsForWrites
 
 GIB = 2**30
@@ -118,7 +119,7 @@ class BestCheckpoint(ModelCheckpoint):
     def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, torch.Tensor]) -> None:
         if self.monitor in (None, *monitor_candidates) or not self.save_top_k:
             super()._save_topk_checkpoint(trainer, monitor_candidates)
-        elif trainer.fit_loop.epoch_loop.val_loop._has_run:
+        elif has_validated(trainer):
             logged = ", ".join(sorted(monitor_candidates.keys() - {"epoch", "step"})) or "none"
             raise MetricNotLoggedError(
                 f"callback.best.monitor={self.monitor} is not logged (logged metrics: {logged}); set "

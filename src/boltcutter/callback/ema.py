@@ -7,14 +7,20 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
-from torch.optim.swa_utils import get_ema_multi_avg_fn
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from boltcutter.internals import foreach_lerp_
 
 
 class EMA(WeightAveraging):
     """Validate, test and save the exponential moving average of the weights, while training continues with the weights.
 
-    Buffers (BatchNorm statistics, constants) are those of the current weights. Unlike Lightning's callback, loading a
-    checkpoint for a test does not restore the current weights in place of the average, and the decay warms up.
+    Each rank averages the weights that it has, such as its shards. Buffers (BatchNorm statistics, constants) are those
+    of the current weights. Unlike Lightning's callback, loading a checkpoint for a test does not restore the current
+    weights in place of the average, and the decay warms up.
 
     Args:
         decay: Decay of the average per step, in [0, 1). After t updates it is at most (1 + t) / (10 + t), so that the
@@ -32,33 +38,101 @@ class EMA(WeightAveraging):
         if not 0 <= decay < 1:
             raise ValueError(f"callback.ema.decay={decay} is not in [0, 1); try 0.999")
         self.decay, self.update_starting_at_step = decay, update_starting_at_step
-        self._num_averaged = 0  # on the host, as reading the buffer would wait for the device
+        self._averages: list[Tensor] = []  # of this rank's part of each parameter, from the start of training
+        self._num_averaged = 0
         super().__init__(use_buffers=False)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         """Whether the average is updated after this optimizer step."""
         return step_idx is not None and step_idx >= self.update_starting_at_step
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Begin anew; the average is created once the weights are sharded and on their device.
+
+        Raises:
+            ValueError: The strategy hides the weights.
+        """
+        if stage == "fit":
+            self._averages, self._num_averaged = [], 0
+            if isinstance(trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
+                raise ValueError(
+                    f"callback.ema: {type(trainer.strategy).__name__} hides weights; remove it, or use trainer=fsdp2"
+                )
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read the number of updates, which a resumed run continues."""
-        self._num_averaged = int(self._average_model.n_averaged) if self._average_model else 0
+        """Begin with the current weights, unless training resumes."""
+        weights = _local_weights(pl_module)
+        averages = self._averages or [weight.detach().clone() for weight in weights]
+        self._averages = [average.to(weight.device) for average, weight in zip(averages, weights, strict=True)]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Update the average after an optimizer step, all weights at once and without waiting for the device."""
-        model, step = self._average_model, trainer.global_step
-        if model is None or step <= self._latest_update_step or not self.should_update(step - 1):
+        step = trainer.global_step
+        if step <= self._latest_update_step or not self.should_update(step - 1):
             return
         count = self._num_averaged
-        update: Any = get_ema_multi_avg_fn(min(self.decay, (1 + count) / (10 + count)) if count else 0.0)  # type: ignore[no-untyped-call]
-        update([*model.module.parameters()], [*pl_module.parameters()], count)
-        if buffers := [*model.module.buffers()]:
-            torch._foreach_copy_(buffers, [*pl_module.buffers()])
-        model.n_averaged += 1
+        decay = min(self.decay, (1 + count) / (10 + count)) if count else 0.0
+        pairs = zip(self._averages, _local_weights(pl_module), strict=True)
+        # Weights on the meta device are those of other stages of a pipeline.
+        averages, weights = zip(*(p for p in pairs if p[0].is_floating_point() and not p[0].is_meta), strict=True)
+        with torch.no_grad():
+            foreach_lerp_(averages, weights, 1 - decay)
         self._num_averaged, self._latest_update_step = count + 1, step
 
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Exchange the weights and their average."""
+        for weight, average in zip(_local_weights(pl_module), self._averages, strict=False):
+            current = weight.detach().clone()
+            weight.detach().copy_(average)
+            average.copy_(current)
+
+    on_validation_epoch_end = on_validation_epoch_start
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Replace the weights by their average."""
+        for weight, average in zip(_local_weights(pl_module), self._averages, strict=True):
+            weight.detach().copy_(average)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Save the average in place of the weights, and the weights beside it."""
+        if self._averages:
+            checkpoint["current_model_state"] = checkpoint["state_dict"]
+            checkpoint["averaging_state"] = {"n_averaged": torch.tensor(self._num_averaged)}
+            self._exchange(pl_module)
+            try:
+                checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
+            finally:
+                self._exchange(pl_module)
+
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Restore the current weights only if training resumes."""
-        if trainer.state.fn == "fit":
-            super().on_load_checkpoint(trainer, pl_module, checkpoint)
+        """If training resumes, keep the loaded weights as the average, and load the weights that were beside it."""
+        if trainer.state.fn == "fit" and "current_model_state" in checkpoint:
+            self._averages = [weight.detach().clone() for weight in _local_weights(pl_module)]
+            self._num_averaged = int(checkpoint["averaging_state"]["n_averaged"])
+            current = {**checkpoint, "state_dict": checkpoint["current_model_state"]}
+            trainer.strategy.load_model_state_dict(current, strict=pl_module.strict_loading)
+
+    def _exchange(self, module: L.LightningModule) -> None:
+        """Let the parameters refer to the average, or again to the weights, without a copy."""
+        _reshard(module)
+        for index, parameter in enumerate(module.parameters()):
+            name = "_local_tensor" if isinstance(parameter, DTensor) else "data"
+            current = getattr(parameter, name)
+            setattr(parameter, name, self._averages[index])
+            self._averages[index] = current
+
+
+def _local_weights(module: L.LightningModule) -> list[Any]:
+    """This rank's part of each parameter."""
+    _reshard(module)
+    with torch.no_grad():
+        return [p.to_local() if isinstance(p, DTensor) else p for p in module.parameters()]
+
+
+def _reshard(module: L.LightningModule) -> None:
+    """Free weights that FSDP2 has gathered, as a validation leaves those of the root."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from boltcutter.callback.nonfinite import find_origin
+from boltcutter.internals import foreach_norm
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 
 
@@ -111,10 +112,9 @@ class Guard(Callback):
                 trainer.gradient_clip_val = None
                 rank_zero_warn("trainer.gradient_clip_val has no effect: some gradients are sparse; set it to null")
         # A rank whose weights are all frozen has no gradients, but must take part in the reduction.
-        norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=pl_module.device)
-        sharded = hasattr(norms, "full_tensor")  # gradients are DTensors
-        if sharded:
-            norms = norms.full_tensor()  # type: ignore[attr-defined]
+        norms = torch.stack(foreach_norm(gradients)) if gradients else torch.zeros(0, device=pl_module.device)
+        if hasattr(norms, "full_tensor"):  # gradients are DTensors
+            norms = norms.full_tensor()
         norm = self._reducer.global_grad_norm(parameters, norms) if self._reducer else torch.linalg.vector_norm(norms)
         deferred = self._can_defer(norm, optimizer) and not _lacks_momentum(optimizer, parameters)
         if deferred:
@@ -126,7 +126,7 @@ class Guard(Callback):
         if not deferred and self._pending:
             self._handle_pending(trainer, pl_module)
             optimizer.zero_grad()  # an optimizer skips parameters without a gradient
-        elif not sharded and "gradient_norm" in vars(pl_module):  # a third-party module may have a method of that name
+        elif "gradient_norm" in vars(pl_module):  # a third-party module may have a method of that name
             pl_module.gradient_norm = norm  # reused by gradient clipping
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

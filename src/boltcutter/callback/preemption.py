@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import lightning as L
@@ -11,7 +12,8 @@ from lightning.pytorch.callbacks import Callback, WeightAveraging
 
 from boltcutter.environment import lease, signals, startup
 from boltcutter.environment.workers import protect_workers
-from boltcutter.protocols import BuffersMetrics, ReducesMaximum, WaitsForWrites
+from boltcutter.internals import data_fetcher, get_timeout, is_accumulating, replace_signal_handlers
+from boltcutter.protocols import BuffersMetrics, WaitsForWrites
 
 UNLIMITED = 2**31 - 1  # batches of a dataset of unknown length
 
@@ -25,17 +27,24 @@ class Preemption(Callback):
 
     Args:
         folder: Folder of ``last-preempted.ckpt``; a path or a URL.
+        save_minutes: Also save every so many minutes, for machines that are lost without a signal; None: never.
+
+    Raises:
+        ValueError: ``save_minutes`` is not positive.
     """
 
     handles_signals = True  # so other code need not handle them
 
-    def __init__(self, folder: str) -> None:
-        self.folder = str(folder)
+    def __init__(self, folder: str, *, save_minutes: float | None = None) -> None:
+        if save_minutes is not None and save_minutes <= 0:
+            raise ValueError(f"callback.preemption.save_minutes={save_minutes:g} is not positive; try 10, or null")
+        self.folder, self.save_minutes = str(folder), save_minutes
+        self._saved = 0.0  # time of the last regular save
         self._lease: lease.Lease | None = None  # of the parent process, if it spawned this one
         self._world: Any = None
         self._group: Any = None
         self._saving = self._installed_handlers = False
-        self._reducer: ReducesMaximum | None = None  # the strategy, if it reduces flags itself
+        self._all_reduce_max: Any = None  # of a strategy with a faster reduction of an integer
         self._common = self._seen = 0  # batches of a validation or test that all ranks have, and those started
 
     def __getstate__(self) -> dict[str, Any]:
@@ -48,13 +57,13 @@ class Preemption(Callback):
         startup.finish()
         lease.watch(self._lease)
         protect_workers()
-        self._reducer = trainer.strategy if isinstance(trainer.strategy, ReducesMaximum) else None
-        trainer._signal_connector.register_signal_handlers = signals.install_handlers  # type: ignore[method-assign]
+        self._all_reduce_max = getattr(trainer.strategy, "all_reduce_max", None)
+        replace_signal_handlers(trainer, signals.install_handlers)
         if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not self._world:
             # The flag is reduced on the host; on the device it would synchronize each step with the previous one.
             self._world, self._group = (
                 dist.group.WORLD,
-                dist.new_group(backend="gloo", timeout=getattr(trainer.strategy, "_timeout", None)),
+                dist.new_group(backend="gloo", timeout=get_timeout(trainer.strategy)),
             )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -66,12 +75,23 @@ class Preemption(Callback):
         if self._installed_handlers:
             signals.restore_handlers()
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begin to measure the time."""
+        self._saved = time.monotonic()
+
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Compare flags where all ranks are at the same step and no gradients are partly accumulated."""
-        if batch_idx % trainer.accumulate_grad_batches == 0 and (number := self._agree()):
+        if batch_idx % trainer.accumulate_grad_batches:
+            return
+        is_due = self.save_minutes and time.monotonic() >= self._saved + 60 * self.save_minutes
+        number, due = self._agree(is_due=bool(is_due) and trainer.is_global_zero)
+        if number:
             self._save_and_exit(trainer, pl_module, number)
+        if due:
+            self.save(trainer, pl_module, wait=False)
+            self._saved = time.monotonic()
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Determine how many batches all ranks have; the last rank may have one less."""
@@ -85,7 +105,7 @@ class Preemption(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Exit during validation, which restarts on resume, unless gradients are partly accumulated."""
-        if trainer.sanity_checking or trainer.state.fn != "fit" or trainer.fit_loop._should_accumulate():
+        if trainer.sanity_checking or trainer.state.fn != "fit" or is_accumulating(trainer):
             return
         if number := self._agree_in_evaluation():
             self._save_and_exit(trainer, pl_module, number)
@@ -130,13 +150,14 @@ class Preemption(Callback):
 
     def _agree_in_evaluation(self) -> int:
         self._seen += 1
-        return self._agree() if self._seen <= self._common else 0
+        return self._agree()[0] if self._seen <= self._common else 0
 
-    def _agree(self) -> int:
-        """Largest signal number that any rank has received; 0 if none."""
-        number = signals.received_signal()
-        found = self._reducer.all_reduce_max(number) if self._reducer else None
-        return found if found is not None else self._reduce(number, dist.ReduceOp.MAX)
+    def _agree(self, *, is_due: bool = False) -> tuple[int, int]:
+        """Largest signal number that any rank has received, 0 if none; without any, whether a regular save is due."""
+        flags = 2 * signals.received_signal() + is_due  # one collective for both
+        found = self._all_reduce_max(flags) if self._all_reduce_max else None
+        number, due = divmod(self._reduce(flags, dist.ReduceOp.MAX) if found is None else found, 2)
+        return number, due
 
     def _reduce(self, number: int, how: Any) -> int:
         if self._group is None:
@@ -145,8 +166,13 @@ class Preemption(Callback):
         dist.all_reduce(flag, how, group=self._group)
         return int(flag)
 
-    def save(self, trainer: L.Trainer, pl_module: L.LightningModule) -> str:
+    def save(self, trainer: L.Trainer, pl_module: L.LightningModule, *, wait: bool = True) -> str:
         """Save a checkpoint from which the current batch, or validation, is repeated; called on all ranks.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The task.
+            wait: Whether to wait until an asynchronous write has ended.
 
         Returns:
             The path of the checkpoint.
@@ -163,7 +189,7 @@ class Preemption(Callback):
             trainer.save_checkpoint(path)
         finally:
             self._saving = False
-        if isinstance(trainer.strategy.checkpoint_io, WaitsForWrites):
+        if wait and isinstance(trainer.strategy.checkpoint_io, WaitsForWrites):
             trainer.strategy.checkpoint_io.wait()
         return path
 
@@ -206,7 +232,7 @@ def _is_validation_due(trainer: L.Trainer) -> bool:
     last, progress.is_last_batch = progress.is_last_batch, False
     progress.total.ready -= 1
     progress.current.ready -= 1
-    due = bool(loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
+    due = bool(loop._should_check_val_fx(data_fetcher(trainer)))
     progress.total.ready += 1
     progress.current.ready += 1
     progress.is_last_batch = last

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from boltcutter.data.seeding import seed_generators
 
@@ -49,7 +50,7 @@ class EvaluationSeeds(Callback):
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.split = "test"
-        self._states: dict[str, Any] | None = None
+        self._validation = ExitStack()  # restores the generators
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Seed what hooks and data loaders draw before the first batch."""
@@ -65,14 +66,12 @@ class EvaluationSeeds(Callback):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Store the states of the generators during training."""
         if trainer.state.fn == "fit":
-            self._states = _collect_rng_states(include_cuda=pl_module.device.type == "cuda")
+            self._validation.enter_context(isolate_rng(include_cuda=pl_module.device.type == "cuda"))
         self._seed(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore them."""
-        if self._states is not None:
-            _set_rng_states(self._states)
-            self._states = None
+        self._validation.close()
 
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from boltcutter.environment.process import release_freed_memory
+from boltcutter.internals import saves_after_batches
 from boltcutter.protocols import handles_signals
 
 HOOKS = (
@@ -110,8 +111,7 @@ def _never_saves_after_batch(owner: Any, hook: str) -> bool:
         hook == "on_train_batch_end"
         and isinstance(owner, ModelCheckpoint)
         and type(owner).on_train_batch_end is ModelCheckpoint.on_train_batch_end
-        and owner._every_n_train_steps < 1
-        and owner._train_time_interval is None
+        and not saves_after_batches(owner)
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, TextIO
 
 ERASE = "\r\x1b[2K"  # control sequences of ECMA-48
@@ -23,16 +23,6 @@ def is_terminal(file: TextIO) -> bool:
 def supports_color(file: TextIO) -> bool:
     """Whether text written to a file can be colored; see https://no-color.org."""
     return is_terminal(file) and not os.environ.get("NO_COLOR")
-
-
-def terminal_width(file: TextIO) -> int:
-    """Columns of a terminal, unless the environment variable ``COLUMNS`` sets them."""
-    with suppress(ValueError):
-        if (columns := int(os.environ.get("COLUMNS", 0))) > 0:
-            return columns
-    with suppress(OSError, ValueError):  # not a real terminal
-        return os.get_terminal_size(file.fileno()).columns or 80
-    return 80
 
 
 class Field(NamedTuple):
@@ -74,7 +64,7 @@ class StatusLine:
             progress: Fraction done, in [0, 1]; None for no bar.
         """
         if not self.busy:
-            width = terminal_width(self.file) - 1
+            width = shutil.get_terminal_size().columns - 1
             self.line = layout(fields, progress, width, ascii_only=self.ascii_only, color=self.color)
             self._write(ERASE + self.line)
             self.drawn = True

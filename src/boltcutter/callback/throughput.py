@@ -12,9 +12,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from boltcutter.callback.flops import count_flops, meta_copy, peak_flops
+from boltcutter import extend
 from boltcutter.data.batches import count_samples, first_tensor
-from boltcutter.protocols import HasKind, MeasuresWaiting, data_parallel, find_model
+from boltcutter.protocols import HasKind, data_parallel, find_model
+from boltcutter.topology import Topology
 
 WINDOW = 10.0  # seconds of training over which the time spent waiting for data is averaged
 
@@ -23,8 +24,8 @@ class ThroughputMonitor(Callback):
     """Log throughput over all devices at each logging step, and samples per second also per epoch.
 
     Metrics are prefixed with ``throughput/``: ``samples_per_second``, or ``batches_per_second`` if a batch's number
-    of samples is unknown; ``tokens_per_second`` for language modeling; ``mfu``, model FLOPs utilization, where the peak
-    FLOPS are known; ``data_wait``, the fraction of time spent waiting for data, if the loader has an
+    of samples is unknown; ``tokens_per_second`` for language modeling; ``mfu``, model FLOPs utilization, where a part
+    counts FLOPs and the peak is known; ``data_wait``, the fraction of time spent waiting for data, if the loader has an
     attribute ``wait_seconds``; ``memory_gib``, peak memory of this process, on a CUDA device or else on the host.
 
     The clock is read on the host without synchronizing with the device. The device queue is short, so the mean over a
@@ -62,13 +63,10 @@ class ThroughputMonitor(Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Copy the model, on the meta device, before the strategy shards, splits or compiles it."""
-        if stage == "fit" and not self._initialized and isinstance(pl_module, HasKind):
+        flops = extend.find("flops")
+        if flops and stage == "fit" and not self._initialized and isinstance(pl_module, HasKind):
             model = find_model(pl_module)
-            self._model = meta_copy(model if isinstance(model, nn.Module) else pl_module)
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock; ``on_train_epoch_start`` is not called if training resumes within an epoch."""
-        self.on_train_epoch_start(trainer, pl_module)
+            self._model = flops.meta_copy(model if isinstance(model, nn.Module) else pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
@@ -76,6 +74,8 @@ class ThroughputMonitor(Callback):
         self._samples = self._epoch_samples = 0
         self._epoch_seconds = 0.0
         self._start(trainer)
+
+    on_train_start = on_train_epoch_start  # which is not called if training resumes within an epoch
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -118,14 +118,17 @@ class ThroughputMonitor(Callback):
             return  # a third-party module may need more than the first tensor
         if pl_module.kind == "language_modeling":
             self.tokens = inputs.numel() // len(inputs)
+        model, self._model = self._model, None
+        if model is None:
+            return
+        flops = extend.require("flops", "callback.throughput")
         peak = self.peak_tflops * 1e12 if self.peak_tflops else None
         if peak is None and pl_module.device.type == "cuda":
-            peak = peak_flops(torch.cuda.get_device_name(pl_module.device), str(trainer.precision))
+            peak = flops.peak_flops(torch.cuda.get_device_name(pl_module.device), str(trainer.precision))
         few = inputs[:2]
-        flops = count_flops(self._model, few) if peak and self._model else None
-        self._model = None
-        devices = trainer.num_devices * trainer.num_nodes  # one process may have several
-        self.min_seconds = flops / len(few) / (peak * devices) if flops and peak else None
+        count = flops.count_flops(model, few) if peak else None
+        devices = Topology.of(trainer).total_devices  # one process may have several
+        self.min_seconds = count / len(few) / (peak * devices) if count and peak else None
 
     def _start(self, trainer: L.Trainer) -> None:
         self._began, self._waited = time.perf_counter(), data_wait_seconds(trainer) or 0.0
@@ -172,8 +175,7 @@ class ThroughputMonitor(Callback):
 
 def data_wait_seconds(trainer: L.Trainer) -> float | None:
     """Seconds that training has waited for its loader, if the loader measures them."""
-    loader = trainer.train_dataloader
-    return loader.wait_seconds if isinstance(loader, MeasuresWaiting) else None
+    return getattr(trainer.train_dataloader, "wait_seconds", None)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -15,7 +15,6 @@ from typing import IO, Any
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
-from boltcutter.checkpoint import sharded
 from boltcutter.checkpoint.load import find_damage, find_fault, load
 from boltcutter.checkpoint.snapshot import HostSnapshot
 from boltcutter.checkpoint.storage import CheckpointError as CheckpointError
@@ -23,8 +22,11 @@ from boltcutter.checkpoint.storage import (
     error_text,
     is_url,
     remedy_for,
+    remove_shards,
     repeat,
     resolve_filesystem,
+    shard_folders,
+    sharded,
     store_errors,
     write_atomically,
 )
@@ -78,19 +80,20 @@ class AtomicCheckpointIO(CheckpointIO):
         """
         self.wait()
         try:
-            index = sharded.save(checkpoint, path, orders)
+            index = sharded().save(checkpoint, path, orders)
         except OSError as error:
             raise CheckpointError(_write_failure(path, error)) from error
         if index:  # on the first rank
-            self._write(path, lambda file: torch.save(index, file), keep=index["shards"]["folder"])
+            self._write_checkpoint(path, index, keep=index["shards"]["folder"])
 
     def load_sharded(self, path: str | Path, index: dict[str, Any], into: dict[str, torch.Tensor]) -> None:
         """Fill tensors by name from the shards of a checkpoint that was loaded with ``lazy``; called on all ranks."""
-        sharded.load_into(Path(path), index, into, alone=False)
+        sharded().load_into(path, index, into, alone=False)
 
     def sharded_size(self, path: str | Path) -> int:
         """Return the size of a checkpoint's shards, in bytes."""
-        return sharded.size(Path(path))
+        store, _ = resolve_filesystem(path)
+        return sum(store.du(folder) for folder in shard_folders(path))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True, *, lazy: bool = False
@@ -130,7 +133,7 @@ class AtomicCheckpointIO(CheckpointIO):
                     store.rm_file(place)  # not rm, which treats [, * and ? as a pattern
                 elif store.exists(place):
                     store.rm(place, recursive=True)
-                sharded.remove_stale(Path(path))
+                remove_shards(path)
 
         def remove_if_replaced() -> None:
             if all(job.exception() is None for job in earlier):
@@ -168,15 +171,17 @@ class AtomicCheckpointIO(CheckpointIO):
         self._writer = self._writer or ThreadPoolExecutor(1, "checkpoint")
         return self._pending.append(self._writer.submit(job))
 
-    def _write_checkpoint(self, path: str | Path, checkpoint: dict[str, Any]) -> None:
+    def _write_checkpoint(self, path: str | Path, checkpoint: dict[str, Any], keep: str | None = None) -> None:
         if not is_url(path):
-            self._write(path, lambda file: torch.save(checkpoint, file))
+            self._write(path, lambda file: torch.save(checkpoint, file), keep)
             return
         content = BytesIO()
         torch.save(checkpoint, content)
         try:
             store, place = resolve_filesystem(path)
             repeat(path, lambda: store.pipe_file(place, content.getvalue()))
+            if keep:
+                repeat(path, lambda: remove_shards(path, keep))
         except Exception as error:  # each store has its own
             raise CheckpointError(_write_failure(path, error)) from error
 
@@ -189,7 +194,7 @@ class AtomicCheckpointIO(CheckpointIO):
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
             raise CheckpointError(_write_failure(path, error)) from error
         self._used.add(folder)
-        sharded.remove_stale(Path(path), keep)
+        remove_shards(path, keep)
 
 
 def _remove_objects(found: dict[str, Any], path: str | Path) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from boltcutter.checkpoint import sharded, unpickle
-from boltcutter.checkpoint.storage import CheckpointError, is_url, open_file, store_errors
+from boltcutter import internals
+from boltcutter.checkpoint import unpickle
+from boltcutter.checkpoint.storage import CheckpointError, is_url, open_file, sharded, store_errors
 from boltcutter.protocols import GeneratesTokens
 
 # Raised by torch on damaged files.
-READ_ERRORS = (EOFError, LookupError, TypeError, ValueError, AttributeError)
+READ_ERRORS = (EOFError, LookupError, TypeError, ValueError, AttributeError, NotImplementedError, zipfile.BadZipFile)
 
 
 def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def load(path: str | Path, map_location: Any = "cpu", *, lazy: bool = False) -> 
             raise CheckpointError(f"{path}: {fault}; use another checkpoint")
         mmap = lazy and not is_url(path)
         found = _unpickle(path, str(path) if mmap else file, map_location=map_location or "cpu", mmap=mmap)
-        return found if lazy else sharded.load_full(Path(path), found)
+        return found if lazy or "shards" not in found else sharded().load_full(path, found)
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
@@ -54,20 +56,17 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
 def find_damage(path: str | Path) -> str | None:
     """Verify a file and its shards by size, format and checksums; return a description of the damage, or None."""
     with store_errors(path), open_file(path) as file:
-        fault = find_fault(file)
-    if fault or is_url(path):
-        return fault
-    with suppress(CheckpointError):  # not damaged, even if it is no checkpoint
-        fault = sharded.find_damage(Path(path), read_metadata(path))
+        if file is None or (fault := find_fault(file)):
+            return find_fault(file)
+        with suppress(CheckpointError):  # not damaged, even if it is no checkpoint
+            metadata = _unpickle(path, file, map_location="meta")
+            fault = sharded().find_damage(path, metadata) if "shards" in metadata else None
     return fault
 
 
 def _unpickle(path: str | Path, source: Any, **options: Any) -> dict[str, Any]:
     try:
-        try:
-            found = torch.load(source, weights_only=True, **options)
-        except pickle.UnpicklingError:  # it may hold objects of other classes
-            found = _load_with_placeholders(source, **options)
+        found = _load_with_placeholders(source, **options)
     except (pickle.UnpicklingError, RuntimeError, *READ_ERRORS) as error:
         if isinstance(error, RuntimeError) and str(options["map_location"]) not in ("cpu", "meta"):
             why = str(error).split(". ")[0].split("\n")[0]
@@ -85,21 +84,23 @@ def _unpickle(path: str | Path, source: Any, **options: Any) -> dict[str, Any]:
 def _load_with_placeholders(source: Any, *, map_location: Any = None, mmap: bool = False) -> Any:
     """Load a checkpoint with placeholders in place of objects of foreign classes.
 
-    Calls torch's reader directly: ``torch.load`` passes some archives to TorchScript, which executes them.
+    Calls torch's reader directly: ``torch.load`` passes some archives to TorchScript, which executes them, and creates
+    arrays and sets of any size, whatever the size of the file.
 
     Raises:
-        UnpicklingError: The file would execute code, or is of a format older than torch 1.6.
+        UnpicklingError: The file would execute code, is compressed, or is of a format older than torch 1.6.
     """
-    if not isinstance(source, str):
-        source.seek(0)
     if not zipfile.is_zipfile(source):
         raise pickle.UnpicklingError("it has a legacy format")
+    with zipfile.ZipFile(source) as archive:
+        if any(record.compress_size < record.file_size for record in archive.infolist()):  # torch compresses nothing
+            raise pickle.UnpicklingError("it is compressed")
     if not isinstance(source, str):
         source.seek(0)
     memory = torch.UntypedStorage.from_file(source, False, os.path.getsize(source)) if mmap else None
-    with torch.serialization._open_zipfile_reader(source) as archive:
-        read: Any = torch.serialization._load
-        return read(archive, map_location, unpickle.PICKLE_MODULE, overall_storage=memory, encoding="utf-8")
+    with internals.open_zipfile_reader(source) as reader:
+        read: Any = internals.load_zipfile
+        return read(reader, map_location, unpickle.PICKLE_MODULE, overall_storage=memory, encoding="utf-8")
 
 
 def find_fault(file: IO[bytes] | None) -> str | None:
@@ -112,7 +113,7 @@ def find_fault(file: IO[bytes] | None) -> str | None:
     try:
         with zipfile.ZipFile(file) as archive:
             broken = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError):
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, zlib.error):
         return f"not a checkpoint, or truncated ({size} bytes)"
     file.seek(0)
     return f"record {broken} is damaged" if broken else None

@@ -85,7 +85,7 @@ def _first_valid(
     def known(path: str) -> float:
         try:
             return score(read_metadata(path))
-        except CheckpointError:
+        except (CheckpointError, ValueError, TypeError, LookupError, OverflowError):  # not written by this library
             return math.inf
 
     for path in sorted(paths, key=known, reverse=True) if len(paths) > 1 else paths:

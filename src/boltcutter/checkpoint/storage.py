@@ -7,15 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO, Any, TypeVar
 
 import fsspec
 
+from boltcutter import extend
 from boltcutter.checkpoint import atomic
-from boltcutter.config.errors import one_line
+from boltcutter.config.errors import ConfigError, one_line
 
 T = TypeVar("T")
 
@@ -28,6 +29,35 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; the message is one line with path, cause and remedy."""
 
     hide_traceback = True  # needs no traceback
+
+
+def sharded() -> Any:
+    """The implementation of checkpoints whose shards are in a folder beside the file.
+
+    Raises:
+        CheckpointError: No installed part offers it.
+    """
+    try:
+        return extend.require("sharded_checkpoint", "shards of a checkpoint")
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def shard_folders(path: str | Path) -> list[str]:
+    """The folders with shards of a checkpoint, one of them for each time that it was written."""
+    store, place = resolve_filesystem(path)
+    parent, _, name = place.rpartition("/")
+    entries = store.ls(parent, detail=False) if store.isdir(parent) else []
+    return [entry for entry in entries if entry.rstrip("/").rpartition("/")[2].startswith(f"{name}.shards-")]
+
+
+def remove_shards(path: str | Path, keep: str | None = None) -> None:
+    """Remove all folders with shards of a checkpoint except ``keep``."""
+    store, _ = resolve_filesystem(path)
+    for folder in shard_folders(path):
+        if folder.rstrip("/").rpartition("/")[2] != keep:
+            with suppress(FileNotFoundError):  # removed meanwhile
+                store.rm(folder, recursive=True)
 
 
 def check_writable(place: str | Path) -> None:

@@ -25,7 +25,8 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from torch import _weights_only_unpickler as torchs
+
+from boltcutter.internals import allowed_globals, storage_classes, tensor_classes
 
 BLOCKED = ("os", "posix", "nt", "sys")  # files that refer to these modules are refused, as by torch
 # Calls to these are replaced by placeholders; calls to the rest of the standard library are refused as attacks.
@@ -79,6 +80,7 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
     stack: list[Any]
     memo: dict[int, Any]
     append: Callable[[Any], None]
+    read: Callable[[int], bytes]
     pop_mark: Callable[[], list[Any]]
 
     def load(self) -> Any:
@@ -139,6 +141,10 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
                 self.memo[place] = value
                 return
 
+    def _load_bytearray8(self) -> None:
+        size = int.from_bytes(self.read(8), "little")
+        self.append(bytearray(self.read(size)))  # pickle's own creates as many bytes as the file says it has
+
     def _load_append(self) -> None:
         self._extend([self.stack.pop()])
 
@@ -153,9 +159,13 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
         self._set_items(self.pop_mark())
 
     def _load_additems(self) -> None:
-        items, target = self.pop_mark(), self._target(set)
+        items, target = _hashed(self.pop_mark()), self._target(set)
         if target is not None:
             target.update(items)
+
+    def _load_frozenset(self) -> None:
+        items = self.pop_mark()  # which replaces self.append
+        self.append(frozenset(_hashed(items)))
 
     def _extend(self, items: list[Any]) -> None:
         if (target := self._target(list, deque)) is not None:
@@ -163,7 +173,7 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
 
     def _set_items(self, items: list[Any]) -> None:
         if (target := self._target(dict, OrderedDict, Counter, defaultdict)) is not None:
-            for key, value in zip(items[::2], items[1::2], strict=True):
+            for key, value in zip(_hashed(items[::2]), items[1::2], strict=True):
                 target[key] = value
 
     def _target(self, *kinds: type) -> Any:
@@ -185,10 +195,10 @@ class Unpickler(pickle._Unpickler):  # the Python implementation, of which every
 _INHERITED = (  # opcodes that only create or move numbers, strings and containers
     *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP", "NONE", "NEWTRUE", "NEWFALSE"),
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+    *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
     *("UNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE"),
-    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT"),
-    *("EMPTY_SET", "FROZENSET", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT"),
+    *("EMPTY_SET", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
     *("GLOBAL", "STACK_GLOBAL"),  # both call find_class
 )
 _OVERRIDDEN = (
@@ -196,9 +206,11 @@ _OVERRIDDEN = (
     "NEWOBJ",
     "NEWOBJ_EX",
     "BUILD",
+    "BYTEARRAY8",
     "APPEND",
     "APPENDS",
     "ADDITEMS",
+    "FROZENSET",
     "SETITEM",
     "SETITEMS",
     "BINPERSID",
@@ -256,9 +268,25 @@ def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
         return Placeholder(function.name, built=True)
     if id(function) not in _callable():
         raise pickle.UnpicklingError(f"it calls {function!r}")
+    if arguments and isinstance(arguments[0], int | range) and function in SIZED:
+        raise pickle.UnpicklingError(f"it creates a {function.__name__} of any size")
+    if function in HASHING and arguments:
+        _hashed(arguments[0])
     if _holds_placeholder(arguments) and function not in (_reconstruct, _scalar):
         return Placeholder(f"{function.__module__}.{function.__qualname__}", built=True)
     return function(*arguments)
+
+
+def _hashed(items: Any) -> Any:
+    """Return keys or entries of a set, whose hashes are computed.
+
+    Raises:
+        UnpicklingError: One has tuples in tuples, whose hash takes exponential time if they refer to each other.
+    """
+    for item in items:
+        if isinstance(item, tuple | frozenset) and any(isinstance(inner, tuple | frozenset) for inner in item):
+            raise pickle.UnpicklingError("it has nested tuples as keys")
+    return items
 
 
 def _holds_placeholder(value: Any, seen: set[int] | None = None) -> bool:
@@ -278,13 +306,21 @@ def _holds_placeholder(value: Any, seen: set[int] | None = None) -> bool:
 @cache
 def _allowed() -> dict[str, Any]:
     """Return what ``torch.load(weights_only=True)`` allows, by name; without the tensor classes of legacy formats."""
-    return {name: value for name, value in torchs._get_allowed_globals().items() if value not in torch._tensor_classes}
+    found = allowed_globals() | {"_codecs.encode": _encode}
+    return {name: value for name, value in found.items() if value not in tensor_classes}
 
 
 @cache
 def _callable() -> frozenset[int]:
-    """Return the ids of all functions and classes that may be called."""
-    return frozenset(id(value) for value in (*_allowed().values(), *CONSTRUCTORS.values()) if callable(value))
+    """Return the ids of all functions and classes that may be called; storages are only referred to."""
+    found = [*_allowed().values(), *CONSTRUCTORS.values()]
+    return frozenset(id(v) for v in found if callable(v) and v is not torch.Tensor and v not in storage_classes)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding not in ("latin1", "latin-1"):  # as bytes are pickled; others would be imported
+        raise pickle.UnpicklingError(f"it encodes as {encoding}")
+    return text.encode("latin-1")
 
 
 def _no_bytes() -> bytes:
@@ -344,6 +380,8 @@ def _array(state: Any) -> Any:
     return np.ndarray(shape, value, bytearray(raw), order="F" if fortran else "C")
 
 
+HASHING = (set, frozenset, Counter)
+SIZED = (*HASHING, deque, bytearray)
 CONSTRUCTORS: dict[str, Callable[..., Any]] = {
     "builtins.bytes": _no_bytes,
     "builtins.frozenset": frozenset,

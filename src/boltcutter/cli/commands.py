@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+from pathlib import Path
 
+from boltcutter import extend
 from boltcutter.cli import main as cli
-from boltcutter.cli.translate import COMMANDS as THEIRS
-from boltcutter.cli.translate import translate
+from boltcutter.config.compose import refuse_duplicates
 from boltcutter.config.errors import hint
+from boltcutter.config.foreign import foreign
 from boltcutter.environment.output import ignore_lost_readers
+from boltcutter.extend import Command, PartError, load
 from boltcutter.project import Project
 
-NEW = "boltcutter new <name> [folder=.] [author=<name>] [license=MIT] [vendor=false] [template=<URL or folder>]"
-ADD = "boltcutter add model|data|task|callback|launch|experiment <name> [--kind regression|sequence|text|image]"
-VENDOR = "boltcutter vendor [<component, such as callback.guard>] [--undo]"
-DOCTOR_FLAGS = {
-    "--test": "train on all devices of this machine, and show what works",
-    "--json": "print the result of --test as JSON",
-}
 CHECK_FLAGS = {"--batch": "also train, validate and test one batch"}
-IMPORT = "boltcutter import <folder> [--from lht|cli]"
 OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command; all that it needs is imported only when it is run.
-
-    Args:
-        target: Module and function, as ``package.module:function``, which takes the project and the arguments.
-        usage: First part of ``--help``; its first line is the summary.
-        flags: Module and name of the flags that the function handles itself, with their help texts.
-        begin: Module and function to be called before heavy imports.
-        is_plain: Whether the function parses all arguments itself, as it takes no configuration.
-    """
-
-    target: str
-    usage: str
-    flags: str | None = None
-    begin: str | None = None
-    is_plain: bool = False
-
-
-COMMANDS: Mapping[str, Command] = {
+CORE: Mapping[str, Command] = {
     "train": Command(
         "boltcutter.training.train:main",
         f"""Train a model: boltcutter train {OVERRIDES}
@@ -67,21 +41,6 @@ boltcutter train reproduce=runs/…""",
         "boltcutter.evaluation.predict:main",
         "Predict from files: boltcutter predict run=<folder> input=<files> [ckpt=best|last|path] [output=<file>]",
     ),
-    "export": Command(
-        "boltcutter.export.command:main",
-        """Export a model: boltcutter export run=<folder> export=<formats> [ckpt=best|last|path] [key=value …]
-
-boltcutter export run=runs/… export=onnx
-boltcutter export run=runs/… export=[torch,int8,int4] export.max_drop=1    # several, which may lose one point""",
-    ),
-    "serve": Command(
-        "boltcutter.serving.server:main",
-        """Serve predictions over HTTP: boltcutter serve run=<folder> [ckpt=best|last|path] [export=format or file]
-
-boltcutter serve run=runs/… port=8000 workers=2
-boltcutter serve run=runs/… host=0.0.0.0 token_file=token      # reachable from other machines""",
-        begin="boltcutter.serving.batching:begin",
-    ),
     "check": Command(
         "boltcutter.training.check:main",
         """Check a configuration without training: boltcutter check [--batch] [run=<folder>] [overrides of train]
@@ -90,60 +49,26 @@ boltcutter check model=mlp trainer.max_epochs=5     # prints ok, or each mistake
 boltcutter check --batch model=mlp                  # also trains, validates and tests one batch""",
         flags="boltcutter.cli.commands:CHECK_FLAGS",
     ),
-    "doctor": Command(
-        "boltcutter.planning.doctor:main",
-        """Show what works on this machine, and estimate memory: boltcutter doctor [run=<folder>] [overrides of train]
-
-boltcutter doctor model=gpt data=text task=language devices=8 memory=80GiB    # which strategy to choose
-boltcutter doctor --test""",
-        flags="boltcutter.cli.commands:DOCTOR_FLAGS",
-    ),
-    "launch": Command(
-        "boltcutter.launch.command:main",
-        """Train in the background, on a cluster or in a cloud: boltcutter launch launch=<option> [overrides of train]
-
-boltcutter launch launch=slurm trainer.num_nodes=2 trainer.devices=8 launch.time=2:00:00
-boltcutter launch launch=slurm launch.array='seed=1,2,3;optimizer.lr=0.1,0.01'
-boltcutter launch launch=slurm resume=runs/…
-boltcutter launch status|logs|cancel run=runs/…
-boltcutter launch list""",
-        flags="boltcutter.launch.command:FLAGS",
-    ),
-    "search": Command(
-        "boltcutter.search.command:main",
-        """Search hyperparameters, or repeat over seeds and folds: boltcutter search search=… [overrides of train]
-
-boltcutter search search=optuna search.space.optimizer.lr='loguniform(1e-4, 1e-1)'
-boltcutter search search=asha experiment=mnist search.num_trials=50
-boltcutter search search=kfold search.folds=10
-boltcutter search resume=runs/…""",
-        flags="boltcutter.search.command:FLAGS",
-    ),
     "compare": Command(
         "boltcutter.run.compare:main",
-        "Compare two runs, bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]",
-    ),
-    "sync": Command(
-        "boltcutter.logger.sync:main",
-        "Upload runs that were logged offline to W&B: boltcutter sync run=<folder> [run=<folder> …]",
-    ),
-    "find-batch-size": Command(
-        "boltcutter.planning.batch_size:main",
-        "Find the largest batch that fits into memory: boltcutter find-batch-size [overrides of train]",
-    ),
-    "new": Command("boltcutter.scaffold.new:main", f"Create a project: {NEW}", is_plain=True),
-    "add": Command("boltcutter.scaffold.add:main", f"Add a component to the project: {ADD}", is_plain=True),
-    "import": Command(
-        "boltcutter.scaffold.port:main",
-        f"Import a project of lightning-hydra-template or Lightning CLI: {IMPORT}",
-        is_plain=True,
-    ),
-    "vendor": Command(
-        "boltcutter.scaffold.vendor:main",
-        f"Copy the library, or one component, into the project: {VENDOR}",
-        is_plain=True,
+        """Compare two runs bit by bit: boltcutter compare run=<folder> with=<folder> [ckpt=last|best|<name>]
+
+boltcutter compare --metric test/accuracy model=mlp model=resnet    # is the second group better, or was it luck?""",
+        by_flag={"--metric": "compare_groups"},
     ),
 }
+
+
+def commands() -> dict[str, Command]:
+    """The commands of the core and of all parts, by name.
+
+    Raises:
+        PartError: A part cannot be imported, or has a command of the core.
+    """
+    found = extend.commands()
+    if both := CORE.keys() & found.keys():
+        raise PartError(f"{min(both)}: a command of the core, and of an installed part; uninstall the part")
+    return {**CORE, **found}
 
 
 def script(name: str, file: str) -> None:
@@ -159,19 +84,36 @@ def script(name: str, file: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``boltcutter <command>`` in the project of the working directory."""
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    with cli.one_line_errors():
+        known = commands()
     if name in ("--help", "-h"):
         print("Usage: boltcutter <command> [--help] …\n")
-        print("\n".join(f"  {command:18}{_summary(command)}" for command in COMMANDS))
+        print("\n".join(f"  {name:18}{command.summary}" for name, command in known.items()))
+        return
+    if name == "--version":
+        print(describe_version())
         return
     if name == "--complete":  # called by the shell completion, see cli
-        found = [command for command in COMMANDS if command.startswith(rest[0] if rest else "")]
-        print("".join(f"{command}\t{_summary(command)}\n" for command in found), end="")
+        start = rest[0] if rest else ""
+        found = {name: command for name, command in known.items() if name.startswith(start)}
+        print("".join(f"{name}\t{command.summary}\n" for name, command in found.items()), end="")
         return
-    if name not in COMMANDS:
-        near = f"; use {THEIRS[name]}" if name in THEIRS else hint(name, COMMANDS)
-        print(f"error: {name}: no such command{near} (there are: {', '.join(COMMANDS)})", file=sys.stderr)
+    if name not in known:
+        near = f"; use {ours}" if (ours := foreign().COMMANDS.get(name)) else hint(name, known)
+        print(f"error: {name}: no such command{near} (there are: {', '.join(known)})", file=sys.stderr)
         sys.exit(2)
     run(name, rest)
+
+
+def describe_version() -> str:
+    """The version, and of a repository that is used in place its commit, which may be a later one."""
+    import boltcutter
+    from boltcutter.run.lineage import library_state  # which imports more than all that `--help` needs
+
+    state = library_state(Path(os.devnull))  # of no project
+    commit = state.get("commit") if "path" in state else None
+    changed = " with uncommitted changes" if state.get("dirty") else ""
+    return f"boltcutter {boltcutter.__version__}" + (f" ({state['path']}: commit {commit}{changed})" if commit else "")
 
 
 def run(name: str, arguments: Sequence[str], start: str | None = None, *, program: str | None = None) -> None:
@@ -185,34 +127,30 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
     """
     arguments = list(arguments)
     ignore_lost_readers()
-    if name == "check" and arguments[:1] == ["doctor"]:
-        name, arguments = "doctor", arguments[1:]
-    command = COMMANDS[name]
     with cli.one_line_errors():
+        command = commands()[name]
         project = Project.find(start)
     project.use_vendored_library()
+    flags = {argument.partition("=")[0] for argument in arguments}
+    if (flag := next((flag for flag in command.by_flag if flag in flags), "")) and "--complete" not in flags:
+        with cli.one_line_errors():
+            extend.require(command.by_flag[flag], flag)(project, arguments)
+        return
     if command.is_plain:
         if {"--help", "-h"} & set(arguments):
             print(command.usage)
             return
         with cli.one_line_errors():
-            _load(command.target)(project, arguments)
+            load(command.target)(project, arguments)
         return
     with cli.one_line_errors():
-        started, (name, arguments) = name, translate(project, name, arguments)
+        started = name
+        if translate := extend.find("translate_arguments"):
+            name, arguments = translate(project, name, arguments)
+        if name != "sync":  # which takes several runs
+            refuse_duplicates(arguments)
     if name != started:  # a multirun: as if the search had been started
-        command, program = COMMANDS[name], None
+        command, program = commands()[name], None
         sys.argv[1:] = [*([] if sys.argv[0].endswith(f"{started}.py") else [name]), *arguments]
     usage = command.usage.replace(f"boltcutter {name}", program) if program else command.usage
-    flags = _load(command.flags) if command.flags else {}
-    begin = _load(command.begin) if command.begin else lambda: None
-    cli.main(project, command.target.partition(":")[0], usage, arguments, begin=begin, own=flags)
-
-
-def _load(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
-
-
-def _summary(name: str) -> str:
-    return COMMANDS[name].usage.partition(": boltcutter")[0]
+    cli.main(project, command, usage, arguments)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from typing import Any
 
 from boltcutter.config.compose import compose
-from boltcutter.config.errors import ConfigError, hint
-from boltcutter.config.values import as_yaml, paths, redacted
-from boltcutter.environment import mpi, platform, slurm, threads
+from boltcutter.config.errors import ConfigError, hint, printable
+from boltcutter.config.values import as_yaml, paths, redacted, split_overrides
+from boltcutter.environment import platform, slurm, threads
 from boltcutter.environment.process import distributed_rank, is_rank_zero, retain_freed_memory
+from boltcutter.extend import RUNS, Command, PartError, load, offers, rank_readers, require, resolve_references
 from boltcutter.project import Project, ProjectError, install_command, is_own_package
 from boltcutter.protocols import HidesTraceback
-from boltcutter.run import registry, remote, trust
-from boltcutter.run.mirror import UploadError
+from boltcutter.run import trust
+from boltcutter.run.store import UploadError, run_store
 
 FLAGS = {
     "--help": "show this help",
@@ -30,28 +30,22 @@ FLAGS = {
     "--describe": "list keys below the next argument, with type, value and documentation, and the options of a group",
     "--completion": 'enable completion in bash and zsh: eval "$(boltcutter train --completion)"',
 }
-FOLDERS_ONLY = ("boltcutter.launch.", "boltcutter.search.")  # modules of commands that work only in folders
 COMPLETION = Path(__file__).with_name("completion.sh")
 
 
 def main(
     project: Project,
-    module: str,
-    usage: str,
+    command: Command,
+    usage: str | None = None,
     arguments: Sequence[str] | None = None,
-    *,
-    begin: Callable[[], None] = lambda: None,
-    own: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Handle the shared flags, or else call ``module.main``.
+    """Handle the shared flags, or else run a command.
 
     Args:
         project: Project whose configuration is used.
-        module: Imported only if needed, as it may import torch; its ``main`` takes the project and the arguments.
-        usage: First part of ``--help``.
+        command: Its function is imported only if needed, as it may import torch.
+        usage: First part of ``--help``; by default that of the command.
         arguments: Command-line arguments; by default those of the process.
-        begin: Function that is called before ``module`` is imported.
-        own: Flags that ``module`` handles itself, with their help texts; they override those of ``FLAGS``.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if "--complete" not in arguments:
@@ -59,16 +53,27 @@ def main(
     project.activate()
     with one_line_errors():
         arguments = trust.apply_overrides(arguments)
+        own = load(command.flags) if command.flags else {}
         flags = [argument for argument in arguments if argument.startswith("-")]
         if not set(flags) <= own.keys():
             with _faster_imports():
-                _answer(project, usage, flags, arguments, {**FLAGS, **own})
+                _answer(project, command, usage or command.usage, flags, arguments, {**FLAGS, **own})
         else:
-            begin()
+            if command.begin:
+                load(command.begin)()
             prepare_process()
-            if not module.startswith(FOLDERS_ONLY):
-                arguments = remote.localize(registry.resolve(project, arguments))
-            _import(module).main(project, arguments)
+            if command.resolves_runs:
+                arguments = local_runs(project, arguments)
+            _import(command.target)(project, arguments)
+
+
+def local_runs(project: Project, overrides: Sequence[str]) -> list[str]:
+    """Replace names and URLs of runs in overrides by local folders with the files of the runs.
+
+    Raises:
+        ConfigError: There is no such run.
+    """
+    return run_store().localize(resolve_references(project, overrides))
 
 
 @contextmanager
@@ -82,15 +87,15 @@ def _faster_imports() -> Iterator[None]:
         gc.enable()
 
 
-def _import(module: str) -> ModuleType:
-    """Import the module of a command.
+def _import(target: str) -> Any:
+    """Import a function of a command.
 
     Raises:
         ConfigError: It needs a package that is not installed.
     """
     try:
         with _faster_imports():
-            return importlib.import_module(module)
+            return load(target)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if is_own_package(package):
@@ -110,7 +115,7 @@ def one_line_errors() -> Iterator[None]:
             raise
         lost = isinstance(error.__cause__, platform.PlatformError)  # then no rank may know that it is rank 0
         if is_rank_zero() or lost:
-            print("\n".join(f"error: {line}" for line in remote.show(str(error)).splitlines()), file=sys.stderr)
+            print("\n".join(f"error: {line}" for line in _shown(error).splitlines()), file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         # An error with a remedy needs no traceback; any other is a bug.
@@ -118,10 +123,14 @@ def one_line_errors() -> Iterator[None]:
         if os.environ.get("BOLTCUTTER_DEBUG") == "1" or not is_expected:
             raise
         rank = distributed_rank()
-        text = str(error) if isinstance(error, UploadError) else remote.show(str(error))
         if not getattr(error, "is_reported", False):
-            print("error" if rank is None else f"error on rank {rank}", text, sep=": ", file=sys.stderr)
+            print("error" if rank is None else f"error on rank {rank}", _shown(error), sep=": ", file=sys.stderr)
         sys.exit(1)
+
+
+def _shown(error: Exception) -> str:
+    """The message; of local folders of runs at a URL it shows the URL, unless it is about these folders."""
+    return printable(str(error) if isinstance(error, PartError | UploadError) else run_store().show(str(error)))
 
 
 def expand_home(argument: str) -> str:
@@ -148,14 +157,16 @@ def read_ranks() -> None:
         ConfigError: The variables of the launcher contradict one another.
     """
     try:
-        platform.export_torchrun_env()
-        mpi.export_torchrun_env()
+        for read in rank_readers():
+            read()
         slurm.prepare()
-    except (platform.PlatformError, mpi.ProcessLayoutError) as error:
+    except platform.PlatformError as error:
         raise ConfigError(str(error)) from error
 
 
-def _answer(project: Project, usage: str, flags: list[str], arguments: list[str], known: Mapping[str, str]) -> None:
+def _answer(
+    project: Project, command: Command, usage: str, flags: list[str], arguments: list[str], known: Mapping[str, str]
+) -> None:
     flag = "--help" if flags[0] == "-h" else flags[0]
     at = arguments.index(flags[0])
     rest = arguments[:at] + arguments[at + 1 :]
@@ -172,40 +183,36 @@ def _answer(project: Project, usage: str, flags: list[str], arguments: list[str]
         print(_help(project, usage, known))
     elif flag == "--print":
         read_ranks()
-        print(_resolved(project, rest), end="")
+        print(_resolved(project, command, rest), end="")
     elif flag == "--check":
         read_ranks()
-        _import("boltcutter.training.check").main(project, remote.localize(registry.resolve(project, rest)))
+        _import("boltcutter.training.check:main")(project, local_runs(project, rest))
     elif flag == "--describe":
         from boltcutter.assembly.assemble import describe_overrides
 
         at_key = at < len(rest) and "=" not in rest[at] and not rest[at].startswith("~")
         prefix = rest.pop(at) if at_key else ""
-        print("\n".join(describe_overrides(project, remote.localize(registry.resolve(project, rest)), prefix)))
+        print("\n".join(describe_overrides(project, local_runs(project, rest), prefix)))
         if project.has_group(prefix):
             print("", *project.help_lines(prefix), sep="\n")
     else:
         print(_completion(project.root.resolve() / "scripts"))
 
 
-def _resolved(project: Project, arguments: list[str]) -> str:
+def _resolved(project: Project, command: Command, arguments: list[str]) -> str:
     """The configuration as YAML, with references resolved."""
-    from boltcutter.run.folder import load_evaluation_config, read_overrides, split_overrides
+    from boltcutter.assembly.overrides import load_evaluation_config, read_overrides
 
-    local = remote.localize(registry.resolve(project, arguments))
+    local = local_runs(project, arguments)
     special, rest = split_overrides(local, "run", "ckpt", "split", "input", "output")
-    settings = None
-    if any(argument.startswith("search=") for argument in local):
-        plan = _import("boltcutter.search.plan")
-        settings = plan.read_settings(project, local)
-        local = [argument for argument in local if not plan.is_search_override(argument)]
-    cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, local)
-    if settings:
-        cfg.search = settings
+    if command.config:
+        cfg = _import(command.config)(project, local)
+    else:
+        cfg = load_evaluation_config(project, special, rest)[0] if "run" in special else read_overrides(project, local)
     if not cfg.get("folder"):
         # The id is created when the run starts.
         cfg.folder = "${runs}/${name}/<id>"
-    return remote.show(as_yaml(redacted(cfg)))
+    return run_store().show(as_yaml(redacted(cfg)))
 
 
 def _help(project: Project, usage: str, flags: Mapping[str, str]) -> str:
@@ -228,7 +235,7 @@ def complete(
 ) -> dict[str, str]:
     """Complete ``current``: flags, groups, options, and keys of the configuration that ``given`` composes.
 
-    Keys are completed one level at a time. Values are left to the shell, as they may be file names.
+    Keys are completed one level at a time. Values but those of runs are left to the shell, as they may be file names.
 
     Returns:
         Candidates, with descriptions of flags and options.
@@ -242,6 +249,8 @@ def complete(
         opening, last = re.fullmatch(r"(\[(?:[^,\]]*,)*)?(.*)", start, re.S).groups(default="")  # type: ignore[union-attr]
         taken = opening.strip("[").split(",")
         options = project.describe_options(key) | {"null": ""} if key in known else {}
+        if key in RUNS and "run_names" in offers():
+            options = require("run_names", key)(project)
         options = {name: text for name, text in options.items() if name not in taken and name.startswith(last)}
         ends = ("]", ",") if opening else ("",)  # two candidates, so that shells add no space
         return {f"{sign}{key}={opening}{name}{end}": text for name, text in options.items() for end in ends}

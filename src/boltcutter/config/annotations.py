@@ -10,13 +10,12 @@ from collections.abc import Collection, Iterator
 from functools import partial, reduce
 from operator import or_
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
-from unittest.mock import Mock
 
 from pydantic import BeforeValidator, ConfigDict, StrictBool, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.locate import is_keras_model, locate, parameters
+from boltcutter.config.locate import adapter, locate, parameters
 
 UNKNOWN = object()
 
@@ -54,7 +53,7 @@ def _number(value: Any) -> Any:
 
 
 def _placeholder(value: Any) -> Any:
-    """``value`` with a mock of the right class wherever an object will be instantiated."""
+    """``value`` with a placeholder of the right class wherever an object will be instantiated."""
     if isinstance(value, list):
         items = [_placeholder(v) for v in value]
         return UNKNOWN if any(item is UNKNOWN for item in items) else items
@@ -76,7 +75,24 @@ def _placeholder(value: Any) -> Any:
             returned = get_type_hints(target).get("return")
         except Exception:  # evaluating annotations of another module may raise anything
             return UNKNOWN
-    return Mock(spec=returned) if inspect.isclass(returned) and not is_keras_model(returned) else UNKNOWN
+    return _Instance(returned) if inspect.isclass(returned) and not adapter(returned) else UNKNOWN
+
+
+class _Instance:
+    """Placeholder for an instance of a class: it has the class and its attributes, and may be called."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self._kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kind, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Never called; objects whose class is not known to be callable are accepted for callables."""
 
 
 class _PartialCall(partial[Any]):

@@ -19,8 +19,10 @@ from omegaconf import DictConfig as DictConfig  # re-exported for annotations
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from boltcutter.config import foreign, redaction
+from boltcutter import extend
+from boltcutter.config import redaction
 from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.foreign import foreign
 from boltcutter.config.locate import keeps_arguments
 from boltcutter.config.values import is_map, leaves, parse, paths, plain, raw_node, resolve_reference
 from boltcutter.project import Project
@@ -31,7 +33,7 @@ OVERRIDE = re.compile(rf"(\+{{0,2}})({KEY})=(.*)|(~)({KEY})", re.S)
 PATH_KEY = re.compile(r"^runs$|^paths\.|^data\.(.*[_.])?(dir|file|folder|path|root)s?$")
 # Groups that training or a launch instantiates; others are instantiated where they are referred to.
 OVERLAYS = ("experiment", "debug")  # merged over all other groups, in this order
-ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger", "launch", "search", "export")
+ALWAYS_BUILT = ("data", "task", "trainer", "callback", "logger")
 
 
 def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | None = None) -> DictConfig:
@@ -69,8 +71,14 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     cfg = merge(merge(cfg, _of_selected_loggers(project, cfg, overlay)), local)
     if given.get("debug") and (name := raw_node(cfg, "name")) is not None:
         cfg.name = f"{name._value()}-{_label(given['debug']).replace('+', '-')}"
-    cfg.choices = {**cfg.get("choices", {}), **{group: _label(option) for group, option in options.items()}}
+    recorded = cfg.get("choices", {})
+    recorded = plain(recorded) if isinstance(recorded, DictConfig) else recorded
+    if not isinstance(recorded, dict) or not all(isinstance(label, str) for label in recorded.values()):
+        raise ConfigError("choices: not the names of options by group; restore the configuration from a copy")
+    cfg.choices = {**recorded, **{group: _label(option) for group, option in options.items()}}
     for key, text in values:
+        if key.lstrip("+~").partition(".")[0] == "choices":
+            raise ConfigError(f"{key}={text}: filled in from the chosen options; set these, as in model=mlp")
         _set(project, cfg, key, text)
     _refuse_secrets(cfg)
     _anchor_paths(project, cfg, [key.lstrip("+~") for key, _ in values])
@@ -192,7 +200,7 @@ def _find_option(project: Project, group: str, option: str, above: tuple[Path, .
         near = hint(path.stem, known)
         if group == "model" and path.stem in project.groups().get("task", {}):  # as others call their LightningModule
             near = f"; use task={path.stem}"
-        if replacement := foreign.OPTIONS.get(f"{group}={path.stem}"):
+        if replacement := foreign().OPTIONS.get(f"{group}={path.stem}"):
             near = f"; use {replacement}"
         raise ConfigError(f"{group}={option}: no such option{near}{project.list_options(group)}")
     return path
@@ -238,12 +246,14 @@ def _read(path: Path) -> tuple[DictConfig, Any]:
     defaults = cfg.pop("defaults", None)
     defaults = OmegaConf.to_container(defaults) if OmegaConf.is_config(defaults) else defaults
     if "'class_path'" in str(values := OmegaConf.to_container(cfg)):
-        cfg = DictConfig(foreign.with_targets(values))
+        cfg = DictConfig(foreign().with_targets(values) or values)
     for entry in defaults if isinstance(defaults, list) else ():
         for key, option in (entry if isinstance(entry, dict) else {entry: None}).items():
             if option is not None or key == "_self_":
                 group = re.sub(r"(override|optional)\s+", "", str(key)).strip("/").partition("@")[0]
-                remedy = foreign.advice(group) or f"write {foreign.renamed(group) or group}: {option}, without the dash"
+                remedy = (
+                    foreign().advice(group) or f"write {foreign().renamed(group) or group}: {option}, without the dash"
+                )
                 remedy = remedy if option is not None else "leave it out"
                 given = f"{key}: {option}" if option is not None else key
                 raise ConfigError(f"{path}: '- {given}' is Hydra's syntax; {remedy}")
@@ -262,7 +272,7 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
     keys = node if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ()
     known = [str(k) for k in keys]
     is_call = isinstance(node, DictConfig) and "_target_" in node
-    if leaf not in known and (path in foreign.REMOVED or (key[0] != "+" and (key[0] == "~" or not is_call))):
+    if leaf not in known and (path in foreign().REMOVED or (key[0] != "+" and (key[0] == "~" or not is_call))):
         everything = list(paths(cfg))
         alike = difflib.get_close_matches(path, [p for p in everything if p.endswith(f".{leaf}")], 1, cutoff=0)
         near = f"; did you mean {alike[0]}?" if alike else hint(path, everything)
@@ -271,9 +281,9 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
         if group == "callback" and name in project.groups().get(group, {}):
             near = f"; select it by callback=[default,{name}]"
         ours = resolve_reference(cfg, re.sub(r"^model\b", "task", path))  # others keep their LightningModule in model
-        if theirs := foreign.replacement(path, text) or (f"{ours}={text}" if ours in everything else None):
+        if theirs := foreign().replacement(path, text) or (f"{ours}={text}" if ours in everything else None):
             near = f"; use {theirs}"
-        elif told := foreign.advice(path):
+        elif told := foreign().advice(path):
             near = f"; {told}"
         raise ConfigError(f"{path}: no such key{near or adds}")
     if key[0] == "~":
@@ -287,6 +297,19 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
         OmegaConf.update(cfg, path, value, merge=False, force_add=True)
     except (OmegaConfBaseException, IndexError, ValueError) as error:
         raise ConfigError(f"{path}={text}: {one_line(str(error).splitlines()[0])}; correct the value") from None
+
+
+def refuse_duplicates(overrides: Sequence[str]) -> None:
+    """Check that no key is given twice.
+
+    Raises:
+        ConfigError: It is.
+    """
+    given: dict[str, str] = {}
+    for override in overrides:
+        key = override.partition("=")[0].lstrip("+")
+        if OVERRIDE.fullmatch(override) and given.setdefault(key, override) is not override:
+            raise ConfigError(f"{override}: {key} is given twice, also as {given[key]}; remove one of the two")
 
 
 def _refuse_secrets(cfg: DictConfig) -> None:
@@ -310,7 +333,7 @@ def _drop_unused(cfg: DictConfig, named: Mapping[str, str]) -> None:
         ConfigError: The user named such a group.
     """
     texts = {key: str(value) for key, value in plain(cfg).items()}
-    used = [key for key in texts if key not in cfg.choices or key in ALWAYS_BUILT]
+    used = [key for key in texts if key not in cfg.choices or key in (*ALWAYS_BUILT, *extend.groups())]
     for key in used:  # grows while it is read
         used += [group for group in cfg.choices if group not in used and _refers(texts[key], group)]
     for group in [group for group in cfg.choices if group not in (*used, *OVERLAYS)]:

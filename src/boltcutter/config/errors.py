@@ -26,6 +26,11 @@ def one_line(error: object, limit: int | None = None) -> str:
     return (text if len(text) <= limit else f"{text[:limit]}…").rstrip(".;")
 
 
+def printable(text: str) -> str:
+    """Return a text in which control characters but line ends are escaped, as a terminal would execute them."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 @contextmanager
 def as_config_error() -> Iterator[None]:
     """Convert an error of a component into a ConfigError of one line.
@@ -37,3 +42,23 @@ def as_config_error() -> Iterator[None]:
         yield
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(one_line(error)) from error
+
+
+@contextmanager
+def prefix_errors(setting: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Prefix the messages of errors raised in this context with the setting that caused them.
+
+    Args:
+        setting: ``key=value``.
+        kinds: Exceptions that are converted to a ``ConfigError``.
+
+    Raises:
+        ConfigError: In place of a ``ConfigError``, or of one of ``kinds``.
+    """
+    caught: tuple[type[Exception], ...] = (ConfigError, *kinds)
+    try:
+        yield
+    except caught as error:
+        key, _, value = setting.partition("=")
+        text = str(error)
+        raise ConfigError(text if f"{key}=" in text else f"{setting}: {text.removeprefix(f'{value}: ')}") from error

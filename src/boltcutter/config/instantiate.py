@@ -17,16 +17,16 @@ from typing import Any, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from boltcutter import extend
 from boltcutter.config.annotations import coerce, is_subclass, literal_values, matches, type_name
 from boltcutter.config.compose import ALWAYS_BUILT
 from boltcutter.config.errors import ConfigError, hint, one_line
-from boltcutter.config.foreign import replacement
-from boltcutter.config.locate import is_keras_model, locate, origin, package, parameters
+from boltcutter.config.foreign import foreign
+from boltcutter.config.locate import adapter, locate, origin, package, parameters
 from boltcutter.config.values import REFERENCE, format_unresolved, format_value, parse, paths, resolve_reference
 from boltcutter.lightning_alias import remedy
-from boltcutter.project import LIBRARY, install_command, is_own_package
+from boltcutter.project import install_command, is_own_package
 
-KERAS_MODEL = f"{LIBRARY}.model.keras.KerasModel"
 SPECIAL = ("_target_", "_partial_", "_args_", "_check_")
 
 
@@ -79,8 +79,8 @@ def build(node: Any, path: str = "", **extra: Any) -> Any:
 def _typed(value: Any, parameter: inspect.Parameter | None, path: str) -> Any:
     """Instantiate ``value``; plain data is converted to the annotated type."""
     made = build(value, path)
-    if is_keras_model(type(made)) and not (parameter and is_keras_model(parameter.annotation)):
-        return build({"_target_": KERAS_MODEL, "model": made}, path)
+    if (other := adapter(type(made))) and not (parameter and adapter(parameter.annotation)):
+        return build({"_target_": extend.target(other, path), "model": made}, path)
     return made if parameter is None or made is None or _has_target(value) else coerce(made, parameter.annotation)
 
 
@@ -89,7 +89,7 @@ def _has_target(value: Any) -> bool:
     return (isinstance(value, dict) and "_target_" in value) or any(map(_has_target, inner))
 
 
-def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
+def find_mistakes(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
     """List the mistakes in ``cfg``, one line each; its top-level keys are arguments of ``root``, or other groups."""
     try:
         resolved: Any = OmegaConf.to_container(cfg, resolve=True)
@@ -97,7 +97,9 @@ def check(cfg: DictConfig, root: Callable[..., Any]) -> list[str]:
         return [format_unresolved(error, cfg)]
     raw: Any = OmegaConf.to_container(cfg)
     more = [
-        group for group in raw.get("choices") or () if group in raw and group not in (*ALWAYS_BUILT, *parameters(root))
+        group
+        for group in raw.get("choices") or ()
+        if group in raw and group not in (*ALWAYS_BUILT, *extend.groups(), *parameters(root))
     ]
     found = dict(_check_call({key: value for key, value in resolved.items() if key not in more}, raw, root, ""))
     for group in more:
@@ -153,7 +155,7 @@ def _check_call(node: Any, raw: Any, target: Callable[..., Any], path: str) -> I
         elif takes_anything:
             yield from _check(value, raw[key], f"{dot}{key}")
         elif path:
-            theirs = replacement(f"{dot}{key}", format_value(value))
+            theirs = foreign().replacement(f"{dot}{key}", format_value(value))
             near = f"; use {theirs}" if theirs else hint(key, named) or f"; --describe {path} lists them"
             yield f"{dot}{key}", f": {name} takes no such argument{near}"
         else:

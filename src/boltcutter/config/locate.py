@@ -13,6 +13,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any, get_type_hints
 
+from boltcutter import extend
 from boltcutter.config.errors import ConfigError, hint, one_line
 from boltcutter.lightning_alias import canonical
 from boltcutter.project import LIBRARY, install_command, is_own_package
@@ -30,7 +31,7 @@ TRAINER = "Trainer"  # whose subclasses take its arguments
 @cache
 def locate(path: str) -> Callable[..., Any]:
     """Import the class or function at a dotted path."""
-    module, names = str(path), list[str]()
+    module, names = extend.current_path(str(path)), list[str]()
     if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(f"{path!r} is not the dotted path of a class")
     if "keras" not in sys.modules:  # its backend is chosen at import; here it is torch
@@ -92,10 +93,16 @@ def _locate(path: Any) -> Any:
         return path
 
 
-def is_keras_model(made: Any) -> bool:
-    """Whether a type is a Keras model; false as long as Keras has not been imported."""
-    keras = sys.modules.get("keras")
-    return keras is not None and inspect.isclass(made) and issubclass(made, keras.Model)
+def adapter(kind: Any) -> str | None:
+    """The name of the module that wraps instances of a class of another framework; None for all other classes.
+
+    Parts offer it as ``adapter.<package>``; its ``adapts`` is called only if the package has been imported.
+    """
+    for name in extend.offers() if inspect.isclass(kind) else ():
+        what, _, framework = name.partition(".")
+        if what == "adapter" and framework in sys.modules and extend.require(name, framework).adapts(kind):
+            return name
+    return None
 
 
 @cache

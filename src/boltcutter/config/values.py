@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from boltcutter.config import foreign, redaction
+from boltcutter.config import redaction
 from boltcutter.config.errors import ConfigError, hint
+from boltcutter.config.foreign import foreign
 
 INTEGER = re.compile(r"[-+]?(0|[1-9](_?\d)*)")
 NUMBER = re.compile(r"[-+]?(?!0\d)((\d+\.\d*|\.\d+)(e[-+]?\d+)?|\d+e[-+]?\d+)", re.I)
@@ -22,6 +24,7 @@ QUOTING = ("[", "{", "'", '"')
 OPENING, CLOSING = "[{(", "]})"
 RESOLVER = re.compile(r"\$\{(\w+):([^{}]*)\}")
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+VARIABLE_REFERENCE = re.compile(r"\$\{oc\.env:\s*\w+\s*\}")  # whose value the user has chosen
 
 
 def raw_node(cfg: Any, key: Any) -> Any:
@@ -85,8 +88,8 @@ def format_unresolved(error: OmegaConfBaseException, cfg: DictConfig) -> str:
 
 def _foreign_remedy(name: str) -> str:
     """What to write instead of a reference of another template; empty if that is not known."""
-    ours = foreign.renamed(name)
-    return f"write ${{{ours}}}" if ours else foreign.advice(name) or ""
+    ours = foreign().renamed(name)
+    return f"write ${{{ours}}}" if ours else foreign().advice(name) or ""
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -104,6 +107,15 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
         return dict(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise ConfigError(format_unresolved(error, cfg)) from None
+
+
+def resolved_texts(values: Any) -> Iterator[str]:
+    """Yield each text with a reference in plain values as it is resolved now, unless it only names a variable."""
+    for _, node in leaves(DictConfig(values) if isinstance(values, dict) else None):
+        if node is not None and node._is_interpolation() and not VARIABLE_REFERENCE.fullmatch(node._value()):
+            with suppress(OmegaConfBaseException, RecursionError):
+                found = node._dereference_node()
+                yield str(found._value()) if found is not None else ""
 
 
 def redacted(cfg: DictConfig) -> dict[str, Any]:
@@ -139,6 +151,19 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, node
 
 
+def flatten(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each plain value that is not a mapping, with its dotted key."""
+    if not (isinstance(node, dict) and node):
+        yield path, node
+        return
+    for key, value in node.items():
+        inner = f"{path}.{key}" if path else str(key)
+        if isinstance(value, dict) and value:
+            yield from flatten(value, inner)
+        else:
+            yield inner, value
+
+
 def resolve_reference(cfg: DictConfig, path: str) -> str:
     """Replace the part of ``path`` that is only a reference by its target, as for ``task.model: ${model}``."""
     node, parts = cfg, path.split(".")
@@ -153,6 +178,16 @@ def resolve_reference(cfg: DictConfig, path: str) -> str:
 def last_of_each(overrides: Iterable[str]) -> list[str]:
     """Keep the last override of each key, for a command, which refuses a key that is given twice."""
     return list({override.partition("=")[0].lstrip("+"): override for override in overrides}.values())
+
+
+def split_overrides(overrides: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
+    """Split overrides into those whose key is one of ``names``, as a dictionary, and the others."""
+    selected = {
+        override.partition("=")[0]: override.partition("=")[2]
+        for override in overrides
+        if override.partition("=")[0] in names
+    }
+    return selected, [override for override in overrides if override.partition("=")[0] not in names]
 
 
 def split_values(text: str) -> list[str]:

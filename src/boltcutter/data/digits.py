@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from boltcutter.data.image_io import read_images
+from boltcutter import extend
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits, check_split, split_indices
 
 
@@ -54,4 +54,5 @@ class Digits(DataModule):
 
     def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
         """Read images of one digit each, light on dark."""
-        return read_images(paths, self.shape)
+        found: tuple[Tensor, list[str]] = extend.require("read_images", "input")(paths, self.shape)
+        return found

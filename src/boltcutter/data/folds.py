@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -29,23 +27,6 @@ def check_folds(num_folds: int | None, fold: int) -> None:
         raise ValueError(f"data.num_folds={num_folds} must be 2 or more, or null; try 5")
     elif not 0 <= fold < num_folds:
         raise ValueError(f"data.fold={fold} is not in 0 … {num_folds - 1} (data.num_folds={num_folds}); try 0")
-
-
-def check_accepts_folds(data_module: Callable[..., Any]) -> None:
-    """Check that a data module has the arguments of cross-validation.
-
-    Raises:
-        ValueError: ``num_folds`` or ``fold`` is missing.
-    """
-    parameters = inspect.signature(data_module).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    if missing := [name for name in ("num_folds", "fold") if name not in parameters]:
-        raise ValueError(
-            f"data: {data_module.__module__}.{data_module.__qualname__} has no argument {' and no '.join(missing)}, "
-            "which cross-validation needs; add num_folds: int | None = None and fold: int = 0, and pass them to "
-            "boltcutter.split_indices"
-        )
 
 
 def fold_indices(

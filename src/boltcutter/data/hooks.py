@@ -10,9 +10,9 @@ import lightning as L
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils._pytree import tree_leaves
 
 from boltcutter.data.seeding import seeded_generators
+from boltcutter.internals import data_connector, tree_leaves
 from boltcutter.protocols import NativeData
 
 HOOKS = ("prepare_data", "setup")
@@ -66,8 +66,8 @@ def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.Lightni
     Raises:
         ValueError: A split has no batch.
     """
-    trainer.strategy._lightning_module = task
-    trainer._data_connector.attach_data(task, datamodule=data)
+    trainer.strategy.connect(task)
+    data_connector(trainer).attach_data(task, datamodule=data)
     data.prepare_data()
     data.setup("fit")
     for split in ("train", "val"):

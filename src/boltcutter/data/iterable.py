@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice
-from time import perf_counter
 from typing import Any
 
-import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
-from torch.utils.data._utils import worker as torch_worker
 
-from boltcutter.data.loader import identity
+from boltcutter.data.loader import CountingLoader, identity
+from boltcutter.data.sampler import EpochState
 from boltcutter.data.seeding import seed_generators
 from boltcutter.data.stream import until_any_exhausted
+from boltcutter.internals import hide_worker
 
 MAX_STATES = 8  # states of a dataset that are retained, for batches that were yielded and not yet trained on
 
 
-class IterableLoader:
+class IterableLoader(EpochState, CountingLoader):
     """Yields one rank's batches of an ``IterableDataset``, and counts them.
 
     Optional methods of the dataset:
@@ -49,7 +48,6 @@ class IterableLoader:
         collate: Collates a list of samples into a batch; None means ``default_collate``.
     """
 
-    is_sharded = True  # batches are already those of one rank
     batch_sampler = None  # Lightning reads this attribute
 
     def __init__(
@@ -69,27 +67,13 @@ class IterableLoader:
         self.batch_size, self.seed, self.world_size, self.num_workers = batch_size, seed, world_size, num_workers
         self.num_samples: int | None = len(dataset) if hasattr(dataset, "__len__") else None
         self.drop_last, self.pin_memory = drop_last, pin_memory
-        self.epoch = 0
-        self.start = 0  # batches of this epoch to skip, once
-        self.state: Any = None  # the dataset's state after these batches, if known
-        self.num_yielded = 0
-        self.wait_seconds = 0.0
-        self.started = False
+        self.state: Any = None  # the dataset's state after the batches to skip, if known
         self._states: deque[tuple[int, Any]] = deque(maxlen=MAX_STATES)
-        self._group: Any = None
 
     @property
-    def sampler(self) -> IterableLoader:
-        """Where Lightning looks for ``set_epoch``."""
+    def epoch_sampler(self) -> IterableLoader:
+        """The epoch and the position."""
         return self
-
-    epoch_sampler = sampler
-    follows_epochs = True  # False for evaluation, which is the same in each epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that comes next, unless the rest of an interrupted epoch comes first."""
-        if not self.start and self.follows_epochs:
-            self.epoch = epoch
 
     def __len__(self) -> int:
         if self.num_samples is None or self.batches.reads_shards(self.num_workers):
@@ -100,30 +84,21 @@ class IterableLoader:
         """State of the dataset after ``done`` batches of the epoch; None if unknown."""
         return next((state for number, state in self._states if number == done), None)
 
-    def __iter__(self) -> Iterator[Any]:
-        # A generator, because Lightning calls iter() before it sets the epoch.
+    def _fetch(self) -> Iterator[Iterable[Any]]:
         start, self.start = self.start, 0
-        self.num_yielded, self.started = start, True
+        state, self.state = self.state, None
         self._states.clear()
-        if self.state is not None:
-            self._states.append((start, self.state))
-        batches = replace(self.batches, epoch=self.epoch, start=start, state=self.state)
-        self.state = None
+        if state is not None:
+            self._states.append((start, state))
+        batches = replace(self.batches, epoch=self.epoch, start=start, state=state)
         options: Any = {"num_workers": self.num_workers, "pin_memory": self.pin_memory}
         found: Iterator[Any] = iter(DataLoader(batches, batch_size=None, collate_fn=identity, **options))
         if self.drop_last and self.world_size > 1 and batches.reads_shards(self.num_workers):
-            self._group = self._group or dist.new_group(backend="gloo")
-            found = until_any_exhausted(found, self._group)
-        while True:
-            began = perf_counter()
-            batch, state = next(found, (None, None))
-            self.wait_seconds += perf_counter() - began
-            if batch is None:
-                return
-            self.num_yielded += 1
+            found = until_any_exhausted(found)
+        for number, (batch, state) in enumerate(found, start + 1):
             if state is not None:
-                self._states.append((self.num_yielded, state))
-            yield batch
+                self._states.append((number, state))
+            yield (batch,)
 
 
 @dataclass(eq=False)
@@ -148,49 +123,30 @@ class _RankBatches(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         worker_id, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        dataset = self.dataset
-        if self.reads_shards(num_workers):
+        dataset, size, own, first = self.dataset, self.batch_size, list[int](), 0
+        reads_shards = self.reads_shards(num_workers)
+        if reads_shards:
             dataset = dataset.shard(self.world_size * num_workers, self.rank * num_workers + worker_id)
+            size, own = size // self.world_size, [self.rank, worker_id]
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.epoch)
-        torch_worker._worker_info = None  # a dataset that reads it would skip samples a second time
-        if self.reads_shards(num_workers):
-            yield from self._read_shard(dataset, worker_id, num_workers)
-        else:
-            yield from self._read_all(dataset, worker_id, num_workers)
-
-    def _read_all(self, dataset: Any, worker_id: int, num_workers: int) -> Iterator[Any]:
-        """This rank's samples of every ``num_workers``-th batch, out of all samples."""
-        stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
-        first = 0
-        if stateful and self.state is not None:
+        hide_worker()
+        is_stateful = not reads_shards and hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
+        if is_stateful and self.state is not None:
             dataset.load_state_dict(copy.deepcopy(self.state))
             first = self.start
-        seed_generators(self.seed, self.epoch, first)
+        seed_generators(self.seed, self.epoch, first, *own)
         samples = iter(dataset)
         for index in count(first):
-            batch = self._read(samples, self.batch_size, index)
-            if not batch:
+            seed_generators(self.seed, self.epoch, index, *own)
+            batch = list(islice(samples, size))
+            if not batch or (self.drop_last and len(batch) < size):
                 return
-            if index < self.start or (index - self.start) % num_workers != worker_id:
-                continue
-            begin, end = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
-            if begin < end:
-                yield self.collate(batch[begin:end]), copy.deepcopy(dataset.state_dict()) if stateful else None
-
-    def _read_shard(self, dataset: Any, worker_id: int, num_workers: int) -> Iterator[Any]:
-        """All batches of one shard."""
-        done = len(range(worker_id, self.start, num_workers))
-        seed_generators(self.seed, self.epoch, 0, self.rank, worker_id)
-        samples = iter(dataset)
-        for index in count():
-            batch = self._read(samples, self.batch_size // self.world_size, index, self.rank, worker_id)
-            if not batch:
-                return
-            if index >= done:
-                yield self.collate(batch), None
-
-    def _read(self, samples: Iterator[Any], size: int, *key: int) -> list[Any]:
-        seed_generators(self.seed, self.epoch, *key)
-        batch = list(islice(samples, size))
-        return [] if self.drop_last and len(batch) < size else batch
+            if reads_shards:  # all batches of this worker's shard
+                is_wanted = index >= len(range(worker_id, self.start, num_workers))
+            else:  # this rank's samples of every num_workers-th batch
+                is_wanted = index >= self.start and (index - self.start) % num_workers == worker_id
+                begin, end = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+                batch = batch[begin:end]
+            if is_wanted and batch:
+                yield self.collate(batch), copy.deepcopy(dataset.state_dict()) if is_stateful else None

@@ -9,10 +9,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from boltcutter.data.mapped import BatchedMapDataset
 from boltcutter.data.sampler import Batch, BatchSampler
+from boltcutter.internals import pin_memory
 
 Pair = tuple[Tensor, Tensor]
 FETCH_BYTES = 1 << 20  # small batches are fetched together up to this size, which fits into the CPU's cache
@@ -36,23 +36,60 @@ class BatchedDataset(Protocol):
         ...
 
 
-class Loader(DataLoader[Any]):
-    """A ``DataLoader`` that fetches whole batches, starts at ``sampler.start``, and counts the batches it yielded.
-
-    Args:
-        samples: The dataset.
-        sampler: Yields the indices of this rank's batches.
-        num_workers: Worker processes; 0 loads in the calling process.
-        pin_memory: Whether to copy batches into pinned memory.
+class CountingLoader:
+    """Counts the batches it yielded, and measures how long the caller waited for them.
 
     Attributes:
-        epoch_sampler: The sampler, which holds the epoch and the position.
+        epoch_sampler: Holds the epoch and the position.
         num_yielded: Number of batches of the epoch that were yielded or skipped.
         started: Whether iteration has begun.
         wait_seconds: Seconds that the caller has waited for batches while no device had work queued.
     """
 
     is_sharded = True  # batches are already those of one rank
+    epoch_sampler: Any
+    num_yielded = 0
+    started = False
+    wait_seconds = 0.0
+
+    def _fetch(self) -> Iterator[Iterable[Any]]:
+        """Yield the batches of the epoch after ``epoch_sampler.start``, one or several at once."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator, because Lightning calls iter() before it sets the epoch.
+        state = vars(self)  # DataLoader.__setattr__ is slow
+        state["num_yielded"], state["started"] = self.epoch_sampler.start, True
+        try:
+            fetches = self._fetch()
+            while True:
+                began = perf_counter()
+                batches = next(fetches, None)
+                if not is_device_busy():
+                    state["wait_seconds"] = self.wait_seconds + perf_counter() - began
+                if batches is None:
+                    return
+                for batch in batches:
+                    state["num_yielded"] += 1
+                    yield batch
+        except ValueError as error:
+            if "in DataLoader worker" not in str(error):
+                raise
+            # A worker's error carries its whole traceback as text; the last line is the message.
+            raise ValueError(str(error).rstrip().rsplit("ValueError: ", 1)[-1]) from error
+
+
+class Loader(CountingLoader, DataLoader[Any]):  # type: ignore[misc]  # an iterator of any type
+    """A ``DataLoader`` that fetches whole batches, and starts at ``sampler.start``.
+
+    Args:
+        samples: The dataset.
+        sampler: Yields the indices of this rank's batches.
+        num_workers: Worker processes; 0 loads in the calling process.
+        pin_memory: Whether to copy batches into pinned memory.
+    """
+
+    epoch_sampler: BatchSampler
 
     def __init__(
         self,
@@ -74,39 +111,16 @@ class Loader(DataLoader[Any]):
         if sampler.shuffle or sampler.index_sampler is not None:
             vars(self)["sampler"] = sampler
         self.epoch_sampler = sampler
-        self.num_yielded = 0
-        self.started = False
-        self.wait_seconds = 0.0
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        # A generator, because Lightning calls iter() before it sets the epoch.
-        state = vars(self)  # DataLoader.__setattr__ is slow
-        state["num_yielded"], state["started"] = self.epoch_sampler.start, True
-        try:
-            fetches: Iterator[Iterable[Any]]
-            fetches = ((batch,) for batch in super().__iter__()) if self.num_workers else self._in_process()
-            while True:
-                began = perf_counter()
-                batches = next(fetches, None)
-                if not is_device_busy():
-                    state["wait_seconds"] += perf_counter() - began
-                if batches is None:
-                    return
-                for batch in batches:
-                    state["num_yielded"] += 1
-                    yield batch
-        except ValueError as error:
-            if "in DataLoader worker" not in str(error):
-                raise
-            # A worker's error carries its whole traceback as text; the last line is the message.
-            raise ValueError(str(error).rstrip().rsplit("ValueError: ", 1)[-1]) from error
+    def _fetch(self) -> Iterator[Iterable[Any]]:
+        return ((batch,) for batch in DataLoader.__iter__(self)) if self.num_workers else self._in_process()
 
     def _in_process(self) -> Iterator[Iterable[Any]]:
         """Fetch batches in this process, several small ones at once, because each fetch has a fixed cost."""
         if isinstance(self.dataset, BatchedMapDataset):
             for batch in self.epoch_sampler:
                 found = self.dataset.__getitems__(batch)
-                yield [pin_memory(found) if self.pin_memory else found]  # type: ignore[no-untyped-call]
+                yield [pin_memory(found) if self.pin_memory else found]
             return
         samples = cast(BatchedDataset, self.dataset)
         limit = [1]

@@ -22,8 +22,10 @@ from boltcutter.data.folds import check_folds, fold_indices, split_off_groups
 from boltcutter.data.iterable import IterableLoader
 from boltcutter.data.loader import BatchedDataset, Loader, Pair
 from boltcutter.data.mapped import BatchedMapDataset, fingerprint
-from boltcutter.data.sampler import Batch, BatchSampler, check_batch_size
+from boltcutter.data.sampler import Batch, BatchSampler
+from boltcutter.internals import data_fetcher, is_last_batch
 from boltcutter.protocols import data_parallel
+from boltcutter.topology import check_batch_size
 
 AnyDataset = BatchedDataset | Dataset[Any]
 Split = Literal["train", "val", "test"]
@@ -254,17 +256,15 @@ class DataModule(L.LightningDataModule, ABC):
         """Batches that were yielded and not yet trained on: the current one, and those that Lightning prefetched."""
         if self.trainer is None:
             return 0
-        loop: Any = self.trainer.fit_loop
-        progress = loop.epoch_loop.batch_progress.current
-        return int(progress.ready - progress.processed) + len(getattr(loop._data_fetcher, "batches", ()))
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        return int(progress.ready - progress.processed) + len(getattr(data_fetcher(self.trainer), "batches", ()))
 
     def _is_epoch_finished(self, done: int) -> bool:
         """Whether the epoch has no batch left, also because of ``limit_train_batches``."""
         if self.trainer is None:
             return done >= (sized_len(self._loader) or math.inf)
-        loop: Any = self.trainer.fit_loop.epoch_loop
-        progress = loop.batch_progress.current
-        return bool(progress.processed == progress.ready > 0 and loop._num_ready_batches_reached())
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        return bool(progress.processed == progress.ready > 0 and is_last_batch(self.trainer))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position and the statistics of a checkpoint."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from boltcutter.data.seeding import draw_indices
+from boltcutter.topology import check_batch_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LAZY_ABOVE = 1 << 22  # samples, above which the permutation is computed chunk by chunk and never stored
 LAZY_CHUNK = 1 << 16  # samples whose positions are then computed together
@@ -45,7 +49,26 @@ class Batch(Sequence[int]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
 
-class BatchSampler(Sampler[Batch]):
+class EpochState:
+    """Epoch and position of a loader or sampler, on which its order depends."""
+
+    follows_epochs = True  # False for evaluation, which is the same in each epoch
+    epoch = 0
+    start = 0  # batches of this epoch to skip, once
+
+    @property
+    def sampler(self) -> Self:
+        """The object on which Lightning calls ``set_epoch``."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that comes next, unless the rest of an interrupted epoch comes first."""
+        # Lightning counts an epoch that max_steps interrupted as done.
+        if not self.start and self.follows_epochs:
+            self.epoch = epoch
+
+
+class BatchSampler(EpochState, Sampler[Batch]):
     """Yields one rank's batches.
 
     The global order is divided into global batches, and each of those into one shard per rank. So the samples of the
@@ -64,8 +87,6 @@ class BatchSampler(Sampler[Batch]):
     Raises:
         ValueError: The batch size is not divisible by the number of ranks, or there are too few samples.
     """
-
-    follows_epochs = True  # False for evaluation, which is the same in each epoch
 
     def __init__(
         self,
@@ -91,15 +112,6 @@ class BatchSampler(Sampler[Batch]):
         self.shuffle, self.drop_last = shuffle, drop_last
         self.index_sampler = index_sampler
         self._drawn: tuple[int, npt.NDArray[np.int64]] | None = None  # epoch, and the indices of index_sampler
-        self.epoch = 0
-        self.start = 0  # batches of this epoch to skip, once
-        self.sampler = self  # Lightning looks for set_epoch here
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that determines the next order, unless the rest of an interrupted epoch comes first."""
-        # Lightning counts an epoch that max_steps interrupted as done.
-        if not self.start and self.follows_epochs:
-            self.epoch = epoch
 
     def order(self, epoch: int, first: int = 0, last: int | None = None) -> npt.NDArray[np.int64]:
         """Global order of sample indices, from position ``first`` up to ``last``, shape (last - first,)."""
@@ -147,19 +159,6 @@ class BatchSampler(Sampler[Batch]):
     def _shard(self, size: int) -> tuple[int, int]:
         """This rank's range of a global batch of ``size`` samples."""
         return self.rank * size // self.world_size, (self.rank + 1) * size // self.world_size
-
-
-def check_batch_size(batch_size: int, world_size: int) -> None:
-    """Check that a global batch is not empty and divides over the ranks.
-
-    Raises:
-        ValueError: The batch is empty or does not divide.
-    """
-    if batch_size < 1:
-        raise ValueError(f"data.batch_size={batch_size} must be 1 or more; try 64")
-    if batch_size % world_size:
-        fitting = batch_size + -batch_size % world_size
-        raise ValueError(f"data.batch_size={batch_size} does not divide over {world_size} ranks; try {fitting}")
 
 
 def permute(positions: npt.NDArray[np.int64], length: int, *key: int) -> npt.NDArray[np.int64]:

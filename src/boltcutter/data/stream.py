@@ -5,19 +5,23 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain, count, islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from boltcutter.data.sampler import EpochState
 from boltcutter.data.seeding import seed_generators
-from boltcutter.protocols import is_sharded
+from boltcutter.protocols import gather_objects, is_sharded
+
+NOTHING = object()
 
 
-class Stream:
+class Stream(EpochState):
     """Shards and seeds a loader without random access, such as that of an ``IterableDataset``.
 
     Its data may already be sharded. Ranks compare their first batches: if these are equal, each rank takes every
@@ -30,32 +34,18 @@ class Stream:
         rank: Rank of this process.
         world_size: Number of ranks.
         training: Whether all ranks need the same number of batches.
-        group: Returns the process group for communication between ranks.
     """
 
     batch_sampler = None  # torch's batch sampler of a stream yields no indices
 
-    def __init__(
-        self, loader: Any, *, seed: int, rank: int, world_size: int, training: bool, group: Callable[[], Any]
-    ) -> None:
+    def __init__(self, loader: Any, *, seed: int, rank: int, world_size: int, training: bool) -> None:
         self.loader, self.seed, self.rank, self.world_size = loader, seed, rank, world_size
-        self.training, self.group = training, group
-        self.epoch = 0
-        self.start = 0  # number of batches to skip at the start of the next epoch
+        self.training = self.follows_epochs = training
 
     def __getattr__(self, name: str) -> Any:
         if name == "loader":  # not yet set while this object is copied
             raise AttributeError(name)
         return getattr(self.loader, name)
-
-    @property
-    def sampler(self) -> Stream:
-        """The object on which Lightning calls ``set_epoch``."""
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, on which the order of training depends."""
-        self.epoch = epoch if self.training else 0
 
     def __len__(self) -> int:
         if self.world_size > 1:
@@ -72,30 +62,24 @@ class Stream:
         if self.world_size > 1:
             batches = self._shard(batches)
         batches = islice(batches, start, None)
-        return until_any_exhausted(batches, self.group()) if self.training and self.world_size > 1 else batches
+        return until_any_exhausted(batches) if self.training and self.world_size > 1 else batches
 
     def _read(self) -> Iterator[Any]:
         """Yield all batches, seeding all generators before each of them equally on all ranks and in resumed runs."""
         seed_generators(self.seed, self.epoch)  # DataLoader draws its workers' seeds from them
-        batches, number = iter(self.loader), 0
-        while True:
+        batches = iter(self.loader)
+        for number in count():
             seed_generators(self.seed, self.epoch, number)
-            try:
-                batch = next(batches)
-            except StopIteration:
+            if (batch := next(batches, NOTHING)) is NOTHING:
                 return
             yield batch
-            number += 1
 
     def _shard(self, batches: Iterator[Any]) -> Iterator[Any]:
         first = list(islice(batches, 1))
-        everyone: list[Any] = [None] * dist.get_world_size(self.group())
         declared = any(map(is_sharded, (self.loader, getattr(self.loader, "dataset", None))))
-        own_hash = None if declared else hash_batch(first)
-        dist.all_gather_object(everyone, (self.rank, own_hash), group=self.group())
-        found = {other for _, other in everyone}
+        hashes = gather_objects(None if declared else hash_batch(first))
         batches = chain(first, batches)
-        if declared or len(found) > 1:
+        if declared or len(set(hashes)) > 1:
             yield from batches
             return
         last: list[Any] = []
@@ -107,16 +91,22 @@ class Stream:
                 yield group[0]
 
 
-def until_any_exhausted(batches: Iterator[Any], group: Any) -> Iterator[Any]:
-    """Yield batches until any process of ``group`` has none left, for which the others would wait in the next step."""
-    nothing = object()
+def until_any_exhausted(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches until any process has none left, for which the others would wait in the next step."""
+    group = _host_group(dist.group.WORLD)
     while True:
-        batch = next(batches, nothing)
-        flag = torch.tensor(batch is not nothing, dtype=torch.int32)
+        batch = next(batches, NOTHING)
+        flag = torch.tensor(batch is not NOTHING, dtype=torch.int32)
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
         if not flag:
             return
         yield batch
+
+
+@lru_cache(maxsize=1)
+def _host_group(world: Any) -> Any:
+    """Process group for communication on the host; on the device, each batch would wait for the last."""
+    return dist.new_group(backend="gloo")
 
 
 def hash_batch(batch: Any) -> bytes:

@@ -27,6 +27,7 @@ from boltcutter.environment import identity, signals
 from boltcutter.environment.process import pid_namespace, start_time
 
 FILE = ".lease"
+MAX_BYTES = 1 << 16  # of the file
 INTERVAL = 5.0  # seconds between two heartbeats
 SETTLE_TIME = 0.2  # seconds after a takeover, within which a concurrent one would show
 EXPIRY = 60.0  # seconds without a heartbeat, after which a process on another host is considered dead
@@ -357,19 +358,22 @@ def _refusal(holder: Holder) -> LeaseHeldError:
 def _read(path: Path) -> tuple[Holder, int] | None:
     """The holder and the modification time in ns; None if there is no lease."""
     try:
-        with open(path) as file:  # opening revalidates the attributes that a network file system may have cached
-            text, mtime = file.read(), os.fstat(file.fileno()).st_mtime_ns
+        # Opening revalidates attributes that a network file system may have cached. A FIFO would block.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            text, mtime = file.read(MAX_BYTES), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None
     return parse_holder(text), mtime
 
 
 def parse_holder(text: str | bytes) -> Holder:
-    """The holder in the contents of a lease; an unknown one if it is partially written."""
-    try:
-        return Holder(**json.loads(text))
-    except (ValueError, TypeError):
-        return Holder("an unknown host", 0, "", "", "", None, [], "an unknown time")
+    """The holder in the contents of a lease; an unknown one if it is partially written, or damaged."""
+    with suppress(ValueError, TypeError, RecursionError):
+        found = Holder(**json.loads(text))
+        texts = (found.host, found.pid_namespace, found.start_time, found.token, found.acquired_at, found.job or "")
+        if type(found.pid) is int and all(isinstance(x, str) for x in texts) and isinstance(found.restarts, list):
+            return found
+    return Holder("an unknown host", 0, "", "", "", None, [], "an unknown time")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -10,6 +10,8 @@ import os
 import re
 from collections.abc import Mapping, MutableMapping
 
+from boltcutter.topology import Topology
+
 INTERACTIVE_JOB_NAMES = ("bash", "interactive")  # as Lightning detects an interactive shell
 SPECIAL_STEP_IDS = 0xFFFFFFF0  # the first ID reserved for the batch script, the shell of salloc and the like
 STEP_VARIABLES = ("SLURM_NTASKS", "SLURM_STEP_ID")  # by which Lightning and Boltcutter detect a task of srun
@@ -52,36 +54,36 @@ def tasks_per_node(env: Env) -> list[int]:
     return [int(tasks) for tasks, nodes in found for _ in range(int(nodes or 1))]
 
 
-def mismatch(devices: int, processes: int, nodes: int, env: Env = os.environ) -> str | None:
+def mismatch(topology: Topology, env: Env = os.environ) -> str | None:
     """An error message, with the remedy, if the tasks of SLURM do not match the trainer; else None.
 
     Args:
-        devices: Number of devices on each node, according to the trainer.
-        processes: Number of processes on each node that the strategy expects, such as 1 for ``trainer=dp``.
-        nodes: Number of nodes, according to the trainer.
+        topology: Of the trainer.
         env: Environment variables of this process, after ``prepare``.
     """
     if "SLURM_JOB_ID" not in env or "RANK" in env or "LOCAL_RANK" in env:
         return None
-    settings = f"trainer.devices={devices}, trainer.num_nodes={nodes}"
+    nodes, processes = topology.num_nodes, topology.num_processes
     options = f"--nodes={nodes} --ntasks-per-node={processes}"
     if "SLURM_STEP_ID" not in env:
         tasks = _tasks_of_job(env)
         if nodes > 1:
-            return f"{settings}: python was started without srun, on one node; start it with srun {options} python …"
+            return f"{topology}: python was started without srun, on one node; start it with srun {options} python …"
         if processes > 1 and tasks == processes:
-            return f"{settings}: the job has {tasks} tasks, but python was started without srun; put srun before python"
+            return f"{topology}: the job has {tasks} tasks, but python was started without srun; put srun before python"
         if processes > 1 and tasks:
-            return f"{settings}: the job has {_count(tasks, 'task')}; request {options}, and put srun before python"
+            return f"{topology}: the job has {_count(tasks, 'task')}; request {options}, and put srun before python"
         return None
     counts = tasks_per_node(env)
     on, total = _count(len(counts), "node"), _count(sum(counts), "task")
     if len(set(counts)) > 1:
-        return f"{settings}: srun started {total} on {on}, unevenly ({counts}); start them with srun {options}"
+        return f"{topology}: srun started {total} on {on}, unevenly ({counts}); start them with srun {options}"
     if (counts[0], len(counts)) == (processes, nodes):
         return None
-    overrides = f"trainer.devices={counts[0]} trainer.num_nodes={len(counts)}, or " if devices == processes else ""
-    return f"{settings}: srun started {total} on {on}; try {overrides}srun {options}"
+    overrides = (
+        f"trainer.devices={counts[0]} trainer.num_nodes={len(counts)}, or " if topology.num_devices == processes else ""
+    )
+    return f"{topology}: srun started {total} on {on}; try {overrides}srun {options}"
 
 
 def idle_tasks(processes: int) -> str | None:

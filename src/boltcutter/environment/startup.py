@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from boltcutter.environment import signals
 from boltcutter.environment.output import ignore_lost_readers
@@ -25,16 +26,20 @@ LAUNCHER_PID = "BOLTCUTTER_LAUNCHER_PID"  # of the process that starts the other
 PARENT_PID = "BOLTCUTTER_PARENT_PID"  # of a process that this one must not outlive, such as a worker of Ray
 PR_SET_PDEATHSIG = 1  # prctl(2)
 REPORT_TIMEOUT = 15.0  # seconds that a rank has to report that its launcher ended
+AGENT_POLL_SECONDS = 1.0  # between two checks that the agent of torchrun exists, while this rank starts
 HANDLER_TIMEOUT = 2.0  # seconds within which Python should have called the handler of a signal
 
 _watchdog: SignalWatchdog | None = None
 _ends_with_launcher = 0  # ID of the process that the kernel kills when its launcher exits
+_started = threading.Event()  # set when training starts
 
 
 def begin() -> None:
     """Let signals end the process immediately, and let a child process end with its launcher."""
     signals.end_process_on_signals()
     _die_with_launcher()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not _started.is_set():
+        threading.Thread(target=_end_without_agent, daemon=True, name="torchrun").start()
 
 
 def prepare() -> None:
@@ -48,6 +53,7 @@ def prepare() -> None:
 def finish() -> None:
     """Let signals set the flag that training checks."""
     global _watchdog, _ends_with_launcher
+    _started.set()
     signals.install_handlers()
     ignore_lost_readers()  # here for ranks that were spawned
     if _watchdog is not None:
@@ -56,7 +62,8 @@ def finish() -> None:
     # From here on, connected ranks notice when one has exited. A process that torch forked or spawned keeps the
     # parent-death signal of its launcher: its parent is not a rank, so nothing else would report its death.
     if _ends_with_launcher == os.getpid():
-        call_glibc("prctl", PR_SET_PDEATHSIG, 0)
+        # The agent of torchrun is no rank either; when it is gone, the run saves.
+        call_glibc("prctl", PR_SET_PDEATHSIG, signal.SIGTERM if "TORCHELASTIC_RUN_ID" in os.environ else 0)
         _ends_with_launcher = 0
         if os.environ.get(LAUNCHER_PID) == str(os.getppid()):
             threading.Thread(target=_end_after_launcher, args=(os.getppid(),), daemon=True, name="launcher").start()
@@ -139,6 +146,28 @@ def _end_after_launcher(launcher: int) -> None:
         time.sleep(1)
     time.sleep(REPORT_TIMEOUT)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_without_agent() -> None:
+    """End this rank when nothing serves the store of torchrun's agent, which is there before any rank is started.
+
+    The agent may be on another node, or may have exited before the kernel could be asked to report that; a client of
+    its store would try again for minutes.
+    """
+    place, refused = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 0
+    while refused < 2:
+        try:
+            socket.create_connection(place, timeout=AGENT_POLL_SECONDS).close()
+            refused = 0
+        except ConnectionRefusedError:
+            refused += 1
+        except OSError:  # a slow network
+            pass
+        if _started.wait(AGENT_POLL_SECONDS):
+            return
+    with suppress(OSError):
+        os.write(2, b"error: the agent of torchrun has ended; nothing was trained\n")
+    os._exit(1)
 
 
 def _die_with_launcher() -> None:

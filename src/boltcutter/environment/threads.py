@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from boltcutter.topology import Topology
+
 if TYPE_CHECKING:
     import lightning as L
 
@@ -66,7 +68,7 @@ def describe_contention(trainer: L.Trainer) -> str | None:
     """Return a line for the user if a run has more threads than cores were free when this process started."""
     import torch
 
-    threads, ranks = torch.get_num_threads(), getattr(trainer.strategy, "num_processes", 1)
+    threads, ranks = torch.get_num_threads(), Topology.of(trainer).num_processes
     if _free_cores is None or threads == 1 or threads * ranks <= _free_cores:
         return None
     given = getattr(trainer.datamodule, "num_workers", 0)  # type: ignore[attr-defined]

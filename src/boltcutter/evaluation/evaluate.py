@@ -14,22 +14,24 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from boltcutter.assembly.adapt import has_own_loader, loader_owner, skip_reason, uses_validation_step
+from boltcutter import extend
 from boltcutter.assembly.assemble import Components, assemble, complete_config
-from boltcutter.assembly.media import MediaLogging
+from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.callback.reseed import EvaluationSeeds
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, as_config_error, hint
+from boltcutter.config.values import split_overrides
 from boltcutter.environment.process import distributed_shutdown
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.outcomes import PredictionWriter
+from boltcutter.evaluation.splits import has_own_loader, loader_owner, skip_reason, uses_validation_step
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
 from boltcutter.report import html as report
 from boltcutter.report import terminal as summary
-from boltcutter.run import folder as run
-from boltcutter.run import remote
+from boltcutter.run import trust
 from boltcutter.run.best import find_checkpoint
+from boltcutter.run.store import run_store
 
 SETTINGS = "settings.json"  # in the folder of an evaluation
 MAX_NAME = 80  # characters of its name
@@ -47,12 +49,12 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
         Metrics by name.
     """
     filter_warnings()
-    special, rest = run.split_overrides(overrides, "run", "ckpt", "split", "output")
-    cfg, folder = run.load_evaluation_config(project, special, rest)
+    special, rest = split_overrides(overrides, "run", "ckpt", "split", "output")
+    cfg, folder = load_evaluation_config(project, special, rest)
     split = special.get("split", "test")
     if split not in ("train", "val", "test"):
         raise ConfigError(f"split={split}: expected train, val or test{hint(split, ('train', 'val', 'test'))}")
-    complete_config(cfg)
+    cfg = complete_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     with distributed_shutdown():
         which = special.get("ckpt", "best")
@@ -61,13 +63,14 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
         named = [split, *([Path(which).stem] if which != "best" else []), *sorted(rest)]
         name = re.sub(r"[^\w.=,-]+", "-", "-".join(named))[:MAX_NAME].rstrip("-.")
         output = Path(special.get("output") or find_folder(folder / "evaluation" / name, settings))
-        components.trainer.callbacks.append(MediaLogging(output))  # type: ignore[attr-defined]
+        if media_logging := extend.find("media_logging"):
+            components.trainer.callbacks.append(media_logging(output))  # type: ignore[attr-defined]
         scores = score(components, checkpoint, output, settings)
         if components.trainer.is_global_zero:
             summary.print_evaluation(output, scores)
             if "output" not in special and (folder / "report.html").is_file():
                 report.write(folder)
-            remote.push(folder)
+            run_store().push(folder)
     return scores
 
 
@@ -81,7 +84,7 @@ def describe_evaluation(
         "checkpoint": checkpoint and Path(checkpoint).name,
         "written": changed and datetime.fromtimestamp(changed, timezone.utc).isoformat(),
         "overrides": sorted(overrides),
-        "devices": components.trainer.world_size,
+        "devices": components.topology.world_size,
     }
 
 
@@ -102,8 +105,7 @@ def keep_earlier(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def _read_settings(folder: Path) -> dict[str, Any] | None:
     with suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
-        return found
+        return trust.read_json(folder / SETTINGS)
     return None
 
 

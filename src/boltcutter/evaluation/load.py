@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from boltcutter.assembly.assemble import Components, assemble, complete_config
+from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.checkpoint.load import load
 from boltcutter.config.errors import as_config_error
+from boltcutter.config.values import split_overrides
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.evaluate import explain_mismatch
 from boltcutter.project import Project
 from boltcutter.protocols import NativeData
-from boltcutter.run import folder as run
 from boltcutter.run.best import find_checkpoint
 
 
@@ -24,9 +25,9 @@ def main(project: Project, overrides: list[str]) -> Components:
         The components, with the task in evaluation mode.
     """
     filter_warnings()
-    special, rest = run.split_overrides(overrides, "run", "ckpt")
-    cfg, _ = run.load_evaluation_config(project, special, ["trainer.accelerator=cpu", "trainer.devices=1", *rest])
-    complete_config(cfg)
+    special, rest = split_overrides(overrides, "run", "ckpt")
+    cfg, _ = load_evaluation_config(project, special, ["trainer.accelerator=cpu", "trainer.devices=1", *rest])
+    cfg = complete_config(cfg)
     components = assemble(cfg, with_callbacks=False)
     task, data = components.task, components.data
     checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))

@@ -20,7 +20,7 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 from boltcutter.data.batches import count_samples, first_tensor
 from boltcutter.evaluation.plots import draw_confusion, draw_scatter, draw_series
 from boltcutter.evaluation.table import Table, concatenate, count_rows, select_rows, write_csv
-from boltcutter.protocols import HasClasses, HasStatistics, HasTokenizer, data_parallel, gather_objects
+from boltcutter.protocols import HasClasses, HasStatistics, data_parallel, gather_objects
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
 MAX_COLUMNS = 1000  # per entry of an output, in the tables of a test and of predictions
@@ -251,7 +251,7 @@ def _classes(data: Any) -> list[str]:
 
 def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
     """Decoded text of the worst inputs, if they are tokens."""
-    if not isinstance(data, HasStatistics) or "tokenizer" not in data.statistics or not isinstance(data, HasTokenizer):
+    if not isinstance(data, HasStatistics) or "tokenizer" not in data.statistics or not hasattr(data, "tokenizer"):
         return {}
     return {"text": np.array([data.tokenizer.decode(tokens.tolist()) for tokens in inputs])}
 

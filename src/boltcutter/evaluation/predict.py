@@ -5,32 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from boltcutter.assembly.adapt import has_own_loader, loader_owner
 from boltcutter.assembly.assemble import Components, assemble, complete_config
+from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.assembly.precision import apply_precision
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.values import split_overrides
 from boltcutter.data.batches import count_samples
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.evaluate import explain_mismatch
 from boltcutter.evaluation.outcomes import MAX_COLUMNS, spread, to_columns
+from boltcutter.evaluation.splits import has_own_loader, loader_owner
 from boltcutter.evaluation.table import Table, concatenate, count_rows, write_csv
+from boltcutter.extend import Predictor, require
 from boltcutter.project import Project
 from boltcutter.protocols import GeneratesTokens, NativeData
-from boltcutter.run import folder as run
-from boltcutter.run import remote
 from boltcutter.run.best import find_checkpoint
-
-if TYPE_CHECKING:
-    from boltcutter.export.exported import ExportedModel
+from boltcutter.run.store import run_store
 
 SAMPLING = ("tokens", "temperature", "top_k", "seed")
 
@@ -52,13 +51,13 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
         ``generate``; a list of outputs over batches if they do not fit into a table.
     """
     filter_warnings()
-    special, rest = run.split_overrides(overrides, "run", "input", "ckpt", "export", "output", *SAMPLING)
-    cfg, folder = run.load_evaluation_config(project, special, rest)
-    complete_config(cfg)
+    special, rest = split_overrides(overrides, "run", "input", "ckpt", "export", "output", *SAMPLING)
+    cfg, folder = load_evaluation_config(project, special, rest)
+    cfg = complete_config(cfg)
     if "export" in special and "ckpt" in special:
         raise ConfigError(f"export={special['export']}: used in place of a checkpoint; remove ckpt={special['ckpt']}")
     components = assemble(cfg, with_callbacks=False)
-    exported = _open_export(folder, special["export"]) if "export" in special else None
+    exported = open_export(folder, special.get("export"))
     reads_files = isinstance(components.data, NativeData)
     if not reads_files or ("input" not in special and has_own_loader(components.data, "predict")):
         return predict_loader(components, cfg, folder, special, exported)
@@ -79,11 +78,11 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     found = predict(components, model, inputs)
     if components.trainer.is_global_zero:
         _write(Path(special.get("output") or folder / "predictions.csv"), found)
-        remote.push(folder)
+        run_store().push(folder)
     return found
 
 
-def predict(components: Components, model: str | ExportedModel, inputs: list[Path]) -> Table | list[Any]:
+def predict(components: Components, model: str | Predictor, inputs: list[Path]) -> Table | list[Any]:
     """Predict each sample in ``inputs``: a table with its name, prediction and the probability of each class.
 
     More than ``MAX_COLUMNS`` probabilities are left out, and of as many targets the tensor is returned in a list.
@@ -113,7 +112,7 @@ def predict_loader(
     cfg: DictConfig,
     folder: Path,
     overrides: dict[str, str],
-    exported: ExportedModel | None = None,
+    exported: Predictor | None = None,
 ) -> Table | list[Any]:
     """Write the outputs of ``predict_step`` for ``predict_dataloader`` of any module or data module.
 
@@ -134,9 +133,9 @@ def predict_loader(
         raise ConfigError(
             f"run={folder}: {type(components.task).__name__} and its data have no predict_dataloader; add one"
         )
-    if components.trainer.world_size > 1:
+    if components.topology.world_size > 1:
         raise ConfigError(
-            f"trainer.devices={components.trainer.num_devices}: prediction runs on one device; try trainer.devices=1"
+            f"trainer.devices={components.topology.num_devices}: prediction runs on one device; try trainer.devices=1"
         )
     if exported is not None:
         if isinstance(components.data, NativeData):
@@ -156,7 +155,7 @@ def predict_loader(
         Path(overrides.get("output") or folder / "predictions.csv"),
         batches if table is None else {"index": np.arange(count_rows(table)), **table},
     )
-    remote.push(folder)
+    run_store().push(folder)
     return batches if table is None else table
 
 
@@ -176,7 +175,7 @@ def _write(output: Path, found: Table | list[Any]) -> None:
             torch.save(found, output)
     except OSError as error:
         raise ConfigError(f"output={output}: cannot be written ({error.strerror}); choose another file") from error
-    print(f"{count} predictions: {remote.show(output)}")
+    print(f"{count} predictions: {run_store().show(output)}")
 
 
 def _plain(value: Any) -> Any:
@@ -201,7 +200,7 @@ def _columns(loaders: list[list[Any]]) -> Table | None:
     return concatenate(parts) or None
 
 
-def generate_text(components: Components, model: str | ExportedModel, overrides: dict[str, str]) -> str:
+def generate_text(components: Components, model: str | Predictor, overrides: dict[str, str]) -> str:
     """Return the text of ``input``, which may be a file, followed by its continuation by the model.
 
     Args:
@@ -251,10 +250,14 @@ def _number(overrides: dict[str, str], name: str, default: Any, kind: type, leas
     return kind(text)
 
 
-def _open_export(folder: Path, export: str) -> ExportedModel:
-    from boltcutter.export.exported import ExportedModel  # slow import of torch.export
+def open_export(folder: Path, export: str | None) -> Predictor | None:
+    """The export to use in place of a checkpoint; None if none was given.
 
-    return ExportedModel(folder, export)
+    Raises:
+        ConfigError: There is no such export, or the part that reads it is not installed.
+    """
+    found: Predictor | None = require("predictor", f"export={export}")(folder, export) if export else None
+    return found
 
 
 def _only_loader(components: Components) -> Any:

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]
 from lightning.pytorch.utilities import rank_zero_only
 
 # Why not Lightning's CSVLogger: a resumed run would delete the metrics of earlier attempts, metrics of one step would
@@ -64,7 +64,7 @@ class CSVLogger(Logger):
     @property
     def experiment(self) -> Any:
         """A dummy experiment that ignores images and other calls of a module."""
-        return _DummyExperiment()
+        return DummyExperiment()
 
     @property
     def save_dir(self) -> str:

@@ -247,7 +247,7 @@ def is_reachable(url: str) -> bool:
 
 def _request(url: str) -> bool:
     try:
-        urllib.request.urlopen(url, timeout=TIMEOUT).close()
+        urllib.request.urlopen(url, timeout=TIMEOUT).close()  # noqa: S310 - the server of W&B
     except urllib.error.HTTPError as error:
         error.close()  # an error response is a response
     except urllib.error.URLError as error:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.modules.batchnorm import _NormBase
+
+from boltcutter.internals import NormWithStatistics
 
 
 def fully_shard_modules(mesh: DeviceMesh, modules: Sequence[nn.Module], **options: Any) -> None:
@@ -23,7 +24,7 @@ def fully_shard_modules(mesh: DeviceMesh, modules: Sequence[nn.Module], **option
     """
     from torch.distributed.fsdp import fully_shard
 
-    if any(isinstance(part, _NormBase) for module in modules for part in module.modules()):
+    if any(isinstance(part, NormWithStatistics) for module in modules for part in module.modules()):
         options.pop("mp_policy", None)
     for module in modules:
         fully_shard(module, mesh=mesh, **options)

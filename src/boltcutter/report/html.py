@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import yaml
+from markupsafe import Markup
 
+from boltcutter import extend
 from boltcutter.checkpoint.atomic import write_text
-from boltcutter.report.exports import read_exports
 from boltcutter.report.image import encode_file, encode_image
 from boltcutter.report.template import format_number, load_template, redact_command
-from boltcutter.run.media import read_media
+from boltcutter.run import trust
 from boltcutter.run.metrics import Mode, infer_mode, parse_name
-from boltcutter.run.remote import show
+from boltcutter.run.store import run_store
 
 MAX_POINTS = 1000  # per curve
 MAX_SCATTER_POINTS = 2000
@@ -39,12 +39,12 @@ def write(folder: Path) -> Path:
 
 def render(folder: Path) -> str:
     """Render the report as HTML."""
-    test, exports = folder / "evaluation" / "test", folder / "export" / "export.json"
+    test = folder / "evaluation" / "test"
     reader = ReportReader(folder)
-    record = reader.get("Record", {}, _read_object, folder / "record.json")
+    record = reader.get("Record", {}, trust.read_json, folder / "record.json")
     config, sections = reader.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
     groups = reader.get("Curves", {}, _read_groups, folder / "metrics.csv")
-    scores = reader.get("Test metrics", record.get("test") or {}, _read_object, test / "metrics.json")
+    scores = reader.get("Test metrics", record.get("test") or {}, trust.read_json, test / "metrics.json")
     # A module may return no outputs per sample. If no evaluation was run at all, every missing part is listed.
     has_samples = (test / "predictions.csv").is_file() or not (test / "metrics.json").is_file()
     no_predictions: tuple[list[Any], bool] = ([], has_samples)
@@ -55,7 +55,7 @@ def render(folder: Path) -> str:
     modes = _modes(config, groups)
     page = load_template(Path(__file__).with_name("report.html")).render(
         folder=folder,
-        place=show(folder),
+        place=run_store().show(folder),
         record=record,
         command=reader.get("Command", "", redact_command, record.get("command") or ""),
         choices=config.get("choices") or {},
@@ -68,8 +68,7 @@ def render(folder: Path) -> str:
         if has_samples
         else [],
         series=encode_file(test / "series.svg") if (test / "series.svg").is_file() else None,
-        media=reader.get("Media", [], read_media, folder),
-        exports=reader.get("Exports", {}, read_exports, exports) if exports.is_file() else {},
+        added=[(slug(s.title), s.title, text) for s in extend.sections() if (text := reader.section(s))],
         attempts=reader.get("Attempts", [], _attempts, record.get("attempts") or []),
         missing=reader.missing,
         data={"charts": _charts(groups, modes), "confusion": confusion, "scatters": scatters},
@@ -94,6 +93,12 @@ class ReportReader:
             self.missing.append((title, f"cannot be read: {type(error).__name__}: {error}"[:200]))
         return empty
 
+    def section(self, section: extend.Section) -> Markup:
+        """Return the HTML of a section that a part adds; nothing if its file does not exist."""
+        file = self.folder / section.file
+        text = self.get(section.title, "", extend.load(section.render), file) if file.is_file() else ""
+        return Markup(text)  # noqa: S704  # a part escapes the texts in it, as a template does
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -112,19 +117,12 @@ class Curve:
         return int(self.value.argmin() if mode == "min" else self.value.argmax())
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text())
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} is not a JSON object")
-    return found
-
-
 def _read_evaluations(folder: Path) -> list[dict[str, Any]]:
     """All evaluations, if there are others than the test after training."""
     files = sorted(folder.glob("*/settings.json"))
-    found = [_read_object(file) | {"name": file.parent.name} for file in files]
+    found = [trust.read_json(file) | {"name": file.parent.name} for file in files]
     for each in found:
-        each["metrics"] = _read_object(folder / each["name"] / "metrics.json")
+        each["metrics"] = trust.read_json(folder / each["name"] / "metrics.json")
     return [] if [each["name"] for each in found] == ["test"] else found
 
 
@@ -362,6 +360,11 @@ def _attempts(recorded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _tone(reason: str) -> str:
     tones = {"completed": "good", "running": "busy", "interrupted": "warn"}
     return tones.get(reason, "bad" if re.match(r"\w+(Error|Exception|Exit)?:", reason) else "warn")
+
+
+def slug(title: str) -> str:
+    """A title as the id of an element."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _title(group: str) -> str:

@@ -1,16 +1,17 @@
-"""Images of the report as data URLs."""
+"""Images of the report as data URLs; PNG is encoded without an imaging library."""
 
 from __future__ import annotations
 
 import base64
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from boltcutter.run.image import encode_png
-
+COLOR_TYPES = {1: 0, 3: 2, 4: 6}  # of PNG: grey, RGB, RGBA
 MAX_PIXELS = 128  # side of an image; larger ones are downscaled
 
 
@@ -40,3 +41,18 @@ def downscale(pixels: npt.NDArray[np.uint8], block: int) -> npt.NDArray[np.uint8
         sizes = np.diff(starts, append=pixels.shape[axis])  # the last block may be smaller
         means = np.add.reduceat(means, starts, axis) / (sizes[:, None] if axis == 1 else sizes)
     return means.round().astype(np.uint8)
+
+
+def encode_png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """Encode an image (C, H, W) of one, three or four channels as PNG.
+
+    Source: Portable Network Graphics Specification, third edition, W3C, 2025.
+    """
+    channels, height, width = pixels.shape
+    values = np.moveaxis(pixels, 0, -1).reshape(height, -1)
+    lines = np.insert(values, 0, 0, axis=1)  # each line begins with the number of its filter: none
+    header = struct.pack(">IIBBBBB", width, height, 8, COLOR_TYPES[channels], 0, 0, 0)
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 6)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )

@@ -16,9 +16,10 @@ from torch.nn.parameter import is_lazy
 from boltcutter.callback.status_line import supports_color
 from boltcutter.formatting import aligned, format_duration, format_number
 from boltcutter.project import command
-from boltcutter.protocols import HasBatchSize, HasLocation, NativeData, find_model
+from boltcutter.protocols import HasLocation, NativeData, find_model
 from boltcutter.run.folder import read_record
-from boltcutter.run.remote import show
+from boltcutter.run.store import run_store
+from boltcutter.topology import Topology
 
 
 def print_start(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> None:
@@ -28,10 +29,10 @@ def print_start(folder: Path, trainer: L.Trainer, task: L.LightningModule) -> No
     size = sum(p.numel() for p in known)
     trained = sum(p.numel() for p in known if p.requires_grad)
     is_native = isinstance(data, NativeData)
-    batch = data.batch_size if isinstance(data, HasBatchSize) else None
+    batch = getattr(data, "batch_size", None)
     scope = "in total" if is_native else "per device"  # the convention of Lightning
     kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
-    devices = f"{trainer.num_devices * trainer.num_nodes} × {kind}, {type(trainer.strategy).__name__}"
+    devices = f"{Topology.of(trainer).total_devices} × {kind}, {type(trainer.strategy).__name__}"
     model = find_model(task)
     network = type(model if isinstance(model, nn.Module) else task).__name__
     rows = {
@@ -123,7 +124,7 @@ def _show(rows: Mapping[str, str | None]) -> None:
     width = max(map(len, shown))
     bold, reset = ("\x1b[1m", "\x1b[0m") if supports_color(sys.stdout) else ("", "")
     for name, text in shown.items():
-        first, *more = show(text).split("\n")
+        first, *more = run_store().show(text).split("\n")
         print(f"{bold}{name:{width}}{reset}  {first}")
         for line in more:
             print(" " * (width + 2) + line)

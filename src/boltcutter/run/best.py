@@ -13,7 +13,8 @@ from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.identity import is_restarted
 from boltcutter.environment.process import is_rank_zero
-from boltcutter.run import folder as run
+from boltcutter.run import trust
+from boltcutter.run.folder import read_record
 
 
 def resumed_checkpoint(cfg: DictConfig, warn: Callable[[str], None] = print) -> str | None:
@@ -62,13 +63,15 @@ def find_best(cfg: DictConfig) -> str | None:
 
 def _recorded(cfg: DictConfig) -> str | None:
     """The best checkpoint of a ``ModelCheckpoint`` of the user, unless it is damaged."""
-    record = run.read_record(Path(cfg.folder))
+    record = read_record(Path(cfg.folder))
     if not record.get("best_by"):
         return None
-    path = str(record["best"])
+    path = str(record.get("best"))
     inside = Path(cfg.folder, path.rpartition(f"/{record.get('id')}/")[2])  # the folder may have been moved
     if not is_url(path) and inside.exists():
         path = str(inside)
+    if "::" in path or not path.startswith(f"{cfg.checkpoints}/"):  # which is verified, but this entry is not signed
+        trust.check(path, f"run={cfg.folder}", Path(cfg.folder))
     try:
         fault = find_damage(path)
     except CheckpointError as error:

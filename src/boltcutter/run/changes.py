@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.locate import locate, same_target
-from boltcutter.config.values import format_value, plain
-from boltcutter.run.restart import flatten
+from boltcutter.config.values import flatten, format_value, plain
+from boltcutter.internals import set_last_rates
 
 SECTIONS = ("model", "task", "optimizer", "scheduler", "callback")  # sections whose settings are stored in checkpoints
 LR_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")  # entries of a parameter group that hold learning rates
@@ -180,7 +180,7 @@ def _set_rates(scheduler: Any) -> None:
     groups = scheduler.optimizer.param_groups if hasattr(scheduler, "optimizer") else []
     if hasattr(scheduler, "base_lrs") and all("initial_lr" in group for group in groups):
         scheduler.base_lrs = [group["initial_lr"] for group in groups]
-        scheduler._last_lr = [group["lr"] for group in groups]
+        set_last_rates(scheduler, [group["lr"] for group in groups])
 
 
 def _shown(value: Any) -> str:

@@ -13,12 +13,12 @@ import torch
 from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.weights import extract_weights
 from boltcutter.config.errors import ConfigError
-from boltcutter.config.values import plain
+from boltcutter.config.values import plain, split_overrides
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
-from boltcutter.run import folder as run
-from boltcutter.run import remote
 from boltcutter.run.best import find_checkpoint
+from boltcutter.run.folder import read_record, read_run_config
+from boltcutter.run.store import run_store
 
 IGNORED_METRICS = {"recompiles"}  # restarts from 0 in a resumed run
 LOCATION_SETTINGS = ("folder", "checkpoints", "resume", "reproduce", "runs")  # paths, which do not affect results
@@ -74,15 +74,13 @@ def compare(project: Project, overrides: list[str]) -> Comparison:
         ConfigError: One of the folders holds no run, or an override is not one of these.
     """
     filter_warnings()
-    special, rest = run.split_overrides(overrides, "run", "with", "ckpt")
+    special, rest = split_overrides(overrides, "run", "with", "ckpt")
     if rest or not special.get("run") or not special.get("with"):
         raise ConfigError(
             f"{rest[0] if rest else 'run, with'}: expected run=<folder> with=<folder> [ckpt=last|best|<name>]"
         )
-    cfgs = [
-        run.load_run_config(project, Path(special[name]), setting=name, instantiates=False) for name in ("run", "with")
-    ]
-    records = [run.read_record(Path(special[name])) for name in ("run", "with")]
+    cfgs = [read_run_config(project, Path(special[name]), setting=name, instantiates=False) for name in ("run", "with")]
+    records = [read_record(Path(special[name])) for name in ("run", "with")]
     settings = list(setting_differences(plain(cfgs[0]), plain(cfgs[1])))
     first, second = (record.get("data") for record in records)
     metrics = list(metric_differences(*records))
@@ -95,13 +93,13 @@ def compare(project: Project, overrides: list[str]) -> Comparison:
 
 def report_reproduction(original: Path, reproduction: Path) -> None:
     """Print whether a reproduced run has the same data and bitwise identical metrics as the original."""
-    before, after = run.read_record(original), run.read_record(reproduction)
+    before, after = read_record(original), read_record(reproduction)
     if before.get("data") != after.get("data"):
         print(f"warning: data differ: fingerprint {after.get('data')}, was {before.get('data')}")
     different = list(metric_differences(after, before))
     if not different:
         count = len({**before.get("metrics", {}), **before.get("test", {})}.keys() - IGNORED_METRICS)
-        print(f"reproduced: all {count} metrics equal those of {remote.show(original)}")
+        print(f"reproduced: all {count} metrics equal those of {run_store().show(original)}")
     for line in different:
         print(f"not reproduced: {line}")
     for device in nondeterministic_devices(before, after) if different else ():

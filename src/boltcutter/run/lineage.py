@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.config.redaction import SECRET_TEXT, is_secret_file, without_credentials
+from boltcutter.project import LIBRARY, SOURCE
 
 GIT_OPTIONS = tuple(
     word
@@ -35,7 +36,7 @@ DIFF_COMMAND = (
 )
 GIT_VARIABLES = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
 MAX_UNTRACKED_BYTES = 1_000_000  # larger new files are not part of code.patch
-LIBRARY_FOLDER = Path(__file__).resolve().parents[1]
+LIBRARY_FOLDER = SOURCE / LIBRARY
 SNAPSHOT = ".snapshot.json"  # in a copy of the code: the state of the repository that it was copied from
 
 
@@ -175,7 +176,7 @@ def _patch(root: Path, commit: str, folder: str) -> tuple[bytes | None, list[str
         index = Path(scratch) / "index"  # a copy, so that the user's own stays as it is
         own = Path(os.fsdecode((_git(root, "rev-parse", "--absolute-git-dir") or b"").rstrip(b"\n"))) / "index"
         if own.is_file():
-            shutil.copy(own, index)
+            shutil.copy2(own, index)  # with its time, by which git knows which files may have changed since
         env = {"GIT_INDEX_FILE": str(index)}
         new = list_files(root, "--others", "--exclude-standard", "--full-name", "--", folder)
         changed = _names(_git(root, *DIFF_COMMAND, "--name-only", "-z", commit, env=env))

@@ -1,8 +1,10 @@
-"""Stage and mode of a metric, inferred from its name."""
+"""Metrics of a run: stage and mode, inferred from the name, and the values that training ended with."""
 
 from __future__ import annotations
 
+import csv
 import re
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 Mode = Literal["min", "max"]
@@ -11,6 +13,8 @@ SMALLER_IS_BETTER = re.compile(r"loss|err|mae|mse|mape|perplexity|nll|bits", re.
 LARGER_IS_BETTER = re.compile(r"acc|f1|r2|auc|auroc|precision|recall|iou|dice|bleu|pearson|spearman|kappa", re.I)
 STAGES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 NAME = re.compile(rf"(?:({'|'.join(STAGES)})[/_.-])?(.+?)(_epoch|_step)?", re.S)
+# Prefixes of columns in metrics.csv that are not training metrics.
+NO_METRICS = ("step", "epoch", "throughput/", "test/", "test_")
 
 
 class MetricName(NamedTuple):
@@ -33,3 +37,18 @@ def infer_mode(name: str) -> Mode | None:
     if LARGER_IS_BETTER.search(name):
         return "max"
     return "min" if SMALLER_IS_BETTER.search(name) else None
+
+
+def final_metrics(folder: Path) -> dict[str, tuple[float, int]]:
+    """Read the last value of each training and validation metric, over all attempts, from ``metrics.csv``.
+
+    Returns:
+        For each metric, its value and the number of optimizer steps after which it was measured.
+    """
+    found: dict[str, tuple[float, int]] = {}
+    if (folder / "metrics.csv").is_file():
+        with open(folder / "metrics.csv", newline="") as file:
+            for row in csv.DictReader(file):
+                steps = int(row["step"]) + 1  # loggers count steps from 0
+                found |= {name: (float(value), steps) for name, value in row.items() if value}
+    return {name: value for name, value in found.items() if not name.startswith(NO_METRICS)}

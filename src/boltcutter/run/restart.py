@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import flatten
 from boltcutter.environment import identity
-from boltcutter.run import folder as run
-from boltcutter.run import remote
 from boltcutter.run.best import resumed_checkpoint
+from boltcutter.run.folder import read_record
+from boltcutter.run.store import run_store
 
 # Keys that may differ between attempts.
 LAUNCH_KEYS = ("folder", "resume", "ckpt", "resume_exact", "reproduce", "launch", "choices")
@@ -33,7 +33,7 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
         ConfigError: The folder or its checkpoints belong to another run.
     """
     folder = Path(cfg.folder)
-    record = run.read_record(folder) if (folder / "record.json").is_file() else {}
+    record = read_record(folder) if (folder / "record.json").is_file() else {}
     found = resumed_checkpoint(cfg, warn=lambda text: None)  # training reports damaged files
     if not found and record.get("saved"):
         raise ConfigError(
@@ -43,11 +43,11 @@ def check_start(cfg: DictConfig, *, given: bool) -> None:
         )
     if cfg.resume or not (found or (given and has_trained(folder))):
         return
-    inside = cfg.checkpoints.startswith(f"{remote.show(cfg.folder)}/")
+    inside = cfg.checkpoints.startswith(f"{run_store().show(cfg.folder)}/")
     if (given or not inside) and not _is_restart(record):
         key, its = ("folder", cfg.folder) if inside else ("checkpoints", "<its folder>")
         raise ConfigError(f"{key}={cfg[key]} holds a run; use resume={its} to continue it, or another {key}")
-    if changed := changed_settings(record.get("config", {}), remote.portable(cfg)):
+    if changed := changed_settings(record.get("config", {}), run_store().portable(cfg)):
         shown = ", ".join(changed[:MAX_SHOWN]) + (", …" if len(changed) > MAX_SHOWN else "")
         raise ConfigError(
             f"folder={folder} holds a run of another configuration ({shown}); use resume={folder} to continue it, "
@@ -80,12 +80,3 @@ def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def _is_restart(record: dict[str, Any]) -> bool:
     attempts = record.get("attempts") or [{}]
     return identity.is_restarted() and identity.job_id() is not None and attempts[-1].get("job") == identity.job_id()
-
-
-def flatten(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value that is not a mapping, with its dotted key."""
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from flatten(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, node

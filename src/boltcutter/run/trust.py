@@ -16,6 +16,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -26,15 +27,22 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.checkpoint.atomic import temporary_path
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.config.redaction import VARIABLE, looks_secret
+from boltcutter.config.values import resolved_texts
+from boltcutter.extend import current_path, own_components
 from boltcutter.lightning_alias import canonical
-from boltcutter.project import Project
+from boltcutter.project import Project, is_library, private_variables
 
 PROJECT = __name__.partition(".")[0]
 KEY_FILE = Path("~/.config/boltcutter/key")  # secret key of this user, with which records are signed
-# Packages of this library whose classes are allowed. Functions are allowed if a configuration file refers to them.
-PROJECT_PACKAGES = ("model", "data", "task", "callback", "logger", "strategy", "launch", "checkpoint")
+MAX_BYTES = 1 << 26  # of a record
+OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
+REMEDY = "set trust=true if you trust the source of the folder"
+# Packages of the core whose classes are allowed. Functions are allowed if a configuration file refers to them.
+PROJECT_PACKAGES = tuple(
+    f"{PROJECT}.{name}" for name in ("model", "data", "task", "callback", "logger", "strategy", "checkpoint")
+)
 # Folders of the project with code that runs commands and changes files, which no configuration needs.
 TOOL_FOLDERS = ("scripts", "tests", "hooks")
 # Where targets may be, and what their classes must be derived from.
@@ -88,6 +96,47 @@ def is_granted() -> bool:
     return _granted
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a record, whoever has written it: the only function that opens one.
+
+    Raises:
+        OSError: There is no such file, or it cannot be read.
+        ValueError: It is not a JSON object, not an ordinary file, or too large.
+    """
+    return parse_json(read_bytes(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file of a run folder, whoever has written it.
+
+    Raises:
+        OSError: There is no such file, or it cannot be read.
+        ValueError: It is not an ordinary file, or too large.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a FIFO would block
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("not an ordinary file")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
+    return content
+
+
+def parse_json(content: bytes) -> dict[str, Any]:
+    """Parse the content of a record.
+
+    Raises:
+        ValueError: It is not a JSON object.
+    """
+    try:
+        found = json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    return found
+
+
 def check(
     node: Any,
     where: str,
@@ -97,6 +146,7 @@ def check(
     signature: object = None,
     instantiates: bool = True,
     runs: bool = False,
+    walks: bool = False,
 ) -> None:
     """Check references, URLs and targets in a record, unless this user has signed it or has set ``trust=true``.
 
@@ -108,29 +158,35 @@ def check(
         signature: Signature of ``node``, from ``sign``.
         instantiates: Whether the classes in ``node`` will be instantiated.
         runs: Whether commands or overrides in ``node`` will be run, so that a signature is required.
+        walks: Whether files in the folder will be read or written, so that none may be elsewhere.
 
     Raises:
-        ConfigError: A reference, URL or target is not allowed.
+        ConfigError: A reference, URL, target or file is not allowed.
     """
     if _granted or is_signed(node, signature):
         return
-    remedy = "set trust=true if you trust the source of the folder"
     if text := next(_unsafe_references(node), None):
-        raise ConfigError(f"{where}: its record.json has {text}, which computes a value or reads a secret; {remedy}")
-    if text := next(_unsafe_urls(node, project), None):
-        raise ConfigError(f"{where}: its record.json has {text}, an address that would be contacted; {remedy}")
+        raise ConfigError(
+            f"{where}: its record.json has {one_line(text[:200])}, which computes a value or reads a secret; {REMEDY}"
+        )
+    if text := next(_unsafe_urls([node, *resolved_texts(node)], project), None):
+        raise ConfigError(
+            f"{where}: its record.json has {one_line(text[:200])}, an address that would be contacted; {REMEDY}"
+        )
     for target, is_checked in iter_targets(node) if instantiates else ():
-        name = canonical(target)
+        name = canonical(current_path(target))
         is_own = name in _configured(project, TARGET) or _is_user_target(name, folder, project)
         if not is_own and not (is_checked and _is_known(name)):
             raise ConfigError(
-                f"{where}: its record.json refers to {target}, which is neither part of this project nor of a "
-                f"well-known package, and would be executed; {remedy}"
+                f"{where}: its record.json refers to {one_line(target[:200])}, which is neither part of this project "
+                f"nor of a well-known package, and would be executed; {REMEDY}"
             )
     if runs:
         raise ConfigError(
-            f"{where}: its record holds overrides or launch settings, with commands, that you have not signed; {remedy}"
+            f"{where}: its record holds overrides or launch settings, with commands, that you have not signed; {REMEDY}"
         )
+    if walks and (entry := next(_outside(folder), None)):
+        raise ConfigError(f"{where}: {one_line(entry)} is not a file of the folder, or leads out of it; {REMEDY}")
 
 
 def sign(node: Any) -> str | None:
@@ -190,7 +246,7 @@ def _unsafe_references(node: Any) -> Iterator[str]:
         left, before = node, ""
         while left != before:  # from the innermost reference outwards
             left, before = PLAIN_REFERENCE.sub("\0", left), left
-        if "${" in left or any(map(looks_secret, VARIABLE.findall(node))):
+        if "${" in left or any(looks_secret(name) or name in private_variables for name in VARIABLE.findall(node)):
             yield node
 
 
@@ -206,8 +262,22 @@ def _unsafe_urls(node: Any, project: Project | None) -> Iterator[str]:
             yield node
 
 
+def _outside(folder: Path) -> Iterator[str]:
+    """Yield links out of a folder, to which its files would be read and written, and FIFOs, which block."""
+    home = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        if Path(place).parent == folder and Path(place).name in OWN_LINKS:
+            folders[:] = []
+            continue
+        for path in (Path(place, name) for name in [*folders, *files]):
+            found = path.lstat().st_mode
+            is_inside = stat.S_ISLNK(found) and path.resolve().is_relative_to(home)
+            if not (is_inside or stat.S_ISREG(found) or stat.S_ISDIR(found)):
+                yield str(path.relative_to(folder))
+
+
 def _is_known(target: str) -> bool:
-    own = tuple(f"{PROJECT}.{package}" for package in PROJECT_PACKAGES)
+    own = (*PROJECT_PACKAGES, *own_components())
     accepted = (*TRUSTED_PACKAGES, *own)
     if any(name.startswith("_") for name in target.split(".")):
         return False
@@ -238,7 +308,7 @@ def _within(path: str, parts: tuple[str, ...]) -> bool:
 def _is_user_target(target: str, folder: Path, project: Project | None) -> bool:
     """Return whether a target is in the user's own code: importable, but not from an installed package."""
     top = target.partition(".")[0]
-    if top == PROJECT or not _is_user_code(target, folder, project):
+    if is_library(top) or not _is_user_code(target, folder, project):
         return False
     found = _import_target(target)
     # If it cannot be imported, nothing can be executed. A built-in method, as of sys.path, has no module.
@@ -250,6 +320,7 @@ def _is_user_code(path: str, folder: Path, project: Project | None) -> bool:
     top, *names = path.split(".")
     if top in sys.stdlib_module_names or not top.isidentifier():
         return False
+    run_folder = folder.resolve()
     try:
         spec = find_spec(top)
     except (ImportError, ValueError, AttributeError):
@@ -261,7 +332,8 @@ def _is_user_code(path: str, folder: Path, project: Project | None) -> bool:
     # Also those of the system, of the user, and of cluster modules on PYTHONPATH.
     if any({"site-packages", "dist-packages"} & set(place.parts) for place in places):
         return False
-    run_folder = folder.resolve()
+    if spec and spec.origin is None and any(run_folder.is_relative_to(place) for place in places):
+        return False  # a folder of data, such as that of all runs, which Python takes for a package
     root = project.root.resolve() if project else None
     if root and any(place.is_relative_to(root / tool) for place in places for tool in TOOL_FOLDERS):
         return False

@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from boltcutter.internals import NormWithStatistics
+
 
 class FixedBucketsDDP(DistributedDataParallel):
     """DDP that never changes the order of gradients in its buckets.
@@ -32,3 +34,17 @@ class FixedBucketsDDP(DistributedDataParallel):
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         parameters, expect_sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return (parameters[::-1], expect_sparse[::-1]) if self.is_reversed else (parameters, expect_sparse)
+
+
+def unsynchronized_buffers(model: nn.Module) -> list[str]:
+    """Names of buffers that rank 0 need not broadcast at each step.
+
+    These are the running statistics of BatchNorm, which training does not read, and non-persistent buffers, which are
+    constant.
+    """
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._buffers
+        if isinstance(module, NormWithStatistics) or name in module._non_persistent_buffers_set
+    ]

@@ -20,7 +20,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from boltcutter.protocols import GroupsParameters, data_parallel, gather_objects
+from boltcutter.internals import (
+    batches_with_step,
+    find_trainer,
+    foreach_mul_,
+    hook_name,
+    is_accumulating,
+    is_last_batch,
+    logger_connector,
+    scale_outside_step,
+)
+from boltcutter.protocols import data_parallel, gather_objects
 from boltcutter.task.compiler import Compiler, make_compiler
 from boltcutter.task.errors import TotalStepsError, call_with_batch
 from boltcutter.task.metric_states import get_state, merge_states, set_state
@@ -86,7 +96,7 @@ class Task(L.LightningModule, ABC):
                 "set task.interval=epoch"
             )
         self.model = model
-        self._has_groups = isinstance(model, GroupsParameters)  # checked before FSDP wraps the model
+        self._has_groups = hasattr(model, "parameter_groups")  # checked before FSDP wraps the model
         self.compile_model, self.channels_last = compile, channels_last and not compile
         self._compiler: Compiler | None = None
         if self.channels_last:
@@ -116,7 +126,7 @@ class Task(L.LightningModule, ABC):
         The collection takes as long as a step of a small model. The values are logged at the end of the step.
         """
         scalar = isinstance(value, int | float | Tensor) and not args and options.keys() <= {"sync_dist", "batch_size"}
-        if not scalar or self._current_fx_name not in ("training_step", "on_train_batch_end"):
+        if not scalar or hook_name(self) not in ("training_step", "on_train_batch_end"):
             super().log(name, value, *args, **options)
             return
         if isinstance(value, Tensor):
@@ -153,7 +163,9 @@ class Task(L.LightningModule, ABC):
         """
         self._num_weights = sum(parameter.ndim > 1 for parameter in self.model.parameters())
         if self.compile_model and stage == "fit":
-            self._compiler = make_compiler(self.model, self.compile_model, getattr(self._trainer, "strategy", None))
+            self._compiler = make_compiler(
+                self.model, self.compile_model, getattr(find_trainer(self), "strategy", None)
+            )
 
     def recompile_reasons(self) -> list[str]:
         """Return the reason of each recompilation of the model since training started."""
@@ -185,13 +197,13 @@ class Task(L.LightningModule, ABC):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the values of the step, after the last of accumulated batches as Lightning does."""
-        if not self._step_logs or self.trainer.fit_loop._should_accumulate():
+        if not self._step_logs or is_accumulating(self.trainer):
             return
         values, self._step_logs = self._step_logs, {}
         self.trainer.callback_metrics.update(
             {name: value if isinstance(value, Tensor) else torch.tensor(float(value)) for name, value in values.items()}
         )
-        connector = self.trainer._logger_connector
+        connector = logger_connector(self.trainer)
         if connector.should_update_logs:
             connector.log_metrics(values)
 
@@ -210,7 +222,7 @@ class Task(L.LightningModule, ABC):
 
     def on_train_epoch_end(self) -> None:
         """Log the epoch's metrics; keep their state if training stops within it, for a resumed run."""
-        complete = self.trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+        complete = is_last_batch(self.trainer)
         self._log_epoch("train", "train/loss_epoch", reset=complete)
 
     def on_validation_epoch_start(self) -> None:
@@ -252,9 +264,10 @@ class Task(L.LightningModule, ABC):
         if overridden or norm is None or not gradient_clip_val or gradient_clip_algorithm not in (None, "norm"):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif norm.device.type != "cpu" or norm.item() > gradient_clip_val:  # no synchronization with a GPU
-            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            gradients = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in found]  # shards of FSDP2
             if gradients:  # nn.utils.clip_grads_with_norm_ takes half as long again
-                torch._foreach_mul_(gradients, (gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
+                foreach_mul_(gradients, (gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the state of the training metrics within the epoch, of each data-parallel rank."""
@@ -272,7 +285,7 @@ class Task(L.LightningModule, ABC):
             for name in ("total_steps", "_schedule_phases"):  # the latter are OneCycleLR's
                 state.pop(name, None)
         ranks = checkpoint.get("train_metrics", [])
-        trainer = self._trainer
+        trainer = find_trainer(self)
         if trainer is None or not ranks:
             return
         world_size, rank = data_parallel(trainer.strategy)
@@ -305,9 +318,7 @@ class Task(L.LightningModule, ABC):
         model: Any = self.model
         groups = model.parameter_groups() if self._has_groups else [p for p in self.parameters() if p.requires_grad]
         optimizer = self.optimizer(groups)
-        # Else a fused optimizer would unscale gradients itself, after they are clipped.
-        if hasattr(optimizer, "_step_supports_amp_scaling"):
-            optimizer._step_supports_amp_scaling = False
+        scale_outside_step(optimizer)
         if self.scheduler is None:
             return optimizer
         scheduler = self.scheduler(optimizer, **self._total_steps(self.scheduler))
@@ -366,8 +377,8 @@ class Task(L.LightningModule, ABC):
         values: dict[str, Any] = {loss: mean.compute(), **metrics.compute()}  # type: ignore[operator]
         if stage == "train":  # to loggers now, as Lightning logs after the checkpoint from which a killed run resumes
             self.log_dict(values, logger=False)
-            step = self.trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # the epoch's last, as in Lightning
-            self.trainer._logger_connector.log_metrics(values | {"epoch": self.current_epoch}, step)
+            step = batches_with_step(self.trainer) - 1  # the epoch's last, as in Lightning
+            logger_connector(self.trainer).log_metrics(values | {"epoch": self.current_epoch}, step)
         else:
             self.log_dict(values)
         if reset:

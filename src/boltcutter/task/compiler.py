@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
+from boltcutter import extend, internals
 from boltcutter.task.errors import CompilerError
 
 
@@ -33,9 +34,8 @@ def make_compiler(model: nn.Module, backend: Literal[True, "xla"], strategy: Any
         CompilerError: The compiler is not installed, or does not support the strategy.
     """
     if backend == "xla":
-        from boltcutter.task.xla import XLA  # imports optional packages
-
-        return XLA(model, strategy)
+        compiler: Compiler = extend.require("compiler.xla", "task.compile=xla")(model, strategy)
+        return compiler
     return Inductor(model)
 
 
@@ -52,10 +52,7 @@ class Inductor:
     def __init__(self, model: nn.Module) -> None:
         if not any(map(which, (os.environ.get("CXX", "g++"), "clang++", "cl"))):
             raise CompilerError("task.compile=true needs a C++ compiler; install g++, or set task.compile=false")
-        from torch._dynamo import utils
-
-        utils.clear_compilation_metrics()
-        utils.set_compilation_metrics_limit(1 << 12)  # the maximum number of recompilations that are reported
+        internals.clear_compilations(1 << 12)  # the maximum number of recompilations that are reported
         self.model = model
         model.compile()
 
@@ -66,6 +63,4 @@ class Inductor:
 
     def recompile_reasons(self) -> list[str]:
         """Return the reason of each recompilation so far."""
-        from torch._dynamo.utils import get_compilation_metrics
-
-        return [metric.recompile_reason for metric in get_compilation_metrics() if metric.recompile_reason]
+        return internals.recompile_reasons()

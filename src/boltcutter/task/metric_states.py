@@ -10,6 +10,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat, dim_zero_mean, dim_zero_sum
 
+from boltcutter.internals import reductions
+
 UPDATE_COUNT = "_update_count"
 
 State = dict[str, Any]
@@ -17,9 +19,8 @@ State = dict[str, Any]
 
 def get_state(metric: Metric) -> State:
     """Return a copy of a metric's state on the CPU: a tensor or a list of tensors for each of its variables."""
-    state: State = {UPDATE_COUNT: metric._update_count}
-    for name in metric._defaults:
-        value = getattr(metric, name)
+    state: State = {UPDATE_COUNT: metric.update_count}
+    for name, value in metric.metric_state.items():
         state[name] = [tensor.cpu().clone() for tensor in value] if isinstance(value, list) else value.cpu().clone()
     return state
 
@@ -40,8 +41,7 @@ def merge_states(metric: Metric, states: Sequence[State]) -> State:
     """
     counts = [state[UPDATE_COUNT] for state in states]
     merged: State = {UPDATE_COUNT: sum(counts)}
-    reductions: dict[str, Any] = metric._reductions
-    for name, reduction in reductions.items():
+    for name, reduction in reductions(metric).items():
         values = [state[name] for state in states]
         if any(isinstance(value, list) for value in values):
             lists = [value if isinstance(value, list) else [value] for value in values]

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boltcutter.internals import foreach_norm
+
 
 class PenaltyError(ValueError):
     """The strategy hides weights during the step, so that their penalty cannot be computed."""
@@ -46,5 +48,5 @@ def penalty(model: nn.Module, l1: float, l2: float, num_weights: int = 0) -> Ten
 def _norms(weights: list[Any], order: int) -> Tensor:
     sharded = [weight for weight in weights if hasattr(weight, "full_tensor")]
     whole = [weight for weight in weights if not hasattr(weight, "full_tensor")]
-    norms = list(torch._foreach_norm(whole, order)) if whole else []
+    norms = list(foreach_norm(whole, order)) if whole else []
     return torch.stack([*norms, *(torch.linalg.vector_norm(weight, order).full_tensor() for weight in sharded)])

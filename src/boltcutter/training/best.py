@@ -13,7 +13,7 @@ from boltcutter.callback.checkpoint import BestCheckpoint, LastCheckpoint
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.compose import DictConfig
 from boltcutter.protocols import HasMonitor
-from boltcutter.run import folder as run
+from boltcutter.run.folder import read_record, update_record
 
 
 class BestRecorder(Callback):
@@ -63,9 +63,9 @@ class BestRecorder(Callback):
             return  # it is being written
         self._recorded = path
         if not is_default(found, self.cfg):
-            run.update_record(folder, best=path, best_by=describe(found))
-        elif run.read_record(folder).get("best_by"):  # of an earlier attempt, with other callbacks
-            run.update_record(folder, best_by=None)
+            update_record(folder, best=path, best_by=describe(found))
+        elif read_record(folder).get("best_by"):  # of an earlier attempt, with other callbacks
+            update_record(folder, best_by=None)
 
 
 def monitored_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:

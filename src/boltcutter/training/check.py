@@ -14,24 +14,25 @@ import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from boltcutter.assembly.adapt import skip_reason
+from boltcutter import extend
 from boltcutter.assembly.assemble import Components, TaskLoaders, assemble, complete_config, read_config
-from boltcutter.assembly.folds import check_fold
+from boltcutter.assembly.overrides import load_run_config
 from boltcutter.cli.commands import CHECK_FLAGS
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.values import split_overrides
 from boltcutter.data.hooks import ChecksFiles, run_hooks_early
 from boltcutter.environment.warnings import filter_warnings
+from boltcutter.evaluation.splits import skip_reason
 from boltcutter.project import Project
 from boltcutter.protocols import (
     ComputesLosses,
     HidesTraceback,
     NativeData,
     NativeTask,
-    data_parallel,
     handles_signals,
 )
-from boltcutter.run import folder as run
+from boltcutter.topology import ONE_DEVICE
 from boltcutter.training.failure import explain_errors
 
 NUM_SAMPLES = 16  # to which the model is applied; in two of them, one class may be missing
@@ -50,11 +51,9 @@ def main(project: Project, arguments: list[str]) -> None:
         ConfigError: There are mistakes, one line for each.
     """
     filter_warnings()
-    special, rest = run.split_overrides([argument for argument in arguments if argument not in CHECK_FLAGS], "run")
+    special, rest = split_overrides([argument for argument in arguments if argument not in CHECK_FLAGS], "run")
     cfg = (
-        complete_config(run.load_run_config(project, Path(special["run"]), rest))
-        if special
-        else read_config(project, rest)
+        complete_config(load_run_config(project, Path(special["run"]), rest)) if special else read_config(project, rest)
     )
     given = cfg.folder
     with TemporaryDirectory() as folder:
@@ -63,7 +62,7 @@ def main(project: Project, arguments: list[str]) -> None:
         try:
             if "--batch" in arguments:
                 cfg.folder = folder
-                run_one_batch(cfg, data_parallel(components.trainer.strategy).size)
+                run_one_batch(cfg, components.topology.data_ranks)
             else:
                 apply_model(components, cfg)
         except Exception as error:
@@ -113,7 +112,7 @@ def run_one_batch(cfg: DictConfig, num_ranks: int) -> None:
     """
     cfg.trainer.fast_dev_run = 1
     if num_ranks > 1:
-        cfg.trainer.devices, cfg.trainer.num_nodes, cfg.trainer.strategy = 1, 1, "auto"
+        cfg.trainer.update(ONE_DEVICE)
     with redirect_stdout(io.StringIO()):  # notes that were printed before
         components = assemble(cfg)
     trainer, data, task = components.trainer, components.data, components.task
@@ -123,7 +122,8 @@ def run_one_batch(cfg: DictConfig, num_ranks: int) -> None:
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar) and not handles_signals([c])]
     with explain_errors(trainer), broadcasting_refused():
-        check_fold(cfg, trainer)
+        if check_fold := extend.find("check_fold"):
+            check_fold(cfg, trainer)
         with as_config_error():
             if not isinstance(data, TaskLoaders):
                 run_hooks_early(trainer, task, data)

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.values import plain
+from boltcutter.internals import can_stop_early, is_last_batch
 
 LIMITS = ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")
 
@@ -96,7 +97,7 @@ class EndOfTraining(Callback):
         progress: Any = loop.epoch_progress.current
         if not progress.started == progress.processed > 0:
             return  # within an epoch
-        if trainer.should_stop and loop._can_stop_early:
+        if trainer.should_stop and can_stop_early(trainer):
             checkpoint["stopped_early"] = self.limits
         if ended_mid_epoch(trainer):
             checkpoint["epoch"] -= 1
@@ -137,7 +138,9 @@ def limits(cfg: DictConfig) -> dict[str, Any]:
 def is_ending(trainer: L.Trainer) -> bool:
     """Whether training ends after the current batch."""
     loop = trainer.fit_loop
-    if 0 <= loop.epoch_loop.max_steps <= loop.epoch_loop.global_step or (trainer.should_stop and loop._can_stop_early):
+    if 0 <= loop.epoch_loop.max_steps <= loop.epoch_loop.global_step or (
+        trainer.should_stop and can_stop_early(trainer)
+    ):
         return True
     if not loop.epoch_loop.batch_progress.is_last_batch:
         return False
@@ -147,4 +150,4 @@ def is_ending(trainer: L.Trainer) -> bool:
 def ended_mid_epoch(trainer: L.Trainer) -> bool:
     """Whether the current or last epoch ended before its last batch."""
     loop = trainer.fit_loop.epoch_loop
-    return loop.batch_progress.current.ready > 0 and not loop._num_ready_batches_reached()
+    return loop.batch_progress.current.ready > 0 and not is_last_batch(trainer)

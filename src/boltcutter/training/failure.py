@@ -19,7 +19,8 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter.callback.checkpoint import MetricNotLoggedError
 from boltcutter.config.errors import ConfigError, one_line
-from boltcutter.protocols import HasBatchSize, HidesTraceback, data_parallel
+from boltcutter.internals import default_store
+from boltcutter.protocols import HidesTraceback, data_parallel
 from boltcutter.training.first_batch import FirstBatchError, first_batch_message
 from boltcutter.training.learning import NoGradientError
 
@@ -161,7 +162,7 @@ def unused_parameters_message(module: L.LightningModule) -> str:
 def out_of_memory_message(trainer: L.Trainer) -> str:
     """Report the size of the batch, with a smaller one to try instead."""
     data = trainer.datamodule  # type: ignore[attr-defined]
-    size = data.batch_size if isinstance(data, HasBatchSize) else None
+    size = getattr(data, "batch_size", None)
     device = trainer.strategy.root_device
     if not size:
         return f"{device} is out of memory: reduce the batch size of the data module"
@@ -184,7 +185,7 @@ def rendezvous_message(world_size: int, text: str) -> str:
 
 def missing_ranks_message(world_size: int) -> str:
     """Report which ranks do not respond: each living rank sets a key in the default store and reads those of others."""
-    store: Any = dist.distributed_c10d._get_default_store()
+    store: Any = default_store()
     try:
         store.set_timeout(timedelta(seconds=5))
         with suppress_native_stderr():

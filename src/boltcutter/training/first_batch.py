@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from boltcutter.config.errors import one_line
-from boltcutter.project import LIBRARY
+from boltcutter.project import is_library
 
 PYTHON = re.escape(sysconfig.get_path("stdlib"))
 INSTALLED = re.compile(rf"[/\\](site|dist)-packages[/\\]|<frozen|^<string>|^{PYTHON}")
@@ -55,7 +55,7 @@ def first_batch_message(trainer: L.Trainer, error: BaseException) -> str | None:
         file, number, function, text = in_worker.groups()
         return f"data: {function} ({Path(file).name}:{number}): {one_line(text)}; correct the data {MORE}"
     written = [f for f in frames if not INSTALLED.search(f.f_code.co_filename)]
-    own = [f for f in written if str(f.f_globals.get("__name__")).partition(".")[0] != LIBRARY]
+    own = [f for f in written if not is_library(str(f.f_globals.get("__name__")).partition(".")[0])]
     place = (own or [f for f in owned if f in written] or owned)[-1]
     owner = _owner(place) or _owner(owned[-1])
     function = place.f_code.co_name

@@ -10,11 +10,11 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.core.optimizer import _MockOptimizer
 from torch.optim import Optimizer
 
 from boltcutter.config.compose import DictConfig
-from boltcutter.run import folder as run
+from boltcutter.internals import is_placeholder
+from boltcutter.run.folder import read_record, update_record
 
 MIN_BATCHES = 8  # fewer may have the same loss by chance
 HOOKS = ("on_before_optimizer_step", "on_train_batch_end")
@@ -51,9 +51,9 @@ class LearningCheck(Callback):
         """Check that there is an optimizer."""
         self._reset()
         self._versions = versions(pl_module)
-        if trainer.is_global_zero and run.read_record(self.folder).get("warning"):  # of the attempt that is resumed
-            run.update_record(self.folder, warning=None)
-        if pl_module.automatic_optimization and all(isinstance(o, _MockOptimizer) for o in trainer.optimizers):
+        if trainer.is_global_zero and read_record(self.folder).get("warning"):  # of the attempt that is resumed
+            update_record(self.folder, warning=None)
+        if pl_module.automatic_optimization and all(is_placeholder(o) for o in trainer.optimizers):
             self._end(trainer, "configure_optimizers returned None, so nothing is trained; return an optimizer")
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
@@ -126,7 +126,7 @@ class LearningCheck(Callback):
         self._remove_hooks()
         if trainer.is_global_zero:
             print(f"warning: nothing is trained: {text}", file=sys.stderr)
-            run.update_record(self.folder, warning=f"nothing is trained: {text}")
+            update_record(self.folder, warning=f"nothing is trained: {text}")
 
     def _remove_hooks(self) -> None:
         vars(self).update(dict.fromkeys(HOOKS))  # Lightning skips hooks that are not callable

@@ -70,6 +70,8 @@ fi
 
 cat >setup.sh <<'SETUP'
 set -euo pipefail # without -x: its trace would show the values of variables in the log
+# At the first boot, other programs such as unattended-upgrades hold the lock of apt.
+[ ! -d /etc/apt/apt.conf.d ] || echo 'DPkg::Lock::Timeout "600";' >/etc/apt/apt.conf.d/90boltcutter
 aws s3 cp --only-show-errors s3://bucket/runs/digits/20260101-120000-0a1b2c3d/job.tar.gz job.tar.gz
 rm -rf bundle venv && mkdir bundle && tar -xzf job.tar.gz -C bundle
 python3 -m venv venv || { # Debian and Ubuntu have it in another package
@@ -136,7 +138,7 @@ if [ ! -e ready ]; then
 fi
 for ((restart = 0; restart <= 10; restart++)); do
     report "start $restart on $instance"
-    /opt/boltcutter/venv/bin/python -m boltcutter.launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true &
+    /opt/boltcutter/venv/bin/python -m boltcutter_launch.node s3://bucket/runs/digits/20260101-120000-0a1b2c3d trust=true &
     training=$!
     [ -z "$stopping" ] || kill -TERM "$training" # the signal came before
     watch "$training" &

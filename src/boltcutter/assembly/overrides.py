@@ -1,0 +1,109 @@
+"""The configuration that the overrides of a command select: one of the project, or that of an earlier run.
+
+``resume=`` and ``reproduce=`` train with the configuration of a run, ``run=`` evaluates one. The record of a run may be
+somebody else's: ``read_run_config`` checks it before anything is composed from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from boltcutter.config.compose import DictConfig, compose, merge
+from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import split_overrides
+from boltcutter.project import Project
+from boltcutter.run.folder import moved_to, read_run_config, recorded_config
+from boltcutter.run.store import run_store
+from boltcutter.topology import ONE_DEVICE
+
+
+def read_overrides(project: Project, overrides: Sequence[str]) -> DictConfig:
+    """Compose the configuration; ``resume=`` and ``reproduce=`` start from the configuration of an earlier run.
+
+    ``resume=`` takes the folder of the run, with ``ckpt=best|last|<name>|<path>``, or a checkpoint file in it.
+    """
+    special, rest = split_overrides(overrides, "resume", "reproduce")
+    if special.get("resume", "").endswith(".ckpt"):
+        rest = [f"ckpt={special['resume']}", *rest]
+        special["resume"] = _run_above(special["resume"])
+    given, rest = split_overrides(rest, "ckpt") if "resume" in special else ({}, rest)
+    if len(special) == 2:
+        raise ConfigError("resume and reproduce exclude each other; give one of them")
+    if not special:
+        return compose(project, rest)
+    ((verb, text),) = special.items()
+    if verb == "resume":
+        check_resume(Path(text), rest)
+    cfg = load_run_config(project, Path(text), rest, verb)
+    cfg.resume = text if verb == "resume" else None
+    cfg.pop("ckpt", None)  # of an earlier attempt
+    if given:
+        cfg.ckpt = given["ckpt"]
+    if verb == "reproduce":
+        cfg.reproduce = text
+        cfg.folder = next((override.partition("=")[2] for override in rest if override.startswith("folder=")), None)
+    return cfg
+
+
+def _run_above(checkpoint: str) -> str:
+    """The folder of the run whose checkpoint is given.
+
+    Raises:
+        ConfigError: There is none above the file.
+    """
+    for folder in Path(checkpoint).parents:
+        if (folder / "record.json").is_file():
+            return str(folder)
+    raise ConfigError(f"resume={checkpoint}: not in the folder of a run; use resume=<folder of the run> ckpt=<file>")
+
+
+def check_resume(folder: Path, overrides: Sequence[str]) -> None:
+    """Check that no override changes a setting that a resumed run cannot change."""
+    given, _ = split_overrides(overrides, "folder", "name", "runs", "init_from")
+    recorded = recorded_config(folder, "resume")[0] if given else {}
+    for key, text in given.items():
+        same = (
+            run_store().locate(text).absolute() == folder.absolute()
+            if key == "folder"
+            else text == str(recorded.get(key))
+        )
+        if not same:
+            what = "weights" if key == "init_from" else "folder"
+            raise ConfigError(f"{key}={text}: resume={folder} continues with its own {what}; remove one of the two")
+
+
+def load_run_config(project: Project, folder: Path, overrides: Sequence[str] = (), setting: str = "run") -> DictConfig:
+    """Load the configuration of an earlier run and apply ``overrides``.
+
+    Args:
+        project: Project whose configuration is used.
+        folder: Folder of the run.
+        overrides: Overrides of the command line.
+        setting: Key of the override that names the folder, for error messages.
+
+    Raises:
+        ConfigError: The folder holds no run, or its record names a class that is not trusted.
+    """
+    return moved_to(folder, compose(project, overrides, base=read_run_config(project, folder, setting)), setting)
+
+
+def load_evaluation_config(
+    project: Project, special: dict[str, str], overrides: Sequence[str]
+) -> tuple[DictConfig, Path]:
+    """Load the configuration of ``run=<folder>``, for one device unless an override sets the trainer.
+
+    Returns:
+        The configuration and the folder of the run.
+
+    Raises:
+        ConfigError: ``run`` is not set, or the folder holds no run.
+    """
+    if not special.get("run"):
+        given = next((text for text in overrides if "=" not in text), "runs/digits-convnet/…")
+        raise ConfigError(f"run is not set; use run=<folder of a run>, as in run={given}")
+    folder = Path(special["run"])
+    cfg = load_run_config(project, folder, overrides)
+    if not any(override.lstrip("+~").startswith("trainer") for override in overrides):
+        cfg.trainer = merge(cfg.trainer, DictConfig(ONE_DEVICE))
+    return cfg, folder

@@ -1,0 +1,238 @@
+"""Every private name of torch and Lightning that the core uses: an upgrade of either that breaks one is mended here.
+
+Each has the reason why it is needed. Unless one is named, torch 2.13 and Lightning 2.6.6 have no public alternative,
+and all versions that are supported have the name. ``tests/test_private_names.py`` checks that each is there, with the
+expected parameters, and that the rest of the core uses only those of ``OVERRIDDEN``. Lightning is imported where it is
+needed, as reading a checkpoint must not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import _weights_only_unpickler
+from torch.nn.modules import batchnorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree
+from torch.utils.data._utils import pin_memory as _pin_memory
+from torch.utils.data._utils import worker as _worker
+
+# Methods that subclasses of the core override, attributes that they inherit, base classes, and what is replaced in an
+# object while it trains: these stay where they are used.
+OVERRIDDEN = {
+    "_save_checkpoint": "callback/checkpoint: the score is only stored in checkpoints that this callback saves",
+    "_save_topk_checkpoint": "callback/checkpoint: a metric that is never logged is reported in one line",
+    "_update_best_and_save": "callback/checkpoint: max_gib",
+    "_prepare_dataloader": "data/foreign_loader: Lightning's samplers repeat samples, and overlap if weighted",
+    "_update_count": "task/metric_states: restored with the states, as averages divide by it",
+    "_latest_update_step": "callback/ema: the step of the last average, which Lightning saves",
+    "_apply_batch_transfer_handler": "callback/skip_no_op_hooks: these five take a third of a small model's step",
+    "_on_before_batch_transfer": "callback/skip_no_op_hooks",
+    "_build_kwargs": "callback/skip_no_op_hooks",
+    "_on_before_zero_grad": "callback/skip_no_op_hooks",
+    "_should_check_val_epoch": "callback/skip_no_op_hooks",
+    "_broadcast_sigterm_tensor": "callback/skip_no_op_hooks: a collective at each step",
+    "_should_check_val_fx": "training/ending: without a validation at the end, the last weights have no score",
+    "_wandb_init": "logger/wandb: arguments of wandb.init, known only when the run starts",
+    "_MultiProcessingDataLoaderIter": "environment/workers: a worker that a signal kills ends training before it saves",
+    "_workers": "environment/workers",
+    "_timeout": "strategy/ddp: as long as that of collectives",
+    "_ddp_kwargs": "strategy/ddp: the buckets of CPUs",
+    "_setup_model": "strategy/ddp: buckets in a fixed order, without which a resumed run rounds sums otherwise",
+    "_register_ddp_hooks": "strategy/ddp: compression, and sums through shared memory",
+    "_configure_launcher": "strategy/ddp: launchers that forward signals and report why a rank failed",
+    "_start_method": "strategy/ddp",
+    "_SubprocessScriptLauncher": "strategy/ddp: the launcher of ranks as commands",
+    "_call_children_scripts": "strategy/ddp",
+    "_ChildProcessObserver": "strategy/ddp: Lightning's kills ranks before they have said why they failed",
+    "_terminate_all": "strategy/ddp",
+    "_build_params_for_reducer": "strategy/buckets: the order of gradients",
+    "_push_all_rebuilt_params": "strategy/buckets",
+}
+
+# torch: the public classes are those of one dimension each, without the lazy ones and those of users.
+BatchNorm, NormWithStatistics = batchnorm._BatchNorm, batchnorm._NormBase
+
+# torch: the leaves of nested batches; the public alternative, optree, would be one more dependency.
+keystr, tree_flatten_with_path, tree_leaves = _pytree.keystr, _pytree.tree_flatten_with_path, _pytree.tree_leaves
+
+# torch: moves nested batches to pinned memory as DataLoader does, for batches that are read without one.
+pin_memory: Callable[[Any], Any] = _pin_memory.pin_memory
+
+# torch: one kernel for all tensors of a model. clip_grads_with_norm_ of nn.utils takes half as long again.
+foreach_norm, foreach_mul_, foreach_lerp_ = torch._foreach_norm, torch._foreach_mul_, torch._foreach_lerp_
+
+# torch: else buffers that differ between ranks on purpose, such as those of metrics, would become those of rank 0.
+ignore_in_ddp: Callable[..., None] = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+
+# torch: how a file is read once the restricted unpickler has checked it; torch.load would take another unpickler.
+open_zipfile_reader, load_zipfile = torch.serialization._open_zipfile_reader, torch.serialization._load
+
+# torch: what weights_only=True allows, of which the restricted unpickler allows no more.
+allowed_globals: Callable[[], dict[str, Any]] = _weights_only_unpickler._get_allowed_globals
+tensor_classes, storage_classes = torch._tensor_classes, torch._storage_classes
+
+
+def cuda_driver_version() -> int:
+    """Version of CUDA that the driver supports, as 12040 for 12.4; 0 if unknown. Builds for CPUs do not have it."""
+    read = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return int(read()) if torch.version.cuda and read else 0
+
+
+def default_store() -> Any:
+    """The store of the process group, which shows the ranks that still respond after a collective has failed."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def prefix_rendezvous(prefix: str) -> None:
+    """Give the keys of this process in the store of torchrun a prefix.
+
+    Since torch 2.13 the attempts of a job share a store, so a restarted rank would read the addresses of the last one.
+    """
+    from importlib import import_module
+
+    rendezvous: Any = import_module("torch.distributed.rendezvous")  # a function hides it as an attribute
+    create = rendezvous._create_c10d_store
+    prefixed: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
+    rendezvous._create_c10d_store = lambda *args, **options: prefixed(prefix, create(*args, **options))
+
+
+def hide_worker() -> None:
+    """Make ``get_worker_info`` return None, since a sharded dataset that reads it would skip samples a second time."""
+    _worker._worker_info = None
+
+
+def scale_outside_step(optimizer: Any) -> None:
+    """Let the trainer unscale the gradients of a fused optimizer, which would do so after they were clipped."""
+    if hasattr(optimizer, "_step_supports_amp_scaling"):
+        optimizer._step_supports_amp_scaling = False
+
+
+def set_last_rates(scheduler: Any, rates: Sequence[Any]) -> None:
+    """Set what ``get_last_lr`` returns, and what some schedulers compute their next rate from."""
+    scheduler._last_lr = list(rates)
+
+
+def clear_compilations(limit: int) -> None:
+    """Forget compilations so far, and remember up to ``limit`` others. ``torch.compiler`` reports only to a log."""
+    from torch._dynamo import utils  # slow
+
+    utils.clear_compilation_metrics()
+    utils.set_compilation_metrics_limit(limit)
+
+
+def recompile_reasons() -> list[str]:
+    """The reason of each recompilation since ``clear_compilations``."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return [metric.recompile_reason for metric in get_compilation_metrics() if metric.recompile_reason]
+
+
+def reductions(metric: Any) -> dict[str, Any]:
+    """Torchmetrics: how each state is reduced over ranks, by which saved states are merged if their number changes."""
+    found: dict[str, Any] = metric._reductions
+    return found
+
+
+def is_placeholder(optimizer: Any) -> bool:
+    """Whether Lightning made the optimizer, as ``configure_optimizers`` returned none: nothing would be trained."""
+    from lightning.pytorch.core.optimizer import _MockOptimizer
+
+    return isinstance(optimizer, _MockOptimizer)
+
+
+def hook_name(task: Any) -> str | None:
+    """Name of the hook that Lightning calls; in others than that of the step, a task logs by Lightning."""
+    name: str | None = task._current_fx_name
+    return name
+
+
+def find_trainer(task: Any) -> Any:
+    """The trainer of a task, or None, where ``trainer`` raises an error."""
+    return task._trainer
+
+
+def logger_connector(trainer: Any) -> Any:
+    """Writes a row to all loggers at once; ``log`` of Lightning takes as long as a step of a small model."""
+    return trainer._logger_connector
+
+
+def logged_values(trainer: Any) -> Any:
+    """What is logged in this epoch, means of it included, which ``callback_metrics`` only has after the epoch."""
+    return (trainer._results or {}).values()
+
+
+def set_timeout(strategy: Any, timeout: timedelta) -> None:
+    """Set the timeout of collectives of any strategy with several ranks, also of one whose constructor takes none."""
+    if hasattr(strategy, "_timeout"):
+        strategy._timeout = timeout
+
+
+def get_timeout(strategy: Any) -> timedelta | None:
+    """The timeout of collectives, for further process groups."""
+    return getattr(strategy, "_timeout", None)
+
+
+def replace_signal_handlers(trainer: Any, install: Callable[[], None]) -> None:
+    """Install other handlers than Lightning's, which run collectives in the handler and deadlock."""
+    trainer._signal_connector.register_signal_handlers = install
+
+
+def data_connector(trainer: Any) -> Any:
+    """Attaches hooks of the data before ``fit``, and prepares loaders; Lightning's samplers repeat samples."""
+    return trainer._data_connector
+
+
+def disable_distributed_sampler(trainer: Any) -> bool:
+    """Set ``use_distributed_sampler`` to False, which a trainer does only when it is built; returns what it was."""
+    connector = trainer._accelerator_connector
+    enabled, connector.use_distributed_sampler = bool(connector.use_distributed_sampler), False
+    return enabled
+
+
+def loaded_checkpoint(trainer: Any) -> dict[str, Any]:
+    """The checkpoint to resume from, read by loaders that Lightning prepares before the loops, for a scheduler."""
+    return trainer._checkpoint_connector._loaded_checkpoint or {}
+
+
+def cycles_loaders(trainer: Any) -> bool:
+    """Whether shorter loaders are cycled until the longest ends."""
+    return getattr(trainer.fit_loop._combined_loader, "_mode", None) == "max_size_cycle"
+
+
+def data_fetcher(trainer: Any) -> Any:
+    """Has the batches that Lightning has read ahead, which are not trained on yet."""
+    return trainer.fit_loop._data_fetcher
+
+
+def is_accumulating(trainer: Any) -> bool:
+    """Whether the gradients of this batch are added to those of the next one, so that there is no step."""
+    return bool(trainer.fit_loop._should_accumulate())
+
+
+def is_last_batch(trainer: Any) -> bool:
+    """Whether the epoch has no further batch, also by ``limit_train_batches``, which ``is_last_batch`` ignores."""
+    return bool(trainer.fit_loop.epoch_loop._num_ready_batches_reached())
+
+
+def can_stop_early(trainer: Any) -> bool:
+    """Whether ``min_epochs`` and ``min_steps`` are reached, before which ``should_stop`` has no effect."""
+    return bool(trainer.fit_loop._can_stop_early)
+
+
+def batches_with_step(trainer: Any) -> int:
+    """The step by which loggers count: unlike ``global_step``, that of one of several optimizers."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def has_validated(trainer: Any) -> bool:
+    """Whether a validation has run, after which a metric that is missing is never logged."""
+    return bool(trainer.fit_loop.epoch_loop.val_loop._has_run)
+
+
+def saves_after_batches(callback: Any) -> bool:
+    """Whether a ``ModelCheckpoint`` saves within epochs, so that its hook has an effect at each batch."""
+    return callback._every_n_train_steps >= 1 or callback._train_time_interval is not None

@@ -1,0 +1,121 @@
+"""Where run folders are: on disk, or, if a part offers a store, also elsewhere, such as on object storage.
+
+A run always works in a local folder. A store copies it from and to another place; the one of the core leaves folders
+where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from boltcutter import extend
+from boltcutter.checkpoint.storage import is_url
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import plain
+from boltcutter.environment.lease import Lease
+from boltcutter.project import LIBRARY, install_command
+
+
+class UploadError(RuntimeError):
+    """Files of a run could not be copied to their place."""
+
+    hide_traceback = True
+
+
+def join(parent: str, *names: str) -> str:
+    """A path or URL below a folder."""
+    return "/".join([parent.rstrip("/"), *names]) if is_url(parent) else str(Path(parent, *names))
+
+
+def refuse(settings: Mapping[str, str | None], reason: str) -> None:
+    """Raise ConfigError for a URL among settings that support only folders, with the reason."""
+    for key, value in settings.items():
+        if value and is_url(value):
+            raise ConfigError(f"{key}={value}: {reason}; set {key} to a folder")
+
+
+class RunStore:
+    """Folders on disk; the base class of stores that parts offer as ``run_store``."""
+
+    def locate(self, place: str | Path) -> Path:
+        """The local folder of a run at a path or URL."""
+        return Path(place)
+
+    def show(self, text: str | Path) -> str:
+        """Replace local folders in a text by the places of their runs."""
+        return str(text)
+
+    def pull(self, place: str | Path, setting: str, *, again: bool = False) -> Path:
+        """Copy the files of a run except for its checkpoints to the local folder, unless a process here uses it.
+
+        Args:
+            place: Path or URL of the run.
+            setting: Key that was set to ``place``, for error messages.
+            again: Whether to copy also while others use them.
+
+        Returns:
+            The local folder.
+
+        Raises:
+            ConfigError: The place cannot be reached.
+        """
+        if is_url(place):
+            raise ConfigError(f"{setting}={place}: no installed part reads runs at URLs; {install_command(LIBRARY)}")
+        return Path(place)
+
+    def localize(self, overrides: Sequence[str]) -> list[str]:
+        """Replace the URLs of runs in overrides by their local folders, with the files of the runs."""
+        found = []
+        for override in overrides:
+            key, _, value = override.partition("=")
+            found.append(f"{key}={self.pull(value, key)}" if key in extend.RUNS and is_url(value) else override)
+        return found
+
+    def use_url(self, cfg: DictConfig) -> None:
+        """Change the folder for checkpoints in a configuration to a URL, if the run is at one."""
+
+    def check(self, cfg: DictConfig) -> None:
+        """Check that a training can write its checkpoints to the place.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+
+    def portable(self, cfg: DictConfig) -> dict[str, Any]:
+        """The values of a configuration, with which the run can be read also from a copy of its folder."""
+        return plain(cfg)
+
+    def lease(self, folder: Path) -> Lease | None:
+        """The lease at the place of a local folder; None if it is the one in the folder itself."""
+        return None
+
+    def push(self, folder: Path) -> None:
+        """Copy the files of a local folder that have changed to their place.
+
+        Raises:
+            UploadError: They could not be copied.
+        """
+
+    @contextmanager
+    def mirrored(self, folder: Path) -> Iterator[None]:
+        """Copy the files of a local folder to their place as they change; of nodes but the first one, only their logs.
+
+        Raises:
+            UploadError: At the end, the last changes could not be copied.
+        """
+        yield
+
+    def flush(self, folder: Path) -> None:
+        """Wait until the record and the metrics of a mirrored folder are copied, unless that fails."""
+
+
+@cache
+def run_store() -> RunStore:
+    """The store that a part offers, or else that of folders on disk."""
+    found: RunStore = (extend.find("run_store") or RunStore)()
+    return found

@@ -1,0 +1,112 @@
+"""The state with which training starts: that of a checkpoint of the run, or the weights of ``init_from``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from boltcutter.assembly.assemble import Components
+from boltcutter.assembly.monitors import MonitorCheck
+from boltcutter.checkpoint.load import load
+from boltcutter.checkpoint.storage import CheckpointError, check_writable
+from boltcutter.checkpoint.weights import incompatibility, load_weights
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError, as_config_error, prefix_errors
+from boltcutter.protocols import NativeData, NativeTask, find_model
+from boltcutter.run.changes import SettingChanges
+from boltcutter.run.folder import read_record
+from boltcutter.run.store import run_store
+from boltcutter.training.ending import EndOfTraining
+
+
+def load_initial_state(
+    components: Components, cfg: DictConfig, checkpoint: str | None, ending: EndOfTraining, changes: SettingChanges
+) -> None:
+    """Check the checkpoint storage, then read the state to resume from, or load the weights of ``init_from``.
+
+    Args:
+        components: Trainer, data and task; changed.
+        cfg: The configuration of the run.
+        checkpoint: Checkpoint to resume from; None for a new run.
+        ending: Callback that detects whether training had stopped early.
+        changes: Callback that applies overrides given together with ``resume=``.
+
+    Raises:
+        ConfigError: Checkpoints cannot be written, or ``checkpoint`` cannot be read or does not match.
+    """
+    if components.trainer.is_global_zero and components.trainer.checkpoint_callbacks:
+        with prefix_errors(f"checkpoints={cfg.checkpoints}", CheckpointError):
+            check_writable(cfg.checkpoints)
+    if checkpoint:
+        with prefix_errors(f"resume={cfg.folder}", CheckpointError):
+            fault = incompatibility(checkpoint, components.task)
+            if fault:
+                raise ConfigError(
+                    f"{checkpoint} does not match the task: {fault}; use the same model, or start a new run"
+                )
+            saved = load(checkpoint, lazy=True)
+            reached_limit = check_limits(components.trainer, saved)
+            for callback in components.trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, MonitorCheck) and (state := saved.get("callbacks", {}).get(callback.state_key)):
+                    callback.load_state_dict(state)
+            restore_data_state(components.data, cfg, saved)
+            note = ending.resume(saved)
+            if reached_limit and not note:
+                note = f"training is complete ({reached_limit}){'; it is only tested' if cfg.test else ''}; "
+                note += f"to continue, set {reached_limit.partition('=')[0]}=<more>"
+            lines = [*([note] if note else []), *changes.resume(saved, ends=bool(reached_limit) or ending.finished)]
+        if components.trainer.is_global_zero:
+            print(*(f"resume={run_store().show(cfg.folder)}: {line}\n" for line in lines), sep="", end="")
+    elif cfg.init_from:
+        with prefix_errors(f"init_from={cfg.init_from}", CheckpointError):
+            is_native = isinstance(components.task, NativeTask)
+            unmatched = load_weights(find_model(components.task) if is_native else components.task, cfg.init_from)
+        if components.trainer.is_global_zero:
+            print(*(f"init_from: {line}\n" for line in unmatched), sep="", end="")
+
+
+def check_limits(trainer: L.Trainer, saved: dict[str, Any]) -> str:
+    """Check that the resumed run has not gone beyond ``max_epochs`` or ``max_steps``.
+
+    Returns:
+        The limit that it has reached, such as ``trainer.max_epochs=20``; empty if there is none.
+
+    Raises:
+        ConfigError: It has gone beyond one of them.
+    """
+    epochs = saved.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {}).get("processed", 0)
+    reached = ""
+    for name, done in (("max_epochs", epochs), ("max_steps", saved.get("global_step", 0))):
+        limit = getattr(trainer, name)
+        if limit == done:
+            reached = reached or f"trainer.{name}={limit}"
+        if limit not in (None, -1) and done > limit:
+            raise ConfigError(
+                f"trainer.{name}={limit}: the run has already done {done}; "
+                f"set trainer.{name}={done} or more, or start a new run"
+            )
+    return reached
+
+
+def restore_data_state(data: L.LightningDataModule, cfg: DictConfig, saved: dict[str, Any]) -> None:
+    """Restore the position in the data, and check that the data is unchanged unless ``resume_exact=false``.
+
+    Raises:
+        ConfigError: The samples or their order differ from those of the checkpoint.
+    """
+    if not isinstance(data, NativeData):
+        return  # Lightning restores its state
+    data.resume_exact = cfg.resume_exact
+    state = saved.get(type(data).__qualname__)
+    if state:
+        with as_config_error():
+            data.load_state_dict(state)
+            data.train_dataloader()
+    recorded = read_record(Path(cfg.folder)).get("data")
+    if cfg.resume_exact and recorded and recorded != data.fingerprint():
+        raise ConfigError(
+            f"resume={cfg.folder}: the data has changed (fingerprint {data.fingerprint()}, was {recorded}); restore "
+            "it, or set resume_exact=false"
+        )

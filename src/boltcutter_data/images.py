@@ -1,0 +1,200 @@
+"""Image folders: one folder per class."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from boltcutter.data.loader import Pair
+from boltcutter.data.module import DataModule, Indices, Splits, check_split, split_indices
+from boltcutter.data.sampler import Batch
+from boltcutter_data.augment import Augment
+from boltcutter_data.image_io import check_image_shape, find_images, read_image, read_images
+
+
+class ImageFolderDataset:
+    """Images that are read from their files on access.
+
+    Args:
+        root: Folder that contains all files.
+        files: File of each sample.
+        labels: Class indices, shape (N,).
+        shape: Channels, height and width to resize and crop each image to.
+        augment: Random transform of a batch of inputs.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        files: Sequence[Path],
+        labels: Indices,
+        shape: tuple[int, int, int],
+        augment: Augment | None = None,
+    ) -> None:
+        self.root, self.shape, self.augment = root, shape, augment
+        self.names = [file.relative_to(root).as_posix() for file in files]  # strings pickle faster than paths
+        self.targets = torch.from_numpy(labels)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitems__(self, batch: Batch) -> Pair:
+        """uint8 images (N, C, H, W) and class indices (N,) of the samples in ``batch``."""
+        inputs = torch.stack([read_image(self.root / self.names[index], self.shape) for index in batch])
+        return self.augment(inputs, batch) if self.augment else inputs, self.targets[torch.from_numpy(batch.indices)]
+
+    def fingerprint(self) -> bytes:
+        """Hash of names, classes, file sizes and shape, but not of contents, which may be many gigabytes."""
+        digest = hashlib.sha256(str(self.shape).encode())
+        for name, target in zip(self.names, self.targets.tolist(), strict=True):
+            digest.update(f"{name}\0{target}\0{(self.root / name).stat().st_size}\0".encode())
+        return digest.digest()
+
+
+class Images(DataModule):
+    r"""PNG and JPEG images of any size, in ``folder/<class>`` or in ``folder/{train,val,test}/<class>``.
+
+    Args:
+        folder: Folder with one folder per class; or with ``train``, and optionally ``val`` and ``test``, that have
+            them.
+        shape: Channels (1 or 3), height and width to resize and crop each image to.
+        num_classes: Number of classes; None: the number of class folders.
+        split: Fractions of train, val and test, stratified by class, for splits without a folder.
+        group: Regular expression that finds the group of an image, such as the patient, in its file name, as its first
+            parenthesized part: ``^(patient\d+)_``. No group is in two folds, or in two splits of the same folder.
+        augment: Random transform of training images.
+        options: Arguments of ``DataModule``, such as ``batch_size``.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        shape: tuple[int, int, int] = (3, 64, 64),
+        num_classes: int | None = None,
+        split: tuple[float, float, float] = (0.7, 0.15, 0.15),
+        group: str | None = None,
+        augment: Augment | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        check_image_shape(shape)
+        self.folder, self.shape, self.num_classes = folder, shape, num_classes
+        check_split(split)
+        self.split, self.augment, self.group = split, augment, group
+
+    def infer_settings(self) -> dict[str, Any]:
+        """Return ``num_classes``, the number of class folders."""
+        names = self._class_names()
+        if self.num_classes not in (None, len(names)):
+            raise ValueError(
+                f"data.num_classes={self.num_classes}, but {self._train} has {len(names)} class folders; set it to null"
+            )
+        return {"num_classes": len(names)}
+
+    def load(self) -> Splits:
+        """List all images; split those without a folder off the training images."""
+        self.num_classes = self.infer_settings()["num_classes"]
+        self.classes = self._class_names()
+        files, labels = self._list(self._train)
+        existing = {s: self.folder / s for s in ("val", "test") if self._is_split and (self.folder / s).is_dir()}
+        count, own = len(labels), set(existing)
+        if self.num_folds and "val" in existing:  # folds divide all these samples
+            val_files, val_labels = self._list(existing.pop("val"))
+            files, labels = files + val_files, np.concatenate([labels, val_labels])
+        train, val, test = split_indices(
+            count,
+            self.split,
+            self.seed,
+            labels,
+            own,
+            num_folds=self.num_folds,
+            fold=self.fold,
+            groups=find_groups(files, self.group),
+            num_val=len(labels) - count,
+        )
+
+        def samples(name: str, chosen: Indices, augment: Augment | None = None) -> ImageFolderDataset:
+            if name in existing:
+                return ImageFolderDataset(self.folder, *self._list(existing[name]), self.shape)
+            return ImageFolderDataset(self.folder, [files[i] for i in chosen], labels[chosen], self.shape, augment)
+
+        return Splits(samples("train", train, self.augment), samples("val", val), samples("test", test))
+
+    def read(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+        """Read images, resized and cropped to the same shape."""
+        return read_images(paths, self.shape)
+
+    @property
+    def _is_split(self) -> bool:
+        # A folder "train" with images and without folders is a class: images of trains.
+        return bool(_folders(self.folder / "train"))
+
+    @property
+    def _train(self) -> Path:
+        return self.folder / "train" if self._is_split else self.folder
+
+    def _class_names(self) -> list[str]:
+        if not self.folder.is_dir():
+            raise ValueError(f"data.folder={self.folder}: no such folder; give one with a folder of images per class")
+        names = [folder.name for folder in _folders(self._train)]
+        if len(names) < 2:
+            found = f"only the class {names[0]}" if names else "no class folder"
+            raise ValueError(
+                f"data.folder={self.folder}: {found} in {self._train}; at least two class folders are needed"
+            )
+        return names
+
+    def _list(self, folder: Path) -> tuple[list[Path], Indices]:
+        """Files of all classes under ``folder``, and their class indices."""
+        files: list[Path] = []
+        labels: list[int] = []
+        for class_folder in _folders(folder):
+            if class_folder.name not in self.classes:
+                raise ValueError(f"{class_folder}: not a class of {self._train}; add it there or remove it here")
+            found = find_images(class_folder)
+            if not found and folder == self._train:
+                raise ValueError(f"{class_folder}: no PNG or JPEG image in this class folder; add some or remove it")
+            files += found
+            labels += [self.classes.index(class_folder.name)] * len(found)
+        if not files:
+            raise ValueError(f"{folder}: no PNG or JPEG image in its class folders; add some or remove it")
+        return files, np.asarray(labels, np.int64)
+
+
+def find_groups(files: Sequence[Path], pattern: str | None) -> npt.NDArray[np.str_] | None:
+    """Return the group of each file: what the first parenthesized part of ``pattern`` matches in its name.
+
+    Raises:
+        ValueError: The pattern is not valid, has no such part, or does not match a name.
+    """
+    if pattern is None:
+        return None
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"data.group={pattern} is not a regular expression ({error}); try '^(.+)_'") from None
+    if not expression.groups:
+        raise ValueError(f"data.group={pattern} has no parentheses around the group; try '({pattern})'")
+    groups = []
+    for file in files:
+        found = expression.search(file.name)
+        if found is None or found[1] is None:
+            raise ValueError(f"data.group={pattern} finds no group in {file.name} ({file}); correct it")
+        groups.append(found[1])
+    return np.array(groups)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders in ``folder``, sorted by name, without hidden ones."""
+    if not folder.is_dir():
+        return []
+    return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))

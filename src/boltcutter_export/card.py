@@ -1,0 +1,133 @@
+"""The card of an export: what the file expects and returns, how good it is, and where it comes from."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.project import Project
+from boltcutter.protocols import HasClasses, HasStatistics
+from boltcutter.run import trust
+from boltcutter.run.folder import read_record
+from boltcutter_export import runner
+from boltcutter_export.program import PAST, PRESENT, Program
+from boltcutter_export.settings import Format
+from boltcutter_export.tabular import describes_table
+from boltcutter_export.verify import Result
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PREPROCESSING = "preprocessing.json"
+PACKAGES = ("boltcutter", "torch", "torchao", "onnx", "onnxruntime", "safetensors")
+
+
+def write_card(
+    folder: Path, name: str, form: Format, program: Program, data: Any, *, run: Path, checkpoint: str, project: Project
+) -> None:
+    """Write ``card.json``, and ``preprocessing.json`` with the statistics of the data module.
+
+    Args:
+        folder: Folder of the export, with its files.
+        name: Name of the format.
+        form: The format.
+        program: The exported program.
+        data: The data module.
+        run: Folder of the run.
+        checkpoint: The exported checkpoint.
+        project: The project.
+    """
+    statistics: Mapping[str, Any] = data.statistics if isinstance(data, HasStatistics) else {}
+    write_text(folder / PREPROCESSING, json.dumps(statistics) + "\n")
+    record = read_record(run)
+    files = sorted(path for path in folder.iterdir() if path.name != runner.CARD)
+    card = {
+        "format": name,
+        "program": form.file if form.is_runnable else None,
+        "kind": program.kind or None,
+        "takes": program.takes,
+        "leaves": len(program.leaves),
+        "inputs": [
+            {**_describe(name, tensor, program), "leaf": leaf}
+            for name, tensor, leaf in zip(program.inputs, program.example, program.used, strict=True)
+        ],
+        "outputs": _outputs(program),
+        "cache": [
+            {"input": PAST + name, "output": PRESENT + name, "shape": ["batch", tensor.size(1), "past", tensor.size(3)]}
+            for name, tensor in program.cache.items()
+        ],
+        "classes": _classes(data),
+        "features": _features(statistics),
+        "run": {"id": record.get("id"), "name": record.get("name"), "checkpoint": checkpoint},
+        "commit": (record.get("git") or {}).get("commit"),
+        "library_commit": (record.get("library") or {}).get("commit"),
+        "test": record.get("test") or {},
+        "license": find_license(project),
+        "versions": versions(),
+        "files": {path.name: {"bytes": path.stat().st_size, "sha256": runner.sha256(path)} for path in files},
+    }
+    card["signature"] = trust.sign(card["files"])
+    write_text(folder / runner.CARD, json.dumps(card, indent=2) + "\n")
+
+
+def add_result(folder: Path, result: Result) -> None:
+    """Add the measured performance to the card."""
+    card = runner.read_card(folder)
+    write_text(folder / runner.CARD, json.dumps({**card, "verified": result.as_dict()}, indent=2) + "\n")
+
+
+def find_license(project: Project) -> str | None:
+    """License of the project, as ``pyproject.toml`` names it; None if it names none."""
+    file = project.root / "pyproject.toml"
+    table = tomllib.loads(file.read_text()) if file.is_file() else {}
+    found = table.get("project", {}).get("license")
+    return found.get("text") or found.get("file") if isinstance(found, dict) else found
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that write or run exports."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _classes(data: Any) -> list[str]:
+    """Class names, if the data module lists them; in a third-party one ``classes`` may be their number."""
+    names = data.classes if isinstance(data, HasClasses) else ()
+    return [str(name) for name in names] if isinstance(names, list | tuple) else []
+
+
+def _describe(name: str, tensor: torch.Tensor, program: Program) -> dict[str, Any]:
+    shape = [program.dimensions.get(at, size) for at, size in enumerate(tensor.shape)]
+    found: dict[str, Any] = {"name": name, "shape": shape, "dtype": str(tensor.dtype).removeprefix("torch.")}
+    return {**found, "max_length": program.max_length} if program.max_length else found
+
+
+def _outputs(program: Program) -> list[dict[str, Any]]:
+    with torch.inference_mode():
+        return [_describe(*named, program) for named in zip(program.outputs, program(*program.example), strict=True)]
+
+
+def _features(statistics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Name of each column of a table, and its categories in the order of their indices."""
+    if not describes_table(statistics):
+        return []
+    categories = statistics["categories"]
+    return [
+        {"name": column, **({"categories": categories[column]} if column in categories else {})}
+        for column in statistics["columns"]
+    ]

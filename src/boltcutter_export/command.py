@@ -1,0 +1,269 @@
+"""The export command: write a run's model in each format, verify it, and report what it costs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from boltcutter.assembly.assemble import Components, assemble, complete_config
+from boltcutter.assembly.overrides import load_evaluation_config
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.checkpoint.load import load
+from boltcutter.config.compose import DictConfig, compose
+from boltcutter.config.errors import ConfigError, as_config_error
+from boltcutter.config.instantiate import build, find_mistakes
+from boltcutter.config.values import plain, redacted, split_overrides
+from boltcutter.environment.warnings import filter_warnings
+from boltcutter.evaluation.splits import loader_owner
+from boltcutter.project import Project, library_packages
+from boltcutter.protocols import HasStatistics, NativeData, NativeTask
+from boltcutter.report import html
+from boltcutter.run.best import find_checkpoint
+from boltcutter_export import hub, registry, table
+from boltcutter_export.calibration import stratified
+from boltcutter_export.card import add_result, write_card
+from boltcutter_export.program import ModuleProgram, Program, TaskProgram
+from boltcutter_export.settings import Export, ExportError, Format
+from boltcutter_export.verify import Reference, Result, verify
+
+RESULTS = "export.json"
+CALIBRATION = 256  # samples for formats without an attribute ``samples``
+
+
+@dataclass
+class Settings:
+    """Configuration of the export command besides that of the run.
+
+    Args:
+        export: The export.
+    """
+
+    export: Export
+
+
+def main(project: Project, overrides: list[str]) -> dict[str, Result]:
+    """Export a run, verify each file in a new process, and upload or register what is good enough.
+
+    Args:
+        project: Project whose configuration is used.
+        overrides: ``run=<folder>`` and ``export=<formats>``; ``ckpt=best|last|<path>``; ``export.<key>=<value>``; other
+            overrides change the run's configuration.
+
+    Returns:
+        How the original and each export perform, by format; nothing if the run is only registered.
+
+    Raises:
+        ConfigError: The run, a format or an override does not exist, or a package is missing.
+        ExportError: The model cannot be exported, or an export loses more than ``export.max_drop``.
+    """
+    filter_warnings()
+    special, rest = split_overrides(overrides, "run", "ckpt")
+    own = [override for override in rest if override.lstrip("+~").partition("=")[0].partition(".")[0] == "export"]
+    settings = read_settings(project, own)
+    if settings.push is not None:
+        hub.check(settings.push)
+    cfg, folder = load_evaluation_config(project, special, [override for override in rest if override not in own])
+    cfg.trainer = {**cfg.trainer, "accelerator": "cpu"}
+    cfg = complete_config(cfg)
+    checkpoint = find_checkpoint(cfg, special.get("ckpt", "best"))
+    results = export(project, settings, cfg, folder, checkpoint) if settings.formats else {}
+    if settings.push is not None:
+        print(hub.push(folder / "export", good_exports(folder, settings.max_drop), settings.push))
+    if settings.register is not None:
+        print(registry.register(project, settings.register, folder, checkpoint))
+    return results
+
+
+def export(project: Project, settings: Export, cfg: DictConfig, folder: Path, checkpoint: str) -> dict[str, Result]:
+    """Write and verify each format.
+
+    Returns:
+        How the original and each export perform, by format.
+
+    Raises:
+        ConfigError: The data has no samples.
+        ExportError: The model cannot be exported, or an export loses more than ``export.max_drop``.
+    """
+    components = assemble(cfg, with_callbacks=False)
+    restore(components, checkpoint)
+    split = next((name for name in ("test", "val", "train") if has_split(components, name)), None)
+    if split is None:
+        raise ConfigError(f"run={folder}: {type(components.data).__name__} has no samples; add a test_dataloader")
+    with quiet():
+        program = make_program(components, next(iter(batches(components, split))))
+        program.capture()
+        reference = Reference(program, lambda: batches(components, split))
+        results = {"fp32": reference.result(sum(weight.numel() * 4 for weight in program.core.parameters()))}
+        foreign = {"lightning", "pytorch_lightning", *(folder.name for folder in library_packages())}
+        foreign |= {project.package} if project.package else set()
+        for name, form in settings.formats.items():
+            print(f"export={name}", flush=True)
+            inputs = partial(calibration, components, program, split, getattr(form, "samples", CALIBRATION))
+            target = folder / "export" / name
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir(parents=True)
+            form.write(program, target / form.file, inputs)
+            write_model_config(target, form, cfg)
+            write_card(target, name, form, program, components.data, run=folder, checkpoint=checkpoint, project=project)
+            results[name] = verify(reference, results["fp32"], target, foreign)
+            add_result(target, results[name])
+            if not form.is_runnable:
+                hub.write_readme(target)
+            save_results(folder, results, split, checkpoint)
+    table.show(results)
+    print(f"\n{folder / 'export'}")
+    if (folder / "report.html").is_file():
+        html.write(folder)
+    check_drop(results, settings.max_drop)
+    return results
+
+
+def read_settings(project: Project, overrides: Sequence[str]) -> Export:
+    """Compose and check the settings of the export.
+
+    Args:
+        project: Project in which options are searched.
+        overrides: ``export=<option or list>`` and ``export.<key>=<value>``.
+
+    Raises:
+        ConfigError: No format was chosen, or a setting is wrong.
+    """
+    chosen = [override.partition("=")[2] for override in overrides if override.startswith("export=")]
+    if not chosen or chosen[-1].strip("[] ") in ("", "null"):
+        raise ConfigError(f"export: not set; give export=…{project.list_options('export')}")
+    cfg = DictConfig({"export": plain(compose(project, overrides, base=DictConfig({})).export)})
+    if mistakes := find_mistakes(cfg, Settings):
+        raise ConfigError("\n".join(mistakes))
+    settings: Export = build(cfg.export, "export")
+    for name, form in settings.formats.items():
+        form.check_packages(name)
+    if settings.register is not None:
+        registry.check_name(settings.register)
+    return settings
+
+
+def restore(components: Components, checkpoint: str) -> None:
+    """Load the weights, and what the data module keeps in checkpoints."""
+    state = load(checkpoint)
+    data: Any = components.data
+    task, is_native = components.task, isinstance(components.data, NativeData)
+    with as_config_error():
+        data.prepare_data()
+        if is_native:
+            data.load_state_dict({"statistics": state.get(type(data).__qualname__, {}).get("statistics", {})})
+            data.setup("fit")
+        if not isinstance(task, NativeTask):  # whose hooks may create layers, or use the trainer
+            components.trainer.strategy.connect(task)
+            task.trainer = components.trainer
+            task.prepare_data()
+            task.configure_model()
+            task.setup("test")
+        if not is_native:
+            data.trainer = components.trainer
+            data.setup("test")
+    task.trainer = None  # which cannot be copied
+    task.load_state_dict(state["state_dict"], strict=task.strict_loading)
+
+
+def has_split(components: Components, split: str) -> bool:
+    """Whether there is a loader of a split, with samples."""
+    data = components.data
+    if isinstance(data, NativeData) and split in data.empty_splits:
+        return False
+    is_given = loader_owner(data, components.task, split) is not None
+    return is_given and next(iter(batches(components, split)), None) is not None
+
+
+def make_program(components: Components, batch: Any) -> Program:
+    """Wrap the task with its pre- and post-processing."""
+    task, data = components.task, components.data
+    if isinstance(task, NativeTask):
+        return TaskProgram(task, batch, data.statistics if isinstance(data, HasStatistics) else {})
+    return ModuleProgram(task, batch)
+
+
+def batches(components: Components, split: str) -> Iterator[Any]:
+    """Batches of a split, in the main process."""
+    data: Any = components.data
+    if isinstance(data, NativeData):
+        with as_config_error():
+            yield from data.loader(split)
+        return
+    owner: Any = loader_owner(data, components.task, split)
+    loader = getattr(owner, f"{split}_dataloader")()
+    loaders = loader if isinstance(loader, list | tuple) else [loader]
+    yield from loaders[0] if loaders else ()
+
+
+def calibration(components: Components, program: Program, fallback: str, samples: int) -> Iterator[tuple[Any, ...]]:
+    """Inputs of training samples, seeded, and of all classes; of the tested samples if there is no train split."""
+    data: Any = components.data
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if not has_split(components, "train"):
+            found = batches(components, fallback)
+        else:
+            found = data.loader("train", shuffle=True) if isinstance(data, NativeData) else batches(components, "train")
+        for inputs in stratified(map(program.split, found), samples):
+            yield program.with_cache(inputs)
+
+
+def write_model_config(folder: Path, form: Format, cfg: DictConfig) -> None:
+    """Write the configuration of the model beside plain weights, from which it can be built again."""
+    if not form.is_runnable:
+        values = redacted(cfg)
+        content = {"model": values.get("model") or values["task"]}
+        write_text(folder / "config.json", json.dumps(content, indent=2) + "\n")
+
+
+def save_results(folder: Path, results: dict[str, Result], split: str, checkpoint: str) -> None:
+    """Write ``export.json``; results of other formats that were exported from the same checkpoint are kept."""
+    path = folder / "export" / RESULTS
+    earlier = json.loads(path.read_text()) if path.is_file() else {}
+    then = earlier.get("results", {}).get("fp32", {}).get("value")
+    same = then == results["fp32"].value and earlier["split"] == split  # of the same weights, wherever they are
+    found = {**(earlier["results"] if same else {}), **{name: result.as_dict() for name, result in results.items()}}
+    content = {"split": split, "checkpoint": checkpoint, "results": found}
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def good_exports(folder: Path, limit: float) -> list[str]:
+    """Names of the formats that the weights of ``export.json`` were exported to, without those that lose too much."""
+    results = json.loads((folder / "export" / RESULTS).read_text())["results"]
+    there = {path.name for path in (folder / "export").iterdir() if path.is_dir()}  # no name leads elsewhere
+    return [name for name, result in results.items() if name in there and result["drop"] <= limit]
+
+
+def check_drop(results: dict[str, Result], limit: float) -> None:
+    """Check that no export lost too much.
+
+    Raises:
+        ExportError: One did.
+    """
+    original = results["fp32"]
+    for name, result in results.items():
+        if not result.drop <= limit:
+            unit = "points" if result.metric == "accuracy" else "%"
+            raise ExportError(
+                f"export={name}: {result.metric} {result.value:.4f} instead of {original.value:.4f} is worse by "
+                f"{result.drop:.2f} {unit}, more than export.max_drop={limit}; use another format, or raise it"
+            )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the log messages of exporters, which name internals; their warnings are filtered already."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

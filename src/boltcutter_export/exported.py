@@ -1,0 +1,147 @@
+"""Use an export in place of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError, as_config_error, one_line
+from boltcutter.config.instantiate import build
+from boltcutter.project import Project
+from boltcutter.run import trust
+from boltcutter_export.card import PREPROCESSING
+from boltcutter_export.program import select_inputs
+from boltcutter_export.runner import CARD, Runner, read_card
+from boltcutter_export.tabular import TableEncoder, describes_table
+
+
+class ExportedModel(nn.Module):
+    """An export as a module.
+
+    Args:
+        run: Folder of the run.
+        export: Name of a format that the run was exported to, or the path of an export or of its file.
+
+    Attributes:
+        context_length: Maximum number of tokens of a language model.
+        supports_cache: Whether the export has the key-value cache of its model.
+        statistics: Those of the data module at the time of the export.
+
+    Raises:
+        ConfigError: There is no such export, it has changed, or the package that runs it is missing.
+    """
+
+    def __init__(self, run: Path, export: str) -> None:
+        super().__init__()
+        folder = find_export(run, export)
+        card = verified_card(folder, f"export={export}")
+        try:
+            self.runner = Runner(folder, torch.get_num_threads(), card)
+        except ImportError as error:
+            raise ConfigError(
+                f"export={export}: {error.name} is not installed; pip install 'boltcutter[export]'"
+            ) from None
+        except (ValueError, RuntimeError, OSError) as error:
+            raise ConfigError(f"export={export}: {one_line(error)}") from error
+        self.statistics: dict[str, Any] = json.loads((folder / PREPROCESSING).read_text())
+        self.encoder = TableEncoder(self.statistics) if describes_table(self.statistics) else None
+        given = self.runner.card["inputs"][0]
+        size = given["shape"][1] if len(given["shape"]) > 1 else None
+        self.length = size if isinstance(size, int) else None
+        self.context_length: int = given.get("max_length") or self.length or 1
+        self.supports_cache = bool(self.runner.card.get("cache"))
+
+    def forward(self, tokens: Tensor, cache: list[Any] | None = None) -> Tensor:
+        """Return the logits (N, T, V) of tokens (N, T) that follow those in the cache, which is extended in place."""
+        if self.supports_cache:
+            return torch.from_numpy(self.runner(tokens.cpu().numpy(), cache=cache)[0])
+        length = tokens.size(1)
+        padded = F.pad(tokens, (0, (self.length or max(2, length)) - length))  # which earlier positions do not see
+        return torch.from_numpy(self.runner(padded.cpu().numpy())[0])[:, :length]
+
+    def predict(self, inputs: Tensor, batch_size: int) -> Tensor:
+        """Return the first output for inputs as the data module reads them."""
+        found = []
+        for batch in torch.split(inputs, batch_size):
+            raw = self.encoder.invert(batch) if self.encoder else batch
+            found.append(torch.from_numpy(self.runner(raw.cpu().numpy())[0]))
+        return torch.cat(found)
+
+    def predict_batches(self, batches: Any) -> Iterator[Any]:
+        """Yield the outputs for batches of a loader, as ``predict_step`` would return them."""
+        names = [facts["name"] for facts in self.runner.card["outputs"]]
+        for batch in batches:
+            outputs = self.runner(*(tensor.cpu().numpy() for tensor in select_inputs(batch, self.runner.card)))
+            tensors = [torch.from_numpy(output) for output in outputs]
+            yield tensors[0] if names == ["output"] else dict(zip(names, tensors, strict=True))
+
+
+def verified_card(folder: Path, setting: str) -> dict[str, Any]:
+    """Read the card of an export, whose program may be loaded: torch unpickles files of ``torch.export``.
+
+    Raises:
+        ConfigError: It is such a file of somebody else, and ``trust=true`` is not set.
+    """
+    with as_config_error():
+        card = read_card(folder)
+    is_pickle = Path(card["program"] or "").suffix == ".pt2"
+    if is_pickle and not (trust.is_granted() or trust.is_signed(card.get("files"), card.get("signature"))):
+        raise ConfigError(
+            f"{setting}: to load {card['program']} may execute code, and you have not signed it; use an export to "
+            "onnx, or set trust=true if you trust its source"
+        )
+    return card
+
+
+def load_exported(folder: str | Path) -> nn.Module:
+    """Load the model of an export to ``safetensors``, as on the Hugging Face Hub, without executing what it contains.
+
+    Args:
+        folder: Folder with ``config.json`` and ``model.safetensors``.
+
+    Returns:
+        The model with its weights, in evaluation mode, on the CPU.
+
+    Raises:
+        ConfigError: A file is missing, or ``config.json`` names a class that is neither the project's nor well known.
+    """
+    from safetensors.torch import load_model
+
+    place = Path(folder)
+    try:
+        node = trust.read_json(place / "config.json")["model"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{place}/config.json: cannot be read ({error}); give the folder of an export") from error
+    trust.check(node, f"folder={place}", place, Project.find())
+    model: nn.Module = build(DictConfig(node), "model")
+    load_model(model, place / "model.safetensors")
+    return model.eval()
+
+
+def find_export(run: Path, export: str) -> Path:
+    """Find the folder of an export.
+
+    Args:
+        run: Folder of the run.
+        export: Name of a format, or the path of an export or of its file.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    path = Path(export)
+    for folder in (run / "export" / export, path, path.parent):
+        if (folder / CARD).is_file() and (folder != path.parent or path.is_file()):
+            return folder
+    known = sorted(card.parent.name for card in (run / "export").glob(f"*/{CARD}"))
+    raise ConfigError(
+        f"export={export}: not an export of the run (there are: {', '.join(known) or 'none yet'}); "
+        f"create it with boltcutter export {shlex.quote(f'run={run}')}"
+    )

@@ -1,0 +1,336 @@
+"""A registry of models: numbered versions of trained runs under a name, in a folder, on object storage or at W&B.
+
+``<registry>/<name>/v1/`` is the folder of a run with one checkpoint, its exports and its reports, and can be used
+wherever a run can: as ``registry:<name>@v1``, ``@latest`` or ``@best``. A later registration adds a version and changes
+none. ``registered.json`` has the lineage, and the checksum of each file. At W&B a version is an artifact, and is
+downloaded when it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
+
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.checkpoint.storage import is_url
+from boltcutter.config.errors import ConfigError
+from boltcutter.environment.process import is_rank_zero
+from boltcutter.extend import RUNS
+from boltcutter.project import Project
+from boltcutter.run import trust
+from boltcutter.run.folder import is_signed_by_user, read_record
+from boltcutter.run.store import join, run_store
+from boltcutter_remote.transfer import is_file_of_run, publish, storage_errors
+
+VARIABLE = "BOLTCUTTER_REGISTRY"  # folder or URL of the registry
+WANDB = "wandb://"  # followed by entity and project
+PREFIX = "registry:"
+LINEAGE = "registered.json"
+SIGNED = ("name", "version", "files")  # entries of the lineage
+KEPT = (
+    "record.json",
+    "config.yaml",
+    "code.patch",
+    "library.patch",
+    "metrics.csv",
+    "report.html",
+    "evaluation",
+    "export",
+)
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+def location(project: Project) -> str:
+    """Folder or URL of the registry: that of ``BOLTCUTTER_REGISTRY``, or ``registry`` in the project."""
+    return os.environ.get(VARIABLE) or str(project.root / "registry")
+
+
+def register(project: Project, name: str, folder: Path, checkpoint: str) -> str:
+    """Copy a run with one of its checkpoints to the registry, as the next version of a name.
+
+    Returns:
+        The reference of the version, such as ``registry:digits@v3``.
+
+    Raises:
+        ConfigError: The name is invalid, or the registry cannot be written.
+    """
+    check_name(name)
+    if location(project).startswith(WANDB):
+        return f"{PREFIX}{name}@{log_artifact(location(project), name, folder, checkpoint)}"
+    place = join(location(project), name)
+    if not is_url(place):
+        Path(place).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".draft-", dir=None if is_url(place) else place) as parent:
+        draft = Path(parent, "run")
+        collect(folder, checkpoint, draft)
+        for number in range(max(versions(place), default=0) + 1, 10**6):
+            write_lineage(draft, name, number, folder, checkpoint)
+            if publish_version(draft, join(place, f"v{number}")):
+                return f"{PREFIX}{name}@v{number}"
+    raise ConfigError(f"export.register={name}: no further version; use another name")
+
+
+def check_name(name: str) -> None:
+    """Check the name of a model."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"export.register={name}: not a name; use letters, digits, _, - and .")
+
+
+def collect(folder: Path, checkpoint: str, draft: Path) -> None:
+    """Copy what belongs to a version of a model to a new folder."""
+    from boltcutter.checkpoint.storage import resolve_filesystem
+
+    draft.mkdir()
+    for part in (folder / name for name in KEPT):
+        if part.is_dir():
+            shutil.copytree(part, draft / part.name)
+        elif part.is_file():
+            shutil.copy2(part, draft / part.name)
+    (draft / "checkpoints").mkdir()
+    with storage_errors(checkpoint, checkpoint):
+        store, path = resolve_filesystem(checkpoint)
+        parent, _, file = path.rpartition("/")
+        for found in store.ls(parent, detail=False):
+            if str(found).rpartition("/")[2].startswith(file):  # with its shards
+                store.get(str(found), str(draft / "checkpoints" / str(found).rpartition("/")[2]), recursive=True)
+    record = read_record(draft)
+    config = {**record["config"], "checkpoints": "${folder}/checkpoints"}
+    if config != record["config"] and is_signed_by_user(draft):
+        record["signature"] = trust.sign(config)
+    record = {name: value for name, value in record.items() if name != "launch"}
+    by = record.get("best_by") if checkpoint == record.get("best") else {"monitor": None}
+    record |= {"config": config, "best": f"checkpoints/{file}", "best_by": by}
+    write_text(draft / "record.json", json.dumps(record, indent=2) + "\n")
+
+
+def write_lineage(draft: Path, name: str, number: int | None, folder: Path, checkpoint: str) -> dict[str, Any]:
+    """Write ``registered.json``, and return what it contains."""
+    from boltcutter.checkpoint.load import read_metadata
+
+    record = read_record(draft)
+    scored = read_metadata(checkpoint).get("best") or record.get("best_by") or {}
+    files = sorted(file for file in draft.rglob("*") if file.is_file() and file.name != LINEAGE)
+    facts: dict[str, Any] = {
+        "name": name,
+        "version": number,
+        "registered": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "run": record.get("id"),
+        "folder": run_store().show(folder),
+        "checkpoint": checkpoint.rpartition("/")[2],
+        "commit": (record.get("git") or {}).get("commit"),
+        "data": record.get("data"),
+        "test": record.get("test"),
+        "best": {key: scored.get(key) for key in ("monitor", "mode", "score")},
+        "files": {str(file.relative_to(draft)): sha256(file) for file in files},
+    }
+    facts["signature"] = trust.sign({key: facts[key] for key in SIGNED})
+    write_text(draft / LINEAGE, json.dumps(facts, indent=2) + "\n")
+    return facts
+
+
+def verify(place: str, reference: str) -> None:
+    """Check that record and checkpoints of a version are those that were registered.
+
+    Exports have digests of their own, and evaluations are written to the version when it is used.
+
+    Raises:
+        ConfigError: A file was added or changed, also where the lineage was changed with it.
+    """
+    from boltcutter.checkpoint.select import list_names
+    from boltcutter.checkpoint.storage import open_file
+
+    lineage = read_lineage(place)
+    names = {"record.json", *(f"checkpoints/{name}" for name in list_names(join(place, "checkpoints")))}
+    for name in sorted(names | {name for name in lineage["files"] if name.startswith("checkpoints/")}):
+        with storage_errors(reference, place), open_file(join(place, name)) as file:
+            is_same = file is not None and digest(file) == lineage["files"].get(name)
+            if file is not None and name == "record.json":
+                file.seek(0)
+                record = trust.parse_json(file.read(trust.MAX_BYTES))
+        if not is_same or not is_file_of_run(name):
+            raise ConfigError(f"{reference}: {name} is not the file that was registered; register the run again")
+    is_own = trust.is_signed(record.get("config"), record.get("signature"))
+    signed = {key: lineage.get(key) for key in SIGNED}
+    if is_own and not (trust.is_granted() or trust.is_signed(signed, lineage.get("signature"))):
+        raise ConfigError(f"{reference}: you have signed the run, but not {LINEAGE}, which was changed; {trust.REMEDY}")
+
+
+def sha256(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with open(file, "rb") as content:
+        return digest(content)
+
+
+def digest(content: IO[bytes]) -> str:
+    """SHA-256 of a file, in hexadecimal, read in blocks: a checkpoint may be larger than the memory."""
+    found = hashlib.sha256()
+    while block := content.read(1 << 20):
+        found.update(block)
+    return found.hexdigest()
+
+
+def publish_version(draft: Path, target: str) -> bool:
+    """Move a draft to its place, or upload it; whether that was still free."""
+    if is_url(target):
+        names = [str(file.relative_to(draft)) for file in draft.rglob("*") if file.is_file()]
+        publish(draft, target, sorted(names, key=lambda name: name == LINEAGE))  # the lineage last: then it exists
+        return True
+    try:
+        draft.rename(target)
+    except OSError:
+        if not Path(target).exists():
+            raise
+        return False
+    return True
+
+
+def versions(place: str) -> list[int]:
+    """The numbers of the complete versions of a name, in increasing order."""
+    from boltcutter.checkpoint.storage import resolve_filesystem
+
+    with storage_errors(place, place):
+        store, path = resolve_filesystem(place)
+        found = store.glob(f"{path}/v*/{LINEAGE}")
+    numbers = [re.fullmatch(r"v(\d+)", str(file).split("/")[-2]) for file in found]
+    return sorted(int(number[1]) for number in numbers if number)
+
+
+def read_lineage(place: str) -> dict[str, Any]:
+    """Read ``registered.json`` of a version.
+
+    Raises:
+        ConfigError: It cannot be read, or is damaged.
+    """
+    from boltcutter.checkpoint.storage import open_file
+
+    with storage_errors(place, place), open_file(f"{place}/{LINEAGE}") as file:
+        found = trust.parse_json(file.read(trust.MAX_BYTES) if file else b"")
+        metric = found["best"]["monitor"], found["best"]["mode"]
+        if not isinstance(found["files"], dict) or not all(isinstance(text, str | None) for text in metric):
+            raise ValueError(f"{LINEAGE} is damaged")
+        is_finite(found["best"]["score"])  # raises an error if it is no number
+        return found
+
+
+def find(project: Project, reference: str) -> str:
+    """The folder or URL of a version.
+
+    Args:
+        project: The project.
+        reference: ``registry:<name>``, or with ``@v<number>``, ``@latest`` or ``@best``; ``latest`` is the default.
+
+    Raises:
+        ConfigError: There is no such version, or versions cannot be compared.
+    """
+    name, _, which = reference.removeprefix(PREFIX).partition("@")
+    if location(project).startswith(WANDB) and NAME.fullmatch(name):
+        return str(download_artifact(project, name, which or "latest"))
+    place = join(location(project), name)
+    known = versions(place) if NAME.fullmatch(name) else []
+    if not known:
+        raise ConfigError(f"{reference}: not in {location(project)}; register it with export.register={name}")
+    if which in ("", "latest"):
+        return join(place, f"v{known[-1]}")
+    if which == "best":
+        return join(place, f"v{best(place, known, reference)}")
+    if which not in [f"v{number}" for number in known]:
+        there = ", ".join(f"v{number}" for number in known)
+        raise ConfigError(f"{reference}: no such version (there are: {there}); use one of them, latest or best")
+    return join(place, which)
+
+
+def best(place: str, known: Sequence[int], reference: str) -> int:
+    """The version whose checkpoint has the best score; of equal ones the latest.
+
+    Raises:
+        ConfigError: The scores are of different metrics.
+    """
+    scores = {number: read_lineage(join(place, f"v{number}"))["best"] for number in known}
+    scores = {number: score for number, score in scores.items() if is_finite(score["score"])} or scores
+    metrics = {(score["monitor"], score["mode"]) for score in scores.values()}
+    if len(metrics) > 1 or not all(is_finite(score["score"]) for score in scores.values()):
+        names = ", ".join(sorted(str(monitor) for monitor, _ in metrics))
+        raise ConfigError(f"{reference}: versions have no metric in common ({names}); choose a version, such as @v1")
+    sign = 1 if next(iter(metrics))[1] == "max" else -1
+    return max(scores, key=lambda number: (sign * float(scores[number]["score"]), number))
+
+
+def is_finite(score: float | None) -> bool:
+    """Whether a checkpoint has a score that can be compared."""
+    return score is not None and math.isfinite(float(score))
+
+
+def resolve(project: Project, overrides: Sequence[str]) -> list[str]:
+    """Replace references to the registry in overrides by folders or URLs of runs."""
+    found = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if not (key in RUNS and value.startswith(PREFIX)):
+            found.append(override)
+            continue
+        if key == "resume":
+            raise ConfigError(f"{override}: registered runs do not continue; use init_from=<checkpoint> in a new run")
+        found.append(f"{key}={(place := find(project, value))}")
+        if is_rank_zero():
+            verify(place, value)
+    return found
+
+
+def log_artifact(place: str, name: str, folder: Path, checkpoint: str) -> str:
+    """Log a run with one of its checkpoints as a W&B artifact, and return its version."""
+    with tempfile.TemporaryDirectory() as parent, wandb_artifacts() as artifacts:
+        artifacts.find(place, name, "latest")  # an error of W&B is reported before checkpoints are copied
+        draft = Path(parent, "run")
+        collect(folder, checkpoint, draft)
+        lineage = write_lineage(draft, name, None, folder, checkpoint)
+        return str(artifacts.log(place, name, draft, lineage, is_better))
+
+
+def is_better(lineage: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a version has a better score than another, of the same metric, or as good a one."""
+    new, old = lineage["best"], other.get("best") or {}
+    if new["score"] is None or old.get("score") is None:
+        return old.get("score") is None
+    sign = 1 if new["mode"] == "max" else -1
+    comparable = all(new[key] == old.get(key) for key in ("monitor", "mode"))
+    return comparable and sign * float(new["score"]) >= sign * float(old["score"])
+
+
+def download_artifact(project: Project, name: str, which: str) -> Path:
+    """The folder of a version at W&B, downloaded at its first use."""
+    place = location(project)
+    parent = project.root / "registry" / ".wandb" / place.removeprefix(WANDB) / name
+    if re.fullmatch(r"v\d+", which) and (parent / which).is_dir():
+        return parent / which
+    with wandb_artifacts() as artifacts:
+        version: str | None = artifacts.find(place, name, which)
+        if version is None:
+            reference = f"{PREFIX}{name}@{which}"
+            raise ConfigError(f"{reference}: not in {place}; register it with export.register={name}, or use latest")
+        if not (parent / version).is_dir():
+            parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".draft-", dir=parent) as draft:
+                artifacts.download(place, name, version, Path(draft, "run"))
+                publish_version(Path(draft, "run"), str(parent / version))
+    return parent / version
+
+
+@contextmanager
+def wandb_artifacts() -> Iterator[Any]:
+    """The module that uses W&B, a component that is not imported otherwise; its errors are those of the setting."""
+    artifacts: Any = importlib.import_module("boltcutter_export.artifacts")
+    try:
+        yield artifacts
+    except artifacts.ArtifactError as error:
+        raise ConfigError(f"{VARIABLE}={error}") from None

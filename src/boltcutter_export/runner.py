@@ -1,0 +1,235 @@
+"""Load an exported model and run it; needs only NumPy, and torch or ONNX Runtime.
+
+This file imports nothing of the library, so a copy of it works in any program: ``Runner(folder)(inputs)``. As a
+program, ``python -I runner.py <folder> <threads>``, it serves requests over its standard input and output, by which
+exports are verified in a process that has never imported the code of the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+CARD = "card.json"
+MAX_CARD = 1 << 26  # bytes
+CARD_TYPES = {"format": str, "program": str | None, "files": dict, "inputs": list, "outputs": list}
+WARMUP, MIN_CALLS, MAX_CALLS, MAX_SECONDS = 3, 10, 300, 1.0  # of each measured latency
+
+
+class Runner:
+    """An exported model as a function of arrays.
+
+    Args:
+        folder: Folder of the export, with its ``card.json``.
+        threads: Number of threads; None: as many as the engine chooses.
+        card: Contents of ``card.json``, where they have been read and verified.
+
+    Attributes:
+        card: Contents of ``card.json``: inputs and outputs with shapes and dtypes, classes, metrics, versions.
+
+    Raises:
+        ValueError: The folder holds no export, a file has changed, or the format has no graph that could be run.
+    """
+
+    def __init__(self, folder: str | Path, threads: int | None = None, card: Mapping[str, Any] | None = None) -> None:
+        self.folder = Path(folder)
+        self.card = read_card(self.folder) if card is None else card
+        for name, facts in self.card["files"].items():
+            if sha256(self.folder / name) != facts["sha256"]:
+                raise ValueError(f"{self.folder / name} is not the file that {CARD} describes; export it again")
+        name = self.card["program"] or ""
+        digest = self.card["files"].get(name, {}).get("sha256", "")
+        loaders: dict[str, Callable[[Path, int | None], Callable[..., list[Array]]]] = {
+            ".pt2": partial(load_torch, validate=not self.card.get("cache"), digest=digest),
+            ".onnx": load_onnx,
+        }
+        if Path(name).suffix not in loaders:
+            raise ValueError(f"{self.folder}: {self.card['format']} holds only weights; use another format")
+        self._call = loaders[Path(name).suffix](self.folder / name, threads)
+
+    def __call__(self, *inputs: Array, cache: list[Array] | None = None) -> list[Array]:
+        """Return the outputs for a batch, in the order of ``card["outputs"]``.
+
+        Args:
+            inputs: The batch, in the order of ``card["inputs"]``.
+            cache: Keys and values of the previous tokens, of a language model with ``card["cache"]``; extended in place
+                by those of the inputs. Pass an empty list at first.
+
+        Raises:
+            ValueError: The export has no cache.
+        """
+        shapes = [facts["shape"] for facts in self.card.get("cache", [])]
+        if cache is not None and not shapes:
+            raise ValueError(f"{self.folder}: the export has no cache; give all tokens in each call")
+        past = cache or [np.zeros((len(inputs[0]), heads, 0, size), np.float32) for _, heads, _, size in shapes]
+        outputs = self._call(*inputs, *past)
+        count = len(self.card["outputs"])
+        if cache is not None:
+            cache[:] = outputs[count:]
+        return outputs[:count]
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """Read ``card.json``.
+
+    Raises:
+        ValueError: The folder holds no export, or its card is damaged, or names files elsewhere.
+    """
+    try:
+        with open(folder / CARD, "rb") as file:
+            card: dict[str, Any] = json.loads(file.read(MAX_CARD))
+        program, files = card["program"], card["files"]
+        if wrong := [key for key, kind in CARD_TYPES.items() if not isinstance(card.get(key), kind)]:
+            raise TypeError(f"{wrong[0]} is missing, or has another type")
+        is_complete = all(facts["sha256"] and Path(name).name == name for name, facts in files.items())
+        is_listed = program is None or program in files
+    except FileNotFoundError:
+        raise ValueError(f"{folder} holds no export ({CARD} is missing); give the folder of an export") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
+        raise ValueError(f"{folder / CARD} is damaged ({error!r:.100}); export it again") from None
+    if not (is_complete and is_listed):
+        raise ValueError(f"{folder / CARD} names a file that is not listed, or outside of its folder; export it again")
+    return card
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def load_torch(path: Path, threads: int | None, digest: str, *, validate: bool = True) -> Callable[..., list[Array]]:
+    """Load a program of ``torch.export`` with this SHA-256; validation of inputs takes as long as several tokens."""
+    import torch
+
+    content = path.read_bytes()  # read once, as it is unpickled: the file may change after it was verified
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ValueError(f"{path} is not the file that {CARD} describes; export it again")
+    if threads:
+        torch.set_num_threads(threads)
+    module: Any = torch.export.load(io.BytesIO(content)).module()
+    module.validate_inputs = validate
+
+    def call(*inputs: Array) -> list[Array]:
+        with torch.inference_mode():
+            outputs = module(*map(torch.from_numpy, inputs))
+        return [output.numpy() for output in outputs]
+
+    return call
+
+
+def load_onnx(path: Path, threads: int | None) -> Callable[..., list[Array]]:
+    """Load an ONNX file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def call(*inputs: Array) -> list[Array]:
+        outputs: list[Array] = session.run(None, dict(zip(names, inputs, strict=True)))
+        return outputs
+
+    return call
+
+
+def measure(call: Callable[[], Any]) -> float:
+    """Median time of a call in milliseconds."""
+    seconds: list[float] = []
+    for count in range(WARMUP + MAX_CALLS):
+        begin = time.perf_counter()
+        call()
+        if count >= WARMUP:
+            seconds.append(time.perf_counter() - begin)
+        if len(seconds) >= MIN_CALLS and sum(seconds) > MAX_SECONDS:
+            break
+    return 1e3 * statistics.median(seconds)
+
+
+def read_tensors(path: Path) -> dict[str, bytes]:
+    """Bytes of each tensor of a safetensors file, read without its package."""
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header.pop("__metadata__", None)
+    return {name: content[begin + at["data_offsets"][0] : begin + at["data_offsets"][1]] for name, at in header.items()}
+
+
+def send(stream: IO[bytes], answer: dict[str, Any], arrays: list[Array]) -> None:
+    """Write one line of JSON, followed by the bytes of arrays."""
+    facts = [{"dtype": array.dtype.str, "shape": array.shape} for array in arrays]
+    stream.write(json.dumps({**answer, "arrays": facts}).encode() + b"\n")
+    for array in arrays:
+        stream.write(np.ascontiguousarray(array).tobytes())
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[Array]]:
+    """Read what ``send`` wrote; an empty dictionary at the end of the stream."""
+    line = stream.readline()
+    if not line:
+        return {}, []
+    header: dict[str, Any] = json.loads(line)
+    arrays = []
+    for facts in header["arrays"]:
+        dtype = np.dtype(facts["dtype"])
+        content = bytearray(stream.read(dtype.itemsize * math.prod(facts["shape"])))  # which torch may write to
+        arrays.append(np.frombuffer(content, dtype).reshape(facts["shape"]))
+    return header, arrays
+
+
+def answer(runner: Runner, request: dict[str, Any], inputs: list[Array]) -> tuple[dict[str, Any], list[Array]]:
+    """Run a batch, with or without a cache, or measure the latency of one."""
+    if request["do"] == "measure":
+        return {"milliseconds": measure(lambda: runner(*inputs))}, []
+    if request["do"] == "generate":  # half of the tokens, then one at a time
+        cache: list[Array] = []
+        parts = np.split(inputs[0], range(inputs[0].shape[1] // 2, inputs[0].shape[1]), axis=1)
+        return {}, [np.concatenate([runner(part, cache=cache)[0] for part in parts], axis=1)]
+    begin = time.perf_counter()
+    outputs = runner(*inputs)
+    return {"seconds": time.perf_counter() - begin}, outputs
+
+
+def main(folder: Path, threads: int) -> None:
+    """Serve requests until the input ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not be among the answers
+    requests = sys.stdin.buffer
+    if (folder / "model.safetensors").is_file():
+        digests = {
+            name: hashlib.sha256(data).hexdigest() for name, data in read_tensors(folder / "model.safetensors").items()
+        }
+        send(answers, {"modules": list(sys.modules), "tensors": digests}, [])
+        return
+    runner = Runner(folder, threads)
+    send(answers, {"modules": list(sys.modules)}, [])
+    while True:
+        request, inputs = receive(requests)
+        if not request:
+            return
+        found, outputs = answer(runner, request, inputs)
+        send(answers, found, outputs)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

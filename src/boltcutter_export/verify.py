@@ -1,0 +1,349 @@
+"""Compare an export with the original, in a process that has never imported the code of the model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from boltcutter_export import runner
+from boltcutter_export.program import Inputs, Program
+from boltcutter_export.settings import ExportError
+
+MAX_ELEMENTS = 1 << 24  # of an output that is compared at once
+MAX_CACHED = 1 << 27  # elements of reference outputs that are kept for the next format
+LATENCY_BATCHES = (1, 32)
+MAX_GENERATED = 32  # tokens, after as many of a sample
+MAX_CACHE_ERROR = 0.1  # of logits, relative; rounding errors of int8 are below 0.02
+Sample = tuple[Inputs, "Tensor | None"]
+
+
+@dataclass
+class Result:
+    """How an export, or the original, performs on a split.
+
+    Args:
+        size: Size of its files in bytes.
+        metric: Name of the metric: accuracy, rmse, loss, or relative error of the outputs.
+        value: Value of the metric.
+        drop: How much worse it is than the original: percentage points of accuracy, else percent.
+        max_difference: Largest absolute difference of an output from the original.
+        latency: Median time in milliseconds, by batch size.
+        throughput: Samples per second over the split.
+        same_tokens: Fraction of the most likely next tokens, found with the cache of a language model, that are those
+            that the original generates.
+    """
+
+    size: int
+    metric: str
+    value: float
+    drop: float = 0.0
+    max_difference: float = 0.0
+    latency: dict[int, float] | None = None
+    throughput: float | None = None
+    same_tokens: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+class Metric:
+    """Accumulates the metric of outputs over batches.
+
+    Args:
+        kind: What targets are; empty: inferred from targets and outputs.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.total, self.count = kind, 0.0, 0.0
+
+    def update(self, output: Tensor, target: Tensor | None, reference: Tensor) -> None:
+        """Add a batch."""
+        self.kind = self.kind or infer_kind(output, target)
+        if self.kind == "classification" and target is not None:
+            self.total += float((output.argmax(-1) == target).sum())
+            self.count += len(target)
+        elif self.kind == "regression" and target is not None:
+            self.total += float((output.double() - target.view_as(output)).square().sum())
+            self.count += output.numel()
+        elif self.kind == "language_modeling" and target is not None:
+            logits = output.flatten(0, -2)
+            self.total += float(F.cross_entropy(logits, target.long().flatten(), reduction="sum"))
+            self.count += len(logits)
+        else:
+            self.kind = "outputs"
+            self.total += float((output.double() - reference).square().sum())
+            self.count += float(reference.double().square().sum())
+
+    @property
+    def name(self) -> str:
+        """Name of the metric."""
+        names = {"classification": "accuracy", "regression": "rmse", "language_modeling": "loss"}
+        return names.get(self.kind, "relative error")
+
+    @property
+    def value(self) -> float:
+        """Value over all batches."""
+        mean = self.total / self.count if self.count else float("nan")
+        return float(mean**0.5) if self.kind in ("regression", "outputs") else mean
+
+    def drop(self, reference: float) -> float:
+        """How much worse this is than a reference: percentage points of accuracy, else percent."""
+        if self.kind == "classification":
+            return 100 * (reference - self.value)
+        if self.kind == "outputs":
+            return 100 * self.value
+        if reference == 0:  # of which nothing is a percentage
+            return 0.0 if self.value == 0 else math.inf
+        return 100 * (self.value / reference - 1)
+
+
+def infer_kind(output: Tensor, target: Tensor | None) -> str:
+    """Infer what targets of any module are, as for the tables of an evaluation."""
+    if target is None or target.ndim == 0 or len(target) != len(output):
+        return "outputs"
+    if not target.is_floating_point() and target.ndim == 1 and output.ndim == 2 and output.is_floating_point():
+        return "classification"
+    return "regression" if target.is_floating_point() and target.numel() == output.numel() else "outputs"
+
+
+class Reference:
+    """The original on a split: its outputs for each batch, which are kept for the next format if they are small.
+
+    Args:
+        program: The original.
+        batches: Called for an iterator over the batches of the data module.
+    """
+
+    def __init__(self, program: Program, batches: Callable[[], Iterable[Any]]) -> None:
+        self.program, self.batches = program, batches
+        self.kept: list[tuple[Sample, list[Tensor], float]] | None = None
+
+    def __iter__(self) -> Iterator[tuple[Sample, list[Tensor], float]]:
+        """Yield raw inputs and targets, outputs, and seconds, for each chunk of a batch."""
+        if self.kept is not None:
+            yield from self.kept
+            return
+        kept: list[tuple[Sample, list[Tensor], float]] = []
+        elements = 0
+        for sample in self._chunks():
+            begin = time.perf_counter()
+            outputs = self.call(*sample[0])
+            found = (sample, outputs, time.perf_counter() - begin)
+            elements += sum(tensor.numel() for tensor in (*outputs, *sample[0]))
+            if elements < MAX_CACHED:
+                kept.append(found)
+            yield found
+        if elements < MAX_CACHED:
+            self.kept = kept
+
+    def call(self, *inputs: Tensor) -> list[Tensor]:
+        """Outputs of the original."""
+        with torch.inference_mode():
+            return list(self.program(*inputs))
+
+    def result(self, size: int) -> Result:
+        """Measure the original."""
+        metric, seconds, count = Metric(self.program.kind), 0.0, 0
+        for (inputs, targets), outputs, took in self:
+            metric.update(outputs[0], targets, outputs[0])
+            seconds, count = seconds + took, count + len(inputs[0])
+        latency = {rows: runner.measure(partial(self.call, *inputs)) for rows, inputs in self.latency_inputs().items()}
+        return Result(size, metric.name, metric.value, latency=latency, throughput=count / seconds)
+
+    def latency_inputs(self) -> dict[int, Inputs]:
+        """Inputs of the batch sizes whose latency is measured."""
+        (inputs, _), _, _ = next(iter(self))
+        found = {}
+        for size in LATENCY_BATCHES:
+            copies = -(-size // len(inputs[0]))
+            found[size] = tuple(torch.cat([tensor] * copies)[:size] for tensor in inputs)
+        return found
+
+    def _chunks(self) -> Iterator[Sample]:
+        """Batches, in chunks whose outputs are not too large."""
+        rows = 0
+        for batch in self.batches():
+            inputs, targets = self.program.split(batch)
+            if not rows:
+                one = self.call(*(tensor[:1] for tensor in inputs))
+                rows = max(1, MAX_ELEMENTS // max(1, *(tensor.numel() for tensor in one)))
+            for at in range(0, len(inputs[0]), rows):
+                part = None if targets is None else targets[at : at + rows]
+                yield tuple(tensor[at : at + rows] for tensor in inputs), part
+
+
+def verify(reference: Reference, original: Result, folder: Path, own: Collection[str]) -> Result:
+    """Load an export in a new process, and compare it with the original on the whole split.
+
+    Args:
+        reference: The original and the split.
+        original: Result of the original.
+        folder: Folder of the export.
+        own: Packages that the process must not have imported, such as the project's.
+
+    Raises:
+        ExportError: The process fails, has imported such a package, or returns NaN where the original does not.
+    """
+    size = folder_size(folder)
+    metric, difference, seconds, count = Metric(reference.program.kind), 0.0, 0.0, 0
+    with Process(folder, torch.get_num_threads()) as process:
+        if imported := sorted(set(own) & {name.partition(".")[0] for name in process.modules}):
+            raise ExportError(f"export: the new process has imported {imported[0]}; remove it from site-packages/*.pth")
+        if process.tensors:
+            return compare_weights(reference.program, process.tensors, original, size)
+        for (inputs, targets), expected, _ in reference:
+            outputs, took = process.run(inputs)
+            for output, wanted in zip(outputs, expected, strict=True):
+                difference = max(difference, largest_difference(output, wanted))
+            metric.update(outputs[0], targets, expected[0])
+            seconds, count = seconds + took, count + len(inputs[0])
+        latency = {rows: process.measure(inputs) for rows, inputs in reference.latency_inputs().items()}
+        same = compare_generated(reference.program, process) if reference.program.cache else None
+    drop = metric.drop(original.value)
+    return Result(size, metric.name, metric.value, drop, difference, latency, count / seconds, same)
+
+
+def compare_generated(program: Program, process: Process) -> float:
+    """Compare the tokens that an export generates with its cache with those that the original generates.
+
+    Returns:
+        The fraction of equal tokens, each given the same ones before.
+
+    Raises:
+        ExportError: The export returns other logits with its cache than without.
+    """
+    task: Any = program.task
+    count = min(MAX_GENERATED, (program.max_length or 2) // 2)
+    prompt = program.example[0][0, :count]
+    tokens = torch.cat([prompt, torch.tensor(list(task.generate(prompt, count, temperature=0)))])[None]
+    (whole, *_), _ = process.run((tokens,))
+    cached = process.generate(tokens)
+    if not (error := float((cached - whole).norm() / whole.norm())) <= MAX_CACHE_ERROR:
+        name = type(program.core).__name__
+        raise ExportError(
+            f"export: {name} returns other logits with its cache (by {error:.1%}); set {name}.supports_cache = False"
+        )
+    return float((cached[:, len(prompt) - 1 : -1].argmax(-1) == tokens[:, len(prompt) :]).float().mean())
+
+
+def largest_difference(output: Tensor, wanted: Tensor) -> float:
+    """Largest absolute difference of an output from that of the original; both may be infinite or NaN.
+
+    Raises:
+        ExportError: Only one of them is NaN.
+    """
+    is_equal = (output == wanted) | (output.isnan() & wanted.isnan())
+    errors = (output.double() - wanted.double()).abs().masked_fill(is_equal, 0)
+    if errors.isnan().any():
+        raise ExportError("export: an output is NaN where that of the original is not; use another format")
+    return float(errors.max()) if errors.numel() else 0.0
+
+
+def compare_weights(program: Program, tensors: dict[str, str], original: Result, size: int) -> Result:
+    """Compare weights that were read in another process with those of the original, bit by bit.
+
+    Raises:
+        ExportError: They differ.
+    """
+    state = program.core.state_dict()
+    for name, digest in tensors.items():
+        content = state[name].detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise ExportError(f"export=safetensors: {name} differs from the checkpoint; export it again")
+    return Result(size, original.metric, original.value)
+
+
+def folder_size(folder: Path) -> int:
+    """Size in bytes of the files that a program needs to run the export."""
+    return sum(path.stat().st_size for path in folder.glob("model.*"))
+
+
+class Process:
+    """The runner in a process of its own, with which only arrays are exchanged.
+
+    Args:
+        folder: Folder of the export.
+        threads: Number of threads of the engine.
+
+    Attributes:
+        modules: Modules that the process has imported.
+        tensors: Digests of the weights, of an export that is not runnable.
+    """
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        command = [sys.executable, "-I", str(Path(runner.__file__)), str(folder.absolute()), str(threads)]
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (a pipe that nobody reads could fill up)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, cwd="/"
+        )
+        try:
+            found, _ = self._receive()
+        except BaseException:
+            self.close()
+            raise
+        self.modules: list[str] = found["modules"]
+        self.tensors: dict[str, str] = found.get("tensors", {})
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin
+        assert self.process.stdout
+        with suppress(BrokenPipeError):  # it has ended already
+            self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+        self.errors.close()
+
+    def run(self, inputs: Inputs) -> tuple[list[Tensor], float]:
+        """Outputs for a batch, and the time that they took in seconds."""
+        found, outputs = self._ask("run", inputs)
+        return [torch.from_numpy(output) for output in outputs], found["seconds"]
+
+    def generate(self, tokens: Tensor) -> Tensor:
+        """Logits of tokens, of which the second half is given one at a time."""
+        return torch.from_numpy(self._ask("generate", (tokens,))[1][0])
+
+    def measure(self, inputs: Inputs) -> float:
+        """Median latency of a batch in milliseconds."""
+        milliseconds: float = self._ask("measure", inputs)[0]["milliseconds"]
+        return milliseconds
+
+    def _ask(self, what: str, inputs: Inputs) -> tuple[dict[str, Any], list[Any]]:
+        assert self.process.stdin
+        with suppress(BrokenPipeError):  # the process has ended, for a reason that follows
+            runner.send(self.process.stdin, {"do": what}, [tensor.numpy() for tensor in inputs])
+        return self._receive()
+
+    def _receive(self) -> tuple[dict[str, Any], list[Any]]:
+        assert self.process.stdout
+        answer, arrays = runner.receive(self.process.stdout)
+        if not answer:
+            self.errors.seek(0)
+            last = self.errors.read().decode(errors="replace").strip().split("\n")[-1]
+            last = last or f"exit status {self.process.wait()}"
+            raise ExportError(f"export: the file fails in a new process: {last}; report this with your versions")
+        return answer, arrays

@@ -1,0 +1,1 @@
+"""Part: models written in Keras, on its torch backend."""

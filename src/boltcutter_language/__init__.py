@@ -1,0 +1,1 @@
+"""Part: language models: text, tokens, tokenizers, a GPT, and their task."""

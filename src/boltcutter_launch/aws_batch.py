@@ -1,0 +1,189 @@
+"""Launch runs on AWS Batch, with the image and the machines of a job definition and a queue that exist there."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from boltcutter.config.errors import one_line
+from boltcutter_launch import aws
+from boltcutter_launch.cloud import CloudLauncher, job_name
+from boltcutter_launch.job import (
+    FINAL,
+    Job,
+    State,
+    Status,
+    UnclearSubmissionError,
+    UnreachableError,
+    match_job_id,
+    seconds,
+)
+
+MAX_ATTEMPTS = 10
+NAME = "a name or an ARN; correct it"
+STATES: dict[str, State] = {"RUNNING": "running", "SUCCEEDED": "ended", "FAILED": "ended"}  # others: pending
+# Rules of https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html, of which the first that matches decides.
+ON_EXIT = [  # of one node: again after a lost or reclaimed host, and after SIGTERM from it
+    {"onStatusReason": "Host EC2*", "action": "RETRY"},
+    {"onExitCode": "143", "action": "RETRY"},
+    {"onReason": "*", "action": "EXIT"},
+]
+# Of several only the main node decides, and it fails with 1 when another host is lost. What no rule matches is retried.
+ON_EXIT_OF_NODES = [{"onExitCode": "0", "action": "EXIT"}, {"onExitCode": "2", "action": "EXIT"}]
+FIND_SECONDS = (0, 2, 5)  # before each search for a job whose submission was not answered
+
+
+@dataclass(kw_only=True, eq=False)
+class AwsBatchLauncher(CloudLauncher):
+    """Submit runs to a queue of AWS Batch; with several nodes, as a multi-node parallel job.
+
+    Args:
+        region: Region; null: that of AWS_REGION or of the AWS profile.
+        queue: Job queue, whose compute environment has the machines.
+        job_definition: Job definition with the image, memory, CPUs and role; of type multinode for several nodes.
+        share_identifier: Share of a queue with a fair-share policy, which has to be given there.
+        max_restarts: How often the run is started again: after its host is lost or reclaimed, and on several nodes
+            after every failure but a mistake in the configuration.
+        time: Time limit of each attempt, H:MM:SS or D-HH:MM:SS.
+    """
+
+    option, job_file, protocols = "aws_batch", "job.json", ("s3",)
+    forms: ClassVar = {
+        "region": aws.REGION_FORM,
+        "queue": (r"arn:aws[a-z-]*:batch:[a-z0-9-]+:\d{12}:job-queue/[\w-]+|[\w-]{1,128}", NAME),
+        "job_definition": (
+            r"arn:aws[a-z-]*:batch:[a-z0-9-]+:\d{12}:job-definition/[\w-]+(:\d+)?|[\w-]{1,128}(:\d+)?",
+            NAME,
+        ),
+        "share_identifier": (r"[A-Za-z0-9]{1,255}", "a share, which has letters and digits only; correct it"),
+    }
+
+    region: str | None = None
+    queue: str | None = None
+    job_definition: str | None = None
+    share_identifier: str | None = None
+    max_restarts: int = MAX_ATTEMPTS - 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if seconds(self.time) < 60:
+            raise ValueError(f"launch.time={self.time} is less than the minimum of AWS Batch; try launch.time=0:01:00")
+        if self.max_restarts >= MAX_ATTEMPTS:
+            raise ValueError(f"launch.max_restarts={self.max_restarts} is too many; try launch.max_restarts=9")
+
+    def check(self, job: Job) -> None:
+        """Raise ValueError for a job that AWS Batch cannot run, as far as can be known before submission."""
+        super().check(job)
+        for name in ("queue", "job_definition"):
+            self.check_set(name, "give the name of one; docs/cloud.md creates it")
+
+    def render(self, job: Job) -> str:
+        """Render the input of ``aws batch submit-job --cli-input-json file://job.json``."""
+        container: dict[str, Any] = {"command": self.command(job)}
+        if variables := self.variables(job):
+            container["environment"] = [{"name": name, "value": value} for name, value in variables.items()]
+        if job.gpus:
+            container["resourceRequirements"] = [{"type": "GPU", "value": str(job.devices)}]
+        request: dict[str, Any] = {
+            "jobName": job_name(job, limit=128),
+            "jobQueue": self.queue,
+            "jobDefinition": self.job_definition,
+            "retryStrategy": {
+                "attempts": 1 + self.max_restarts,
+                "evaluateOnExit": ON_EXIT_OF_NODES if job.nodes > 1 else ON_EXIT,
+            },
+            "timeout": {"attemptDurationSeconds": seconds(self.time)},
+        }
+        if job.nodes > 1:
+            nodes = [{"targetNodes": "0:", "containerOverrides": container}]
+            request["nodeOverrides"] = {"numNodes": job.nodes, "nodePropertyOverrides": nodes}
+        else:
+            request["containerOverrides"] = container
+        if self.share_identifier:
+            request["shareIdentifier"] = self.share_identifier
+        if self.tags:
+            request |= {"tags": self.tags, "propagateTags": True}  # to the task, whose machine is billed
+        return json.dumps(request, indent=2) + "\n"
+
+    def check_credentials(self) -> None:
+        """Raise ValueError with the command to log in, if there are no credentials."""
+        aws.check_credentials(self.region)
+
+    def create(self, job: Job, file: Path) -> str:
+        """Submit the job; returns its ARN."""
+        request, client = json.loads(file.read_text()), aws.client("batch", self.region)
+        with aws.as_value_errors():
+            self._check_definition(client, job)
+        try:
+            with aws.as_value_errors():  # once, since SubmitJob has no token by which AWS would know a repeated request
+                return str(aws.client("batch", self.region, repeats=False).submit_job(**request)["jobArn"])
+        except UnreachableError as error:
+            if found := _find_job(client, request):
+                return found
+            raise UnclearSubmissionError(
+                f"{error}; see whether {request['jobName']} is in the queue before you launch again"
+            ) from error
+
+    def _check_definition(self, client: Any, job: Job) -> None:
+        """Check that the job definition exists, and is of the type that the job needs."""
+        name = str(self.job_definition)
+        by_revision = re.search(r":\d+$|^arn:", name)
+        query = {"jobDefinitions": [name]} if by_revision else {"jobDefinitionName": name}
+        pages = client.get_paginator("describe_job_definitions").paginate(**query, status="ACTIVE")
+        found = [definition for page in pages for definition in page["jobDefinitions"]]
+        if not found:
+            raise ValueError(f"launch.job_definition={name} does not exist in {client.meta.region_name}; register it")
+        latest = max(found, key=lambda definition: int(definition["revision"]))
+        if latest["type"] != (needed := "multinode" if job.nodes > 1 else "container"):
+            raise ValueError(
+                f"launch.job_definition={name} is of type {latest['type']}, but trainer.num_nodes={job.nodes} needs "
+                f"{needed}; choose another"
+            )
+
+    def status(self, job_id: str) -> Status:
+        """Return the status of a job."""
+        region, number = _split(job_id)
+        client = aws.client("batch", region)
+        with aws.as_value_errors():
+            found = client.describe_jobs(jobs=[number])["jobs"]
+            if not found:
+                return Status("unknown", f"job {number}: not found in {region}")
+            job = found[0]
+            if "nodeProperties" in job:  # the container is that of the main node
+                main = client.describe_jobs(jobs=[f"{number}#{job['nodeProperties']['mainNode']}"])["jobs"]
+                job = {**(main[0] if main else {}), **job}
+        reasons = [job.get("statusReason"), job.get("container", {}).get("reason")]
+        text = ": ".join([f"job {number}, {job['status']}", *map(one_line, filter(None, reasons))])
+        return Status(STATES.get(job["status"], "pending"), text)
+
+    def cancel(self, job_id: str) -> None:
+        """Terminate a job: AWS Batch sends SIGTERM, and SIGKILL after 30 seconds."""
+        region, number = _split(job_id)
+        if self.status(job_id).state in FINAL:
+            return
+        with aws.as_value_errors():
+            aws.client("batch", region).terminate_job(jobId=number, reason="canceled by the launcher")
+
+
+def _find_job(client: Any, request: dict[str, Any]) -> str | None:
+    """Return the ARN of a job that was submitted although AWS did not answer; the name is unique to the run."""
+    query = {"jobQueue": request["jobQueue"], "filters": [{"name": "JOB_NAME", "values": [request["jobName"]]}]}
+    for delay in FIND_SECONDS:
+        time.sleep(delay)
+        with suppress(UnreachableError), aws.as_value_errors():
+            pages = client.get_paginator("list_jobs").paginate(**query)
+            found = [job for page in pages for job in page["jobSummaryList"]]
+            if alive := [str(job["jobArn"]) for job in found if STATES.get(job["status"]) != "ended"]:
+                return alive[0]
+    return None
+
+
+def _split(job_id: str) -> tuple[str, str]:
+    """Return the region and the ID of a job."""
+    found = match_job_id(r"arn:aws[a-z-]*:batch:([a-z0-9-]+):\d{12}:job/([a-z0-9-]+)", job_id, "the ARN of a job")
+    return found[1], found[2]

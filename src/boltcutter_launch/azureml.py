@@ -1,0 +1,225 @@
+"""Launch runs on Azure Machine Learning as command jobs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import yaml
+
+from boltcutter_launch import azure_api
+from boltcutter_launch.cloud import CloudLauncher, next_name, to_yaml
+from boltcutter_launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, match_job_id, seconds
+from boltcutter_launch.machines import check_devices, find_machine
+
+if TYPE_CHECKING:
+    from azure.core import PipelineClient
+
+SCHEMA = "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
+INPUT = "INPUT_"  # prefix of the variables with the folders of inputs
+STORAGE = re.compile(r"\w+://(?P<container>[a-z0-9-]{3,63})(@(?P<account>[a-z0-9]{3,24})\.(dfs|blob)\.[\w.]+)?(/.*)?")
+JOB = (
+    r"/subscriptions/[\w-]+/resourceGroups/[\w.()-]+/providers/Microsoft\.MachineLearningServices"
+    r"/workspaces/[\w-]+/jobs/([\w-]+)"
+)
+# https://learn.microsoft.com/rest/api/azureml/jobs/get#jobstatus; in all others, also Unknown, the job is running
+STATES: dict[str, State] = {
+    **dict.fromkeys(("NotStarted", "Scheduled", "Starting", "Provisioning", "Preparing", "Queued"), "pending"),
+    **dict.fromkeys(("Completed", "Failed", "Canceled"), "ended"),
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class AzureMLLauncher(CloudLauncher):
+    """Submit a run as a command job, on a compute cluster or on serverless compute.
+
+    Args:
+        subscription: ID of the subscription; null: ``AZURE_SUBSCRIPTION_ID``, else that in ``config.json``.
+        resource_group: Resource group; null: ``AZURE_RESOURCE_GROUP``, else that in ``config.json``.
+        workspace: Name of the workspace; null: ``AZURE_ML_WORKSPACE``, else that in ``config.json``.
+        image: Container image with Python, the library and the project's dependencies, or an environment of the
+            workspace as azureml:<name>:<version>.
+        compute: Compute cluster; null: serverless compute.
+        instance_type: Size of the machines of serverless compute, such as Standard_NC24ads_A100_v4.
+        spot: Whether serverless compute uses low-priority machines; a cluster determines this itself.
+        shm_size: Shared memory of each container, which dataloader workers need, such as 16g.
+        inputs: Data to mount by name, such as {images: "azureml://datastores/<name>/paths/images"}; its folder is
+            ``${oc.env:INPUT_IMAGES}`` in overrides of training.
+        jupyter: Whether to start the JupyterLab of Azure ML with the project instead of training; it runs until the job
+            is cancelled or its time limit is reached.
+        resource_manager: Azure Resource Manager; other clouds of Azure have another.
+    """
+
+    option, protocols, notices = "azureml", ("abfss", "abfs", "az"), "azure"
+    forms: ClassVar = {
+        "compute": (r"[A-Za-z][\w-]+", "the name of a cluster; correct it"),
+        "shm_size": (r"[1-9]\d*[bkmg]", "a number with a unit; try launch.shm_size=16g"),
+    }
+
+    subscription: str | None = None
+    resource_group: str | None = None
+    workspace: str | None = None
+    image: str | None = None
+    compute: str | None = None
+    instance_type: str | None = None
+    spot: bool = False
+    shm_size: str = "16g"
+    inputs: dict[str, str] = field(default_factory=dict)
+    jupyter: bool = False
+    resource_manager: str = "https://management.azure.com"
+
+    def __post_init__(self) -> None:
+        self.resource_manager = self.resource_manager.rstrip("/")
+        super().__post_init__()
+        for name in self.inputs:
+            if not re.fullmatch(r"[A-Za-z]\w*", name):
+                raise ValueError(f"launch.inputs.{name}: not a valid name; use letters, digits and _")
+        variables = [f"{INPUT}{name.upper()}" for name in self.inputs]
+        self.environment = self.environment | {name: f"${name}" for name in variables}  # set only in the job
+
+    def check(self, job: Job) -> None:
+        """Raise ValueError for a job that Azure ML cannot run, as far as can be known before submission."""
+        super().check(job)
+        found = STORAGE.fullmatch(str(self.storage))
+        if not found or not (found["account"] or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
+            raise ValueError(
+                f"launch.storage={self.storage} has no storage account; try "
+                f"launch.storage=abfss://{found['container'] if found else '<container>'}"
+                f"@<account>.dfs.core.windows.net/runs"
+            )
+        self.check_set("image", "give the image of the nodes, launch.image=<registry>/<image>:<tag>")
+        if str(self.image).startswith("azureml:") and not azure_api.ENVIRONMENT.fullmatch(str(self.image)):
+            raise ValueError(f"launch.image={self.image} has no version; try launch.image=azureml:<name>:<version>")
+        if not self.instance_type:
+            example = "Standard_NC24ads_A100_v4" if job.gpus else "Standard_D8s_v5"
+            self.check_set("compute", f"give a cluster, or try launch.instance_type={example}")
+        for name in ("instance_type", "spot"):
+            if self.compute and (value := getattr(self, name)):
+                shown = str(value).lower() if name == "spot" else value
+                raise ValueError(f"launch.{name}={shown}: set by the cluster {self.compute}; remove one of them")
+        for name, path in self.inputs.items():
+            if not path.startswith(("azureml:", "abfss://", "wasbs://", "https://")):
+                example = f"launch.inputs.{name}=azureml://datastores/workspaceblobstore/paths/{name}"
+                raise ValueError(f"launch.inputs.{name}={path} is not in the cloud; try {example}")
+        _ = self._workspace
+        if self.instance_type:
+            check_devices("launch.instance_type", self.instance_type, find_machine("azure", self.instance_type), job)
+
+    @property
+    def _workspace(self) -> str:
+        return azure_api.workspace_path({name: getattr(self, name) for name in azure_api.WORKSPACE})
+
+    def render(self, job: Job) -> str:
+        """Render the file for ``az ml job create``."""
+        _, _, subscription, _, group, *_, workspace = self._workspace.split("/")
+        where = ["--subscription", subscription, "--resource-group", group, "--workspace-name", workspace]
+        submit = f"  az ml job create --file {self.job_file} {shlex.join(where)}"
+        code = f"Each process reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it."
+        title = "Command job of Azure Machine Learning; to submit it by hand:"
+        return to_yaml(self._content(job), title, "", submit, "", code)
+
+    def _content(self, job: Job) -> dict[str, Any]:
+        """Source: https://learn.microsoft.com/azure/machine-learning/reference-yaml-job-command."""
+        # The identity of the cluster; adlfs would otherwise use the one of the machine.
+        shell = ['[ -z "$DEFAULT_IDENTITY_CLIENT_ID" ] || export AZURE_CLIENT_ID="$DEFAULT_IDENTITY_CLIENT_ID"']
+        variables = self.variables(job)
+        for name in self.inputs:
+            del variables[variable := f"{INPUT}{name.upper()}"]
+            shell.append(f'export {variable}="${{{{inputs.{name}}}}}"')
+        command = shlex.join(self.command(job))  # the platform starts JupyterLab in the working directory
+        shell.append(f"{command} && exec sleep infinity" if self.jupyter else f"exec {command}")
+        if account := os.environ.get("AZURE_STORAGE_ACCOUNT_NAME"):
+            variables.setdefault("AZURE_STORAGE_ACCOUNT_NAME", account)
+        content: dict[str, Any] = {
+            "$schema": SCHEMA,
+            "type": "command",
+            "name": next_name(job),  # unique, so that a second submission of this file is not a second job
+            "display_name": f"{job.name}/{job.folder.name}",
+            "experiment_name": re.sub(r"[^\w-]+", "-", job.name),
+            "command": "; ".join(shell),
+            "environment": self.image if str(self.image).startswith("azureml:") else {"image": self.image},
+            "distribution": {"type": "pytorch", "process_count_per_instance": 1 if self.jupyter else job.devices},
+            "resources": {"instance_count": job.nodes, "shm_size": self.shm_size},
+            "limits": {"timeout": seconds(self.time)},
+            "identity": {"type": "managed"},
+        }
+        if variables:
+            content["environment_variables"] = variables
+        if self.compute:
+            content["compute"] = f"azureml:{self.compute}"
+        else:
+            content["resources"]["instance_type"] = self.instance_type
+            content["queue_settings"] = {"job_tier": "spot" if self.spot else "standard"}
+        if self.inputs:
+            content["inputs"] = {
+                name: {"type": "uri_folder", "path": path, "mode": "ro_mount"} for name, path in self.inputs.items()
+            }
+        if self.jupyter:
+            content["services"] = {"jupyter": {"type": "jupyter_lab"}}
+        if self.tags:
+            content["tags"] = self.tags
+        return content
+
+    @cached_property
+    def _client(self) -> PipelineClient[Any, Any]:
+        return azure_api.connect(self.resource_manager)
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return azure_api.call(self._client, method, f"{self.resource_manager}{path}", body)
+
+    def submit(self, job: Job, file: Path) -> list[str]:
+        """Check that workspace and compute exist, send code and record to the storage, and submit the job."""
+        place = self._workspace
+        if not self.compute:
+            self._call("GET", place)
+        else:
+            found = self._call("GET", f"{place}/computes/{self.compute}")["properties"]
+            facts = found.get("properties") or {}
+            if size := facts.get("vmSize"):
+                check_devices("launch.compute", f"{self.compute} ({size})", find_machine("azure", size), job)
+            most = (facts.get("scaleSettings") or {}).get("maxNodeCount")
+            if most is not None and job.nodes > most:
+                raise ValueError(
+                    f"trainer.num_nodes={job.nodes}: the cluster {self.compute} has at most {most} nodes; try {most} "
+                    f"or fewer, or az ml compute update --name {self.compute} --max-instances {job.nodes}"
+                )
+        return super().submit(job, file)
+
+    def create(self, job: Job, file: Path) -> str:
+        """Submit the job file; returns the path of the job in Azure."""
+        place, content = self._workspace, yaml.safe_load(file.read_text())
+        body = azure_api.request_body(content, place)
+        if isinstance(content["environment"], dict):
+            image = {"image": content["environment"]["image"], "isAnonymous": True}
+            self._call("PUT", body["environmentId"], {"properties": image})
+        try:
+            self._call("PUT", path := f"{place}/jobs/{content['name']}", {"properties": body})
+        except NoAnswerError as error:
+            raise UnclearSubmissionError(
+                f"{error}; the job may have been created: az ml job show --name {content['name']}"
+            ) from None
+        return path
+
+    def status(self, job_id: str) -> Status:
+        """Return the status of a job, with the addresses of its page and of JupyterLab."""
+        name = match_job_id(JOB, job_id, "/subscriptions/…/jobs/<name>")[1]
+        found = self._call("GET", job_id)["properties"]
+        state = str(found.get("status", "Unknown"))
+        text = f"job {name}, {state}"
+        services = found.get("services") or {}
+        for name in ("Studio", "jupyter"):
+            address = (services.get(name) or {}).get("endpoint")
+            if address and (name == "jupyter" or state != "Completed"):
+                text += f", {name}: {address}"
+        return Status(STATES.get(state, "running"), text)
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel the job."""
+        match_job_id(JOB, job_id, "/subscriptions/…/jobs/<name>")
+        self._call("POST", f"{job_id}/cancel")

@@ -1,0 +1,304 @@
+"""What the launchers of clouds and of Kubernetes have in common: storage, and the command of each node."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.checkpoint.storage import is_url, resolve_filesystem
+from boltcutter.run import trust
+from boltcutter.run.folder import read_record
+from boltcutter_launch import jupyter, secret_reference
+from boltcutter_launch.bundle import BUNDLE, RECORD, check_size, pack
+from boltcutter_launch.job import (
+    FINAL,
+    POLL_SECONDS,
+    ForbiddenError,
+    Job,
+    Launcher,
+    Status,
+    UnclearSubmissionError,
+    UnreachableError,
+    check_settings,
+    follow,
+    seconds,
+)
+from boltcutter_remote.store import fetch, publish
+from boltcutter_remote.transfer import reason, remedy_for
+
+DELAY = 5.0  # seconds after the end of a job by which its last events are in the log
+LATE = 60.0  # seconds by which the events of one node may appear later than those of another
+
+
+@dataclass(kw_only=True, eq=False)
+class CloudLauncher(Launcher):
+    """Base class of launchers whose nodes do not share the disk of this machine.
+
+    A subclass renders the job file of its platform, in which each node runs ``command(job)``, and submits it.
+
+    Args:
+        storage: Parent URL of the runs, such as s3://bucket/runs, that all nodes can write.
+        time: Time limit of the job, H:MM:SS or D-HH:MM:SS.
+        tags: Tags of the job, which also appear in the bill.
+        environment: Environment variables of the run.
+        secrets: Environment variables that hold secrets, and from which secret of a cloud each node reads the value by
+            its own identity, such as {"WANDB_API_KEY": "arn:aws:secretsmanager:…"}.
+        python: Python interpreter in the image.
+        max_code_mb: Limit of the size of the project's files, which are sent with each job.
+    """
+
+    array = None
+    snapshot = True
+    job_file = "job.yaml"
+    option = ""  # of launch=, for messages
+    pause: ClassVar[int] = 5  # multiple of POLL_SECONDS between two reads of a log
+    protocols: ClassVar[tuple[str, ...]] = ("s3", "gs", "az")  # of the storage
+    takes_path = False  # as storage, on a volume of the nodes
+    forms: ClassVar[Mapping[str, tuple[str, str]]] = {}  # of settings, and what they are
+    notices: ClassVar[str | None] = None  # cloud whose metadata server announces interruptions to the run itself
+    own_secret: ClassVar[str | None] = None  # form of the references that the platform itself resolves
+    secret_example: ClassVar[str] = secret_reference.EXAMPLE
+    storage: str | None = None
+    time: str = "1-00:00:00"
+    tags: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    python: str = "python"
+    max_code_mb: float = 50
+    # Settings of some platforms
+    spot: bool = field(default=False, init=False)
+    max_restarts: int | None = field(default=None, init=False)
+    max_wait: str | None = field(default=None, init=False)
+    jupyter: bool = field(default=False, init=False)
+    idle_minutes: float | None = field(default=None, init=False)  # None: the platform has a JupyterLab of its own
+
+    def __post_init__(self) -> None:
+        self.tags = as_text(self.tags)
+        check_settings({"max_restarts": None, **vars(self)}, max_restarts=0)
+        for name in ("time", "max_wait"):
+            if text := getattr(self, name):
+                seconds(text, f"launch.{name}")
+        for name, (form, what) in self.forms.items():
+            value = getattr(self, name)
+            for text in value if isinstance(value, list) else [value]:
+                if text is not None and not re.fullmatch(form, text):
+                    zone = re.fullmatch(rf"({form})-?[a-z]", text) if name == "region" else None
+                    what = f"a zone, not a region; try launch.region={zone[1]}" if zone else f"not {what}"
+                    raise ValueError(f"launch.{name}={text} is {what}")
+        self._check_secrets()
+
+    def check(self, job: Job) -> None:
+        """Raise ValueError for a job that the platform cannot run, as far as can be known before submission."""
+        example = f"{self.protocols[0]}://<bucket>/runs"
+        self.check_set("storage", f"give the parent URL of the runs, launch.storage={example}")
+        storage = str(self.storage)
+        if not is_url(storage) and not self.takes_path:
+            raise ValueError(f"launch.storage={storage}: the nodes share no disk; use {example}")
+        if is_url(storage) and storage.partition("://")[0] not in self.protocols:
+            expected = " or ".join(f"{protocol}://" for protocol in self.protocols)
+            raise ValueError(f"launch.storage={storage}: the nodes cannot write there; use {expected}")
+        if not job.code or not job.root:
+            raise ValueError(f"launch={self.option}: only files tracked by git are sent; git init, then git add them")
+        check_size(job.root, job.folder, self.max_code_mb)
+        if self.jupyter:
+            jupyter.check_job(job, self.idle_minutes)
+
+    def _check_secrets(self) -> None:
+        for name, reference in self.secrets.items():
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                raise ValueError(f"launch.secrets.{name} is not a valid variable name; use letters, digits and _")
+            if not secret_reference.find_reader(reference) and not re.fullmatch(self.own_secret or "", reference):
+                example = f"launch.secrets='{{{name}: {self.secret_example}}}'"  # the value may be the secret itself
+                raise ValueError(f"launch.secrets.{name}: not a reference to a secret; try {example}")
+
+    def check_set(self, name: str, remedy: str) -> None:
+        """Raise ValueError if a setting is not set."""
+        if not getattr(self, name):
+            raise ValueError(f"launch.{name}: not set; {remedy}")
+
+    def remote_folder(self, folder: Path) -> str:
+        """Return the URL of a run, or its path on the nodes, from its folder on this machine."""
+        return f"{str(self.storage).rstrip('/')}/{folder.parent.name}/{folder.name}"
+
+    def command(self, job: Job) -> list[str]:
+        """Return the command that each node runs."""
+        command = [self.python, "-m", "boltcutter_launch.node", self.remote_folder(job.folder), *job.trust]
+        command += secret_reference.arguments(self.secrets)
+        return command + (jupyter.arguments(self.idle_minutes) if self.jupyter else [])
+
+    def variables(self, job: Job) -> dict[str, str]:
+        """Return the environment variables of the run."""
+        return {name: str(value) for name, value in {**job.environment, **self.environment}.items()}
+
+    def render(self, job: Job) -> str:
+        """Render the platform's job file; a pure function."""
+        raise NotImplementedError
+
+    def submit(self, job: Job, file: Path) -> list[str]:
+        """Send the code and the record to the storage, and submit the job; returns its id."""
+        self.check_credentials()
+        pack(job.folder)
+        if is_url(str(self.storage)):
+            names = [BUNDLE, file.name, *(name for name in RECORD if (job.folder / name).is_file())]
+            publish(job.folder, self.remote_folder(job.folder), names)
+        try:
+            return [self.create(job, file)]
+        except KeyboardInterrupt:
+            raise UnclearSubmissionError(
+                f"launch={self.option}: interrupted, so the job may have been submitted; look for {job.name} there "
+                "before you launch again"
+            ) from None
+
+    def check_credentials(self) -> None:
+        """Raise ValueError with the command to log in, if there are no credentials."""
+
+    def create(self, job: Job, file: Path) -> str:
+        """Submit the job file; returns the id of the job."""
+        raise NotImplementedError
+
+    def status(self, job_id: str) -> Status:
+        """Return the status of a job; raises ``UnreachableError`` if the platform does not respond."""
+        raise NotImplementedError
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel the job, which saves a checkpoint."""
+        raise NotImplementedError
+
+    def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
+        """Yield the output of rank 0 from the storage; with ``follow`` until the job has ended."""
+        place, position = f"{self.remote_folder(folder)}/logs/rank-0.log", 0
+
+        def new() -> Iterator[str]:
+            nonlocal position
+            if content := read(place, position):
+                position += len(content)
+                yield content.decode(errors="replace")
+
+        return self.follow(new, job_id if follow else None)
+
+    def follow_events(
+        self, read: Callable[[float], Iterator[tuple[str, float, str]]], job_id: str, folder: Path, *, follow: bool
+    ) -> Iterator[str]:
+        """Yield the events of the platform's log service, each once; without any, the output of rank 0.
+
+        Args:
+            read: Yields id, time in seconds and text of the events since a time.
+            job_id: The job.
+            folder: Folder of the run on this machine.
+            follow: Whether to wait for further events until the job has ended.
+        """
+        seen: dict[str, float] = {}
+
+        def new() -> Iterator[str]:
+            since = max([0.0, *seen.values()]) - LATE
+            for old in [event for event, at in seen.items() if at < since]:
+                del seen[old]
+            for event, at, text in read(since):
+                if event not in seen:
+                    seen[event] = at
+                    yield text
+
+        try:
+            yield from self.follow(new, job_id if follow else None, DELAY)
+            if seen:
+                return
+        except ForbiddenError as error:
+            print(f"note: {error}; this is the log of rank 0", file=sys.stderr)
+        yield from CloudLauncher.logs(self, job_id, folder, follow=follow)
+
+    def follow(self, read: Callable[[], Iterator[str]], job_id: str | None, late: float = 0) -> Iterator[str]:
+        """Yield output until a job has ended, or what there is now if the job is None; see ``job.follow``."""
+        is_over = (lambda: self.status(job_id).state in FINAL) if job_id else None
+        return follow(read, is_over, self.pause * POLL_SECONDS, late)
+
+    def fetch(self, folder: Path) -> list[str]:
+        """Download the run into its folder on this machine; returns the names of new and changed files."""
+        if not is_url(str(self.storage)):
+            raise ValueError(f"launch.storage={self.storage} is a path on the nodes; copy the run from there")
+        return fetch(self.remote_folder(folder), folder)
+
+    def refresh(self, folder: Path) -> None:
+        """Update the record of a run on this machine from the storage, if it is there and can be reached."""
+        if not is_url(str(self.storage)) or not (content := read(f"{self.remote_folder(folder)}/{RECORD[0]}")):
+            return
+        found = trust.parse_json(content)
+        known = read_record(folder)
+        if len(found.get("attempts", ())) >= len(known.get("attempts", ())):
+            write_text(folder / RECORD[0], json.dumps(found | {"launch": known.get("launch")}, indent=2) + "\n")
+
+
+def read(place: str, start: int = 0) -> bytes:
+    """Read an object from a position on; empty if it does not exist.
+
+    Raises:
+        UnreachableError: The storage cannot be reached.
+    """
+    try:
+        store, path = resolve_filesystem(place)
+        size = store.size(path)
+        return bytes(store.cat_file(path, start=start)) if size and size > start else b""
+    except FileNotFoundError:
+        return b""
+    except Exception as error:  # each storage raises its own exceptions
+        raise UnreachableError(f"{place}: cannot be read ({reason(error)}); {remedy_for(place)}") from error
+
+
+def earlier_id(job: Job) -> str:
+    """Return the id of the previous job of a run; empty if there was none."""
+    known = read_record(job.folder) if (job.folder / RECORD[0]).is_file() else {}
+    return str((known.get("launch") or {}).get("id", ""))
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes repeated values in full."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """No value is an alias."""
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Write scripts line by line."""
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if data.endswith("\n") else None)
+
+
+Dumper.add_representer(str, Dumper.represent_str)
+
+
+def to_yaml(content: Any, *comments: str) -> str:
+    """Return a job file in YAML, after lines of comments."""
+    lines = "".join(f"# {line}".rstrip() + "\n" for line in comments)
+    return lines + yaml.dump(content, Dumper=Dumper, sort_keys=False, width=1000)
+
+
+def as_text(values: Mapping[str, Any] | None) -> dict[str, str]:
+    """Convert values to text, as platforms expect: YAML reads an unquoted true or 1 as something else."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in (values or {}).items()
+    }
+
+
+def job_name(job: Job, *, limit: int = 63, pattern: str = r"[^a-z0-9-]+") -> str:
+    """Return a name for the platform, unique to the run: lower-case letters, digits and hyphens.
+
+    Args:
+        job: The job.
+        limit: Largest number of characters.
+        pattern: What is replaced by a hyphen.
+    """
+    name = re.sub(pattern, "-", f"{job.name}-{job.folder.name}".lower()).strip("-")
+    return name[-limit:].strip("-")  # the end is what is unique
+
+
+def next_name(job: Job) -> str:
+    """Return a name for the job that differs from that of the run's previous job, if it had one."""
+    name = job_name(job, limit=60)
+    found = re.fullmatch(rf"{re.escape(name)}(?:-(\d+))?", earlier_id(job).rpartition("/")[2])
+    return f"{name}-{int(found[1] or 1) + 1}" if found else name

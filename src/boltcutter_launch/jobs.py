@@ -1,0 +1,197 @@
+"""Status, logs and cancellation of launched runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError, one_line, printable
+from boltcutter.config.instantiate import build, find_mistakes
+from boltcutter.config.locate import locate
+from boltcutter.environment import lease
+from boltcutter.environment.output import LenientFile
+from boltcutter.project import display_path
+from boltcutter.run import trust
+from boltcutter.run.folder import read_record
+from boltcutter_launch import slurm_queue
+from boltcutter_launch.cloud import CloudLauncher
+from boltcutter_launch.job import Launcher
+
+FOLDERS = ".folders"  # in the folder of all runs: folders of launched runs that are elsewhere
+
+
+def remember(runs: str, folder: Path) -> None:
+    """Let ``list`` show a launched run, or the runs of an array, whose folder is not in that of all runs."""
+    if "://" not in runs and not folder.resolve().is_relative_to(Path(runs).resolve()):
+        with suppress(OSError):  # of a folder that this user cannot write, in which list finds no other runs either
+            Path(runs).mkdir(parents=True, exist_ok=True)
+            with (Path(runs) / FOLDERS).open("a") as file:
+                file.write(f"{folder.resolve()}\n")
+
+
+@dataclass
+class Settings:
+    """Configuration of the launch command besides that of training.
+
+    Args:
+        launch: The launcher.
+    """
+
+    launch: Launcher
+
+
+def find_launcher(folder: Path) -> Iterator[tuple[Launcher, str]]:
+    """Yield the launcher of a run and its job id; nothing for a run that was not launched."""
+    if facts := read_launch(folder, "run"):
+        if not isinstance(facts.get("id"), str):
+            raise ConfigError(f"run={folder}: its record.json has no id of a job; launch the run again")
+        settings = DictConfig({"launch": facts["settings"]})
+        mistakes = find_mistakes(settings, Settings)
+        kind = None if mistakes else locate(str(facts["settings"].get("_target_")))
+        if not mistakes and not all(hasattr(kind, name) for name in ("submit", "status", "cancel", "logs")):
+            mistakes = [f"launch._target_={facts['settings']['_target_']}: no launcher"]
+        if mistakes:
+            raise ConfigError(f"run={folder}: its record.json: {mistakes[0]}; launch the run again")
+        yield build(settings.launch, "launch"), facts["id"]
+
+
+def read_launch(folder: Path, setting: str, *, runs: bool = False) -> dict[str, Any] | None:
+    """Read how a run was launched; None if it was not.
+
+    Args:
+        folder: Folder of the run.
+        setting: Key of the override that names the folder, for error messages.
+        runs: Whether the settings will be used to launch it again.
+
+    Raises:
+        ConfigError: The settings are damaged, or not trusted.
+    """
+    facts: dict[str, Any] = read_record(folder).get("launch") or {}
+    if facts and not isinstance(facts.get("settings"), dict):
+        raise ConfigError(f"{setting}={folder}: its record.json has no launch settings; launch the run again")
+    if facts:
+        trust.check(
+            facts["settings"], f"{setting}={folder}", folder, signature=facts.get("signature"), runs=runs, walks=True
+        )
+    return facts or None
+
+
+def run_verb(verb: str, place: Path, *, follow: bool) -> None:
+    """Print the status or logs of runs, or cancel them.
+
+    Args:
+        verb: ``status``, ``logs``, ``cancel`` or ``fetch``.
+        place: Folder of a run or of an array.
+        follow: Whether to follow logs until the runs have ended.
+    """
+    folders = [file.parent for file in sorted(place.glob("*/record.json"))]
+    functions: dict[str, Callable[..., None]] = {"status": show_status, "logs": show_logs}
+    functions |= {"cancel": cancel, "fetch": fetch}
+    for folder in [place] if (place / "record.json").is_file() or not folders else folders:
+        for launcher, job_id in find_launcher(folder) or ():
+            functions[verb](launcher, job_id, folder, follow=follow)
+            break
+        else:
+            raise ConfigError(f"{folder}: this run was not launched; use the process or job in which it was started")
+
+
+def show_status(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
+    """Print the status by the launcher, and each attempt with the reason for its end."""
+    print(f"{display_path(folder)}: {launcher.status(job_id).text}")
+    refresh(launcher, folder)
+    for attempt in read_record(folder).get("attempts") or ():
+        print(printable(f"  {attempt.get('start')}  {attempt.get('reason')}"))
+
+
+def show_logs(launcher: Launcher, job_id: str, folder: Path, *, follow: bool) -> None:
+    """Print the output of the run."""
+    for text in launcher.logs(job_id, folder, follow=follow):
+        print(text, end="", flush=True)
+        if LenientFile.is_lost:  # as after | head
+            return
+
+
+def cancel(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
+    """Cancel a run, which saves a checkpoint first."""
+    launcher.cancel(job_id)
+    print(f"{display_path(folder)}: {launcher.status(job_id).text}")
+
+
+def fetch(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
+    """Download a run from the storage of its platform."""
+    if not isinstance(launcher, CloudLauncher):
+        raise ValueError(f"run={display_path(folder)}: nothing to fetch; the run is in this folder")
+    names = launcher.fetch(folder)
+    print(f"{display_path(folder)}: {len(names)} files downloaded from {launcher.remote_folder(folder)}")
+
+
+def refresh(launcher: Launcher, *folders: Path) -> None:
+    """Update the records of runs that are on the storage of their platform; a note if that cannot be reached."""
+    if not isinstance(launcher, CloudLauncher):
+        return
+    for folder in folders:
+        try:
+            launcher.refresh(folder)
+        except ValueError as error:
+            print(f"note: {one_line(error)}", file=sys.stderr)
+
+
+def list_runs(runs: Path) -> None:
+    """Print a line for each run of the project, the newest last, then one for each other job of the user."""
+    found = [file for depth in ("*/*", "*/*/*") for file in runs.glob(f"{depth}/record.json")]
+    elsewhere = (runs / FOLDERS).read_text().splitlines() if (runs / FOLDERS).is_file() else []
+    for folder in map(Path, dict.fromkeys(elsewhere)):
+        found += [*folder.glob("record.json"), *folder.glob("*/record.json")]
+    faults = dict[str, None]()
+    for file in sorted(found, key=lambda file: file.stat().st_mtime):
+        try:
+            print(printable(f"{display_path(file.parent)}: {_state(file.parent)}"))
+        except (ValueError, ConfigError) as error:
+            print(f"{display_path(file.parent)}: unknown")
+            faults[str(error)] = None
+    folders = {file.parent.resolve() for file in found}
+    try:
+        others = [job for job in slurm_queue.jobs() if not job.file or not _is_known(job.file, folders)]
+    except ValueError as error:
+        others, faults = [], faults | {str(error): None}
+    for job in others:
+        print(f"job {job.number}, {job.state}: {job.file or job.name}")
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _state(folder: Path) -> str:
+    """Describe a run: the status by its launcher, the number of attempts, and how the last one ended.
+
+    Raises:
+        ValueError: Its launcher does not respond.
+        ConfigError: Its record cannot be read, or is not trusted.
+    """
+    record = read_record(folder)
+    attempts = record.get("attempts") or []
+    ended = attempts[-1].get("reason") if attempts else "never started"
+    if ended == "running":  # or killed before it could record that
+        holder = lease.read_holder(folder)
+        ended = "killed" if holder is None or holder.is_alive() is False else ended
+    state = [] if record.get("launch") else ["not launched"]
+    if not state and ended != "completed":
+        state = [launcher.status(job_id).text for launcher, job_id in find_launcher(folder)]
+    return ", ".join([*state, f"{len(attempts)} attempt{'' if len(attempts) == 1 else 's'}", ended])
+
+
+def _is_known(file: Path, folders: set[Path]) -> bool:
+    """Whether a job script is in one of the run folders, or in the folder of their array."""
+    folder = file.parent.resolve()
+    return any(folder in (run_folder, run_folder.parent) for run_folder in folders)
+
+
+def has_completed(folder: Path) -> bool:
+    """Whether the last attempt of a run has completed."""
+    if attempts := read_record(folder).get("attempts"):
+        return str(attempts[-1].get("reason")).startswith("completed")
+    return any(launcher.status(job_id).succeeded for launcher, job_id in find_launcher(folder))

@@ -1,0 +1,237 @@
+"""Launch runs on Kubernetes: as a Job, or as a TrainJob of Kubeflow."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import re
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from boltcutter.checkpoint.storage import is_url
+from boltcutter.config.errors import one_line
+from boltcutter_launch import kubernetes_cluster, kubernetes_manifest
+from boltcutter_launch.bundle import BUNDLE
+from boltcutter_launch.cloud import CloudLauncher, as_text
+from boltcutter_launch.job import FINAL, POLL_SECONDS, Job, Status, match_job_id
+from boltcutter_launch.job import follow as follow_job
+
+DELETE_SECONDS = 120  # for the objects of an ended job
+MAX_CONFIG_MAP = 1024 * 1024  # bytes
+SAVE_SECONDS = 30  # least time to save
+RESERVED = {"containers", "restartPolicy", "volumes", "subdomain", "terminationGracePeriodSeconds"}
+# https://karpenter.sh/docs/concepts/disruption/#pod-level-controls, and the FAQ of the Cluster Autoscaler
+KEEP = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+QUANTITY = re.compile(r"\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
+
+
+@dataclass(kw_only=True, eq=False)
+class KubernetesLauncher(CloudLauncher):
+    """Submit runs to Kubernetes; the numbers of nodes, devices and GPUs are those of the trainer.
+
+    Args:
+        storage: Parent URL of the runs, such as s3://bucket/runs, or a path on one of the volumes.
+        kind: Object to create; trainjob needs Kubeflow Trainer on the cluster.
+        context: Context of the kubeconfig file; null: the current one.
+        namespace: Namespace; null: that of the context.
+        runtime: Training runtime of a trainjob.
+        image: Container image with Python, the library and the project's dependencies.
+        image_pull_secrets: Secrets to pull the image.
+        cpus: CPUs of each node; null: one for each process plus one for each dataloader worker.
+        memory: Memory of each node with its unit, such as 64Gi; null: unlimited.
+        shm_size: Limit of the shared memory of each node, such as 8Gi; it is part of its memory.
+        gpu_resource: Name of the resource that is one GPU.
+        resources: Further resources of each node, such as {"rdma/hca": 1}.
+        node_selector: Labels that nodes must have.
+        tolerations: Taints of nodes to tolerate, such as ["nvidia.com/gpu:NoSchedule", "team=vision:NoSchedule"].
+        max_restarts: How often the run is started again after a failure; preemptions do not count.
+        grace: Seconds between SIGTERM, on which the run saves, and SIGKILL.
+        time: Time limit of the job, H:MM:SS or D-HH:MM:SS; null: none.
+        keep_days: Days after which an ended job is deleted on the cluster; the run stays.
+        volumes: Persistent volume claims or folders of the nodes, and where each is mounted: {"runs": "/mnt/runs"}.
+        service_account: Service account of the pods, which may give access to the storage.
+        secrets: Environment variables that hold secrets, and where each is: <secret>/<key> of the namespace, such as
+            {"WANDB_API_KEY": "wandb/key"}, or a secret of a cloud, which each node reads by its own identity.
+        user: User and group ID of the processes; null: those of the image.
+        annotations: Annotations of the pods; by default, autoscalers do not evict them to save nodes.
+        pod: Further fields of the pod specification, such as {"priorityClassName": "low"}.
+        tags: Labels of objects and pods, such as a queue of Kueue.
+    """
+
+    option, takes_path = "kubernetes", True
+    own_secret, secret_example = r"[a-z0-9.-]+/[\w.-]+", "<secret>/<key>"
+
+    kind: Literal["job", "trainjob"] = "job"
+    context: str | None = None
+    namespace: str | None = None
+    runtime: str = "torch-distributed"
+    image: str | None = None
+    image_pull_secrets: list[str] = field(default_factory=list)
+    cpus: float | None = None
+    memory: str | None = None
+    shm_size: str | None = None
+    gpu_resource: str = "nvidia.com/gpu"
+    resources: dict[str, Any] = field(default_factory=dict)
+    node_selector: dict[str, str] = field(default_factory=dict)
+    tolerations: list[str] = field(default_factory=list)
+    max_restarts: int = 10
+    grace: int = 120
+    time: str | None = None  # type: ignore[assignment]
+    keep_days: float = 7
+    volumes: dict[str, str] = field(default_factory=dict)
+    service_account: str | None = None
+    user: int | None = 1000
+    annotations: dict[str, str] = field(default_factory=lambda: dict(KEEP))
+    pod: dict[str, Any] = field(default_factory=dict)
+    _clusters: dict[tuple[str | None, str | None], kubernetes_cluster.Cluster] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.resources, self.node_selector = as_text(self.resources), as_text(self.node_selector)
+        self.annotations = as_text(self.annotations)
+        super().__post_init__()
+        if self.grace < SAVE_SECONDS:
+            raise ValueError(f"launch.grace={self.grace} is too short to save; try launch.grace={SAVE_SECONDS}")
+        claims = [name for name in self.volumes if not name.startswith("/")]
+        names: dict[str, list[Any]] = {"namespace": [self.namespace], "service_account": [self.service_account]}
+        for setting, found in (names | {"volumes": claims, "image_pull_secrets": self.image_pull_secrets}).items():
+            if wrong := [name for name in found if name and not NAME.fullmatch(name)]:
+                raise ValueError(f"launch.{setting}: {wrong[0]} is not a name; use lower-case letters, digits and -")
+        quantities = {"memory": self.memory, "shm_size": self.shm_size}
+        quantities |= {f"resources.{name}": value for name, value in self.resources.items()}
+        for setting, quantity in quantities.items():
+            if quantity and not QUANTITY.fullmatch(quantity):
+                raise ValueError(f"launch.{setting}={quantity} is not a quantity; try launch.{setting}=64Gi")
+        if self.memory and self.memory.isdigit():
+            raise ValueError(f"launch.memory={self.memory} has no unit; try launch.memory={self.memory}Gi")
+        if wrong := [path for path in self.volumes.values() if not path.startswith("/")]:
+            raise ValueError(f"launch.volumes: {wrong[0]} is not an absolute path; try /{wrong[0]}")
+        if wrong := sorted(RESERVED & self.pod.keys()):
+            raise ValueError(f"launch.pod.{wrong[0]}: set by launch and trainer; remove it")
+
+    @property
+    def code_in_config_map(self) -> bool:
+        """Whether pods read the packed code from a ConfigMap, because the storage is not one that we can write."""
+        return not is_url(str(self.storage))
+
+    def check(self, job: Job) -> None:
+        """Raise ValueError for a job that Kubernetes cannot run, as far as can be known before submission."""
+        super().check(job)
+        self.check_set("image", "give the image of the nodes, launch.image=<registry>/<image>:<tag>")
+        if not kubernetes_manifest.is_on_volume(self):
+            raise ValueError(
+                f"launch.storage={self.storage} is on no volume of the pods; mount one there with "
+                f"launch.volumes.<claim>={self.storage}, or use a URL such as s3://<bucket>/runs"
+            )
+
+    def command(self, job: Job) -> list[str]:
+        """Return the command that each pod runs."""
+        return super().command(job) + (
+            [f"--bundle={kubernetes_manifest.CODE}/{kubernetes_manifest.BUNDLE}"] if self.code_in_config_map else []
+        )
+
+    def render(self, job: Job) -> str:
+        """Render the manifests."""
+        return kubernetes_manifest.render(self, job)
+
+    def check_credentials(self) -> None:
+        """Raise ValueError if no cluster is configured, or the kubeconfig file does not have the context."""
+        self._cluster()
+
+    def _cluster(self, job_id: str | None = None) -> tuple[kubernetes_cluster.Cluster, str]:
+        """The cluster, and the name of the job if there is one."""
+        context, namespace, name = self.context, self.namespace, ""
+        if job_id is not None:
+            form = rf"({NAME.pattern})/({NAME.pattern})@(.*)"
+            found = match_job_id(form, job_id, "<namespace>/<name>@<context>")
+            context, namespace, name = found[5] or None, found[1], found[3]
+        if (context, namespace) not in self._clusters:  # renews credentials that expire by itself
+            self._clusters[context, namespace] = kubernetes_cluster.Cluster(self.kind, context, namespace)
+        return self._clusters[context, namespace], name
+
+    def create(self, job: Job, file: Path) -> str:
+        """Create the objects; those besides the job belong to it, so that Kubernetes deletes them with it."""
+        main, *parts = yaml.safe_load_all(file.read_text())
+        if self.code_in_config_map:
+            parts.append(self._config_map(main["metadata"], job.folder))
+        place, _ = self._cluster()
+        job_id = f"{place.namespace}/{main['metadata']['name']}@{place.context}"
+        created = place.create(main)
+        if not created:  # a job of an earlier start of the run
+            self._delete_ended(job_id)
+            if not (created := place.create(main)):
+                raise ValueError(f"launch=kubernetes: job {job_id} is still being deleted; try again later")
+        owner = {name: main[name] for name in ("apiVersion", "kind")}
+        owner |= {name: created["metadata"][name] for name in ("name", "uid")}
+        try:
+            for part in parts:
+                place.create_part(part | {"metadata": part["metadata"] | {"ownerReferences": [owner]}})
+        except ValueError:
+            place.delete(owner["name"])  # a job is submitted as a whole or not at all
+            raise
+        return job_id
+
+    def _config_map(self, metadata: dict[str, Any], folder: Path) -> kubernetes_manifest.Manifest:
+        content = lzma.compress(gzip.decompress((folder / BUNDLE).read_bytes()))  # smaller by a quarter
+        (folder / kubernetes_manifest.BUNDLE).write_bytes(content)
+        if len(content) > MAX_CONFIG_MAP:
+            raise ValueError(
+                f"launch.storage={self.storage}: the packed code has {len(content) / 1e6:.1f} MB, but Kubernetes "
+                "stores at most 1 MB with a job; have git ignore large files, or use storage such as s3://<bucket>/runs"
+            )
+        data = {kubernetes_manifest.BUNDLE: b64encode(content).decode()}
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
+
+    def _delete_ended(self, job_id: str) -> None:
+        status = self.status(job_id)
+        if status.state in ("running", "pending"):
+            raise ValueError(f"launch=kubernetes: {status.text}; cancel it first")
+        place, name = self._cluster(job_id)
+        place.delete(name)
+        end = time.monotonic() + DELETE_SECONDS
+        while place.read(name) and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+
+    def status(self, job_id: str) -> Status:
+        """Return the status of the job, with what is wrong with its pods."""
+        place, name = self._cluster(job_id)
+        if not (found := place.read(name)):
+            return Status("ended", f"job {job_id}, deleted")
+        pods = place.pods(name)
+        state, text = kubernetes_cluster.summarize(found, pods)
+        faults = [fault for pod in pods if (fault := kubernetes_cluster.describe(pod))]
+        succeeded = state == "ended" and not text.startswith("failed")
+        return Status(state, one_line("; ".join([f"job {job_id}, {text}", *faults])), succeeded)
+
+    def cancel(self, job_id: str) -> None:
+        """Delete the job: its pods get SIGTERM, on which the run saves. What the run has written stays."""
+        place, name = self._cluster(job_id)
+        place.delete(name)
+
+    def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
+        """Yield the output of the first pod, and of those that replace it; without pods that in the storage."""
+        shown: dict[tuple[str, int], str | None] = {}
+        noted = ""
+
+        def new() -> Iterator[str]:
+            place, name = self._cluster(job_id)
+            for pod in filter(kubernetes_cluster.is_first, place.pods(name)):
+                yield from place.new_output(pod, shown, follow=follow)
+
+        def is_over() -> bool:
+            nonlocal noted
+            status = self.status(job_id)
+            if status.state == "pending" and status.text != noted:
+                print(f"note: {(noted := status.text)}", file=sys.stderr)
+            return status.state in FINAL
+
+        yield from follow_job(new, is_over if follow else None, 5 * POLL_SECONDS)
+        if not shown and is_url(str(self.storage)):
+            yield from super().logs(job_id, folder, follow=False)

@@ -1,0 +1,238 @@
+"""The API server of a Kubernetes cluster, called by the official client."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from boltcutter.config.errors import one_line
+from boltcutter.project import install_command
+from boltcutter_launch.job import State, UnclearSubmissionError, UnreachableError
+from boltcutter_launch.kubernetes_manifest import API, INSTANCE, Manifest
+
+TIMEOUT = (5, 30)  # seconds to connect, and to wait for an answer
+GATEWAY_TIMEOUT = 504  # the request may have had an effect
+LOG_TIMEOUT = (5, 24 * 3600)  # a training may be silent for long
+POD_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in a pod, such as a notebook of Kubeflow
+ENDED = {"Complete", "Completed", "Succeeded", "Failed"}  # conditions of the kinds of jobs
+STARTING = {"ContainerCreating", "PodInitializing"}
+WORDS = {
+    "Unschedulable": "no node has room for it",
+    "ImagePullBackOff": "its image cannot be pulled",
+    "ErrImagePull": "its image cannot be pulled",
+    "InvalidImageName": "its image has an invalid name",
+    "CreateContainerConfigError": "a secret or volume is missing",
+    "CrashLoopBackOff": "it fails at each start",
+    "OOMKilled": "it needs more memory; raise launch.memory",
+    "Error": "it failed; its log has the reason",
+}
+
+
+class Cluster:
+    """A cluster, as the kubeconfig file describes it.
+
+    Args:
+        kind: Kind of the jobs.
+        context: Context of the kubeconfig file; None: the current one, or the cluster of this pod.
+        namespace: Namespace; None: that of the context.
+
+    Raises:
+        ValueError: There is no kubeconfig file, or it does not have the context.
+    """
+
+    def __init__(self, kind: str, context: str | None, namespace: str | None) -> None:
+        try:
+            from kubernetes import client, config
+        except ImportError:
+            raise ValueError(
+                f"launch=kubernetes: kubernetes is not installed; {install_command('kubernetes')}"
+            ) from None
+        self.group, self.version, self.plural, self.kind = API[kind]
+        settings, self.context, default = client.Configuration(), context or "", "default"
+        file = os.environ.get("KUBECONFIG")
+        try:
+            if not context and not file and POD_FOLDER.is_dir():
+                config.load_incluster_config(client_configuration=settings)
+                default = (POD_FOLDER / "namespace").read_text().strip()
+            else:
+                known, current = config.list_kube_config_contexts(file)
+                found = current if not context else next((one for one in known if one["name"] == context), None)
+                if not found:
+                    names = ", ".join(one["name"] for one in known)
+                    raise ValueError(f"launch.context={context} is not in the kubeconfig file; choose from {names}")
+                self.context, default = found["name"], found["context"].get("namespace", default)
+                config.load_kube_config(file, self.context, settings)
+        except (config.ConfigException, OSError, KeyError, TypeError, yaml.YAMLError) as error:
+            raise ValueError(
+                f"launch=kubernetes: no cluster is configured ({one_line(error)}); log in, for example with aws eks "
+                "update-kubeconfig, gcloud container clusters get-credentials or az aks get-credentials"
+            ) from error
+        self.namespace = namespace or default
+        settings.retries = False
+        self._client, self._error = client.ApiClient(settings), client.ApiException
+        self._core, self._jobs = client.CoreV1Api(self._client), client.CustomObjectsApi(self._client)
+
+    @property
+    def _place(self) -> tuple[str, str, str, str]:
+        return self.group, self.version, self.namespace, self.plural
+
+    def create(self, body: Manifest) -> Manifest | None:
+        """Create a job and return it; None if there is one of this name."""
+        create = self._jobs.create_namespaced_custom_object
+        found: Manifest | None = self._call(create, *self._place, body, field_validation="Strict", none_if=409)
+        return found
+
+    def create_part(self, body: Manifest) -> None:
+        """Create a Service or a ConfigMap; replaces that of an earlier job, which is deleted some time after it."""
+        suffix = {"Service": "service", "ConfigMap": "config_map"}[body["kind"]]
+        create = getattr(self._core, f"create_namespaced_{suffix}")
+        delete = getattr(self._core, f"delete_namespaced_{suffix}")
+        options: dict[str, Any] = {"field_validation": "Strict", "_preload_content": False}
+        if self._call(create, self.namespace, body, none_if=409, **options) is None:
+            self._call(delete, body["metadata"]["name"], self.namespace, none_if=404, _preload_content=False)
+            self._call(create, self.namespace, body, **options)
+
+    def read(self, name: str) -> Manifest | None:
+        """Return a job; None if there is none of this name."""
+        found: Manifest | None = self._call(self._jobs.get_namespaced_custom_object, *self._place, name, none_if=404)
+        return found
+
+    def delete(self, name: str) -> None:
+        """Delete a job, if it exists, and its pods, which get SIGTERM."""
+        delete = self._jobs.delete_namespaced_custom_object
+        self._call(delete, *self._place, name, propagation_policy="Foreground", none_if=404)
+
+    def pods(self, name: str) -> list[Manifest]:
+        """Return the pods of a job, the oldest first."""
+        answer = self._call(
+            self._core.list_namespaced_pod, self.namespace, label_selector=f"{INSTANCE}={name}", _preload_content=False
+        )
+        found: list[Manifest] = json.loads(answer.data)["items"]
+        return sorted(found, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+
+    def log(self, pod: str, *, follow: bool) -> Iterator[str]:
+        """Yield the lines of a pod's output with their times; with ``follow`` until it ends or is disconnected."""
+        from urllib3.exceptions import HTTPError
+
+        options: dict[str, Any] = {"follow": follow, "timestamps": True, "timeout": LOG_TIMEOUT}
+        if not (
+            answer := self._call(
+                self._core.read_namespaced_pod_log, pod, self.namespace, none_if=404, _preload_content=False, **options
+            )
+        ):
+            return  # deleted since it was listed
+        line = b""
+        with suppress(HTTPError):  # a connection that is closed while the pod runs: more is read later
+            for content in answer.stream(65536):
+                *lines, line = (line + content).split(b"\n")
+                yield from (f"{one.decode(errors='replace')}\n" for one in lines)
+        if line:
+            yield line.decode(errors="replace")
+
+    def new_output(self, pod: Manifest, shown: dict[tuple[str, int], str | None], *, follow: bool) -> Iterator[str]:
+        """Yield the output of a pod that was not shown before.
+
+        Args:
+            pod: The pod.
+            shown: Time of the last line that was shown, by pod and restart; None: all. Updated. A log is not the
+                same at each call: nodes start a new file after 10 MB.
+            follow: Whether to yield what is written until the pod ends.
+        """
+        status = pod["status"]
+        start = pod["metadata"]["uid"], sum(one.get("restartCount", 0) for one in status.get("containerStatuses", ()))
+        if status["phase"] == "Pending" or (last := shown.setdefault(start, "")) is None:
+            return
+        for line in self.log(pod["metadata"]["name"], follow=follow):
+            at, _, text = line.partition(" ")
+            if at > last:  # they have nine digits after the point
+                shown[start] = at
+                yield text
+        if status["phase"] != "Running":
+            shown[start] = None
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        none_if: int = 0,
+        timeout: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Call the API server; its errors become a ValueError of one line, and the status ``none_if`` None."""
+        from urllib3.exceptions import HTTPError, NewConnectionError
+
+        try:
+            return function(*arguments, _request_timeout=timeout or TIMEOUT, **options)
+        except (self._error, HTTPError) as error:
+            status = getattr(error, "status", GATEWAY_TIMEOUT)
+            if status == none_if:
+                return None
+            if status != GATEWAY_TIMEOUT:
+                raise ValueError(f"launch=kubernetes: {self._explain(error)}") from error
+            fault = f"launch=kubernetes: the API server of {self.context or 'this cluster'} does not respond"
+            if "field_validation" in options and not isinstance(error, NewConnectionError):
+                raise UnclearSubmissionError(f"{fault}, so the job may exist; see kubectl get {self.plural}") from error
+            raise UnreachableError(f"{fault} ({one_line(error)}); check the network or the VPN") from error
+
+    def _explain(self, error: Any) -> str:
+        """Describe an error of the API server, with its remedy."""
+        try:
+            answer = json.loads(error.body)
+        except (TypeError, ValueError):
+            answer = {}
+        message = one_line(answer.get("message") or error.reason)
+        if error.status == 401:
+            return "the API server does not accept the credentials; log in again"
+        if error.status == 403:
+            return f"not permitted: {message}; ask for the role, or choose another launch.namespace"
+        if error.status == 404 and (answer.get("details") or {}).get("kind") == "namespaces":
+            return f"launch.namespace={self.namespace} does not exist; create or correct it"
+        if error.status == 404 and "details" not in answer:
+            return f"the cluster has no {self.kind}s of {self.group}; install its operator, or use launch.kind=job"
+        return f"the API server rejected the request: {message}"
+
+
+def summarize(job: Manifest, pods: list[Manifest]) -> tuple[State, str]:
+    """Return the state of a job, and its description."""
+    conditions = {one["type"]: one for one in job.get("status", {}).get("conditions", ()) if one["status"] == "True"}
+    if ended := next((conditions[name] for name in conditions if name in ENDED), None):
+        reason = f" ({ended.get('reason', '')}: {ended.get('message', '')})" if ended["type"] == "Failed" else ""
+        return "ended", ended["type"].lower() + reason
+    running = sum(pod["status"].get("phase") == "Running" for pod in pods)
+    if "deletionTimestamp" in job["metadata"]:
+        return "running", f"being deleted, {running} pods are saving"
+    if running:
+        return "running", f"running, {running} pods"
+    return "pending", "suspended" if "Suspended" in conditions else "pending"
+
+
+def describe(pod: Manifest) -> str | None:
+    """Describe what is wrong with a pod; None if nothing is."""
+    name, status = pod["metadata"]["name"], pod["status"]
+    faults = [one for one in status.get("conditions", ()) if one["type"] == "PodScheduled" and one["status"] == "False"]
+    if status.get("reason"):  # evicted
+        faults.append(status)
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        state = container.get("state", {})
+        waiting, ended = state.get("waiting", {}), state.get("terminated", {})
+        if waiting.get("reason", "ContainerCreating") not in STARTING:
+            faults.append(waiting)
+        if ended.get("exitCode"):
+            faults.append({"message": f"exit status {ended['exitCode']}"} | ended)
+    if not faults:
+        return None
+    reason, message = faults[-1].get("reason", ""), faults[-1].get("message", "")
+    return f"pod {name}: {WORDS.get(reason, 'it failed')} ({': '.join(filter(None, (reason, message)))})"
+
+
+def is_first(pod: Manifest) -> bool:
+    """Whether a pod is that of rank 0."""
+    metadata = pod["metadata"]
+    index = metadata.get("annotations", {}).get("batch.kubernetes.io/job-completion-index", "0")
+    return bool(index == "0")

@@ -1,0 +1,134 @@
+"""Start a launched run on a machine that does not share the disk of the one that launched it.
+
+``python -m boltcutter_launch.node <folder or URL of the run>`` runs on each node. It unpacks the run's code and becomes
+the training process, which reads the variables of the platform, resumes the run and receives the signals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from boltcutter.checkpoint.storage import error_text, is_url, resolve_filesystem
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import LIBRARY, VARIABLE
+from boltcutter.run import lineage, trust
+from boltcutter_launch import jupyter, secret_reference
+from boltcutter_launch.bundle import BUNDLE, CODE, RECORD, unpack
+
+MAX_STARTS = 100  # of one job; platforms do not count evictions and preemptions
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Unpack the code and replace this process by the training."""
+    parser = argparse.ArgumentParser("python -m boltcutter_launch.node", description=__doc__.partition("\n")[0])
+    parser.add_argument("run", help="folder or URL of the run")
+    parser.add_argument(
+        "--bundle", help=f"file or URL of the packed code; by default {BUNDLE} in the folder of the run"
+    )
+    parser.add_argument(
+        "--secret", action="append", default=[], metavar="VARIABLE=REFERENCE", help="set a variable to a secret"
+    )
+    parser.add_argument("--jupyter", type=float, metavar="MINUTES", help="start JupyterLab instead, until it is idle")
+    parser.add_argument("--unpack", action="store_true", help="only unpack the code into the working directory")
+    given, overrides = parser.parse_known_args(arguments)
+    try:
+        root = fetch_code(given.bundle or f"{given.run.rstrip('/')}/{BUNDLE}")
+        if given.unpack:
+            shutil.copytree(root / CODE, Path.cwd(), symlinks=True, dirs_exist_ok=True)
+            sys.exit()
+        if not is_url(given.run):
+            create_run(root, Path(given.run))
+        check_library(root)
+        check_starts(root, given.run)
+        secret_reference.export(given.secret)
+        project, arguments = root / CODE, [f"resume={given.run}", *overrides]
+        start(project, jupyter.prepare(project, given.jupyter) if given.jupyter else [*program(project), *arguments])
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)  # nothing that another start could change
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+def fetch_code(bundle: str) -> Path:
+    """Download a bundle, and unpack it into a new temporary folder."""
+    root = Path(tempfile.mkdtemp(prefix="boltcutter-job-"))
+    file = root / BUNDLE
+    try:
+        store, place = resolve_filesystem(bundle)
+        store.get_file(place, str(file))
+    except Exception as error:  # each storage raises its own exceptions
+        raise ValueError(
+            f"{bundle}: cannot be read ({error_text(error)}); check that this node may read the storage"
+        ) from error
+    unpack(file, root)
+    file.unlink()
+    return root
+
+
+def create_run(root: Path, folder: Path) -> None:
+    """Copy the record of a new run from an unpacked bundle to its folder; several nodes may do so at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (*RECORD[1:], RECORD[0]):  # the record last: with it, the run exists
+        if (root / name).is_file() and not (folder / name).exists():
+            draft = folder / f".{name}.{root.name}"
+            shutil.copyfile(root / name, draft)
+            try:
+                os.link(draft, folder / name)  # unlike a rename, does not replace the record of a run that has begun
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without links
+                draft.replace(folder / name)
+            draft.unlink(missing_ok=True)
+
+
+def check_library(root: Path) -> None:
+    """Raise ConfigError if the library here has another version than the one with which the run was launched."""
+    record = root / RECORD[0]
+    was = trust.read_json(record).get("library", {}).get("version") if record.is_file() else None
+    here = lineage.library_state(root).get("version")
+    if was and was != here and not (root / CODE / "src" / LIBRARY).is_dir():
+        raise ConfigError(
+            f"{LIBRARY} {here} is installed on this node, but the run was launched with {was}; build the image again, "
+            f"or pip install {LIBRARY}=={was}"
+        )
+
+
+def check_starts(root: Path, place: str) -> None:
+    """Raise ConfigError if the platform has started the job again and again, as after an eviction for lack of disk."""
+    try:
+        store, path = resolve_filesystem(f"{place.rstrip('/')}/{RECORD[0]}")
+        attempts = [
+            each["attempts"] for each in (trust.parse_json(store.cat_file(path)), trust.read_json(root / RECORD[0]))
+        ]
+    except (OSError, KeyError, ValueError):
+        return  # the first start, or one that the training explains
+    if (starts := len(attempts[0]) - len(attempts[1])) >= MAX_STARTS:
+        raise ConfigError(
+            f"resume={place}: this job was started {starts} times; see why its attempts ended, then launch it again"
+        )
+
+
+def program(project: Path) -> list[str]:
+    """Return the arguments of the Python interpreter that train in a project."""
+    script = Path("scripts", "train.py")
+    return [str(script)] if (project / script).is_file() else ["-m", LIBRARY, "train"]
+
+
+def start(project: Path, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by a Python interpreter with these arguments, in a project."""
+    os.chdir(project)
+    path = os.pathsep.join(filter(None, [str(project / "src"), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, VARIABLE: str(project)}
+    os.execve(sys.executable, [sys.executable, *arguments], environment)  # noqa: S606 - without a shell
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What launchers add to Boltcutter."""
+
+from boltcutter.extend import Command, Part
+
+PART = Part(
+    name="boltcutter_launch",
+    commands={
+        "launch": Command(
+            "boltcutter_launch.command:main",
+            """Train in the background, on a cluster or in a cloud: boltcutter launch launch=<option> [train overrides]
+
+boltcutter launch launch=slurm trainer.num_nodes=2 trainer.devices=8 launch.time=2:00:00
+boltcutter launch launch=slurm launch.array='seed=1,2,3;optimizer.lr=0.1,0.01'
+boltcutter launch launch=slurm resume=runs/…
+boltcutter launch status|logs|cancel run=runs/…
+boltcutter launch list""",
+            flags="boltcutter_launch.command:FLAGS",
+            resolves_runs=False,  # a job works at the URL
+        ),
+    },
+    groups=("launch",),
+    names={
+        "Job": "boltcutter_launch.job",
+        "Launcher": "boltcutter_launch.job",
+        "LocalLauncher": "boltcutter_launch.local",
+        "SlurmLauncher": "boltcutter_launch.slurm",
+        "Status": "boltcutter_launch.job",
+    },
+    components=("boltcutter_launch",),
+    callbacks="boltcutter_launch.transport:callbacks",
+    ranks="boltcutter_launch.platform:export_torchrun_env",
+    moved={
+        "boltcutter.callback.spot_interruption": "boltcutter_launch.spot_interruption",
+        **{
+            f"boltcutter.launch.{module}": f"boltcutter_launch.{module}"
+            for module in (
+                "aws_batch",
+                "azureml",
+                "container",
+                "ec2",
+                "kubernetes",
+                "local",
+                "ray",
+                "sagemaker",
+                "slurm",
+                "vertex",
+            )
+        },
+    },
+)

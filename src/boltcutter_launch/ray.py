@@ -1,0 +1,158 @@
+"""Launch runs on Ray: on this machine, on an existing cluster, or through the Jobs API of a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from boltcutter.project import install_command
+from boltcutter_launch.job import Job, Status, assignments, code_path
+from boltcutter_launch.local import LocalLauncher
+from boltcutter_launch.ray_cluster import PORTS, check_reachable
+
+STOP_SECONDS = 120  # that a cancelled job has to save; Ray's default is 3
+STATES = {"PENDING": "pending", "RUNNING": "running"}
+
+
+@dataclass(kw_only=True, eq=False)
+class RayLauncher(LocalLauncher):
+    """Start the run with Ray Train, which restarts its processes when one is lost.
+
+    Args:
+        address: ``host:port`` or ``auto``: cluster of which this machine is a node; ``http://host:8265``: cluster that
+            starts the driver as a job; null: a Ray of its own on this machine, which ends with the run.
+        cpus_per_task: CPUs of each process; null: one plus one for each dataloader worker.
+        max_restarts: How often the processes are restarted when one is killed or a node is lost.
+        timeout: Seconds to wait for an existing cluster, and for nodes with the requested resources.
+        dashboard: Whether a Ray of its own has a dashboard.
+        ports: Ports of a Ray of its own, by name: dashboard, metrics; others are free ports.
+        python: Python interpreter; null: the one that runs the launcher.
+        environment: Environment variables of the run.
+        snapshot: Whether the run uses a copy of the code made at submission.
+    """
+
+    log_name = "ray.log"
+    _minimum: ClassVar = {"cpus_per_task": 0, "max_restarts": 0, "timeout": 0}
+
+    address: str | None = None
+    cpus_per_task: float | None = None
+    max_restarts: int = 10
+    timeout: float = 60
+    dashboard: bool = False
+    ports: dict[str, int] = field(default_factory=dict)
+    torchrun: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if unknown := self.ports.keys() - PORTS:
+            raise ValueError(f"launch.ports.{min(unknown)}: no such port; choose from {', '.join(PORTS)}")
+        if self.address is not None and not re.fullmatch(r"auto|(https?://)?[\w.:\[\]-]+:\d+/?", self.address):
+            raise ValueError(f"launch.address={self.address}: expected auto, host:port or http://host:8265; correct it")
+        if self.address and (self.dashboard or self.ports):
+            name = "dashboard" if self.dashboard else "ports"
+            raise ValueError(f"launch.{name}: that of an existing cluster is not changed; remove it or launch.address")
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the cluster starts the driver as a job."""
+        return bool(self.address and self.address.startswith("http"))
+
+    def check(self, job: Job) -> None:
+        """Raise ValueError if Ray is not installed, or this machine has too few CPUs for a Ray of its own."""
+        if self.python == sys.executable and not find_spec("ray"):
+            raise ValueError(f"launch=ray: ray is not installed; {install_command('ray')}")
+        if self.address:
+            return
+        if job.nodes != 1:
+            raise ValueError(f"trainer.num_nodes={job.nodes}: a Ray of its own has one node; try launch.address=auto")
+        if job.gpus and find_spec("torch"):
+            from boltcutter.assembly.checks import unusable_gpus  # imports torch
+
+            if fault := unusable_gpus():  # Ray would hide the GPUs, and the run train on the CPU
+                raise ValueError(f"trainer.accelerator=auto: {fault}; install a build that fits the driver")
+        present, each = os.cpu_count() or 1, self.cpus(job)
+        if job.devices * each > present:
+            raise ValueError(
+                f"trainer.devices={job.devices}: {each:g} CPUs each (launch.cpus_per_task) are more than the {present} "
+                f"of this machine; try launch.cpus_per_task={int(100 * present / job.devices) / 100:g}"
+            )
+
+    def render(self, job: Job) -> str:
+        """Render a shell script that starts the driver; also for ``ray job submit -- bash <script>``."""
+        from boltcutter_launch.ray_driver import Plan
+
+        threads = {"OMP_NUM_THREADS": str(max(1, int(self.cpus(job))))}
+        plan = Plan(
+            folder=str(job.folder),
+            command=[str(self.python), *job.program, f"resume={job.folder}", *job.trust],
+            nodes=job.nodes,
+            devices=job.devices,
+            gpus=job.gpus and (self.address is not None or _has_gpu()),
+            cpus=self.cpus(job),
+            environment={**threads, **job.environment, **self.environment},
+            max_restarts=self.max_restarts,
+            timeout=self.timeout,
+            address="auto" if self.is_remote else self.address,
+            dashboard=self.dashboard,
+            ports=self.ports,
+        )
+        text = json.dumps(asdict(plan), indent=2)
+        lines = ["#!/bin/bash", *assignments(plan.environment), *code_path(job)]
+        lines.append(f"exec {shlex.quote(str(self.python))} -m boltcutter_launch.ray_driver <<'PLAN'\n{text}\nPLAN")
+        return "\n".join(lines) + "\n"
+
+    def cpus(self, job: Job) -> float:
+        """Return the CPUs of each process."""
+        return self.cpus_per_task if self.cpus_per_task is not None else 1 + job.num_workers
+
+    def submit(self, job: Job, file: Path) -> list[str]:
+        """Start the driver on this machine, or submit it as a job; returns the id of the process or of the job."""
+        if self.address:
+            check_reachable(self.address.rstrip("/"), "launch.address")
+        if not self.is_remote:
+            return super().submit(job, file)
+        command = f"cd {shlex.quote(os.getcwd())} && exec bash {shlex.quote(str(file))}"
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS)}
+        return [str(self._client().submit_job(entrypoint=command, runtime_env={"env_vars": variables}))]
+
+    def status(self, job_id: str) -> Status:
+        """Return whether the driver or the job runs."""
+        if not self.is_remote:
+            return super().status(job_id)
+        found = str(self._client().get_job_status(job_id).value)
+        return Status(STATES.get(found, "ended"), f"job {job_id}, {found}")  # type: ignore[arg-type]
+
+    def cancel(self, job_id: str) -> None:
+        """Send SIGTERM, on which the run saves and ends."""
+        if self.is_remote:
+            self._client().stop_job(job_id)
+            return
+        status = super().status(job_id)
+        if status.state == "unknown":
+            raise ValueError(f"run: {status.text} can be cancelled only on that host")
+        if status.state == "running":
+            os.kill(int(job_id.split()[0]), signal.SIGTERM)  # Ray's processes must run until the driver has ended
+
+    def _client(self) -> Any:
+        from ray.job_submission import JobSubmissionClient
+
+        try:
+            return JobSubmissionClient(self.address)
+        except (ConnectionError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"launch.address={self.address}: {reason}; start its dashboard, or correct it") from None
+
+
+def _has_gpu() -> bool:
+    """Whether ``trainer.accelerator=auto`` is a GPU on this machine."""
+    import torch  # slow import
+
+    return torch.cuda.is_available()

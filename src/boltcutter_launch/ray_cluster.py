@@ -1,0 +1,301 @@
+"""Connect to a Ray cluster, or start one on this machine that ends with its block.
+
+An embedded cluster writes only to a folder of its own in the temporary directory, which is removed at the end. If the
+process is killed, the kernel ends Ray's processes with it; the folder, and any process that is left, are removed by the
+next start in the same run folder or by the next embedded cluster on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from boltcutter.environment.lease import Holder
+from boltcutter.environment.process import start_time
+from boltcutter.project import install_command
+
+NOTE = ".ray"  # file that names the processes and the folder of an embedded cluster
+PREFIX = "ray-bc-"
+MAX_TEMP_LENGTH = 40  # bytes; with Ray's folders below it, paths of sockets have up to 107, the limit
+OBJECT_STORE_BYTES = 100_000_000  # Ray's default is 30% of the memory, and we store only small objects
+EXIT_TIMEOUT = 10.0  # seconds that Ray's processes have to exit after a shutdown
+CONNECT_TIMEOUT = 5.0  # seconds; ray.init would try for two minutes
+QUIET: Any = {"log_to_driver": False, "logging_level": "ERROR"}
+PORTS = {"dashboard": "dashboard_port", "metrics": "_metrics_export_port"}
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",  # workers that nothing would use
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a task without GPUs keeps CUDA_VISIBLE_DEVICES
+}
+_TOKEN = secrets.token_hex(32)  # Ray caches it for the process
+
+
+@contextmanager
+def ray_cluster(
+    folder: Path,
+    *,
+    address: str | None = None,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    dashboard: bool = False,
+    ports: Mapping[str, int] = MappingProxyType({}),
+    timeout: float = 0,
+    setting: str = "launch",
+) -> Iterator[None]:
+    """Connect this process to Ray during the block.
+
+    Args:
+        folder: Folder of the run or search, for the note by which a later start finds what a crash left behind.
+        address: Existing cluster: ``host:port``, ``ray://host:port`` or ``auto``; None: a cluster on this machine.
+        num_cpus: CPUs of the embedded cluster; None: those of the machine.
+        num_gpus: GPUs of the embedded cluster; None: those of the machine.
+        dashboard: Whether the embedded cluster has a dashboard.
+        ports: Ports of the embedded cluster, by the names in ``PORTS``; others are free ports.
+        timeout: Seconds to wait for an existing cluster that is starting.
+        setting: Group of the settings, for messages.
+
+    Raises:
+        ValueError: Ray is not installed, cannot be reached, or another process uses it in the same folder.
+    """
+    if unknown := ports.keys() - PORTS:
+        raise ValueError(f"{setting}.ports.{min(unknown)}: no such port; choose from {', '.join(PORTS)}")
+    for port in ports.values():
+        _check_free(port, f"{setting}.ports")
+    with ExitStack() as stack:
+        stack.enter_context(_variables({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}))
+        with _kept_sigterm_handler():
+            try:
+                import ray
+            except ImportError:
+                raise ValueError(f"{setting}: ray is not installed; {install_command('ray')}") from None
+            stack.callback(ray.shutdown)
+            if address:
+                check_reachable(address, f"{setting}.address", timeout)
+                try:
+                    ray.init(address=address, **QUIET)
+                except (ConnectionError, RuntimeError, ValueError) as error:
+                    reason = " ".join(str(error).split())[:200]
+                    raise ValueError(
+                        f"{setting}.address={address}: {reason}; start it with `ray start --head`"
+                    ) from None
+            else:
+                end_stale_clusters(folder, setting)
+                options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": dashboard}
+                stack.enter_context(_embedded(folder, options | {PORTS[name]: port for name, port in ports.items()}))
+        yield
+
+
+@contextmanager
+def _embedded(folder: Path, options: Mapping[str, Any]) -> Iterator[None]:
+    """Start a cluster on this machine, and end all of its processes after the block."""
+    import ray
+
+    with ExitStack() as stack:
+        temp = stack.enter_context(_temp_folder())
+        stack.enter_context(_variables({"RAY_AUTH_TOKEN_PATH": str(temp / "token")}))
+        processes: dict[int, str] = {}
+        stack.enter_context(_note(folder, temp, processes))
+        stack.callback(_end, processes)
+        stack.callback(ray.shutdown)
+        others = set(_descendants([os.getpid()]))
+        found = ray.init(
+            address="local", _temp_dir=str(temp / "r"), object_store_memory=OBJECT_STORE_BYTES, **QUIET, **options
+        )
+        if options["include_dashboard"]:
+            print(f"note: Ray's dashboard is at http://{found.dashboard_url}; its token is in {temp}/token")
+        started = set(_descendants([os.getpid()])) - others
+        processes.update(_start_times(started))
+        _write_notes(folder, temp, processes)
+        stack.callback(lambda: processes.update(_start_times(_descendants(started))))  # before the shutdown
+        yield
+
+
+def end_stale_clusters(folder: Path, setting: str = "launch") -> None:
+    """End what embedded clusters of killed processes have left: in this run folder, and on this machine.
+
+    Args:
+        folder: Folder of the run or search.
+        setting: Group of the settings, for messages.
+
+    Raises:
+        ValueError: The process that uses Ray in this folder is running.
+    """
+    for file in [folder / NOTE, *Path(_temp_root()).glob(f"{PREFIX}*/{NOTE}")]:
+        try:
+            found = json.loads(file.read_text())
+            holder, temp = Holder(**found["holder"]), Path(found["folder"])
+            if file.stat().st_uid != os.getuid():
+                continue
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # none, or written incompletely
+        alive = holder.is_alive()
+        if alive is False:
+            noted = {int(pid): start for pid, start in found["processes"].items()}
+            _end(noted | _start_times(_workers(temp)), timeout=0)
+            if temp.name.startswith(PREFIX):
+                _remove(temp)
+            file.unlink(missing_ok=True)
+            print(f"note: Ray was not shut down by {holder}; removed its processes and {temp}", file=sys.stderr)
+        elif file.parent == folder and alive:
+            raise ValueError(f"{setting}: {folder} is in use by {holder}; end it with: kill {holder.pid}")
+        elif file.parent == folder:
+            remedy = f"if it was killed, run there: rm -rf {temp}"
+            print(f"note: Ray of {holder} may still run on that host; {remedy}", file=sys.stderr)
+
+
+def _check_free(port: int, setting: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"{setting}: {port} cannot be used ({error}); choose another, or remove it") from None
+
+
+def check_reachable(address: str, setting: str, timeout: float = 0) -> None:
+    """Check that something accepts connections at an address, as ``ray.init`` would try for two minutes.
+
+    Args:
+        address: ``host:port``, a URL, or ``auto``, which is checked if ``RAY_ADDRESS`` is set.
+        setting: Name of the setting.
+        timeout: Seconds to wait for it.
+
+    Raises:
+        ValueError: Nothing accepts connections.
+    """
+    given = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host, _, port = given.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():
+        return  # Ray searches on this machine
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+            return
+        except (OSError, OverflowError) as error:
+            if time.monotonic() > end:
+                remedy = "correct it, or start a cluster there with `ray start --head`"
+                raise ValueError(f"{setting}={given} cannot be reached ({error}); {remedy}") from None
+        time.sleep(0.5)
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and restore all of Ray's variables after the block."""
+    names = {*values, *(name for name in os.environ if name.startswith("RAY_"))}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name in names or name.startswith("RAY_")]:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+@contextmanager
+def _kept_sigterm_handler() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which Ray replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _temp_root() -> str:
+    """The temporary directory, or ``/tmp`` if its path is too long for sockets."""
+    root = tempfile.gettempdir()
+    return root if len(os.fsencode(root)) + len(PREFIX) + 9 <= MAX_TEMP_LENGTH else "/tmp"  # noqa: S108 - Ray's folder
+
+
+def _remove(temp: Path) -> None:
+    """Remove a folder in which an ending process may still create files."""
+    end = time.monotonic() + EXIT_TIMEOUT
+    while temp.exists() and time.monotonic() < end:
+        shutil.rmtree(temp, ignore_errors=True)
+        time.sleep(0.02)
+
+
+@contextmanager
+def _temp_folder() -> Iterator[Path]:
+    """A folder that other users cannot enter; Ray makes its own folder in it writable for all."""
+    temp = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_temp_root()))
+    try:
+        (temp / "token").touch(0o600)
+        (temp / "token").write_text(_TOKEN)  # else Ray writes one to HOME
+        yield temp
+    finally:
+        _remove(temp)
+
+
+@contextmanager
+def _note(folder: Path, temp: Path, processes: Mapping[int, str]) -> Iterator[None]:
+    _write_notes(folder, temp, processes)
+    try:
+        yield
+    finally:
+        (folder / NOTE).unlink(missing_ok=True)
+
+
+def _write_notes(folder: Path, temp: Path, processes: Mapping[int, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"holder": asdict(Holder.here()), "folder": str(temp), "processes": processes}
+    for place in (folder, temp):
+        draft = place / f"{NOTE}.{os.getpid()}"
+        draft.write_text(json.dumps(facts, indent=2) + "\n")
+        draft.replace(place / NOTE)
+
+
+def _descendants(pids: Collection[int]) -> list[int]:
+    """Process IDs of all descendants; empty except on Linux."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found = [child for pid in pids for child in children.get(pid, [])]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+def _workers(temp: Path) -> list[int]:
+    """Process IDs of workers that a cluster started later, which would create its folder again; Linux only."""
+    found = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if b"--temp-dir=" + os.fsencode(temp) in command.read_bytes():
+                found.append(int(command.parent.name))
+    return found
+
+
+def _start_times(pids: Collection[int]) -> dict[int, str]:
+    return {pid: start for pid in pids if (start := start_time(pid))}
+
+
+def _end(processes: Mapping[int, str], timeout: float = EXIT_TIMEOUT) -> None:
+    """Wait for processes to exit, and kill those that do not."""
+    here, end = Holder.here(), time.monotonic() + timeout
+    alive = [replace(here, pid=pid, start_time=start) for pid, start in processes.items()]
+    while (alive := [process for process in alive if process.is_alive()]) and time.monotonic() < end:
+        time.sleep(0.05)
+    for process in alive:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)

@@ -1,0 +1,270 @@
+"""Launch runs on Google Vertex AI as custom jobs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import yaml
+
+from boltcutter.config.errors import one_line
+from boltcutter_launch import google_api
+from boltcutter_launch.cloud import CloudLauncher, to_yaml
+from boltcutter_launch.job import Job, NoAnswerError, State, Status, UnclearSubmissionError, match_job_id, seconds
+from boltcutter_launch.machines import check_devices, find_machine, read_machines
+
+if TYPE_CHECKING:
+    from google.auth.transport.requests import AuthorizedSession
+
+TAG = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
+# https://cloud.google.com/vertex-ai/docs/training/schedule-jobs-dws
+FLEX_START_GPUS = {"NVIDIA_L4", "NVIDIA_TESLA_A100", "NVIDIA_A100_80GB", "NVIDIA_H100_80GB", "NVIDIA_H100_MEGA_80GB"}
+FLEX_START_GPUS |= {"NVIDIA_H200_141GB", "NVIDIA_B200"}
+FLEX_START_DAYS = 7
+MIN_DISK_GB = 100
+# https://cloud.google.com/vertex-ai/docs/reference/rest/v1/JobState; in all others the job is running
+ENDED = ("SUCCEEDED", "PARTIALLY_SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED")
+STATES: dict[str, State] = {
+    **dict.fromkeys(("JOB_STATE_QUEUED", "JOB_STATE_PENDING"), "pending"),
+    **dict.fromkeys((f"JOB_STATE_{name}" for name in ENDED), "ended"),
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class VertexLauncher(CloudLauncher):
+    """Submit a run as a custom job: a worker pool for the first node, and one for all others.
+
+    Args:
+        project: ID of the project; null: that of gcloud.
+        region: Region, such as us-central1; null: that of gcloud.
+        image: Container image with Python, the library and the project's dependencies.
+        worker_image: Image of all nodes but the first; null: the same.
+        machine_type: Machine of each node, such as g2-standard-8 or n2-standard-8.
+        gpu_type: GPU to attach to each n1 machine, such as NVIDIA_TESLA_T4; other machines have theirs.
+        spot: Whether to use spot VMs, which cost less and can be taken away at any time.
+        max_wait: How long to wait for GPUs to become available, H:MM:SS or D-HH:MM:SS; null: do not wait. The job may
+            then run for at most seven days.
+        reservation: Reservation that the nodes use, projects/<project>/zones/<zone>/reservations/<name>.
+        max_restarts: 0: Vertex AI does not restart the job; null: as often as it decides, when a node fails, is
+            preempted or moved.
+        disk_gb: Size of the boot disk, which holds the image and the data that is downloaded.
+        disk_type: Type of the boot disk, such as pd-ssd.
+        service_account: Account with which the nodes access the storage; null: the service agent of Vertex AI.
+        network: Network to which the nodes are peered, projects/<project number>/global/networks/<name>.
+        tags: Labels of the job, which also appear in the bill.
+    """
+
+    option, protocols, notices = "vertex", ("gs", "s3"), "gce"
+    pause = 15  # a project may read logs 60 times a minute, https://cloud.google.com/logging/quotas
+    forms: ClassVar = {
+        "project": (r"[a-z0-9.:-]+", "a project ID; try launch.project=my-project"),
+        "region": (r"[a-z]+-[a-z]+\d+", "a region; try launch.region=us-central1"),
+        "service_account": (
+            r"[^@\s]+@[^@\s]+\.gserviceaccount\.com",
+            "the address of a service account; try launch.service_account=<name>@<project>.iam.gserviceaccount.com",
+        ),
+        "network": (
+            r"projects/\d+/global/networks/[a-z0-9-]+",
+            "the full name of a network; try launch.network=projects/<project number>/global/networks/<name>",
+        ),
+        "reservation": (
+            r"projects/[\w.:-]+/zones/[a-z0-9-]+/reservations/[a-z0-9-]+",
+            "the full name of a reservation; try projects/<project>/zones/<zone>/reservations/<name>",
+        ),
+    }
+
+    project: str | None = None
+    region: str | None = None
+    image: str | None = None
+    worker_image: str | None = None
+    machine_type: str | None = None
+    gpu_type: str | None = None
+    spot: bool = False
+    max_wait: str | None = None
+    reservation: str | None = None
+    max_restarts: int | None = None
+    disk_gb: int = 100
+    disk_type: str | None = None
+    service_account: str | None = None
+    network: str | None = None
+
+    def __post_init__(self) -> None:
+        self.project = self.project or google_api.default_setting("core", "project", "GOOGLE_CLOUD_PROJECT")
+        self.region = self.region or google_api.default_setting("ai", "region", "GOOGLE_CLOUD_REGION")
+        super().__post_init__()
+        if self.max_restarts:
+            raise ValueError(f"launch.max_restarts={self.max_restarts}: Vertex AI decides how often; use null or 0")
+        if self.max_wait and (self.spot or self.reservation):  # other scheduling strategies
+            other = "spot=true" if self.spot else "reservation"
+            raise ValueError(f"launch.max_wait: not possible with launch.{other}; remove one of them")
+        if self.max_wait and seconds(self.time) > FLEX_START_DAYS * 86400:
+            raise ValueError(f"launch.time={self.time}: at most {FLEX_START_DAYS} days with launch.max_wait; reduce it")
+        if self.disk_gb < MIN_DISK_GB:
+            raise ValueError(
+                f"launch.disk_gb={self.disk_gb} is less than {MIN_DISK_GB}; try launch.disk_gb={MIN_DISK_GB}"
+            )
+        for key, value in self.tags.items():
+            if not TAG.fullmatch(f"{key}={value}"):
+                raise ValueError(
+                    f"launch.tags.{key}={value}: labels have up to 63 lower-case letters, digits, - and _, and names "
+                    "begin with a letter; correct it"
+                )
+
+    def check(self, job: Job) -> None:
+        """Raise ValueError for a job that Vertex AI cannot run, as far as can be known before submission."""
+        for name, known in (("project", "project"), ("region", "ai/region")):
+            self.check_set(name, f"give launch.{name}=…, or run gcloud config set {known} …")
+        super().check(job)
+        example = f"{self.region}-docker.pkg.dev/{self.project}/<repository>/<image>:<tag>"
+        self.check_set("image", f"give the image of the nodes, launch.image={example}")
+        self.check_set("machine_type", f"try launch.machine_type={'g2-standard-8' if job.gpus else 'n2-standard-8'}")
+        self._check_machine(job)
+
+    def _check_machine(self, job: Job) -> None:
+        name, gpu = str(self.machine_type), self.gpu_type
+        machine, attachable = find_machine("vertex", name), name.startswith("n1-")
+        if self.max_wait and (found := self.gpus(job)) and found[0] not in FLEX_START_GPUS:
+            raise ValueError(
+                f"launch.max_wait: not possible with {found[0]}; remove it, or choose g2, a2 or a3 machines"
+            )
+        if gpu and not job.gpus:
+            raise ValueError(f"launch.gpu_type={gpu}: the run does not use it; remove it or trainer.accelerator=cpu")
+        if gpu and machine and not attachable and gpu != machine.gpu_type:
+            has = f"has {machine.gpus} {machine.gpu_type}" if machine.gpus else "takes no GPUs"
+            raise ValueError(f"launch.gpu_type={gpu}: {self.machine_type} {has}; remove it, or choose an n1 machine")
+        if not gpu or not attachable:
+            check_devices("launch.machine_type", name, machine, job)
+            return
+        known: dict[str, dict[int, int]] = read_machines("vertex")["attachable"]
+        if not (counts := known.get(gpu)):
+            raise ValueError(f"launch.gpu_type={gpu}: n1 machines take {', '.join(known)}; choose one")
+        if job.devices not in counts:
+            remedy = max((count for count in counts if count < job.devices), default=1)
+            raise ValueError(
+                f"trainer.devices={job.devices}: {self.machine_type} takes {', '.join(map(str, counts))} {gpu}; "
+                f"try trainer.devices={remedy}"
+            )
+        if int(re.sub(r"^n1|\D", "", name) or 0) > counts[job.devices]:
+            raise ValueError(
+                f"launch.machine_type={self.machine_type}: with {job.devices} {gpu}, a machine has at most "
+                f"{counts[job.devices]} CPUs; choose a smaller machine or more devices"
+            )
+
+    def gpus(self, job: Job) -> tuple[str, int] | None:
+        """Return the type and number of the GPUs of each node."""
+        machine = find_machine("vertex", str(self.machine_type))
+        if machine and machine.gpus:  # they must be named although the type of the machine determines them
+            return machine.gpu_type, machine.gpus
+        return (self.gpu_type, job.devices) if self.gpu_type else None
+
+    def render(self, job: Job) -> str:
+        """Render the file for ``--config`` of gcloud."""
+        place = [f"--project={self.project}", f"--region={self.region}"]
+        title = "Custom job of Vertex AI; to submit it again by hand:"
+        command = ["ai", "custom-jobs", "create", *place, f"--display-name={job.name}"]
+        if self.tags:
+            command.append(f"--labels={','.join(f'{key}={value}' for key, value in self.tags.items())}")
+        submit = f"  gcloud {shlex.join([*command, f'--config={job.folder / self.job_file}'])}"
+        code = f"Each node reads the code from {self.remote_folder(job.folder)}, to which launch.py sends it."
+        return to_yaml(self._custom_job_spec(job), title, "", submit, "", code)
+
+    def _custom_job_spec(self, job: Job) -> dict[str, Any]:
+        """Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec."""
+        machine: dict[str, Any] = {"machineType": self.machine_type}
+        if gpus := self.gpus(job):
+            machine |= {"acceleratorType": gpus[0], "acceleratorCount": gpus[1]}
+        if self.reservation:
+            key, kind = "compute.googleapis.com/reservation-name", "SPECIFIC_RESERVATION"
+            machine["reservationAffinity"] = {"reservationAffinityType": kind, "key": key, "values": [self.reservation]}
+        container: dict[str, Any] = {"command": self.command(job)}
+        if variables := self.variables(job):
+            container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+        pools = []
+        for replicas, image in ((1, self.image), (job.nodes - 1, self.worker_image or self.image)):
+            pool = {"machineSpec": dict(machine), "replicaCount": replicas, "diskSpec": self._disk()}
+            pools.append({**pool, "containerSpec": {"imageUri": image, **container}})
+        # Without the restart of the whole job, a node that fails would be restarted alone, and the others wait for it.
+        restart = {"restartJobOnWorkerRestart": True} if self.max_restarts is None else {"disableRetries": True}
+        scheduling: dict[str, Any] = {"timeout": f"{seconds(self.time)}s", **restart}
+        if self.spot:
+            scheduling["strategy"] = "SPOT"
+        elif self.max_wait:
+            scheduling |= {"strategy": "FLEX_START", "maxWaitDuration": f"{seconds(self.max_wait)}s"}
+        spec = {"workerPoolSpecs": [pool for pool in pools if pool["replicaCount"]], "scheduling": scheduling}
+        return spec | self._access()
+
+    def _disk(self) -> dict[str, Any]:
+        kind = {"bootDiskType": self.disk_type} if self.disk_type else {}
+        return {**kind, "bootDiskSizeGb": self.disk_gb}
+
+    def _access(self) -> dict[str, str]:
+        found = {"serviceAccount": self.service_account, "network": self.network}
+        return {name: value for name, value in found.items() if value}
+
+    @cached_property
+    def _session(self) -> AuthorizedSession:
+        return google_api.connect()
+
+    def _call(self, method: str, region: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        url = f"{google_api.endpoint('aiplatform', f'{region}-')}/v1/{path}"
+        return google_api.call(self._session, method, url, body)
+
+    def check_credentials(self) -> None:
+        """Raise ValueError with the command to log in, if there are no credentials."""
+        _ = self._session
+
+    def create(self, job: Job, file: Path) -> str:
+        """Submit the job file; returns the full name of the job."""
+        body = {"displayName": job.name[:128], "jobSpec": yaml.safe_load(file.read_text())}
+        if self.tags:
+            body["labels"] = self.tags
+        try:
+            path = f"projects/{self.project}/locations/{self.region}/customJobs"
+            return str(self._call("POST", str(self.region), path, body)["name"])
+        except NoAnswerError as error:
+            listing = f"gcloud ai custom-jobs list --project={self.project} --region={self.region}"
+            raise UnclearSubmissionError(f"{error}; the job may have been created: {listing}") from None
+
+    def status(self, job_id: str) -> Status:
+        """Return the status of a job, with the reason if it has failed."""
+        _, region, number = split_name(job_id)
+        found = self._call("GET", region, job_id)
+        state = str(found.get("state", "JOB_STATE_UNSPECIFIED"))
+        reason = one_line(found.get("error", {}).get("message", ""))
+        return Status(STATES.get(state, "running"), f"job {number}, {state}" + (f" ({reason})" if reason else ""))
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel the job."""
+        self._call("POST", split_name(job_id)[1], f"{job_id}:cancel", {})
+
+    def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
+        """Return what all nodes have written, and messages of the platform, from Cloud Logging."""
+        project, _, number = split_name(job_id)
+        query = f'resource.type="ml_job" AND resource.labels.job_id="{number}"'
+
+        def read(since: float) -> Iterator[tuple[str, float, str]]:
+            start = f"{datetime.fromtimestamp(max(0.0, since), timezone.utc):%FT%TZ}"
+            for entry in google_api.log_entries(self._session, project, f'{query} AND timestamp>="{start}"'):
+                at = datetime.fromisoformat(f"{entry['timestamp'][:19]}+00:00").timestamp()
+                yield entry["insertId"], at, _log_text(entry)
+
+        return self.follow_events(read, job_id, folder, follow=follow)
+
+
+def split_name(job_id: str) -> tuple[str, str, str]:
+    """Split the name of a job into project, region and number."""
+    form = r"projects/([\w.:-]+)/locations/([a-z0-9-]+)/customJobs/(\d+)"
+    found = match_job_id(form, job_id, "projects/…/customJobs/<number>")
+    return found[1], found[2], found[3]
+
+
+def _log_text(entry: Mapping[str, Any]) -> str:
+    node = entry.get("resource", {}).get("labels", {}).get("task_name", "")
+    text = str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", "")).rstrip("\n")
+    return "".join(f"{node}: {line}\n" if node else f"{line}\n" for line in text.split("\n"))

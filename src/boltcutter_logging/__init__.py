@@ -1,0 +1,1 @@
+"""Pictures and tables of a run, and loggers of further services."""

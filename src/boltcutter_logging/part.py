@@ -1,0 +1,11 @@
+"""What pictures, tables and further services add to logging."""
+
+from boltcutter.extend import Part, Section
+
+PART = Part(
+    name="boltcutter_logging",
+    components=("boltcutter_logging.services",),
+    moved={"boltcutter.logger.services": "boltcutter_logging.services"},
+    section=Section("Pictures and tables", "record.json", "boltcutter_logging.media_section:render"),
+    offers={"media_logging": "boltcutter_logging.media_logging:MediaLogging"},
+)

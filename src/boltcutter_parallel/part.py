@@ -1,0 +1,21 @@
+"""What strategies beyond DDP add to Boltcutter."""
+
+from boltcutter.extend import Part
+
+STRATEGIES = ("data_parallel", "float8", "fsdp", "horovod", "model_parallel", "pipeline", "tpu")
+PART = Part(
+    name="boltcutter_parallel",
+    components=("boltcutter_parallel",),
+    moved={f"boltcutter.strategy.{module}": f"boltcutter_parallel.{module}" for module in STRATEGIES},
+    ranks="boltcutter_parallel.mpi_environment:export_torchrun_env",
+    offers={
+        "backend.mpi4py": "boltcutter_parallel.mpi:register",
+        "compiler.xla": "boltcutter_parallel.xla:XLA",
+        "precision.float8": "boltcutter_parallel.float8:Float8Precision",
+        "process_launcher": "boltcutter_parallel.process_launcher:MultiProcessingLauncher",
+        "shared_memory": "boltcutter_parallel.shared_memory:SharedMemory",
+        "sharding": "boltcutter_parallel.units:fully_shard_units",
+        "sharded_checkpoint": "boltcutter_parallel.sharded_checkpoint",
+        "unused_parameters": "boltcutter_parallel.unused_parameters:UnusedParameters",
+    },
+)

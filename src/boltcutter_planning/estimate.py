@@ -1,0 +1,368 @@
+"""Estimate the memory of a training step on hypothetical devices.
+
+The step runs on fake tensors, which have shapes but no data: the model is instantiated and sharded, and forward,
+backward and optimizer step run while a dispatch mode counts the bytes that would be alive. Other ranks are a fake
+process group.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+from weakref import finalize
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torchmetrics import Metric
+
+from boltcutter import extend
+from boltcutter.assembly.precision import CANONICAL
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.config.instantiate import build
+from boltcutter.environment.platform import disable_mpi_detection
+from boltcutter.protocols import NativeTask, ShardsWeights, SplitsIntoStages
+
+DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "64": torch.float64, "transformer": torch.bfloat16}
+
+
+class EstimationError(RuntimeError):
+    """The model cannot be run on fake tensors, or cannot be sharded as requested."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each device, or on the device that needs most.
+
+    Args:
+        weights: Parameters and buffers.
+        gradients: Gradients of all trainable parameters.
+        optimizer: State of the optimizer.
+        activations: Tensors saved for the backward pass; with sharding also the gathered weights.
+        peak: Maximum of the allocated memory.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """Shapes and dtypes of the tensors of one sample.
+
+    Args:
+        shapes: Shape of each tensor, without the batch dimension.
+        dtypes: Dtype of each tensor.
+    """
+
+    shapes: Sequence[torch.Size]
+    dtypes: Sequence[torch.dtype]
+
+    def batch(self, size: int) -> tuple[Tensor, ...]:
+        """Create a batch of zeros, under the active torch mode."""
+        specs = zip(self.shapes, self.dtypes, strict=True)
+        return tuple(torch.zeros((size, *shape), dtype=dtype) for shape, dtype in specs)
+
+
+def sample_spec(data: L.LightningDataModule) -> SampleSpec:
+    """Read the shapes and dtypes of a sample from the training split.
+
+    Raises:
+        ConfigError: A batch is not a tuple or list of tensors.
+    """
+    data.prepare_data()
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    if not isinstance(batch, list | tuple) or not all(isinstance(tensor, Tensor) for tensor in batch):
+        raise ConfigError("data: memory can be estimated only for batches that are tuples of tensors")
+    return SampleSpec([tensor.shape[1:] for tensor in batch], [tensor.dtype for tensor in batch])
+
+
+def estimate_step(
+    cfg: DictConfig,
+    sample: SampleSpec,
+    size: int,
+    *,
+    data_ranks: int = 1,
+    tensor_ranks: int = 0,
+    replicas: int = 1,
+    stages: int = 1,
+    keep_gradients: bool = False,
+) -> Memory:
+    """Estimate the memory of a training step by running it on fake tensors.
+
+    Args:
+        cfg: Checked configuration.
+        sample: Shapes and dtypes of a sample.
+        size: Samples in the batch of one rank.
+        data_ranks: Ranks of FSDP, if ``tensor_ranks`` is set.
+        tensor_ranks: Ranks of tensor parallelism; 0: the model is not sharded.
+        replicas: Devices of one process that split the batch, with outputs gathered on the first (DataParallel).
+        stages: Pipeline stages, with at least four microbatches.
+        keep_gradients: Whether gradients stay allocated between steps.
+
+    Raises:
+        EstimationError: The model depends on the values of tensors, or cannot be sharded as requested.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # its import takes a second
+
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # errors are raised below
+    precision = CANONICAL.get(str(cfg.trainer.precision), str(cfg.trainer.precision))
+    dtype = DTYPES.get(precision.partition("-")[0])
+    mixed = precision.endswith("-mixed") or precision.startswith("transformer")
+    batches = min(2, int(cfg.trainer.get("accumulate_grad_batches", 1)))
+    try:
+        with _fake_process_group(data_ranks * tensor_ranks) as ranks, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            disable_mpi_detection()
+            trainer = L.Trainer(accelerator="cpu", devices=1, barebones=True)  # needs no hooks of the task
+            with torch.device("meta"):
+                task = _task(cfg, trainer)
+            if dtype and not mixed:
+                task.to(dtype)
+            mesh = ranks and init_device_mesh(
+                "cpu", (data_ranks, tensor_ranks), mesh_dim_names=("data_parallel", "tensor_parallel")
+            )
+            fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+            with fake_mode:
+                _materialize(task)
+            if mesh:
+                _shard(task.model, mesh)  # outside the fake mode, since it reads the mesh
+            with fake_mode:
+                if replicas > 1:
+                    _replicate(task.model, replicas)
+                batch = sample.batch(size)
+                if dtype and not mixed:
+                    batch = tuple(x.to(dtype) if x.is_floating_point() else x for x in batch)
+                cast = torch.autocast("cpu", dtype) if dtype and mixed else nullcontext()
+                if stages > 1:
+                    return _pipeline(task, batch, stages, cast)
+                return _step(task, _optimizers(task.configure_optimizers()), batch, batches, cast, keep_gradients)
+    except (ConfigError, EstimationError):
+        raise
+    except Exception as error:  # a model's code may raise anything on fake tensors
+        raise EstimationError(one_line(error)[:200]) from error
+
+
+def _step(
+    task: L.LightningModule,
+    optimizers: list[Optimizer],
+    batch: tuple[Tensor, ...],
+    batches: int,
+    cast: Any,
+    keep_gradients: bool,
+) -> Memory:
+    """Run a step after a warm-up that allocates the state of the optimizer."""
+    trainable = [p for p in task.parameters() if p.requires_grad]
+    with MemoryTracker() as tracker:
+        tracker.track([*task.parameters(), *task.buffers(), *batch])
+        for parameter in trainable:
+            parameter.grad = torch.zeros_like(parameter)
+        _optimizer_step(optimizers, keep_gradients)
+        # The first step with DTensors also allocates full tensors for sharding propagation, so measure the second.
+        for _ in range(2 if any(isinstance(parameter, DTensor) for parameter in trainable) else 1):
+            tracker.peak = tracker.allocated
+            for number in range(batches):
+                before = tracker.allocated
+                with cast:
+                    loss: Any = task.training_step(batch, number)
+                activations = tracker.allocated - before
+                (loss["loss"] if isinstance(loss, dict) else loss).backward()
+                del loss
+            _optimizer_step(optimizers, keep_gradients)
+    states = [v for o in optimizers for state in o.state.values() for v in state.values() if isinstance(v, Tensor)]
+    weights = _bytes([*task.parameters(), *task.buffers()])
+    return Memory(weights, _bytes(trainable), _bytes(states), activations, tracker.peak)
+
+
+def _pipeline(task: Any, batch: tuple[Tensor, ...], stages: int, cast: Any) -> Memory:
+    """Estimate the stage that needs most: earlier ones keep more microbatches, the last has outputs and loss."""
+    if not isinstance(task.model, SplitsIntoStages):
+        raise EstimationError(f"{type(task.model).__name__} has no pipeline stages; add a method stages(count)")
+    count = max(4, stages)
+    optimizers = _optimizers(task.configure_optimizers())
+    for parameter in task.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    _optimizer_step(optimizers, keep_gradients=False)
+    state_of: dict[Any, Any] = {p: state for optimizer in optimizers for p, state in optimizer.state.items()}
+    x = batch[0][: len(batch[0]) // count]
+    found: list[Memory] = []
+    with MemoryTracker() as tracker:
+        for number, stage in enumerate(task.model.stages(stages)):
+            before = tracker.allocated
+            with cast:
+                outputs = stage(x)
+            activations = (tracker.allocated - before) * min(count, stages - number)
+            parameters = list(stage.parameters())
+            states = [v for p in parameters for v in state_of.get(p, {}).values() if isinstance(v, Tensor)]
+            sizes = (_bytes([*parameters, *stage.buffers()]), _bytes(parameters), _bytes(states), activations)
+            found.append(Memory(*sizes, sum(sizes)))
+            x = outputs.detach().requires_grad_()
+        before = tracker.allocated
+        with cast:
+            outputs = torch.zeros((len(batch[0]), *x.shape[1:]), dtype=x.dtype, requires_grad=True)
+            loss = task.losses(outputs, batch[1]).mean()
+        after = tracker.allocated - before  # on each rank, after its microbatches
+        del loss
+    peaks = [max(m.peak, m.peak - m.activations + after) for m in found]
+    peaks[-1] = found[-1].peak + after
+    return max((replace(m, peak=peak) for m, peak in zip(found, peaks, strict=True)), key=lambda m: m.peak)
+
+
+def _optimizer_step(optimizers: Sequence[Optimizer], keep_gradients: bool) -> None:
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=not keep_gradients)
+
+
+class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all fake tensors that are alive.
+
+    Attributes:
+        allocated: Bytes that are allocated now.
+        peak: Maximum of ``allocated``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.allocated = self.peak = 0
+        self._sizes: dict[int, int] = {}
+        self._mode: Any = None
+
+    def __enter__(self) -> MemoryTracker:
+        """Start tracking under the active fake mode."""
+        from torch._guards import active_fake_mode
+
+        self._mode, self._resize = active_fake_mode(), torch.UntypedStorage.resize_
+        tracker, resize = self, self._resize
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            done = resize(storage, size)
+            tracker._count(id(storage), storage.nbytes(), known=True)
+            return done
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]  # not dispatched, so patched
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop tracking."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its local tensors are dispatched here again
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # on fake tensors it would copy
+        result = func(*args, **(kwargs or {}))
+        self.track(tree_leaves(result))
+        return result
+
+    def track(self, values: Iterable[Any]) -> None:
+        """Count the storage of those ``values`` that are tensors of the active fake mode."""
+        for value in values:
+            tensor = value.to_local() if isinstance(value, DTensor) else value
+            # Tensors of other fake modes belong to sharding propagation.
+            if isinstance(tensor, Tensor) and getattr(tensor, "fake_mode", None) is self._mode:
+                storage = tensor.untyped_storage()
+                if id(storage) not in self._sizes:
+                    finalize(storage, self._count, id(storage), 0)
+                    self._count(id(storage), storage.nbytes())
+
+    def _count(self, key: int, size: int, known: bool = False) -> None:
+        if known and key not in self._sizes:
+            return
+        self.allocated += size - self._sizes.pop(key, 0)
+        if size or known:
+            self._sizes[key] = size
+        self.peak = max(self.peak, self.allocated)
+
+
+def _task(cfg: DictConfig, trainer: L.Trainer) -> Any:
+    """Build the task without scheduler and metrics."""
+    task = build(cfg.task, "task")
+    if isinstance(task, NativeTask):
+        task.scheduler = None
+    for module in task.modules():
+        if isinstance(module, Metric):
+            module.update = lambda *values: None  # type: ignore[method-assign]  # metrics may depend on values
+    task.trainer = trainer
+    return task.train()
+
+
+def _materialize(task: nn.Module) -> None:
+    """Replace meta parameters and buffers by fake CPU tensors."""
+    seen: dict[int, Any] = {}
+    for module in task.modules():
+        for name, old in [*module._parameters.items(), *module._buffers.items()]:
+            if old is None:
+                continue
+            new = seen.setdefault(id(old), torch.empty_like(old, device="cpu"))
+            if name in module._buffers:
+                module._buffers[name] = new
+            else:
+                module._parameters[name] = seen[id(old)] = (
+                    new if isinstance(new, nn.Parameter) else nn.Parameter(new, old.requires_grad)
+                )
+
+
+def _shard(model: Any, mesh: DeviceMesh) -> None:
+    if isinstance(model, ShardsWeights):
+        model.shard(mesh)
+    elif mesh["tensor_parallel"].size() > 1:
+        raise EstimationError(f"{type(model).__name__} cannot be sharded by tensors; add a method shard(mesh)")
+    else:
+        extend.require("sharding", "trainer.strategy")(model, mesh["data_parallel"])
+
+
+def _replicate(model: nn.Module, devices: int) -> None:
+    """Compute the first chunk of the batch, and gather outputs of the same size from the other devices."""
+    forward = model.forward
+    model.forward = lambda x: torch.cat([forward(x[: len(x) // devices])] * devices)
+
+
+def _optimizers(configured: Any) -> list[Optimizer]:
+    if isinstance(configured, Optimizer):
+        return [configured]
+    if isinstance(configured, dict):
+        configured = configured.values()
+    elif not isinstance(configured, list | tuple):
+        configured = ()
+    return [optimizer for item in configured for optimizer in _optimizers(item)]
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)
+
+
+@contextmanager
+def _fake_process_group(ranks: int) -> Iterator[bool]:
+    """Create a process group whose other ranks do not exist; yields whether there is one."""
+    if not ranks:
+        yield False
+        return
+    import_module("torch.distributed._tools.fake_collectives")  # registers the shapes that collectives return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield True
+    finally:
+        dist.destroy_process_group()

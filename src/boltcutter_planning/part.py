@@ -1,0 +1,29 @@
+"""What the planning of memory, strategies and batch sizes adds to Boltcutter."""
+
+from boltcutter.extend import Command, Part
+
+DOCTOR_FLAGS = {
+    "--test": "train on all devices of this machine, and show what works",
+    "--json": "print the result of --test as JSON",
+}
+PART = Part(
+    name="boltcutter_planning",
+    commands={
+        "doctor": Command(
+            "boltcutter_planning.doctor:main",
+            """Show what works on this machine, and estimate memory: boltcutter doctor [run=<folder>] [train overrides]
+
+boltcutter doctor model=gpt data=text task=language devices=8 memory=80GiB    # which strategy to choose
+boltcutter doctor --test""",
+            flags="boltcutter_planning.part:DOCTOR_FLAGS",
+        ),
+        "find-batch-size": Command(
+            "boltcutter_planning.batch_size:main",
+            "Find the largest batch that fits into memory: boltcutter find-batch-size [overrides of train]",
+        ),
+    },
+    names={"Profile": "boltcutter_planning.profile"},
+    components=("boltcutter_planning.profile",),
+    moved={"boltcutter.callback.profile": "boltcutter_planning.profile"},
+    offers={"flops": "boltcutter_planning.flops"},
+)

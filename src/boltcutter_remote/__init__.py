@@ -1,0 +1,1 @@
+"""Part: run folders on object storage."""

@@ -1,0 +1,1 @@
+"""Runs that are there: a table of them, a query language, labels, and a page."""

@@ -1,0 +1,130 @@
+"""Tags, notes, removal and archives of runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.config.errors import ConfigError, printable
+from boltcutter.environment import lease
+from boltcutter_runs.facts import LABELS, read_labels
+from boltcutter_runs.record import Run
+
+ARCHIVE = ".archive"  # in the folder of all runs, with the folders of runs that were archived
+REMOVED = ".removed-"  # prefix of a folder that is being deleted
+
+
+def tag(runs: Sequence[Run], tags: Sequence[str], *, removes: bool = False) -> None:
+    """Add tags to runs, or remove them; those of the configuration are only hidden, as the record is not changed."""
+    for run in runs:
+        labels = read_labels(Path(run.folder))
+        own = [name for name in labels["tags"] if name not in tags]
+        hidden = [name for name in labels["untagged"] if name not in tags]
+        labels["tags"], labels["untagged"] = (own, [*hidden, *tags]) if removes else ([*own, *tags], hidden)
+        _write(Path(run.folder), labels)
+
+
+def note(runs: Sequence[Run], text: str) -> None:
+    """Set the note of runs."""
+    for run in runs:
+        _write(Path(run.folder), read_labels(Path(run.folder)) | {"note": text})
+
+
+def _write(folder: Path, labels: dict[str, object]) -> None:
+    write_text(folder / LABELS, json.dumps(labels, indent=1) + "\n")
+
+
+def remove(runs: Sequence[Run], *, is_confirmed: bool, ask: Callable[[str], str] = input) -> list[Run]:
+    """Delete the folders of runs, after asking.
+
+    Args:
+        runs: The runs.
+        is_confirmed: Whether the user has agreed already.
+        ask: Asks the user.
+
+    Raises:
+        ConfigError: A run is held by a process, is part of a search or was submitted, or nobody can be asked.
+    """
+    if not (is_confirmed or ask is not input or sys.stdin.isatty()):
+        raise ConfigError("remove: asks first, but the input is no terminal; add --yes")
+    with ExitStack() as stack:
+        _hold(runs, "remove", stack)
+        if not is_confirmed and not _agrees(runs, ask):
+            return []
+        for run in runs:
+            folder = Path(run.folder)
+            draft = folder.with_name(f"{REMOVED}{folder.name}")  # so that no half of a run is left under its name
+            folder.rename(draft)
+            shutil.rmtree(draft)
+            with suppress(OSError):
+                folder.parent.rmdir()  # unless it holds other runs
+    return list(runs)
+
+
+def _agrees(runs: Sequence[Run], ask: Callable[[str], str]) -> bool:
+    for run in runs:
+        print(printable(f"{run.id}  {run.name}  {run.status}  {run.folder}"))
+    count = "this run" if len(runs) == 1 else f"these {len(runs)} runs"
+    text = f"Delete the folder of {count}, with checkpoints? This cannot be undone. Type yes: "
+    return ask(text).strip().lower() in ("y", "yes")
+
+
+def archive(root: Path, runs: Sequence[Run], *, restores: bool = False) -> list[Path]:
+    """Move the folders of runs to the archive of the folder of all runs, or back.
+
+    Raises:
+        ConfigError: A run is held by a process, is part of a search or elsewhere, or its new place is taken.
+    """
+    verb, home = ("restore", root / ARCHIVE) if restores else ("archive", root)
+    moves = []
+    for run in runs:
+        folder = Path(run.folder)
+        if not folder.is_relative_to(home):
+            raise ConfigError(f"{verb} {run.id}: {folder} is not in {home}; move it yourself")
+        place = (root if restores else root / ARCHIVE) / folder.relative_to(home)
+        if place.exists():
+            raise ConfigError(f"{verb} {run.id}: {place} exists; move one of the two")
+        moves.append((folder, place))
+    with ExitStack() as stack:
+        _hold(runs, verb, stack)
+        for folder, place in moves:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(place)
+            (place / lease.FILE).unlink()  # of this process
+    return [place for _, place in moves]
+
+
+def _hold(runs: Sequence[Run], verb: str, stack: ExitStack) -> None:
+    """Hold the leases of runs, and of the trials of searches, so that no process can start in their folders.
+
+    Raises:
+        ConfigError: Another process holds one, or a run cannot be moved alone.
+    """
+    for run in runs:
+        if run.parent:
+            raise ConfigError(f"{verb} {run.id}: part of the search {run.parent}; {verb} the search")
+        if run.status == "submitted":
+            raise ConfigError(f"{verb} {run.id}: its job has not started; boltcutter launch cancel run={run.folder}")
+        if Path(run.folder).is_symlink():
+            raise ConfigError(f"{verb} {run.id}: {run.folder} is a link; {verb} the folder that it leads to")
+        for folder in _folders(Path(run.folder)):
+            held = lease.Lease(folder)
+            try:
+                held.acquire()
+            except lease.LeaseHeldError as error:
+                text = str(error).replace(", or choose another folder", "")
+                raise ConfigError(f"{verb} {run.id}: {text}") from None
+            except OSError as error:
+                raise ConfigError(f"{verb} {run.id}: {folder} cannot be written ({error.strerror})") from None
+            stack.callback(held.release)
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    """The folder, and those of trials that a process may hold."""
+    yield folder
+    yield from (file.parent for file in sorted(folder.glob(f"trials/*/{lease.FILE}")))

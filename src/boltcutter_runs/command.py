@@ -1,0 +1,168 @@
+"""The command ``boltcutter runs``: list, label, remove and archive runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from boltcutter.checkpoint.storage import is_url
+from boltcutter.config.errors import ConfigError, hint, printable
+from boltcutter.formatting import aligned
+from boltcutter.project import Project, display_path
+from boltcutter_runs import actions, table
+from boltcutter_runs.query import OPERATORS, select
+from boltcutter_runs.record import Run, find_runs
+from boltcutter_runs.references import candidates, find, runs_folder
+
+VERBS = ("tag", "untag", "note", "remove", "archive", "restore")
+VALUES = ("--sort", "--columns", "--limit")  # flags that are followed by a value
+FLAGS = (*VALUES, "--html", "--json", "--csv", "--archived", "--yes")
+LIMIT = 50  # rows of a table
+PAGE = "runs.html"  # unless --html=<file>
+
+
+def main(project: Project, arguments: list[str]) -> None:
+    """List runs, or change their labels or places.
+
+    Args:
+        project: Project whose runs are listed.
+        arguments: A filter and flags, or a verb with runs.
+
+    Raises:
+        ConfigError: An argument is wrong.
+    """
+    if "--complete" in arguments:
+        complete(project, arguments[arguments.index("--complete") + 1 :])
+        return
+    flags, rest = parse(arguments)
+    place = runs_folder(project, rest)
+    rest = [argument for argument in rest if not argument.startswith("runs=")]
+    if is_url(place) and ((rest[:1] and rest[0] in VERBS) or "--archived" in flags):
+        raise ConfigError(f"runs={place}: runs at a URL are only listed; labels and archives need a folder")
+    if rest and rest[0] in VERBS:
+        with _writing(rest[0], "check its permissions and the free space"):
+            act(Path(place), rest[0], rest[1:], flags)
+        return
+    if len(rest) > 1:
+        raise ConfigError(f"{rest[1]}: one filter is expected; quote it: boltcutter runs '{' '.join(rest)}'")
+    root = Path(place, actions.ARCHIVE) if "--archived" in flags else place
+    show(select(find_runs(root), rest[0] if rest else ""), place, flags)
+
+
+def parse(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Flags with their values, and the other arguments.
+
+    Raises:
+        ConfigError: There is no such flag, or its value is missing.
+    """
+    flags, rest, given = dict[str, str](), list[str](), iter(arguments)
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if not argument.startswith("--"):
+            rest.append(argument)
+            continue
+        if name not in FLAGS or (equals and name not in (*VALUES, "--html")):
+            raise ConfigError(f"{argument}: no such flag{hint(name, FLAGS)} (there are: {', '.join(FLAGS)})")
+        if name in VALUES and not equals:
+            value = next(given, "")
+        if name in VALUES and not value:
+            raise ConfigError(f"{name}: needs a value; write {name}=<{name.strip('-')}>")
+        flags[name] = value
+    if "--json" in flags and "--csv" in flags:
+        raise ConfigError("--csv: cannot be combined with --json; give one of them")
+    return flags, rest
+
+
+def show(runs: Sequence[Run], place: str, flags: dict[str, str]) -> None:
+    """Print runs as a table, as JSON or as CSV."""
+    if "--sort" in flags:
+        runs = table.sort(runs, flags["--sort"])
+    if "--json" in flags:
+        print(table.as_json(runs))
+        return
+    if "--html" in flags:
+        from boltcutter_runs.page import write  # slow imports
+
+        path = Path(flags["--html"] or PAGE)
+        with _writing(f"--html={path}", "choose another file"):
+            print(display_path(write(runs, path, place)))
+        return
+    if "--csv" in flags:
+        print(table.as_csv(runs, table.columns(runs, flags.get("--columns"))[0]), end="")
+        return
+    if not runs:
+        print(f"no runs in {place}")
+        return
+    limit = flags.get("--limit", str(LIMIT))
+    if not limit.isdecimal():
+        raise ConfigError(f"--limit {limit}: not a number; use 0 for all runs")
+    count = int(limit) or len(runs)
+    shown = runs[:count] if "--sort" in flags else runs[-count:]  # the newest are the last
+    keys, others = table.columns(shown, flags.get("--columns"))
+    table.print_table(shown, keys)
+    if len(shown) < len(runs):
+        print(f"{len(shown)} of {len(runs)} runs; --limit 0 shows all")
+    if others:
+        print(f"{others} more settings differ; choose columns by --columns")
+    for run in (run for run in shown if run.status == "unreadable"):
+        print(printable(f"warning: {run.folder}: {run.reason}"), file=sys.stderr)
+
+
+@contextmanager
+def _writing(what: str, remedy: str) -> Iterator[None]:
+    """Report in one line that files cannot be changed, such as those of another user."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{error.filename} " if error.filename and not what.startswith("--") else ""
+        raise ConfigError(f"{what}: {where}cannot be written ({error.strerror}); {remedy}") from error
+
+
+def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> None:
+    """Change the labels of runs, or remove, archive or restore them.
+
+    Raises:
+        ConfigError: A run is not found, or cannot be changed.
+    """
+    texts = {"tag": "<tag> …", "untag": "<tag> …", "note": "<text>"}
+    least = 2 if verb in texts else 1
+    if len(words) < least or (verb == "note" and len(words) > least):
+        usage = f"boltcutter runs {verb} <run or filter> {texts.get(verb, '…')}".rstrip()
+        raise ConfigError(f"{verb}: {'text' if verb in texts else 'run'} missing, or too many arguments; use {usage}")
+    home = root / actions.ARCHIVE if verb == "restore" else root
+    known = find_runs(home)
+    runs = [run for word in words[: 1 if verb in texts else None] for run in chosen(known, word)]
+    runs = list({str(run.folder): run for run in runs}.values())
+    if not runs:
+        print("no runs are selected")
+    elif verb in ("tag", "untag"):
+        actions.tag(runs, words[1:], removes=verb == "untag")
+        print(*aligned([[run.id, verb, " ".join(words[1:])] for run in runs]), sep="\n")
+    elif verb == "note":
+        actions.note(runs, words[1])
+    elif verb == "remove":
+        for run in actions.remove(runs, is_confirmed="--yes" in flags):
+            print(printable(f"removed {display_path(Path(run.folder))}"))
+    else:
+        for run, place in zip(runs, actions.archive(root, runs, restores=verb == "restore"), strict=True):
+            undo = "archive" if verb == "restore" else "restore"
+            print(f"{display_path(place)}; undo by: boltcutter runs {undo} {run.id}")
+
+
+def chosen(runs: Sequence[Run], word: str) -> list[Run]:
+    """The runs of a filter, or the run of a name."""
+    is_filter = any(operator in word for operator in OPERATORS) and not Path(word).exists()
+    return select(runs, word) if is_filter else [find(runs, word)]
+
+
+def complete(project: Project, arguments: Sequence[str]) -> None:
+    """Print candidates for the shell: flags, verbs and names of runs."""
+    current, *given = arguments or [""]
+    found: dict[str, str] = dict.fromkeys(FLAGS if current.startswith("-") else (), "")
+    if not current.startswith("-"):
+        found = candidates(project) if given and given[0] in VERBS else dict.fromkeys(VERBS, "")
+    print("".join(f"{name}\t{text}\n" for name, text in found.items() if name.startswith(current)), end="")

@@ -1,0 +1,231 @@
+"""``boltcutter compare --metric``: is the second group of runs better than the first, or was it luck?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from boltcutter.config.errors import ConfigError, printable
+from boltcutter.formatting import aligned
+from boltcutter.project import Project
+from boltcutter.run.metrics import Mode
+from boltcutter_runs import caveats, further
+from boltcutter_runs.groups import Group, Result, pair, read_group, settings_of
+from boltcutter_runs.record import metric_mode
+from boltcutter_runs.references import runs_folder
+from boltcutter_runs.samples import LOSS, SampleComparison, compare_samples
+from boltcutter_runs.statistics import ALPHA, Estimate, Interval, compare_groups, compare_pairs, holm
+
+PILOT = 5  # seeds to start with
+MAX_SEEDS = 200  # beyond which more seeds are not the answer
+FRACTIONS = ("acc", "f1", "precision", "recall", "auroc", "auc", "iou", "dice")  # shown in points of 100
+SHOWN = 10  # samples that changed sides
+
+
+@dataclass
+class Comparison:
+    """The second group against the first, with p adjusted for all comparisons, and commands that would decide more."""
+
+    first: Group
+    second: Group
+    pairs: list[tuple[Result, Result]]
+    estimate: Estimate | None
+    warnings: list[str]
+    samples: SampleComparison | None
+    p: float = 1.0
+    decision: Literal["better", "worse", "equivalent", "undecided"] = "undecided"
+    verdict: str = ""
+    commands: list[str] = field(default_factory=list)
+
+
+def main(project: Project, arguments: list[str]) -> None:
+    """Print the verdicts, warnings and tables, or all of them as JSON."""
+    given = parse(arguments)
+    root = Path(runs_folder(project, given.groups))
+    groups = [read_group(text, root, given.metric) for text in given.groups if not text.startswith("runs=")]
+    if len(groups) < 2:
+        raise ConfigError(f"compare: {groups[0].label if groups else 'nothing'} is the only group; give a second one")
+    mode = given.mode or metric_mode([r.run for group in groups for r in group.results], given.metric)
+    if mode is None:
+        raise ConfigError(f"--metric {given.metric}: its name does not say which values are better; add --mode min|max")
+    found = [compare(groups[0], group, given.metric) for group in groups[1:]]
+    decide(found, mode, given.effect)
+    scale = _Scale.of(given.metric, mode, [value for group in groups for value in group.values])
+    for comparison in found:
+        seeds, ending = plan(comparison, scale, given.effect)
+        for group, lacking in zip((comparison.first, comparison.second), seeds, strict=True):
+            comparison.commands += further.commands(project, group, lacking)
+        comparison.verdict = describe(comparison, scale, given.effect, len(found)) + ending
+    text = json.dumps(as_json(groups, found), indent=2) if given.json else "\n".join(_lines(groups, found, scale))
+    print(printable(text))
+
+
+def compare(first: Group, second: Group, metric: str) -> Comparison:
+    """Compare two groups; raises ConfigError if that would be unfair."""
+    pairs = pair(first, second)
+    warnings, estimate = [*first.warnings, *second.warnings, *caveats.check(first, second, pairs, metric)], None
+    if len(pairs) > 1:
+        estimate = compare_pairs([b.value - a.value for a, b in pairs], pairs[0][0].num_folds)
+    elif min(len(first.values), len(second.values)) > 1:
+        estimate = compare_groups(first.values, second.values)
+    else:
+        warnings.append("one run of a group says nothing about others: a difference may be the luck of its seed")
+    both = pairs or ([] if estimate else [(first.results[0], second.results[0])])
+    return Comparison(first, second, pairs, estimate, warnings, compare_samples(both, metric))
+
+
+def decide(found: Sequence[Comparison], mode: Mode, effect: float | None) -> None:
+    """Set the adjusted p values and the decisions of all comparisons."""
+    estimated = [(comparison, comparison.estimate) for comparison in found if comparison.estimate]
+    for (comparison, estimate), p in zip(estimated, holm([e.p for _, e in estimated]), strict=True):
+        comparison.p = p
+        if p <= ALPHA:
+            comparison.decision = "better" if (estimate.difference > 0) == (mode == "max") else "worse"
+        elif effect and estimate.interval and max(map(abs, estimate.interval)) < effect:
+            comparison.decision = "equivalent"
+
+
+def plan(comparison: Comparison, scale: _Scale, effect: float | None) -> tuple[tuple[list[int], list[int]], str]:
+    """The seeds that each group needs for a decision, and the end of the verdict that announces them."""
+    first, second, estimate, total = comparison.first, comparison.second, comparison.estimate, PILOT
+    if comparison.decision != "undecided" or settings_of(first.results) == settings_of(second.results):
+        return ([], []), ""
+    if estimate and not estimate.error and not estimate.difference:
+        return ([], []), "; all results are equal"
+    if estimate:
+        size, folds = effect or abs(estimate.difference), first.results[0].num_folds or 1
+        count = estimate.needed(size) if size else None
+        if count is None or count > MAX_SEEDS * folds:
+            why = "no number of repeated folds" if estimate.floor else f"not even {MAX_SEEDS} seeds"
+            remedy = "" if effect else "; give --effect the smallest difference that matters"
+            return ([], []), f"; {why} would show a difference of {scale.size(size)}{remedy}"
+        total = math.ceil(max(count, estimate.count + 1) / folds)
+    seeds = further.further_seeds(first, second, total)
+    more = max(map(len, seeds))
+    return seeds, f"; run {more} more {'seed' if more == 1 else 'seeds'}:"
+
+
+def describe(comparison: Comparison, scale: _Scale, effect: float | None, comparisons: int) -> str:
+    """The verdict in one sentence."""
+    first, second, estimate = comparison.first, comparison.second, comparison.estimate
+    verdict = {
+        "better": f"{second.label} is better than {first.label}",
+        "worse": f"{second.label} is worse than {first.label}",
+        "equivalent": f"{second.label} and {first.label} differ by less than {scale.size(effect or 0)}",
+        "undecided": f"not decided whether {second.label} is better than {first.label}",
+    }[comparison.decision]
+    if not estimate:
+        difference = statistics.fmean(second.values) - statistics.fmean(first.values)
+        return f"{verdict}: {scale.signed(difference)}, {len(second.values)} and {len(first.values)} runs"
+    count = (
+        f"{len(comparison.pairs)} pairs" if comparison.pairs else f"{len(second.values)} and {len(first.values)} runs"
+    )
+    adjusted = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
+    return f"{verdict}: {scale.estimate(estimate.difference, estimate.interval, comparison.p)}{adjusted}, {count}"
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """How differences of a metric are written: fractions in points of 100."""
+
+    factor: float
+    unit: str
+
+    @classmethod
+    def of(cls, metric: str, mode: Mode, values: Sequence[float]) -> _Scale:
+        is_fraction = mode == "max" and any(name in metric.lower() for name in FRACTIONS)
+        in_points = is_fraction and min(values) >= 0 and max(values) <= 1
+        return cls(100.0, " points") if in_points else cls(1.0, f" in {metric}")
+
+    def size(self, value: float) -> str:
+        return f"{abs(value) * self.factor:.2g}{self.unit}"
+
+    def signed(self, value: float, interval: Interval | None = None) -> str:
+        return f"{value * self.factor:+.{self._digits(interval or (0.0, abs(value)))}f}{self.unit}"
+
+    def interval(self, ends: Interval | None) -> str:
+        return " to ".join(f"{end * self.factor:.{self._digits(ends)}f}" for end in ends) if ends else "–"
+
+    def estimate(self, difference: float, interval: Interval | None, p: float) -> str:
+        shown = f", 95% interval {self.interval(interval)}" if interval else ""
+        return f"{self.signed(difference, interval)}{shown}, {'p < 0.001' if p < 0.001 else f'p = {p:.2g}'}"
+
+    def _digits(self, ends: Interval) -> int:
+        half = (ends[1] - ends[0]) / 2 * self.factor
+        return min(max(1 - math.floor(math.log10(half)), 0), 8) if half > 0 else 2
+
+
+def as_json(groups: Sequence[Group], found: Sequence[Comparison]) -> dict[str, Any]:
+    """Everything that was found, as plain values."""
+    comparisons = [
+        {name: getattr(c, name) for name in ("decision", "verdict", "commands", "warnings")}
+        | {"first": c.first.label, "second": c.second.label, "pairs": len(c.pairs), "p_adjusted": c.estimate and c.p}
+        | {"estimate": c.estimate and asdict(c.estimate) | {"smallest_effect": c.estimate.smallest_effect()}}
+        | {"samples": c.samples and asdict(c.samples)}
+        for c in found
+    ]
+    runs = [{str(result.run.folder): result.value for result in group.results} for group in groups]
+    named = [{"label": g.label, "trials": g.trials, "runs": r} for g, r in zip(groups, runs, strict=True)]
+    return {"groups": named, "comparisons": comparisons}
+
+
+def _lines(groups: Sequence[Group], found: Sequence[Comparison], scale: _Scale) -> Iterator[str]:
+    """The verdicts, the warnings, and the tables."""
+    for comparison in found:
+        yield from (comparison.verdict, *(f"  {command}" for command in comparison.commands))
+    yield from dict.fromkeys(f"warning: {warning}" for comparison in found for warning in comparison.warnings)
+    rows = [["group", "runs", "mean ± std", "min", "max"]]
+    for group in groups:
+        spread = f" ± {statistics.stdev(group.values):.2g}" if len(group.values) > 1 else ""
+        ends = [f"{end:.4g}" for end in (min(group.values), max(group.values))]
+        rows.append([group.label, str(len(group.values)), f"{statistics.fmean(group.values):.4g}{spread}", *ends])
+    yield from ("", *aligned(rows))
+    rows = [["compared", "difference", "95% interval", "p", "effect size", "80% power from", "test"]]
+    for c, e in ((c, c.estimate) for c in found if c.estimate):
+        effect = "–" if e.effect is None else f"{'dz' if c.pairs else 'g'} = {e.effect:.2f}"
+        shown = [scale.signed(e.difference, e.interval), scale.interval(e.interval), f"{c.p:.2g}", effect]
+        rows.append([c.second.label, *shown, scale.size(e.smallest_effect()) if e.error else "–", e.test])
+    yield from ("", *aligned(rows)) if len(rows) > 1 else ()
+    for comparison in found:
+        yield from _sample_lines(comparison, comparison.samples) if comparison.samples else ()
+
+
+def _sample_lines(comparison: Comparison, found: SampleComparison) -> Iterator[str]:
+    """What the comparison on samples has found."""
+    scale = _Scale(1.0, "") if found.measure == LOSS else _Scale(100.0, " points")
+    these = "these two models" if found.pairs == 1 else f"these {found.pairs} pairs of models"
+    shown = scale.estimate(found.difference, found.interval, found.p)
+    yield from ("", f"{found.measure} of {these} on {found.count} samples: {shown} ({found.test})")
+    rows = [["index", "target", comparison.first.label, comparison.second.label]]
+    names = ("index", "target", "first", "second")
+    rows += [[f"{sample[name]:.6g}" if name in sample else "" for name in names] for sample in found.changed[:SHOWN]]
+    yield from aligned(rows) if len(rows) > 1 else ()
+    if len(found.changed) > SHOWN:
+        yield f"… and {len(found.changed) - SHOWN} more samples"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"compare: {message}; see boltcutter compare --help")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments; raises ConfigError."""
+    parser = _Parser("boltcutter compare", description="Is the second group of runs better than the first?")
+    parser.add_argument("groups", nargs="+", help="filter of runs, name of a run, or folder of runs; and runs=<folder>")
+    parser.add_argument("--metric", required=True, help="metric that is compared, such as test/accuracy")
+    parser.add_argument(
+        "--mode", choices=("min", "max"), help="which values are better; by default by the metric's name"
+    )
+    parser.add_argument("--effect", type=float, help="smallest difference that matters, in units of the metric")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    found = parser.parse_intermixed_args(list(arguments))
+    if found.effect is not None and not 0 < found.effect < math.inf:
+        raise ConfigError(f"--effect {found.effect}: not a positive number; give the smallest difference that matters")
+    return found

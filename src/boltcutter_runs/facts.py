@@ -1,0 +1,237 @@
+"""What the files of a run folder say, as plain values that an index can hold.
+
+Folders may come from others: files are read by ``trust.read_bytes`` only, nothing in them is executed or contacted, and
+entries of other types are left out. Records are replaced atomically, so a training is read without a lock.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from boltcutter.config.errors import one_line
+from boltcutter.config.values import REFERENCE, flatten
+from boltcutter.run import trust
+
+RECORD, SEARCH, LABELS, METRICS, TRIALS = "record.json", "search.json", "labels.json", "metrics.csv", "trials.csv"
+FILES = (RECORD, SEARCH, LABELS, METRICS, TRIALS)
+ELSEWHERE = ".folders"  # in the folder of all runs: folders of launched runs that are elsewhere, one on each line
+DEPTH = 4  # of folders between that of all runs and those of runs
+MAX_ROWS = 2000  # of metrics.csv that are searched for the last value of each metric
+NOT_MEASURED = ("step", "epoch", "throughput/", "test/", "test_")  # columns that are not metrics of training
+
+Stamp = list[list[int] | None]  # of the record, the search and other files: modification time, size and inode
+Facts = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """The folder of a run, what changes with its files, and the folder of the search that it belongs to."""
+
+    folder: str
+    stamp: Stamp
+    search: str | None = None
+
+
+def scan(root: str) -> list[Place]:
+    """Find the folders of runs and searches below a folder, which may be one itself."""
+    found = list[Place]()
+    _scan(root, DEPTH, None, found)
+    with suppress(OSError, ValueError):
+        for folder in dict.fromkeys(trust.read_bytes(Path(root, ELSEWHERE)).decode().splitlines()):
+            _scan(folder, 1, None, found)
+    return found
+
+
+def _scan(folder: str, depth: int, search: str | None, found: list[Place]) -> None:
+    stamp = stamp_of(folder)
+    if stamp:
+        found.append(Place(folder, stamp, search))
+    is_search = bool(stamp) and stamp[0] is None
+    if (stamp and not is_search) or depth < 0:
+        return
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+    except OSError:
+        return
+    inside = folder if is_search else search
+    for name in names:
+        _scan(f"{folder}/{name}", 1 if is_search else depth - 1, inside, found)
+
+
+def stamp_of(folder: str) -> Stamp:
+    """What changes with the files of a run or search, whose contents are read after it; empty for another folder."""
+    if record := _stamp(f"{folder}/{RECORD}"):
+        return [record, None, _stamp(f"{folder}/{LABELS}"), _stamp(f"{folder}/{METRICS}")]
+    if search := _stamp(f"{folder}/{SEARCH}"):
+        return [None, search, _stamp(f"{folder}/{LABELS}"), _stamp(f"{folder}/{TRIALS}")]
+    return []
+
+
+def _stamp(path: str) -> list[int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return [found.st_mtime_ns, found.st_size, found.st_ino]
+
+
+def read_facts(place: Place) -> Facts:
+    """Read a run or a search; of one that cannot be read, the reason."""
+    folder, is_search = Path(place.folder), place.stamp[0] is None
+    file = SEARCH if is_search else RECORD
+    changed = (place.stamp[is_search] or [0])[0] / 1e9
+    try:
+        record = trust.read_json(folder / file)
+        facts = _of_search(folder, record) if is_search else _of_run(folder, record)
+    except (OSError, ValueError, RecursionError) as error:
+        facts = {"status": "unreadable", "reason": f"{file}: {one_line(error, 200)}"}
+    facts["started"] = facts.get("started") or changed
+    return facts | _labels(folder, facts.get("tags", []))
+
+
+def _of_run(folder: Path, record: Mapping[str, Any]) -> Facts:
+    attempts = [attempt for attempt in _list(record.get("attempts")) if isinstance(attempt, dict)]
+    last: Mapping[str, Any] = attempts[-1] if attempts else {}
+    settings, references = _settings(_dict(record.get("config")))
+    settings["name"] = name = str(record.get("name") or settings.get("name") or folder.parent.name)
+    seconds = [value for attempt in attempts if (value := _number(attempt.get("seconds"))) is not None]
+    reason = str(last.get("reason") or "")
+    metrics = _numbers(_dict(record.get("metrics")))
+    after = record.get("best_after")
+    if reason == "running" or not metrics:
+        metrics |= _last_row(folder)
+    elif isinstance(after, int):
+        best = _last_row(folder, after - 1)
+        metrics |= {name: value for name, value in best.items() if name in metrics}
+    return {
+        "name": name,
+        "reason": reason,
+        "started": _time(attempts[0].get("start")) if attempts else None,
+        "seconds": sum(seconds) if seconds else None,
+        "devices": _devices(last, _dict(record.get("hardware"))),
+        "tags": [str(tag) for tag in _list(record.get("tags"))],
+        "is_job": bool(record.get("launch")) or not record.get("config"),
+        "settings": settings,
+        "references": references,
+        "metrics": metrics | _numbers(_dict(record.get("test"))),
+    }
+
+
+def _of_search(folder: Path, record: Mapping[str, Any]) -> Facts:
+    settings, _ = _settings({"search": _dict(record.get("settings"))})
+    fixed = [values for values in _list(record.get("fixed")) if isinstance(values, dict)]
+    pairs = [pair for pair in _list(record.get("metrics")) if isinstance(pair, list) and len(pair) == 2]
+    return {
+        "name": folder.parent.name,
+        "reason": "completed" if (folder / TRIALS).is_file() else "running",
+        "started": _time(record.get("created")),
+        "settings": settings,
+        "objectives": [[str(name), str(mode)] for name, mode in pairs],
+        "has_folds": any("data.fold" in values for values in fixed),
+    }
+
+
+def _settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Settings by dotted key with references to other keys resolved, and the keys that are only such a reference.
+
+    References to whole sections and paths in the run's own folder are left out. Environment variables are not read, as
+    they could hold secrets.
+    """
+    flat = dict(flatten(config))
+    found, references = dict[str, Any](), list[str]()
+    for key, value in flat.items():
+        text = value
+        if isinstance(value, str) and "${" in value:
+            if value.startswith(("${folder}", "${checkpoints}")):
+                continue
+            for _ in range(10):  # a reference may lead to another
+                if not (isinstance(text, str) and "${" in text):
+                    break
+                if target := REFERENCE.fullmatch(text):
+                    text = flat.get(target[1], flat)  # the mapping: there is no such key, or it is a section
+                else:
+                    text = REFERENCE.sub(lambda match: str(flat.get(match[1], match[0])), text)
+            if text is flat:
+                continue
+            if REFERENCE.fullmatch(value):
+                references.append(key)
+        found[key] = text
+    found.pop("folder", None)
+    return found, references
+
+
+def _last_row(folder: Path, step: int | None = None) -> dict[str, float]:
+    """The last value of each metric in ``metrics.csv``, or those at a step."""
+    try:
+        content = trust.read_bytes(folder / METRICS)
+    except (OSError, ValueError):
+        return {}
+    header, _, rest = content.partition(b"\n")
+    if step is not None:
+        match = re.search(rb"^%d,.*\n" % step, rest, re.M)
+        rows = [match[0]] if match else []
+    else:
+        rows = rest[: rest.rfind(b"\n") + 1].splitlines()[-MAX_ROWS:]
+    found: dict[str, float] = {}
+    with suppress(csv.Error):
+        lines = (line.decode(errors="replace") for line in (header, *rows))
+        for row in csv.DictReader(lines):
+            found |= _numbers({name: value for name, value in row.items() if name and value})
+    return {name: value for name, value in found.items() if not name.startswith(NOT_MEASURED)}
+
+
+def _labels(folder: Path, tags: list[str]) -> Facts:
+    labels = read_labels(folder)
+    kept = [tag for tag in tags if tag not in labels["untagged"]]
+    return {"tags": list(dict.fromkeys([*kept, *labels["tags"]])), "note": labels["note"]}
+
+
+def read_labels(folder: Path) -> dict[str, Any]:
+    """The tags that a user has added, the tags of the record that were removed, and the note."""
+    labels: Mapping[str, Any] = {}
+    with suppress(OSError, ValueError):
+        labels = trust.read_json(folder / LABELS)
+    lists = {name: [str(tag) for tag in _list(labels.get(name))] for name in ("tags", "untagged")}
+    return {**lists, "note": str(labels.get("note") or "")}
+
+
+def _devices(attempt: Mapping[str, Any], hardware: Mapping[str, Any]) -> str:
+    """Number and kind of devices, such as ``8 × NVIDIA H100``."""
+    kind, gpus = attempt.get("device"), _list(hardware.get("gpus"))
+    if not kind:
+        return ""
+    return f"{attempt.get('devices') or 1} × {gpus[0] if kind == 'cuda' and gpus else str(kind).upper()}"
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    found = {str(name): _number(value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _number(value: Any) -> float | None:
+    with suppress(TypeError, ValueError, OverflowError):
+        return float(value)
+    return None
+
+
+def _time(text: Any) -> float | None:
+    with suppress(TypeError, ValueError, OverflowError):
+        found = datetime.fromisoformat(text).timestamp()
+        return found if math.isfinite(found) else None
+    return None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,111 @@
+"""One page about many runs, which opens offline: table, curves, settings that differ, parallel coordinates."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.config.values import format_value
+from boltcutter.report.html import downsample
+from boltcutter.report.template import load_template
+from boltcutter.run import trust
+from boltcutter.run.metrics import parse_name
+from boltcutter_runs import table
+from boltcutter_runs.facts import METRICS, NOT_MEASURED
+from boltcutter_runs.query import value_of
+from boltcutter_runs.record import Run, metric_mode
+
+MAX_POINTS = 200_000  # of all curves together
+MIN_POINTS = 20  # of a curve
+MAX_CURVES = 6  # metrics with curves
+
+
+def write(runs: Sequence[Run], path: Path, title: str) -> Path:
+    """Write the page; links to the reports of runs are relative to it."""
+    data = collect(runs, path.absolute().parent)
+    page = load_template(Path(__file__).with_name("page.html")).render(title=title, total=len(runs), data=data)
+    write_text(path, page.encode(errors="replace").decode())
+    return path
+
+
+def collect(runs: Sequence[Run], home: Path) -> dict[str, Any]:
+    """Everything that the page shows; runs as columns, as they may be thousands."""
+    shorts, settings = table.short_ids(runs), table.differing_settings(runs)
+    metrics = table.shown_metrics(runs)
+    after = [key for key in table.FIELDS_AFTER if any(value_of(run, key) for run in runs)]
+    order = ["name", "status", "age", *settings, *metrics, *after]
+    kinds = {**dict.fromkeys(settings, "setting"), **dict.fromkeys(metrics, "metric")}
+    curves = [_read_curves(run) for run in runs]
+    names = sorted(
+        {name for each in curves for name in each}, key=lambda name: (name not in metrics, _rank(name), name)
+    )
+    names = names[:MAX_CURVES]
+    limit = max(MIN_POINTS, MAX_POINTS // max(1, len(runs) * len(names)))
+    return {
+        "ids": [shorts[run.id] for run in runs],
+        "links": [_link(run, home) for run in runs],
+        "seconds": [run.seconds for run in runs],
+        "columns": [
+            {
+                "name": key,
+                "kind": kinds.get(key, "field"),
+                "maximize": key in metrics and metric_mode(runs, key) == "max",
+                "values": [_plain(value_of(run, key)) for run in runs],
+                "texts": [table.format_cell(run, key) for run in runs],
+            }
+            for key in order
+        ],
+        "curves": [{"name": name, "runs": [_shorten(each.get(name), limit) for each in curves]} for name in names],
+    }
+
+
+def _rank(name: str) -> int:
+    return ["val", "train", "test", ""].index(parse_name(name).stage)
+
+
+def _plain(value: Any) -> float | str | None:
+    """A value by which the page sorts and draws."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value) if math.isfinite(value) else None
+    return None if value is None else format_value(value)
+
+
+def _link(run: Run, home: Path) -> str | None:
+    report = Path(run.folder, "report.html")
+    return quote(os.path.relpath(report, home)) if report.is_file() else None
+
+
+def _read_curves(run: Run) -> dict[str, list[tuple[int, float, float]]]:
+    """Step, epoch and value of each metric of ``metrics.csv``, without values that are not finite."""
+    found: dict[str, list[tuple[int, float, float]]] = {}
+    with suppress(OSError, ValueError, csv.Error):
+        lines = trust.read_bytes(Path(run.folder, METRICS)).decode(errors="replace").splitlines()
+        for row in csv.DictReader(lines):
+            step, epoch = int(row["step"] or 0), float(row.get("epoch") or 0)
+            for name, text in row.items():
+                if (
+                    text
+                    and name
+                    and not name.startswith((*NOT_MEASURED, "lr-"))
+                    and math.isfinite(value := float(text))
+                ):
+                    found.setdefault(name, []).append((step, epoch, value))
+    return found
+
+
+def _shorten(points: Sequence[tuple[int, float, float]] | None, limit: int) -> list[list[float]]:
+    """Steps, epochs and values of a curve with at most ``limit`` points."""
+    if not points:
+        return []
+    chosen = downsample(np.array([value for _, _, value in points], np.float64), limit)
+    steps, epochs, values = zip(*(points[index] for index in chosen), strict=True)
+    return [[*steps], [*epochs], [float(f"{value:.5g}") for value in values]]

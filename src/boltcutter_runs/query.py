@@ -1,0 +1,256 @@
+"""Filters of runs, such as ``val/accuracy>0.98 and model=resnet and age<7d``.
+
+A filter consists of comparisons, ``and``, ``or``, ``not`` and parentheses. It is parsed, never executed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from boltcutter.config.errors import ConfigError, hint, one_line
+from boltcutter.config.values import format_value
+from boltcutter_runs.record import Run
+
+FIELDS: dict[str, Callable[[Run], Any]] = {
+    "id": lambda run: run.id,
+    "name": lambda run: run.name,
+    "status": lambda run: run.status,
+    "age": lambda run: time.time() - run.started,
+    "started": lambda run: run.started,
+    "time": lambda run: run.seconds,
+    "devices": lambda run: run.devices,
+    "tag": lambda run: list(run.tags),
+    "note": lambda run: run.note,
+    "kind": lambda run: run.kind,
+    "search": lambda run: run.parent,
+    "folder": lambda run: str(run.folder),
+}
+DURATIONS = ("age", "time")
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+OPERATORS = ("!=", "<=", ">=", "=", "<", ">", "~")
+TOKEN = re.compile(
+    r"""\s*(?P<token>[()]|!=|<=|>=|[=<>~]|'(?P<single>[^']*)'|"(?P<double>[^"]*)"|[^\s()=<>~!'"]+)|\s*(?P<wrong>\S)"""
+)
+# A value may hold what a key cannot, as in name=a=b, and lists: data.shape=[1, 8, 8]
+VALUE = re.compile(
+    r"""\s*(?P<token>'(?P<single>[^']*)'|"(?P<double>[^"]*)"|\[[^\]]*\]|\$\{[^}]*\}|[^\s()'"\[=<>!~][^\s()'"\[]*)"""
+)
+MAX_DEPTH = 100  # of parentheses
+
+Test = Callable[[Run], bool]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A parsed filter, which can be called with a run.
+
+    Args:
+        text: The filter.
+        test: Whether a run is selected.
+        keys: Keys that it uses, with their positions in the text.
+    """
+
+    text: str
+    test: Test
+    keys: tuple[tuple[str, int], ...]
+
+    def __call__(self, run: Run) -> bool:
+        """Return whether a run is selected."""
+        return self.test(run)
+
+
+def select(runs: Sequence[Run], text: str) -> list[Run]:
+    """The runs that a filter selects, in their order; all of them for an empty one.
+
+    Raises:
+        ConfigError: The filter is wrong, or a key of it is in none of the runs.
+    """
+    query = parse(text)
+    for key, position in query.keys:
+        if fault := find_fault(runs, key):
+            raise _error(text, position, f"{key}: {fault}")
+    return [run for run in runs if query(run)]
+
+
+def parse(text: str) -> Query:
+    """Parse a filter.
+
+    Raises:
+        ConfigError: It is wrong; the message has the position.
+    """
+    parser = _Parser(text)
+    test = parser.either(0) if text.strip() else (lambda run: True)
+    if text.strip():
+        parser.end()
+    return Query(text, test, tuple(parser.keys))
+
+
+def find_fault(runs: Sequence[Run], key: str) -> str | None:
+    """Why a key cannot be used for these runs, with what is near; None if at least one has it, or there are none."""
+    names = dict.fromkeys(FIELDS)
+    for run in runs:
+        if key in FIELDS or key in run.metrics or key in run.settings or f"choices.{key}" in run.settings:
+            return None
+        names |= dict.fromkeys([*run.metrics, *(name.removeprefix("choices.") for name in run.settings)])
+    ending = next((name for name in names if name.endswith((f".{key}", f"/{key}"))), None)
+    near = f"; did you mean {ending}?" if ending else hint(key, names)
+    remedy = near or f"; fields are {', '.join(FIELDS)}"
+    return f"no metric, setting or field of these runs{remedy}" if runs else None
+
+
+def value_of(run: Run, key: str) -> Any:
+    """The value of a key: of a field, a metric, the option of a config group, or a setting; None if there is none."""
+    if key in FIELDS:
+        return FIELDS[key](run)
+    if key in run.metrics:
+        return run.metrics[key]
+    choice = f"choices.{key}"
+    return run.settings[choice] if choice in run.settings else run.settings.get(key)
+
+
+class _Parser:
+    """A recursive descent over the tokens of a filter."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+        self.keys: list[tuple[str, int]] = []
+
+    def either(self, depth: int) -> Test:
+        tests = [self.both(depth)]
+        while self.takes("or"):
+            tests.append(self.both(depth))
+        return tests[0] if len(tests) == 1 else lambda run: any(test(run) for test in tests)
+
+    def both(self, depth: int) -> Test:
+        tests = [self.negated(depth)]
+        while self.takes("and"):
+            tests.append(self.negated(depth))
+        return tests[0] if len(tests) == 1 else lambda run: all(test(run) for test in tests)
+
+    def negated(self, depth: int) -> Test:
+        if depth > MAX_DEPTH:
+            raise self.error(self.at, f"more than {MAX_DEPTH} levels; simplify it")
+        if self.takes("not"):
+            test = self.negated(depth + 1)
+            return lambda run: not test(run)
+        if self.takes("("):
+            test = self.either(depth + 1)
+            if not self.takes(")"):
+                raise self.error(self.at, f"{self.shown()} where ) was expected; close the parenthesis")
+            return test
+        return self.comparison()
+
+    def comparison(self) -> Test:
+        match = self.peek()
+        key = match["token"] if match else None
+        if match is None or key is None or key in (*OPERATORS, "(", ")", "and", "or"):
+            raise self.error(self.at, f"{self.shown()} where a comparison was expected; write <key>=<value>")
+        key = next((match[name] for name in ("single", "double") if match[name] is not None), key)
+        self.keys.append((key, match.start("token")))
+        self.at = match.end()
+        operator = next((operator for operator in OPERATORS if self.takes(operator)), None)
+        if operator is None:
+            remedy = f"one of {' '.join(OPERATORS)} must follow {key}"
+            raise self.error(self.at, f"{self.shown()} where an operator was expected; {remedy}")
+        found = VALUE.match(self.text, self.at)
+        if found is None:
+            raise self.error(self.at, f"{self.shown()} where a value was expected; write {key}{operator}<value>")
+        is_quoted = found["single"] is not None or found["double"] is not None
+        value = (found["single"] or found["double"] or "") if is_quoted else found["token"]
+        start, self.at = found.start("token"), found.end()
+        return self.compare(key, operator, value, start)
+
+    def compare(self, key: str, operator: str, text: str, position: int) -> Test:
+        """The test of a comparison."""
+        if operator == "~":
+            try:
+                pattern = re.compile(text)
+            except (re.error, RecursionError, OverflowError) as error:
+                raise self.error(position, f"{text} is no regular expression ({one_line(error)}); correct it") from None
+            return lambda run: any(pattern.search(_text(value)) for value in _each(value_of(run, key)))
+        wanted = self.number(key, text, position)
+        if operator in ("=", "!="):
+            is_equal = operator == "="
+            return lambda run: any(_equals(value, text, wanted) for value in _each(value_of(run, key))) == is_equal
+        if wanted is None:
+            raise self.error(position, f"{text} is not a number; {operator} compares numbers, ages as 7d and dates")
+        order: Callable[[float, float], bool] = {
+            "<": lambda a, b: a < b,
+            "<=": lambda a, b: a <= b,
+            ">": lambda a, b: a > b,
+            ">=": lambda a, b: a >= b,
+        }[operator]
+        return lambda run: any(
+            isinstance(value, int | float) and not isinstance(value, bool) and order(value, wanted)
+            for value in _each(value_of(run, key))
+        )
+
+    def number(self, key: str, text: str, position: int) -> float | None:
+        """The number that a value stands for, which is a duration or date for some keys; None if it is none."""
+        if key in DURATIONS:
+            match = re.fullmatch(r"(\d+(?:\.\d*)?)([smhdw]?)", text)
+            if not match:
+                raise self.error(position, f"{text} is not a duration; write one as 30s, 10m, 3h, 7d or 2w")
+            return float(match[1]) * UNITS[match[2] or "s"]
+        if key == "started":
+            try:
+                return datetime.fromisoformat(text).timestamp()
+            except ValueError:
+                raise self.error(position, f"{text} is not a date; write one as 2026-01-31") from None
+        try:
+            found = float(text)
+        except ValueError:
+            return None
+        return None if math.isnan(found) else found
+
+    def takes(self, token: str) -> bool:
+        """Whether the next token is this one, which is then passed."""
+        match = self.peek()
+        if match is None or match["token"] != token:
+            return False
+        self.at = match.end()
+        return True
+
+    def peek(self) -> re.Match[str] | None:
+        return TOKEN.match(self.text, self.at)
+
+    def end(self) -> None:
+        """Check that nothing follows."""
+        if self.peek():
+            raise self.error(self.at, f"{self.shown()} where and, or or the end was expected; quote values with spaces")
+
+    def shown(self) -> str:
+        """The next token, for a message."""
+        match = self.peek()
+        return (match["token"] or match["wrong"]) if match else "nothing"
+
+    def error(self, position: int, message: str) -> ConfigError:
+        spaces = len(self.text[position:]) - len(self.text[position:].lstrip())
+        return _error(self.text, position + spaces, message)
+
+
+def _error(text: str, position: int, message: str) -> ConfigError:
+    return ConfigError(f"filter={text}: position {position + 1}: {message}")
+
+
+def _each(value: Any) -> list[Any]:
+    """A value, and what is in a list of texts, such as that of tags."""
+    return [value, *(item for item in value if isinstance(item, str))] if isinstance(value, list) else [value]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else format_value(value)
+
+
+def _equals(value: Any, text: str, number: float | None) -> bool:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return number is not None and value == number
+    if value is None or value == []:
+        return text in ("null", "")
+    return str(value) == text if isinstance(value, str) else _text(value) == "".join(text.split())

@@ -1,0 +1,218 @@
+"""Runs as a table in the terminal, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from boltcutter.config.errors import ConfigError, printable
+from boltcutter.config.values import format_value
+from boltcutter.formatting import format_duration, format_number
+from boltcutter.project import install_command
+from boltcutter_runs.query import FIELDS, find_fault, value_of
+from boltcutter_runs.record import Run, metric_mode
+
+NOT_COMPARED = ("name", "tags", "runs", "resume", "resume_exact", "reproduce", "launch", "checkpoints", "search")
+MAX_SETTINGS = 6  # columns of settings that differ
+MAX_METRICS = 4
+FIELD_ORDER = ("id", "name", "age", "status")  # before settings and metrics
+FIELDS_AFTER = ("devices", "time", "tag", "note")
+UNITS = (("w", 7 * 86400), ("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+
+
+def differing_settings(runs: Sequence[Run]) -> list[str]:
+    """The settings in which runs differ: keys that have a value of their own, and config groups by their name.
+
+    Where runs differ in the option of a group, settings that only one of the options has are left out.
+    """
+    compared = [run for run in runs if run.settings and run.kind != "search"]
+    values: dict[str, set[str]] = {}
+    own, counts = set[str](), dict[str, int]()
+    for run in compared:
+        own |= run.settings.keys() - set(run.references)
+        for key, value in run.settings.items():
+            values.setdefault(key, set()).add(repr(value))
+            counts[key] = counts.get(key, 0) + 1
+    chosen = {key.removeprefix("choices.") for key, found in values.items() if len(found) > 1 and _is_choice(key)}
+    found = list(chosen & values.keys() ^ chosen)  # a group that is null is itself a setting
+    for key, different in values.items():
+        top = key.partition(".")[0]
+        is_everywhere = counts[key] == len(compared)
+        if (
+            top in (*NOT_COMPARED, "choices")
+            or key in chosen
+            or key not in own
+            or (is_everywhere and len(different) == 1)
+        ):
+            continue
+        if key.endswith("_target_") or not (is_everywhere or top not in chosen):
+            continue
+        found.append(key)
+    return sorted(found, key=lambda key: (key not in chosen, key))
+
+
+def _is_choice(key: str) -> bool:
+    return key.startswith("choices.") and key != "choices.experiment"
+
+
+def shown_metrics(runs: Sequence[Run]) -> list[str]:
+    """The metrics that are shown: those that choose the best checkpoint, and those of the test."""
+    monitored = dict.fromkeys(
+        value
+        for run in runs
+        for key, value in run.settings.items()
+        if key.startswith("callback.") and key.endswith(".monitor") and value in run.metrics
+    )
+    tested = dict.fromkeys(name for run in runs for name in sorted(run.metrics) if name.startswith("test"))
+    return [*monitored, *tested][:MAX_METRICS]
+
+
+def columns(runs: Sequence[Run], given: str | None = None) -> tuple[list[str], int]:
+    """Keys of the columns, and the number of settings that differ but are not shown.
+
+    Args:
+        runs: The runs that are shown.
+        given: Keys separated by commas; by default, what there is and what differs.
+
+    Raises:
+        ConfigError: A key is in none of the runs.
+    """
+    if given:
+        keys = [key.strip() for key in given.split(",") if key.strip()]
+        for key in keys:
+            check_key(runs, key, "columns")
+        return keys, 0
+    settings = differing_settings(runs)
+    after = [key for key in FIELDS_AFTER if any(FIELDS[key](run) for run in runs)]
+    shown = settings[:MAX_SETTINGS]
+    return [*FIELD_ORDER, *shown, *shown_metrics(runs), *after], len(settings) - len(shown)
+
+
+def check_key(runs: Sequence[Run], key: str, setting: str) -> None:
+    """Check that at least one run has a key.
+
+    Raises:
+        ConfigError: None has.
+    """
+    if fault := find_fault(runs, key):
+        raise ConfigError(f"--{setting} {key}: {fault}")
+
+
+def sort(runs: Sequence[Run], key: str) -> list[Run]:
+    """Sort runs by a key, of a metric the best first; ``-key`` reverses this. Runs without it are at the end.
+
+    Raises:
+        ConfigError: The key is in none of the runs.
+    """
+    is_reversed, key = key.startswith("-"), key.removeprefix("-")
+    check_key(runs, key, "sort")
+    if key not in FIELDS and any(key in run.metrics for run in runs) and metric_mode(runs, key) == "max":
+        is_reversed = not is_reversed
+    values = {id(run): value_of(run, key) for run in runs}
+    missing = {id(run) for run in runs if (value := values[id(run)]) is None or value != value}
+
+    def rank(run: Run) -> tuple[bool, float, str]:
+        value = values[id(run)]
+        is_number = isinstance(value, int | float)
+        return not is_number, float(value) if is_number else 0.0, "" if is_number else str(value)
+
+    found = sorted((run for run in runs if id(run) not in missing), key=rank, reverse=is_reversed)
+    return found + [run for run in runs if id(run) in missing]
+
+
+def short_ids(runs: Sequence[Run]) -> dict[str, str]:
+    """For each id the last part of it, if no other run has the same, which ``run=`` takes as well."""
+    shorts = {run.id: run.id.partition("/")[0].rpartition("-")[2] for run in runs}
+    owners: dict[str, set[str]] = {}
+    for id, text in shorts.items():
+        owners.setdefault(text, set()).add(id.partition("/")[0])
+    return {
+        id: text + id[len(id.partition("/")[0]) :] if len(owners[text]) == 1 and len(text) >= 8 else id
+        for id, text in shorts.items()
+    }
+
+
+def format_cell(run: Run, key: str) -> str:
+    """The text of a cell for people."""
+    value = value_of(run, key)
+    formats: Mapping[str, Callable[[Any], str]] = {
+        "age": format_age,
+        "time": lambda seconds: "" if seconds is None else format_duration(seconds),
+        "started": lambda seconds: time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)),
+        "tag": ", ".join,
+    }
+    if key in formats:
+        return formats[key](value)
+    if value is None:
+        return "null" if key in run.settings else ""
+    if key in run.metrics and key not in FIELDS:
+        return format_number(value)
+    return format_value(value)
+
+
+def format_age(seconds: float) -> str:
+    """A duration as filters take it, in the largest unit that it fills: ``3d``."""
+    unit, size = next(((unit, size) for unit, size in UNITS if seconds >= size), UNITS[-1])
+    return f"{max(0, int(seconds // size))}{unit}"
+
+
+def print_table(runs: Sequence[Run], keys: Sequence[str]) -> None:
+    """Print runs as a table.
+
+    Raises:
+        ConfigError: rich is not installed.
+    """
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"runs: rich is not installed, but draws the table; {install_command('rich')}, or use --json or --csv"
+        ) from error
+    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=10_000)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    shown = short_ids(runs)
+    for key in keys:
+        is_number = any(isinstance(value_of(run, key), int | float) for run in runs)
+        table.add_column(Text(key), justify="right" if is_number else "left", overflow="ellipsis", no_wrap=True)
+    styles = {"failed": "red", "killed": "red", "unreadable": "red", "running": "cyan", "interrupted": "yellow"}
+    for run in runs:
+        cells = [shown[run.id] if key == "id" else format_cell(run, key) for key in keys]
+        styled = [styles.get(run.status, "") if key == "status" else "" for key in keys]
+        table.add_row(*(Text(printable(c).replace("\n", " "), s) for c, s in zip(cells, styled, strict=True)))
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def as_json(runs: Sequence[Run]) -> str:
+    """All facts of runs as a JSON list; NaN and infinity are null."""
+    return json.dumps([_finite(asdict(run) | {"folder": str(run.folder)}) for run in runs], indent=1, default=str)
+
+
+def _finite(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _finite(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_finite(value) for value in node]
+    return None if isinstance(node, float) and not math.isfinite(node) else node
+
+
+def as_csv(runs: Sequence[Run], keys: Sequence[str]) -> str:
+    """Runs as CSV, with numbers as they are: durations in seconds, and times in seconds since the epoch."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator=os.linesep)
+    writer.writerow(keys)
+    for run in runs:
+        values = [value_of(run, key) for key in keys]
+        writer.writerow(["" if v is None else v if isinstance(v, float | str) else format_value(v) for v in values])
+    return file.getvalue()

@@ -1,0 +1,162 @@
+"""Import a project of lightning-hydra-template or of Lightning CLI, and compare the first steps of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from itertools import zip_longest
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import TABLE, Project, display_path
+from boltcutter_scaffold import port_cli, port_lht
+
+IGNORED = (".git", ".venv", "__pycache__", "*.ckpt", "logs", "lightning_logs", "mlruns", "outputs", "multirun", "wandb")
+STEPS, SEED = 20, 1
+KINDS = {"lht": "lightning-hydra-template", "cli": "Lightning CLI"}
+
+
+def main(project: Project, arguments: list[str]) -> None:
+    """Write a project beside a folder, print what became of each file, and compare the first steps of both.
+
+    Args:
+        project: Project of the working directory, which has no effect.
+        arguments: The folder, and ``--from lht`` or ``--from cli`` where that cannot be told from its files.
+
+    Raises:
+        ConfigError: An argument is wrong, or the folder holds no such project.
+        SystemExit: The first steps differ, or the imported project does not train.
+    """
+    kind = None
+    if "--from" in arguments:
+        at = arguments.index("--from")
+        kind, arguments = "".join(arguments[at + 1 : at + 2]), arguments[:at] + arguments[at + 2 :]
+    if len(arguments) != 1 or kind not in (None, *KINDS):
+        raise ConfigError("import: expected a folder, as in `boltcutter import my-project --from lht` (or --from cli)")
+    source = Path(arguments[0]).absolute()
+    if not source.is_dir():
+        raise ConfigError(f"import {arguments[0]}: no such folder; give the folder of a project")
+    is_lht = any("defaults" in port_lht.read(f) for f in (source / "configs").glob("*.yaml"))
+    kind = kind or ("lht" if is_lht else "cli")
+    target = source.with_name(f"{source.name}-boltcutter")
+    if target.exists():
+        raise ConfigError(f"import {arguments[0]}: {target} exists already; move it away")
+    with tempfile.TemporaryDirectory(dir=source.parent) as draft:  # nothing is left behind by an error
+        written = Path(draft) / target.name
+        skipped = (*IGNORED, "data", *(["configs"] if kind == "lht" else []))
+        shutil.copytree(source, written, ignore=lambda folder, names: _ignored(source, Path(folder), names, skipped))
+        if (source / "data").is_dir():
+            (written / "data").symlink_to(source / "data")
+        origin = source / "configs" if kind == "lht" else source
+        rows = (port_lht if kind == "lht" else port_cli).convert(origin, written / "configs")
+        _write_settings(written)
+        table = _table(rows)
+        (written / "IMPORTED.md").write_text(f"# What became of each file\n\n{table}\n\nAll other files are copies.\n")
+        written.rename(target)
+    print(f"Wrote {display_path(target)} from {KINDS[kind]}; Python files are copies.\n\n{table}\n")
+    print("Train there by `boltcutter train`, which takes the place of the project's own script.\n")
+    outcomes = [compare(source, target, *pair) for pair in _pairs(source, kind)]
+    if not all(outcomes):
+        sys.exit(1)
+
+
+def _ignored(source: Path, folder: Path, names: list[str], skipped: tuple[str, ...]) -> set[str]:
+    patterns = skipped if folder == source else IGNORED[:4]
+    return set(shutil.ignore_patterns(*patterns)(str(folder), names))
+
+
+def _write_settings(target: Path) -> None:
+    """Mark the folder as a project, whose package is in ``src`` or is ``src`` itself."""
+    inner = [file.parent.name for file in sorted((target / "src").glob("*/__init__.py"))]
+    package = "src" if (target / "src" / "__init__.py").is_file() else inner[0] if inner else ""
+    file = target / "pyproject.toml"
+    before = file.read_text().rstrip("\n") + "\n\n" if file.is_file() else ""
+    file.write_text(f"{before}{TABLE}\n" + (f'package = "{package}"\n' if package else ""))
+
+
+def _table(rows: port_lht.Rows) -> str:
+    return "\n".join(["| file | became | note |", "|---|---|---|", *(f"| {a} | {b} | {c} |" for a, b, c in rows)])
+
+
+def _pairs(source: Path, kind: str) -> list[tuple[str, list[str], list[str]]]:
+    """For each configuration its name, and the arguments of the original script and of training here."""
+    if kind == "lht":
+        script = next((file for file in (source / "src" / "train.py", source / "train.py") if file.is_file()), None)
+        hydra = [f"++seed={SEED}", "++extras.enforce_tags=False", "++extras.print_config=False"]
+        return [("train.yaml", [str(script), *hydra, "hydra.run.dir={}"] if script else [], [])]
+    entry = port_cli.entry_script(source)
+    return [
+        (
+            file.name,
+            [str(entry), "fit", "--config", str(file), f"--seed_everything={SEED}"] if entry else [],
+            [f"experiment={file.stem}"],
+        )
+        for file in port_cli.config_files(source)
+    ]
+
+
+def compare(source: Path, target: Path, name: str, theirs: list[str], ours: list[str]) -> bool:
+    """Train the original and the import for a few steps, and print whether their losses are the same.
+
+    Returns:
+        Whether the import trains, and does as the original where that can run here.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        quick = [f"folder={scratch}/run", f"seed={SEED}", "logger=csv", "report=false", "test=false"]
+        imported = _steps(target, Path(scratch, "ours.json"), ["boltcutter", "train", *ours, *quick])
+        if isinstance(imported, str):
+            print(f"{name}: the import does not train: {imported}", file=sys.stderr)
+            return False
+        if not theirs:
+            print(f"{name}: the import trains; not compared, as no script of the original was found")
+            return True
+        original = _steps(source, Path(scratch, "theirs.json"), [a.replace("{}", scratch) for a in theirs])
+    if isinstance(original, str):
+        print(f"{name}: the import trains; not compared, as the original does not run here: {original}")
+        return True
+    if difference := first_difference(original, imported):
+        print(f"{name}: {difference}", file=sys.stderr)
+        return False
+    losses = original["losses"]
+    print(f"{name}: the same losses in {len(losses)} steps from the same seed ({losses[0]:.6g} … {losses[-1]:.6g})")
+    return True
+
+
+def first_difference(original: dict[str, Any], imported: dict[str, Any]) -> str | None:
+    """What is the first to differ, with both values; None if nothing does."""
+    for key, value in original.items():
+        pairs = [(key, value, imported[key])]
+        if key == "losses":
+            numbered = enumerate(zip_longest(value, imported[key]), 1)
+            pairs = [(f"the loss of step {step}", one, other) for step, (one, other) in numbered]
+        for what, one, other in pairs:
+            is_number = isinstance(one, float) and isinstance(other, float)
+            if not (isclose(one, other, rel_tol=1e-6) if is_number else one == other):
+                return f"{what} differs: {one} in the original, {other} in the import"
+    return None
+
+
+def _steps(folder: Path, file: Path, arguments: list[str]) -> dict[str, Any] | str:
+    """What the first steps of a training recorded, or the last line of its error."""
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "boltcutter_scaffold.proof", str(file), str(STEPS), str(SEED), *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if file.is_file():
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+    lines = [line for line in done.stderr.splitlines() if line.strip() and "HYDRA_FULL_ERROR" not in line] or [
+        f"it ended with exit status {done.returncode} before any step"
+    ]
+    return next((line for line in reversed(lines) if line.startswith("error: ") or "Error: " in line), lines[-1])

@@ -1,0 +1,208 @@
+"""The search command: check the space, run trials, and report the best of them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.describe import describe as describe_keys
+from boltcutter.config.errors import ConfigError
+from boltcutter.config.values import last_of_each, split_overrides
+from boltcutter.environment import lease, signals, startup
+from boltcutter.extend import resolve_references
+from boltcutter.project import Project, command, display_path
+from boltcutter.run.folder import record_attempt
+from boltcutter_search.plan import Plan, Settings, continued, own_command, planned, read_search, read_settings, save
+from boltcutter_search.trial import MAX_RESTARTS
+
+if TYPE_CHECKING:
+    from boltcutter_search.study import Study
+
+FLAGS = {
+    "--check": "check the search and exit",
+    "--describe": "list every key of the search, or below the next argument, with type, value and documentation",
+}
+
+
+def main(project: Project, arguments: list[str]) -> None:
+    """Search, or continue a search.
+
+    Args:
+        project: Project whose configuration is used.
+        arguments: Overrides of ``search`` and of training, or ``resume=<folder of a search>``.
+
+    Raises:
+        ConfigError: There are mistakes.
+        PreemptionError: A signal ended the search.
+    """
+    flags = [argument for argument in arguments if argument in FLAGS]
+    rest = [argument for argument in arguments if argument not in FLAGS]
+    if "--describe" in flags:
+        describe(project, rest)
+        return
+    rest = [resolve_references(project, [a])[0] if a.startswith("resume=") else a for a in rest]
+    special, rest = split_overrides(rest, "resume", "worker")
+    if "worker" in special:
+        work(continued(project, Path(special["resume"]), rest), int(special["worker"]))
+        return
+    plan = continued(project, Path(special["resume"]), rest) if special else planned(project, rest)
+    if "--check" in flags:
+        print(f"ok: {plan.total} trials")
+        return
+    with startup.restored_signals():
+        signals.install_handlers()
+        try:
+            with lease.hold(plan.folder):
+                search(plan, is_new=not special)
+        except lease.LeaseHeldError as error:
+            raise ConfigError(f"{'resume' if special else 'folder'}={plan.folder}: {error}") from error
+        if number := signals.received_signal():
+            print(f"continue with: {command('search', f'resume={plan.folder}')}", file=sys.stderr)
+            signals.exit(number, "interrupted", is_collective=False)
+
+
+def search(plan: Plan, *, is_new: bool) -> None:
+    """Run the trials, and write the results."""
+    settings = plan.search
+    if is_new:
+        save(plan)
+    if settings.engine == "wandb":
+        from boltcutter_search.sweep import write_sweep
+
+        path = write_sweep(
+            plan.folder / "sweep.yaml",
+            plan.space,
+            project=plan.project,
+            overrides=last_of_each([*settings.overrides, *plan.overrides]),
+            metrics=plan.metrics,
+            num_trials=settings.num_trials,
+            name=plan.folder.name,
+            search_command=own_command(),
+        )
+        print(f"wandb sweep {path}    # creates the sweep, and prints the command of its agents")
+        return
+    from boltcutter_search.local import deadline, run_trials  # which need Optuna
+    from boltcutter_search.progress import Progress
+
+    study = open_study(plan)
+    progress = Progress(plan.metrics, plan.total, study.results())
+    is_over = deadline(settings.time_limit)
+    print(f"{plan.total} trials in {display_path(plan.folder)}", flush=True)
+    options: dict[str, Any] = {
+        "total": plan.total,
+        "gpus": plan.gpus,
+        "should_stop": lambda: bool(signals.received_signal()) or is_over() or reached(plan, progress.best),
+        "progress": progress,
+    }
+    if settings.engine == "ray":
+        from boltcutter_search.ray_tune import run_trials as run_on_ray
+
+        for _ in range(MAX_RESTARTS):
+            run_on_ray(
+                study, plan.make_trial, settings, cpus=settings.cpus or plan.devices, folder=plan.folder, **options
+            )
+            if options["should_stop"]() or not study.interrupted():
+                break  # otherwise Ray gave up a trial whose worker was lost in the middle of a restart
+    else:
+        run_trials(study, plan.make_trial, parallel=settings.max_parallel or 1, **options)
+    finish(plan, study)
+
+
+def work(plan: Plan, worker: int) -> None:
+    """Run trials of a search that several jobs share; the last of them writes the results.
+
+    Args:
+        plan: The search, with ``search.max_parallel`` workers.
+        worker: Index of this worker.
+    """
+    from boltcutter_search.local import deadline, run_trials
+    from boltcutter_search.progress import Progress
+
+    is_over = deadline(plan.search.time_limit)
+    with startup.restored_signals():
+        signals.install_handlers()
+        with record_attempt(worker_folder(plan.folder, worker), writes=True):
+            study = open_study(plan, worker)
+            progress = Progress(plan.metrics, plan.total, study.results())
+            run_trials(
+                study,
+                plan.make_trial,
+                total=plan.total,
+                parallel=1,
+                gpus=0,  # the job has GPUs of its own
+                should_stop=lambda: bool(signals.received_signal()) or is_over() or reached(plan, progress.best),
+                progress=progress,
+            )
+            if number := signals.received_signal():
+                signals.exit(number, "interrupted", is_collective=False)
+            results = study.results()
+            is_complete = len(results) >= plan.total or reached(plan, progress.best)
+            if is_complete and all(result.state != "running" for result in results):
+                finish(plan, study)
+
+
+def worker_folder(folder: Path, worker: int) -> Path:
+    """Folder of the log and the record of a worker, as those of the runs of a job array."""
+    return folder / f"{folder.name}-{worker}"
+
+
+def open_study(plan: Plan, worker: int | None = None) -> Study:
+    """Open or create the study of a search; ``worker`` is the index of one of several processes that share it."""
+    from boltcutter_search.study import Study
+
+    settings = plan.search
+    study = Study(
+        plan.folder,
+        plan.space,
+        plan.metrics,
+        sampler=settings.sampler,
+        pruner=settings.scheduler if settings.engine == "local" else None,
+        seed=settings.seed,
+        worker=worker or 0,
+        workers=1 if worker is None else settings.max_parallel or 1,
+    )
+    if plan.fixed != [{}] and worker is None:
+        study.enqueue([values for _ in range(settings.num_trials or 1) for values in plan.fixed])
+    return study
+
+
+def finish(plan: Plan, study: Study) -> None:
+    """Write the results.
+
+    Raises:
+        LeaseLostError: Another process has taken over the search.
+    """
+    lease.check()
+    from boltcutter_search.outcome import write_outcome
+
+    settings = plan.search
+    write_outcome(
+        plan.folder,
+        study.results(),
+        project=plan.project,
+        overrides=[*(o for o in settings.overrides if not o.startswith(("test=", "report="))), *plan.overrides],
+        metrics=plan.metrics,
+        space=plan.space,
+        search_command=read_search(plan.folder)["command"],
+        averages=settings.summary == "mean",
+        num_folds=settings.folds,
+    )
+
+
+def reached(plan: Plan, best: float | None) -> bool:
+    """Whether the best value has reached the target."""
+    if plan.search.target is None or best is None or math.isnan(best):
+        return False
+    return best >= plan.search.target if plan.metrics[0][1] == "max" else best <= plan.search.target
+
+
+def describe(project: Project, arguments: Sequence[str]) -> None:
+    """Print the keys of the search."""
+    prefix = next((a for a in arguments if "=" not in a and not a.startswith("~")), "search")
+    settings = read_settings(project, [argument for argument in arguments if argument != prefix])
+    lines = describe_keys(DictConfig({"search": settings}), Settings, prefix)
+    print("\n".join([*lines, "", *project.help_lines("search")]))

@@ -1,0 +1,392 @@
+"""Compose and check a search, before any of its trials starts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from boltcutter.assembly.overrides import read_overrides
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.config.compose import DictConfig, compose, merge
+from boltcutter.config.errors import ConfigError, as_config_error, hint, one_line, prefix_errors
+from boltcutter.config.instantiate import build, find_mistakes
+from boltcutter.config.locate import locate
+from boltcutter.config.values import last_of_each, plain, redacted, split_overrides
+from boltcutter.environment.identity import new_run_id
+from boltcutter.project import Project, command, install_command
+from boltcutter.run import trust
+from boltcutter.run.store import refuse
+from boltcutter.topology import ONE_DEVICE, Topology
+from boltcutter_search.settings import Mode, Search, objectives
+from boltcutter_search.space import Space
+from boltcutter_search.trial import Sampled, Trial, trial_overrides
+
+RECORD = "search.json"
+SHARED = "trials share a folder"
+CHANGEABLE = ("num_trials", "max_parallel", "max_time", "target", "cpus", "gpus", "address", "dashboard", "ports")
+# What a search that is continued takes from its record; signed as a whole, since overrides may name any class.
+SIGNED = ("overrides", "settings", "metrics", "fixed", "devices", "gpus", "num_workers")
+
+
+@dataclass
+class Settings:
+    """Configuration of the search command besides that of training.
+
+    Args:
+        search: The search.
+    """
+
+    search: Search
+
+
+@dataclass
+class Plan:
+    """A search that was checked.
+
+    Args:
+        project: The project.
+        folder: Folder of the search.
+        settings: Settings of the search, as plain values.
+        overrides: Overrides of training for all trials.
+        search: The same settings as an object.
+        metrics: Metrics and modes.
+        fixed: Values of trials that are given, such as seeds and folds.
+        devices: Devices of each trial.
+        gpus: GPUs of each trial, or a fraction of one.
+        num_workers: Dataloader workers of each trial.
+    """
+
+    project: Project
+    folder: Path
+    settings: dict[str, Any]
+    overrides: list[str]
+    search: Search
+    metrics: list[tuple[str, Mode]]
+    fixed: list[dict[str, Any]]
+    devices: int
+    gpus: float
+    num_workers: int = 0
+
+    @property
+    def space(self) -> Space:
+        """The parsed space."""
+        return Space(self.search.space)
+
+    @property
+    def total(self) -> int:
+        """Number of trials."""
+        return len(self.fixed) * (self.search.num_trials or 1)
+
+    def make_trial(self, sampled: Sampled, environment: Mapping[str, str]) -> Trial:
+        """Make the trial of sampled values.
+
+        Raises:
+            ConfigError: The journal, which may be from somebody else, holds a value that the search does not sample.
+        """
+        self.space.check(sampled.values, self.fixed)
+        folder = self.folder / "trials" / f"{sampled.number:04d}"
+        overrides = last_of_each([*self.search.overrides, *self.overrides, *trial_overrides(sampled.values)])
+        variables = {"WANDB_RUN_GROUP": self.folder.name, **environment}
+        return Trial(sampled.number, folder, overrides, self.metrics[0][0], self.project, variables)
+
+
+def planned(project: Project, arguments: Sequence[str], *, runs_here: bool = True) -> Plan:
+    """Compose and check a new search.
+
+    Args:
+        project: Project whose configuration is used.
+        arguments: Overrides of the search and of training.
+        runs_here: Whether this machine has the devices of the trials.
+
+    Raises:
+        ConfigError: There are mistakes.
+    """
+    settings = read_settings(project, arguments)
+    special, overrides = split_overrides([o for o in arguments if not is_search_override(o)], "folder")
+    search = make_search(settings)
+    plan = check(project, search, settings, overrides, runs_here=runs_here)
+    name = plan.folder
+    refuse(special, SHARED)
+    plan.folder = Path(special.get("folder") or name / new_run_id()).absolute()
+    if (plan.folder / RECORD).exists():
+        raise ConfigError(f"folder={plan.folder} holds a search; use resume={plan.folder}, or another folder")
+    return plan
+
+
+def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
+    """Read a search that is continued, with changed limits or resources.
+
+    Raises:
+        ConfigError: The folder holds no search, or an override cannot be changed.
+    """
+    record = read_search(folder)
+    used = {name: record.get(name) for name in SIGNED}
+    trust.check(used, f"resume={folder}", folder, project, signature=record.get("signature"), runs=True)
+    for override in arguments:
+        key = override.lstrip("+~").partition("=")[0]
+        if key.removeprefix("search.").partition(".")[0] not in CHANGEABLE or not key.startswith("search."):
+            raise ConfigError(
+                f"{override}: a search that is continued keeps its settings, apart from "
+                f"{', '.join(f'search.{name}' for name in CHANGEABLE)}; remove it, or start a new search"
+            )
+    settings = plain(compose(project, arguments, base=DictConfig({"search": record["settings"]})).search)
+    search = make_search(settings)
+    return Plan(
+        project=project,
+        folder=folder.absolute(),
+        settings=settings,
+        overrides=record["overrides"],
+        search=search,
+        metrics=[(name, mode) for name, mode in record["metrics"]],
+        fixed=record["fixed"],
+        devices=record["devices"],
+        gpus=search.gpus if search.gpus is not None else record["gpus"],
+        num_workers=record["num_workers"],
+    )
+
+
+def is_search_override(override: str) -> bool:
+    """Whether an override is for the search, not for training."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0] == "search"
+
+
+def read_settings(project: Project, arguments: Sequence[str]) -> dict[str, Any]:
+    """Compose the settings of the search from its option and overrides.
+
+    Raises:
+        ConfigError: No option was chosen, or an override is wrong.
+    """
+    own = [override for override in arguments if is_search_override(override)]
+    chosen = [override.partition("=")[2] for override in own if override.startswith("search=")]
+    if not chosen or chosen[-1].strip("[] ") in ("", "null"):
+        raise ConfigError(f"search: not set; give search=…{project.list_options('search')}")
+    in_space = [o for o in own if o.lstrip("+~").startswith("search.space.")]
+    settings = plain(compose(project, [o for o in own if o not in in_space], base=DictConfig({})).search)
+    space = dict(settings.get("space") or {})
+    for override in in_space:  # whose keys have dots, as those of training
+        key, _, text = override.lstrip("+~").removeprefix("search.space.").partition("=")
+        if override.startswith("~"):
+            if key not in space:
+                raise ConfigError(f"{override}: not in the space{hint(key, space)}; remove it")
+            del space[key]
+        else:
+            space[key] = text
+    return {**settings, "space": space}
+
+
+def read_config(project: Project, arguments: Sequence[str]) -> DictConfig:
+    """The configuration of the trainings, with the settings of the search.
+
+    Raises:
+        ConfigError: No option of the search was chosen, or an override is wrong.
+    """
+    cfg = read_overrides(project, [argument for argument in arguments if not is_search_override(argument)])
+    cfg.search = read_settings(project, arguments)
+    return cfg
+
+
+def make_search(settings: Mapping[str, Any]) -> Search:
+    """Check the settings and build the object.
+
+    Raises:
+        ConfigError: A setting is wrong, or a package is missing.
+    """
+    engine = settings.get("engine")
+    packages = {"ray": ["ray", "optuna"], "wandb": []}.get(str(engine), ["optuna"])
+    if missing := next((package for package in packages if find_spec(package) is None), None):
+        raise ConfigError(f"search.engine={engine}: {missing} is not installed; {install_command(missing)}")
+    cfg = DictConfig({"search": dict(settings)})
+    if mistakes := find_mistakes(cfg, Settings):
+        raise ConfigError("\n".join(mistakes))
+    try:
+        search: Search = build(cfg.search, "search")
+    except ValueError as error:
+        raise ConfigError(one_line(error)) from error
+    check_scheduler(search)
+    return search
+
+
+def check_scheduler(search: Search) -> None:
+    """Check that the scheduler belongs to the engine.
+
+    Raises:
+        ConfigError: It belongs to the other engine.
+    """
+    if search.scheduler is None:
+        return
+    if search.engine == "local":
+        from optuna.pruners import BasePruner
+
+        expected: tuple[type, str] = (BasePruner, "a pruner of Optuna")
+    elif search.engine == "ray":
+        from ray.tune.schedulers import TrialScheduler
+
+        expected = (TrialScheduler, "a scheduler of Ray Tune")
+    else:
+        raise ConfigError(f"search.scheduler: search.engine={search.engine} takes none; remove it")
+    scheduler = search.scheduler
+    given = scheduler.func if isinstance(scheduler, partial) else type(scheduler)
+    if not (isinstance(given, type) and issubclass(given, expected[0])):
+        raise ConfigError(
+            f"search.scheduler={getattr(given, '__name__', given)}: search.engine={search.engine} takes {expected[1]}; "
+            "choose one, or null"
+        )
+
+
+def check(
+    project: Project, search: Search, settings: dict[str, Any], overrides: list[str], *, runs_here: bool = True
+) -> Plan:
+    """Check the space against the configuration of training, and that the metrics are logged.
+
+    Raises:
+        ConfigError: There are mistakes.
+    """
+    from boltcutter.assembly.assemble import assemble, read_config  # imports torch
+    from boltcutter.environment.warnings import filter_warnings
+    from boltcutter.protocols import NativeTask
+    from boltcutter_search.folds import check_accepts_folds, check_folds
+
+    filter_warnings()
+    space = Space(search.space)
+    base = [*search.overrides, *overrides]
+    given = {override.lstrip("+~").partition("=")[0]: override for override in overrides}
+    if clash := next((p for p in space.parameters if p.key in given), None):
+        raise ConfigError(f"{given[clash.key]}: {clash.key} is in the search space as well; remove one of the two")
+    cfg = read_config(project, base)
+    if search.folds and cfg.data is not None:
+        with as_config_error():
+            check_accepts_folds(locate(cfg.data._target_))
+    check_population(search, cfg)
+    metrics = objectives(search, redacted(cfg))
+    fixed = search.fixed(int(cfg.seed))
+    if not space.parameters and len(fixed) == 1:
+        raise ConfigError("search.space={}: nothing to search; add search.space.optimizer.lr='loguniform(1e-5, 1e-1)'")
+    for parameter, values in space.probes():
+        with prefix_errors(parameter.setting):
+            read_config(project, [*base, *trial_overrides(values)])
+    # Of seeds and folds, the first ones are enough.
+    firsts = [v for v in fixed if not v.get("data.fold") and v.get("seed", cfg.seed) == cfg.seed] or fixed
+    cfg, *_ = [read_config(project, [*base, *trial_overrides(values)]) for values in firsts]
+    refuse({"runs": cfg.runs}, SHARED)
+    name = Path(cfg.runs) / cfg.name
+    cfg.folder = str(name / "search")
+    if runs_here:
+        components = assemble(cfg)
+        task: Any = components.task
+        devices = components.topology.num_devices
+        uses_gpus = components.trainer.strategy.root_device.type == "cuda"
+        if search.folds:
+            check_folds(cfg, components.trainer, range(search.folds))
+    else:
+        task = build(cfg.task, "task")
+        with as_config_error():
+            devices = Topology.requested(cfg.trainer).num_devices
+        uses_gpus = cfg.trainer.get("accelerator", "auto") != "cpu"
+    if cfg.trainer.get("num_nodes", 1) != 1:
+        raise ConfigError(f"trainer.num_nodes={cfg.trainer.num_nodes}: each trial runs on one node; remove it")
+    if isinstance(task, NativeTask):
+        logged = task.logged_metrics
+        if unknown := next((metric for metric, _ in metrics if metric not in logged), None):
+            listed = ", ".join(sorted(logged))
+            raise ConfigError(f"search.metric={unknown} is never logged{hint(unknown, logged)} (there are: {listed})")
+    elif runs_here and search.metric is None:
+        metrics = [find_metric(cfg, metrics[0])]
+    gpus = search.gpus if search.gpus is not None else float(devices if uses_gpus else 0)
+    num_workers = (cfg.data or {}).get("num_workers") or 0
+    return Plan(project, name, settings, overrides, search, metrics, fixed, devices, gpus, num_workers)
+
+
+def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
+    """Validate one batch to find the metric of a module that does not declare what it logs, as training would.
+
+    Args:
+        cfg: Configuration of a trial.
+        default: Metric and mode to use if the module logs the metric.
+
+    Raises:
+        ConfigError: It does not, and there is no other metric that training would monitor.
+    """
+    from boltcutter.assembly.assemble import assemble
+    from boltcutter.assembly.monitors import choose_monitor
+    from boltcutter.evaluation.splits import skip_reason
+
+    components = assemble(merge(cfg, DictConfig({"trainer": ONE_DEVICE})), with_callbacks=False)
+    if skip_reason(components.data, components.task, "val"):
+        return default
+    components.trainer.limit_val_batches = 1
+    with as_config_error():
+        components.trainer.validate(components.task, datamodule=components.data, verbose=False)
+    logged = set(components.trainer.callback_metrics)
+    if default[0] in logged or not logged:  # or it is logged in training only
+        return default
+    if (found := choose_monitor(logged)) is None:
+        listed = ", ".join(sorted(logged))
+        raise ConfigError(f"search.metric=null: {default[0]} is not logged; set search.metric to one of {listed}")
+    print(f"search.metric: {default[0]} is not logged; using {found[0]} ({found[1]}) instead, set it to change this")
+    return found
+
+
+def check_population(search: Search, cfg: DictConfig) -> None:
+    """Check that trials can continue from the checkpoints of others, if the scheduler does that.
+
+    Raises:
+        ConfigError: They are not saved on request, or elsewhere than in the folders of the trials.
+    """
+    if search.engine != "ray" or not isinstance(search.scheduler, partial):
+        return
+    from boltcutter.protocols import handles_signals  # slow import of torch
+
+    callbacks = plain(cfg).get("callback") or {}
+    if not handles_signals([locate(c["_target_"]) for c in callbacks.values() if c]):
+        raise ConfigError(
+            "callback.preemption: not set, but the trials of a population save by it; "
+            "remove the override, or use callback=[default,…]"
+        )
+    if plain(cfg)["checkpoints"] != "${folder}/checkpoints":
+        raise ConfigError(
+            f"checkpoints={cfg.checkpoints}: trials of a population copy checkpoints between their folders; remove it"
+        )
+
+
+def own_command() -> str:
+    """The command that started this process."""
+    is_script = command("search").startswith("python ")
+    return shlex.join([*shlex.split(command("search")), *sys.argv[1 if is_script else 2 :]])
+
+
+def save(plan: Plan) -> None:
+    """Write what is needed to continue the search."""
+    used = {name: getattr(plan, name) for name in SIGNED}
+    record = {
+        "command": own_command(),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **used,
+        "signature": trust.sign(used),
+    }
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    write_text(plan.folder / RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def read_search(folder: Path) -> dict[str, Any]:
+    """Read the record of a search.
+
+    Raises:
+        ConfigError: The folder holds no search, or its record is damaged.
+    """
+    path = folder / RECORD
+    try:
+        return trust.read_json(path)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"resume={folder}: no search there ({path.name} is missing); give the folder of one"
+        ) from None
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"resume={folder}: {path.name} is damaged ({error}); restore it from a copy") from None

@@ -1,0 +1,162 @@
+"""HTML report of a search: one self-contained file with the trials, charts and the importance of the values."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from boltcutter.checkpoint.atomic import write_text
+from boltcutter.report.html import downsample
+from boltcutter.report.template import load_template, redact_command
+from boltcutter_search.importance import measure_importance
+from boltcutter_search.ranking import Metrics, pareto_front, rank
+from boltcutter_search.results import Result
+from boltcutter_search.table import count_states, format_value, one_line
+
+MAX_POINTS = 200_000  # of all learning curves together
+MIN_CURVE_POINTS = 20
+
+
+def write_report(
+    folder: Path,
+    results: Sequence[Result],
+    *,
+    title: str,
+    metrics: Metrics,
+    log_keys: Collection[str] = (),
+    command: str = "",
+    statistics: str | None = None,
+    seconds: float | None = None,
+) -> Path:
+    """Write ``report.html`` of a search.
+
+    Args:
+        folder: Folder of the search. Links to the trials are relative to it.
+        results: All trials.
+        title: Heading.
+        metrics: Name and mode of each metric of the search; learning curves are of the first one.
+        log_keys: Sampled values with a logarithmic axis.
+        command: Command of the search; secrets in it are redacted.
+        statistics: Text shown below the heading, such as mean and standard deviation over seeds or folds.
+        seconds: Duration of the search; default: the sum over the trials.
+    """
+    path = folder / "report.html"
+    ranked = rank(results, metrics)
+    best = ranked[0] if ranked else None
+    data = _collect(folder, results, metrics, log_keys)
+    page = load_template(Path(__file__).with_name("report.html")).render(
+        title=title,
+        folder=folder,
+        metrics=metrics,
+        counts=count_states(results),
+        total=len(results),
+        best=best,
+        best_link=_link(folder, best) if best else None,
+        best_values={key: format_value(value) for key, value in best.values.items()} if best else {},
+        front=len(pareto_front(results, metrics)) if len(metrics) > 1 else None,
+        duration=sum(result.seconds for result in results) if seconds is None else seconds,
+        summed=seconds is None,
+        command=_redacted(command),
+        statistics=statistics,
+        importances=_importances(results, metrics, log_keys),
+        keys=data["keys"],
+        has_curves=any(data["curves"]),
+        data=data,
+    )
+    write_text(path, page.encode(errors="replace").decode())  # values may hold bytes of file names
+    return path
+
+
+def _collect(folder: Path, results: Sequence[Result], metrics: Metrics, log_keys: Collection[str]) -> dict[str, Any]:
+    """Everything that the charts and the table show; the trials as columns, as they may be thousands."""
+    keys = list(dict.fromkeys(key for result in results for key in result.values))
+    axes = [_axis(key, results, log_keys) for key in keys]
+    limit = max(MIN_CURVE_POINTS, MAX_POINTS // max(1, len(results)))
+    front = {result.number for result in pareto_front(results, metrics)} if len(metrics) > 1 else set()
+    ranked = {result.number: place for place, result in enumerate(rank(results, metrics))}
+    return {
+        "metrics": [{"name": name, "maximize": mode == "max"} for name, mode in metrics],
+        "keys": axes,
+        "number": [result.number for result in results],
+        "state": [result.state for result in results],
+        "rank": [ranked.get(result.number) for result in results],
+        "front": [result.number in front for result in results],
+        "values": [_column(axis, results) for axis in axes],
+        "objectives": [[_number(result.objectives.get(name)) for result in results] for name, _ in metrics],
+        "seconds": [round(result.seconds, 1) for result in results],
+        "error": [one_line(result.error) if result.error or result.state == "failed" else "" for result in results],
+        "link": [_link(folder, result) for result in results],
+        "curves": [_curve(result, limit) for result in results],
+    }
+
+
+def _axis(key: str, results: Sequence[Result], log_keys: Collection[str]) -> dict[str, Any]:
+    """Scale of a value's axis: linear, logarithmic, or the options of a choice."""
+    values = [result.values[key] for result in results if key in result.values]
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return {"name": key, "log": key in log_keys and all(value > 0 for value in values), "options": None}
+    return {"name": key, "log": False, "options": sorted(set(map(format_value, values)), key=_order)}
+
+
+def _order(option: str) -> tuple[bool, float, str]:
+    """Numbers by size before other options."""
+    try:
+        return False, float(option), option
+    except ValueError:
+        return True, 0.0, option
+
+
+def _column(axis: dict[str, Any], results: Sequence[Result]) -> list[Any]:
+    """Values on an axis: numbers, or indices of options; None where a trial has no such value."""
+    values = [result.values.get(axis["name"]) for result in results]
+    if axis["options"] is None:
+        return [value if isinstance(value, int) else _number(value, digits=7) for value in values]
+    places = {option: place for place, option in enumerate(axis["options"])}
+    return [None if value is None else places[format_value(value)] for value in values]
+
+
+def _number(value: float | None, digits: int = 6) -> float | None:
+    """A number for JSON, which has neither NaN nor infinity."""
+    return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
+
+
+def _curve(result: Result, limit: int) -> list[list[float]]:
+    """Steps and values of a learning curve, with at most ``limit`` points."""
+    points = [(step, value) for step, value in result.curve if math.isfinite(value)]
+    if not points:
+        return []
+    values = np.array([value for _, value in points], np.float64)
+    chosen = downsample(values, limit)
+    return [[points[index][0] for index in chosen], [float(f"{values[index]:.5g}") for index in chosen]]
+
+
+def _link(folder: Path, result: Result) -> str | None:
+    """URL of a trial's report relative to the search's, so that the folder can be moved."""
+    report = result.folder / "report.html"
+    return quote(os.path.relpath(report, folder)) if report.is_file() else None
+
+
+def _importances(
+    results: Sequence[Result], metrics: Metrics, log_keys: Collection[str]
+) -> list[tuple[str, dict[str, float], str]]:
+    """Metric, importance of each value, and why it is not available."""
+    found: list[tuple[str, dict[str, float], str]] = []
+    for name, mode in metrics:
+        try:
+            found.append((name, measure_importance(results, (name, mode), log_keys), ""))
+        except ValueError as error:
+            found.append((name, {}, str(error)))
+    return found
+
+
+def _redacted(command: str) -> str:
+    try:
+        return redact_command(command)
+    except ValueError:  # quotes that are not closed
+        return ""

@@ -1,0 +1,141 @@
+"""The settings of a search, as ``configs/search`` sets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+from boltcutter.config.errors import ConfigError
+from boltcutter_search.space import Space
+
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, by which means, and for how long.
+
+    Args:
+        space: A distribution for each key, such as ``optimizer.lr: loguniform(1e-5, 1e-1)``.
+        engine: ``local`` runs trials on this machine; ``ray`` on a Ray cluster, or on this machine without one;
+            ``wandb`` only writes the file of a W&B sweep, whose agents run the trials.
+        metric: Logged metric to optimize, or several; null: what selects the best checkpoint.
+        mode: Whether it is minimized or maximized; a list for several metrics; null: as for the best checkpoint.
+        sampler: Called with a seed; returns an Optuna sampler. null: random values.
+        scheduler: Decides which trials stop early: a pruner of Optuna for ``local``, a scheduler of Ray Tune for
+            ``ray``. null: none stops early.
+        num_trials: Number of trials; with a grid, for each combination; null: one for each combination.
+        max_parallel: Trials at a time; null: 1 for ``local``, for ``ray`` as many as the resources admit.
+        max_time: Time after which the search stops, as ``hours:minutes:seconds``; null: none.
+        target: Value of the metric at which the search stops; null: none.
+        cpus: CPUs of each trial; null: one for each of its devices.
+        gpus: GPUs of each trial, or a fraction of one; null: one for each of its devices, if it uses GPUs.
+        seed: Seed of the sampled values.
+        overrides: Overrides of training for all trials.
+        address: Address of a running Ray cluster; null: one is started on this machine and stopped at the end.
+        dashboard: Whether Ray's dashboard is started.
+        ports: Ports of Ray by name, ``dashboard`` and ``metrics``; others are free ports.
+        summary: ``best`` for a search; ``mean`` for repeated runs, whose metrics are averaged.
+        folds: Number of folds of cross-validation.
+        seeds: Number of seeds; the first is the ``seed`` of training.
+    """
+
+    space: dict[str, Any] = field(default_factory=dict)
+    engine: Literal["local", "ray", "wandb"] = "local"
+    metric: str | list[str] | None = None
+    mode: Mode | list[Mode] | None = None
+    sampler: Callable[..., Any] | None = None
+    scheduler: Any = None
+    num_trials: int | None = 20
+    max_parallel: int | None = None
+    max_time: str | None = None
+    target: float | None = None
+    cpus: float | None = None
+    gpus: float | None = None
+    seed: int = 0
+    overrides: list[str] = field(default_factory=list)
+    address: str | None = None
+    dashboard: bool = False
+    ports: dict[str, int] = field(default_factory=dict)
+    summary: Literal["best", "mean"] = "best"
+    folds: int | None = None
+    seeds: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_trials", "max_parallel", "cpus"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"search.{name}={value} is not a positive number; try 1")
+        if self.gpus is not None and (self.gpus < 0 or (self.gpus > 1 and self.gpus % 1)):
+            raise ValueError(
+                f"search.gpus={self.gpus}: give a fraction below 1, or whole GPUs; try {max(int(self.gpus), 1)}"
+            )
+        if self.folds is not None and self.folds < 2:
+            raise ValueError(f"search.folds={self.folds}: cross-validation needs two folds; try 5")
+        if self.seeds is not None and self.seeds < (1 if self.folds else 2):
+            raise ValueError(f"search.seeds={self.seeds}: statistics need two seeds or more; try 5")
+        if self.target is not None and isinstance(self.metric, list):
+            raise ValueError(f"search.target={self.target} needs a single metric; remove it")
+        _ = self.time_limit
+
+    @property
+    def time_limit(self) -> float | None:
+        """``max_time`` in seconds."""
+        if self.max_time is None:
+            return None
+        parts = str(self.max_time).split(":")
+        if len(parts) != 3 or not all(part.isdigit() for part in parts):
+            raise ValueError(f"search.max_time={self.max_time} is not hours:minutes:seconds; try 8:00:00")
+        hours, minutes, seconds = map(int, parts)
+        return timedelta(hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+
+    def fixed(self, seed: int) -> list[dict[str, Any]]:
+        """Values that are given rather than sampled, of all trials: grids, seeds and folds.
+
+        Args:
+            seed: The seed of training.
+        """
+        found: list[dict[str, Any]] = [dict(values) for values in Space(self.space).combinations()]
+        if self.seeds:
+            found = [{**values, "seed": seed + index} for values in found for index in range(self.seeds)]
+        if self.folds:
+            found = [
+                {**values, "data.num_folds": self.folds, "data.fold": index}
+                for values in found
+                for index in range(self.folds)
+            ]
+        return found
+
+
+def objectives(search: Search, cfg: Mapping[str, Any]) -> list[tuple[str, Mode]]:
+    """The metrics to optimize and their modes; by default those of the callback that keeps the best checkpoint.
+
+    Args:
+        search: Settings of the search.
+        cfg: Configuration of training, as plain values.
+
+    Raises:
+        ConfigError: No metric is known, or modes do not match metrics.
+    """
+    monitors = [c for c in (cfg.get("callback") or {}).values() if isinstance(c, Mapping) and c.get("monitor")]
+    modes_of = [(str(c["monitor"]), as_mode(c.get("mode"))) for c in monitors]
+    default = modes_of[0] if modes_of else None
+    if search.metric is None:
+        if default is None:
+            raise ConfigError("search.metric=null: no callback monitors a metric; set search.metric=<a logged metric>")
+        return [(default[0], as_mode(search.mode) if isinstance(search.mode, str) else default[1])]
+    metrics = [search.metric] if isinstance(search.metric, str) else search.metric
+    modes = search.mode if isinstance(search.mode, list) else [search.mode] * len(metrics)
+    if len(modes) != len(metrics):
+        raise ConfigError(f"search.mode={modes}: expected one for each of {len(metrics)} metrics; correct the list")
+    known = dict([default] if default else [])
+    if unknown := [metric for metric, mode in zip(metrics, modes, strict=True) if not mode and metric not in known]:
+        raise ConfigError(f"search.mode: not set for {unknown[0]}; set search.mode=min or max")
+    return [(metric, as_mode(mode or known[metric])) for metric, mode in zip(metrics, modes, strict=True)]
+
+
+def as_mode(mode: Any) -> Mode:
+    """``max``, or ``min`` for anything else."""
+    return "max" if mode == "max" else "min"

@@ -1,0 +1,253 @@
+"""The search space: a distribution for each key of the configuration, written as text in YAML.
+
+=========================== ==========================================================
+``uniform(0, 0.5)``         a float between the bounds
+``loguniform(1e-5, 1e-1)``  a float whose logarithm is uniform
+``int(1, 8)``               an integer, both bounds included
+``logint(16, 512)``         an integer whose logarithm is uniform
+``choice(relu, gelu)``      one of the values; of any kind that an override takes
+``grid(1, 2, 4)``           each of the values, in all combinations with other grids
+=========================== ==========================================================
+
+``uniform(0, 0.99) if optimizer == sgd`` is sampled only where an earlier key of the space has that value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from boltcutter.config.errors import ConfigError, hint
+from boltcutter.config.values import INTEGER, NUMBER, flatten, split_values
+
+if TYPE_CHECKING:
+    from optuna import Trial
+
+PARAMETER = re.compile(r"\s*(\w+)\((.*)\)\s*(?:if\s+(\S+)\s*==\s*(.+?)\s*)?", re.S)
+EXAMPLE = "loguniform(1e-5, 1e-1)"
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A float.
+
+    Args:
+        low: Lower bound.
+        high: Upper bound.
+        log: Whether the logarithm is uniform.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    def sample(self, trial: Trial, key: str) -> float:
+        """Sample a value for a trial."""
+        return trial.suggest_float(key, self.low, self.high, log=self.log)
+
+    def extremes(self) -> list[Any]:
+        """Values that show whether the configuration accepts all of them."""
+        return [self.low, self.low + (self.high - self.low) / math.pi, self.high]  # one that is no integer
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer.
+
+    Args:
+        low: Smallest value.
+        high: Largest value.
+        log: Whether the logarithm is uniform.
+    """
+
+    low: int
+    high: int
+    log: bool = False
+
+    def sample(self, trial: Trial, key: str) -> int:
+        """Sample a value for a trial."""
+        return trial.suggest_int(key, self.low, self.high, log=self.log)
+
+    def extremes(self) -> list[Any]:
+        """Values that show whether the configuration accepts all of them."""
+        return [self.low, self.high]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several values.
+
+    Args:
+        options: The values, as overrides would write them.
+    """
+
+    options: tuple[str, ...]
+
+    def sample(self, trial: Trial, key: str) -> str:
+        """Sample a value for a trial."""
+        value: str = trial.suggest_categorical(key, self.options)
+        return value
+
+    def extremes(self) -> list[Any]:
+        """Values that show whether the configuration accepts all of them."""
+        return list(self.options)
+
+
+@dataclass(frozen=True)
+class Grid(Choice):
+    """Each of several values, in all combinations with other grids."""
+
+
+Distribution = Uniform | Integer | Choice
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A key of the configuration and its distribution.
+
+    Args:
+        key: Key of an override, such as ``optimizer.lr`` or ``optimizer``.
+        text: The distribution as it was written.
+        distribution: Where its values come from.
+        condition: Another key and the value that it must have for this one to be sampled.
+    """
+
+    key: str
+    text: str
+    distribution: Distribution
+    condition: tuple[str, str] | None = None
+
+    @property
+    def setting(self) -> str:
+        """The parameter as messages name it."""
+        return f"search.space.{self.key}={self.text}"
+
+    def applies(self, values: Mapping[str, Any]) -> bool:
+        """Whether the parameter is sampled, given the values of earlier ones."""
+        return self.condition is None or str(values.get(self.condition[0])) == self.condition[1]
+
+
+class Space:
+    """All parameters of a search, in the order of sampling.
+
+    Args:
+        texts: Distributions by key; nested keys are joined by dots.
+
+    Raises:
+        ConfigError: A distribution is invalid.
+    """
+
+    def __init__(self, texts: Mapping[str, Any]) -> None:
+        self.parameters: list[Parameter] = []
+        for key, text in flatten(texts):
+            if text is not None and text != {}:  # an experiment removes an inherited parameter by null
+                self.parameters.append(_parse(key, text, self.parameters))
+
+    def check(self, values: Mapping[str, Any], fixed: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Check that values may be of this space, since each becomes an override of a process.
+
+        Args:
+            values: Values by key, as read from a file.
+            fixed: Values that are given besides those of the space.
+
+        Raises:
+            ConfigError: A key is not of the space, or a text is not one of its options.
+        """
+        options: dict[str, list[Any]] = defaultdict(list)
+        for parameter in self.parameters:
+            options[parameter.key] += getattr(parameter.distribution, "options", ())
+        for key, value in (pair for given in fixed for pair in given.items()):
+            options[key].append(value)
+        for key, value in values.items():
+            if key not in options or not (isinstance(value, int | float) or value in options[key]):
+                raise ConfigError(f"the journal of the search has {key}={value}, which it does not sample; remove it")
+
+    def sample(self, trial: Trial) -> dict[str, Any]:
+        """Sample the values of a trial."""
+        values: dict[str, Any] = {}
+        for parameter in self.parameters:
+            if parameter.applies(values):
+                values[parameter.key] = parameter.distribution.sample(trial, parameter.key)
+        return values
+
+    def combinations(self) -> list[dict[str, str]]:
+        """All combinations of the grids; a single empty one if there is no grid."""
+        grids = [p for p in self.parameters if isinstance(p.distribution, Grid)]
+        axes = [p.distribution.options for p in grids if isinstance(p.distribution, Grid)]
+        found: list[dict[str, str]] = []
+        for options in itertools.product(*axes):
+            values: dict[str, str] = {}
+            for parameter, option in zip(grids, options, strict=True):
+                if parameter.applies(values):
+                    values[parameter.key] = option
+            if values not in found:
+                found.append(values)
+        return found
+
+    def probes(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
+        """Values for which the configuration has to be valid: the extremes of each parameter, with its conditions."""
+        known = {parameter.key: parameter for parameter in self.parameters}
+        for parameter in self.parameters:
+            given: dict[str, Any] = {}
+            condition = parameter.condition
+            while condition:
+                given[condition[0]] = condition[1]
+                condition = known[condition[0]].condition
+            for value in parameter.distribution.extremes():
+                yield parameter, {**given, parameter.key: value}
+
+    @property
+    def log_keys(self) -> set[str]:
+        """Keys whose logarithm is sampled uniformly."""
+        return {p.key for p in self.parameters if not isinstance(p.distribution, Choice) and p.distribution.log}
+
+
+def _parse(key: str, text: Any, earlier: Sequence[Parameter]) -> Parameter:
+    setting = f"search.space.{key}={text}"
+    found = PARAMETER.fullmatch(str(text))
+    if not found:
+        raise ConfigError(f"{setting} is not a distribution; write one such as {EXAMPLE} or choice(a, b)")
+    name, arguments, parent, option = found.groups()
+    values = split_values(arguments)
+    if name in ("choice", "grid"):
+        if not all(values) or len(set(values)) < len(values):
+            raise ConfigError(f"{setting}: values must be given and differ; write {name}(a, b)")
+        distribution: Distribution = (Choice if name == "choice" else Grid)(tuple(values))
+    else:
+        distribution = _parse_range(setting, name, values)
+    if parent is None:
+        return Parameter(key, str(text), distribution)
+    known = {parameter.key: parameter for parameter in earlier}
+    if parent not in known:
+        raise ConfigError(f"{setting}: {parent} is no earlier key of the space{hint(parent, known)}; list it before")
+    parents = known[parent].distribution
+    if not isinstance(parents, Choice):
+        raise ConfigError(f"{setting}: {parent} is no choice; list its values, such as choice(a, b)")
+    if option not in parents.options:
+        raise ConfigError(f"{setting}: {parent} is never {option}; use one of {', '.join(parents.options)}")
+    return Parameter(key, str(text), distribution, (parent, option))
+
+
+def _parse_range(setting: str, name: str, values: Sequence[str]) -> Uniform | Integer:
+    kinds = {"uniform": (float, False), "loguniform": (float, True), "int": (int, False), "logint": (int, True)}
+    if name not in kinds:
+        known = [*kinds, "choice", "grid"]
+        raise ConfigError(f"{setting}: no such distribution{hint(name, known)} (there are: {', '.join(known)})")
+    kind, log = kinds[name]
+    if len(values) != 2 or not all(INTEGER.fullmatch(value) or NUMBER.fullmatch(value) for value in values):
+        raise ConfigError(f"{setting}: expected two numbers; write {name}(low, high)")
+    low, high = (float(value) for value in values)
+    if low >= high:
+        raise ConfigError(f"{setting}: the range is empty; give the smaller bound first")
+    if log and low <= 0:
+        raise ConfigError(f"{setting}: the logarithm needs a positive bound; try {name}(1e-6, {values[1]})")
+    if kind is float:
+        return Uniform(low, high, log)
+    if not (low.is_integer() and high.is_integer()):
+        raise ConfigError(f"{setting}: the bounds are not integers; use {name.replace('int', 'uniform')} for floats")
+    return Integer(int(low), int(high), log)

@@ -1,0 +1,1 @@
+"""Acme: a part of Boltcutter in a distribution of its own."""

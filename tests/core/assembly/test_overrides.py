@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+from boltcutter.assembly.overrides import load_evaluation_config, load_run_config, read_overrides
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+from boltcutter.run.folder import create_folder
+
+PROJECT = Project.find(__file__)
+
+
+def made(tmp_path: Path, *overrides: str) -> Path:
+    cfg = read_overrides(PROJECT, overrides)
+    cfg.folder = str(tmp_path / "run")
+    create_folder(cfg, PROJECT.root)
+    return Path(cfg.folder)
+
+
+def test_a_run_is_loaded_with_new_overrides(tmp_path: Path) -> None:
+    folder = made(tmp_path, "model=mlp", "model.hidden_sizes=[5]", "seed=3")
+    cfg = read_overrides(PROJECT, [f"resume={folder}", "trainer.max_epochs=9"])
+    assert cfg.model.hidden_sizes == [5]
+    assert (cfg.data.seed, cfg.trainer.max_epochs, cfg.folder) == (3, 9, str(folder))
+    again = read_overrides(PROJECT, [f"reproduce={folder}", "seed=4"])
+    assert (again.data.seed, again.folder, again.reproduce) == (4, None, str(folder))
+
+
+def test_a_group_can_be_overridden(tmp_path: Path) -> None:
+    cfg = load_run_config(PROJECT, made(tmp_path, "trainer=ddp", "trainer.devices=2"), ["trainer=default"])
+    assert cfg.trainer.devices == 1
+    assert cfg.choices.trainer == "default"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["resume=nowhere"], "=nowhere: "),
+        (["reproduce=nowhere"], "=nowhere: "),
+        (["resume=a", "reproduce=b"], "^resume and reproduce "),
+    ],
+)
+def test_a_missing_run_is_reported_in_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_overrides(PROJECT, overrides)
+
+
+@pytest.mark.parametrize("left", ["{", "", "{}", "[]", "null", '{"config": 1}', "\x00" * 20])
+def test_a_damaged_record_is_reported_in_one_line(tmp_path: Path, left: str) -> None:
+    folder = made(tmp_path)
+    (folder / "record.json").write_text(left)
+    for verb in ("resume", "reproduce"):
+        with pytest.raises(ConfigError, match=r"record\.json .*; restore it") as error:
+            read_overrides(PROJECT, [f"{verb}={folder}"])
+        assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="damaged"):
+        load_evaluation_config(PROJECT, {"run": str(folder)}, [])

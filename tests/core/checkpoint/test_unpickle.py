@@ -1,0 +1,321 @@
+import argparse
+import enum
+import functools
+import io
+import os
+import pickle
+import subprocess
+import tarfile
+import zipfile
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from boltcutter.checkpoint.load import load, read_metadata
+from boltcutter.checkpoint.storage import CheckpointError
+from boltcutter.checkpoint.unpickle import Placeholder, find_placeholders
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Settings(dict[str, Any]):
+    pass
+
+
+class Names(list[str]):
+    pass
+
+
+class Stateful:
+    """Would touch a file if anything of it were called."""
+
+    touched = Path()
+
+    def __init__(self) -> None:
+        self.value = 1
+
+    def __setstate__(self, state: Any) -> None:
+        Path("touched").touch()
+
+
+def shout(x: Any) -> Any:
+    Path("touched").touch()
+    return x
+
+
+class Called:
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+FOREIGN = {
+    "module": nn.Linear(2, 2),
+    "class": nn.Linear,
+    "function": shout,
+    "partial": functools.partial(shout, x=1),
+    "enum": Colour.RED,
+    "frame": pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]}),
+    "series": pd.Series(pd.date_range("2020", periods=2)),
+    "objects": np.array([shout, None], dtype=object),
+    "record": np.zeros(2, dtype=[("a", "i4"), ("b", "f8")]),
+    "date": np.datetime64("2020-01-01"),
+    "dict": Settings(a=1),
+    "list": Names("ab"),
+    "namespace": argparse.Namespace(a=1),
+    "simple": SimpleNamespace(a=1),
+    "stateful": Stateful(),
+    "called": Called(shout, 1),
+    "generator": np.random.default_rng(0),
+    "bound": Stateful().__setstate__,
+    "device_map": {"inner": [nn.ReLU()]},
+}
+SHARED = np.arange(4)
+PLAIN = {
+    "path": Path("/a/b"),
+    "scalar": np.float64(0.5),
+    "flag": np.bool_(True),
+    "array": np.arange(6.0, dtype=np.float32).reshape(2, 3),
+    "columns": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "big": np.arange(3, dtype=">i4"),
+    "empty": np.zeros((0, 3)),
+    "text": np.array(["ab", "c"]),
+    "shared": [SHARED, SHARED],
+    "set": {1, 2},
+    "frozen": frozenset({1}),
+    "counter": Counter("aab"),
+    "default": defaultdict(list, a=[1]),
+    "queue": deque([1, 2], maxlen=3),
+    "range": range(3),
+    "slice": slice(1, None),
+    "bytes": [b"", b"ab", bytearray(b"c")],
+    "complex": 1 + 2j,
+    "long": 2**200,
+    "times": (datetime(2020, 1, 1), timedelta(seconds=1)),
+    "fraction": Fraction(1, 3),
+    "negative fraction": Fraction(-(10**40), 7),
+    "types": [int, str],
+    "dtype": torch.float16,
+    "size": torch.Size([1, 2]),
+}
+TENSORS = {"state_dict": OrderedDict(w=torch.arange(6.0).view(2, 3), p=nn.Parameter(torch.ones(2)))}
+pytestmark = pytest.mark.filterwarnings("ignore:.*pickle protocol")
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "some.ckpt"
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_plain_values_are_loaded_and_objects_become_placeholders(path: Path, protocol: int) -> None:
+    content = TENSORS | {"hyper_parameters": FOREIGN | PLAIN, "loops": {"step": 3}}
+    torch.save(content, path, pickle_protocol=protocol)
+    for found in (load(path), load(path, lazy=True)):
+        assert torch.equal(found["state_dict"]["w"], TENSORS["state_dict"]["w"])
+        assert isinstance(found["state_dict"]["p"], nn.Parameter)
+        assert list(found["state_dict"]) == ["w", "p"]
+        given = found["hyper_parameters"]
+        for name, value in PLAIN.items():
+            assert repr(given[name]) == repr(value), name
+            assert type(given[name]) is type(value)
+        for name in FOREIGN:
+            assert list(find_placeholders(given[name], name)), name
+        assert given["columns"].flags.f_contiguous
+        assert given["shared"][0] is given["shared"][1]
+        given["default"]["new"].append(1)
+    assert read_metadata(path)["loops"] == {"step": 3}
+    assert {"module is a torch.nn.modules.linear.Linear", "class is torch.nn.modules.linear.Linear"} <= set(
+        find_placeholders(given)
+    )
+    assert not Path("touched").exists()
+
+
+def test_recursive_containers_are_listed_once() -> None:
+    value: list[Any] = [Placeholder("a.B")]
+    value.append(value)
+    for _ in range(100):
+        value = [value, value]
+    assert len(list(find_placeholders({"x": value}))) == 1
+
+
+def test_a_placeholder_does_nothing(path: Path) -> None:
+    torch.save({"hyper_parameters": FOREIGN}, path)
+    given = load(path)["hyper_parameters"]
+    assert isinstance(given["module"], Placeholder)
+    with pytest.raises(TypeError):
+        given["function"](1)
+    with pytest.raises(AttributeError):
+        given["module"].weight  # noqa: B018
+
+
+class ByKeyword:
+    """Made by ``NEWOBJ_EX``."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        import copyreg
+
+        return copyreg.__newobj_ex__, (subprocess.Popen, (["touch", "touched"],), {})  # type: ignore[attr-defined]
+
+
+def raw(*parts: bytes) -> bytes:
+    return b"\x80\x02" + b"".join(parts) + b"."
+
+
+def name(module: str, attribute: str) -> bytes:
+    return f"c{module}\n{attribute}\n".encode()
+
+
+TOUCH = b"X\x0d\x00\x00\x00touch touched\x85R"  # a call with one text
+RANGE = name("builtins", "range") + b"\x8a\x05\x00\x00\x00\x00\x10\x85R"  # of 68 billion numbers
+ENDLESS = b")" + b"2\x86" * 60  # (t, t) sixty times, whose hash is that of 2**60 tuples
+ATTACKS = {
+    "system": raw(name("posix", "system"), TOUCH),
+    "system by its other name": raw(name("os", "system"), TOUCH),
+    "eval": raw(name("builtins", "eval"), TOUCH),
+    "eval of Python 2": raw(name("__builtin__", "eval"), TOUCH),
+    "exec": raw(name("builtins", "exec"), TOUCH),
+    "import": raw(name("builtins", "__import__"), TOUCH),
+    "Popen": raw(name("subprocess", "Popen"), TOUCH),
+    "Popen as an object": raw(name("subprocess", "Popen"), b"X\x01\x00\x00\x00a\x85\x81"),
+    "runpy": raw(name("runpy", "run_path"), TOUCH),
+    "getattr of a real object": raw(
+        name("builtins", "getattr"), name("builtins", "str"), b"X\x06\x00\x00\x00format\x86R"
+    ),
+    "result of getattr": raw(
+        name("builtins", "getattr"), name("subprocess", "Popen"), b"X\x08\x00\x00\x00__call__\x86R", TOUCH
+    ),
+    "result of partial": raw(name("functools", "partial"), name("builtins", "eval"), b"\x85R", TOUCH),
+    "map": raw(name("builtins", "map"), name("builtins", "eval"), b"](X\x01\x00\x00\x001e\x86R"),
+    "inst": b"(X\x01\x00\x00\x00aiposix\nsystem\n.",
+    "inst of a harmless class": b"(icollections\nOrderedDict\n.",
+    "obj": raw(b"(", name("posix", "system"), b"X\x01\x00\x00\x00ao"),
+    "extension": raw(b"\x82\x01"),
+    "stack global": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x01a\x85R.",
+    "rebuild with a foreign function": raw(
+        name("torch._tensor", "_rebuild_from_type_v2"), name("posix", "system"), b"NX\x01\x00\x00\x00a\x85NtR"
+    ),
+    "state of a class": raw(name("collections", "Counter"), b"}X\x01\x00\x00\x00a\x4b\x01sb"),
+    "items of an object": raw(name("torch", "device"), b"X\x03\x00\x00\x00cpu\x85R", b"K\x01a"),
+    "persistent": raw(b"(X\x06\x00\x00\x00moduleK\x01tQ"),
+    "persistent text": b"\x80\x02Pmodule\n.",
+    "endless fraction": raw(name("fractions", "Fraction"), b"X\x0a\x00\x00\x001e10000000\x85R"),
+    "endless set": raw(name("builtins", "set"), RANGE, b"\x85R"),
+    "endless frozenset": raw(name("builtins", "frozenset"), RANGE, b"\x85R"),
+    "endless queue": raw(name("collections", "deque"), RANGE, b"\x85R"),
+    "endless counter": raw(name("collections", "Counter"), RANGE, b"\x85R"),
+    "endless array": raw(name("builtins", "bytearray"), b"\x8a\x05\x00\x00\x00\x00\x10\x85R"),
+    "endless storage": raw(name("torch", "FloatStorage"), b"\x8a\x05\x00\x00\x00\x00\x10\x85R"),
+    "endless tensor": raw(name("torch", "Tensor"), b"J\xff\xff\xff\x7f\x85R"),
+    "endless bytes": raw(b"\x96\x00\x00\x00\x00\x10\x00\x00\x00"),
+    "another encoding": raw(name("_codecs", "encode"), b"X\x01\x00\x00\x00aX\x05\x00\x00\x00hex_c\x86R"),
+    "endless key": raw(b"}", ENDLESS, b"K\x01s"),
+    "endless key of many": raw(b"}(", ENDLESS, b"K\x01u"),
+    "endless entry": raw(b"\x8f(", ENDLESS, b"\x90"),
+    "endless entry of a frozenset": raw(b"(", ENDLESS, b"\x91"),
+    "endless entry of a list": raw(name("builtins", "set"), b"]", ENDLESS, b"a\x85R"),
+    "reference to a blocked module": raw(name("os", "environ")),
+    "keywords of an allowed class": raw(name("collections", "OrderedDict"), b")}\x92"),
+    "too short": b"\x80\x02R.",
+    "nothing": b"",
+}
+
+
+def archive(path: Path, pickled: bytes) -> None:
+    """A file of torch's format around a pickle."""
+    torch.save({}, path)
+    with zipfile.ZipFile(path) as given:
+        records = {record: given.read(record) for record in given.namelist()}
+    with zipfile.ZipFile(path, "w") as made:
+        for record, content in records.items():
+            made.writestr(record, pickled if record.endswith("data.pkl") else content)
+
+
+@pytest.mark.parametrize("reading", [load, read_metadata])
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_code_is_refused(path: Path, attack: bytes, reading: Callable[[Path], Any]) -> None:
+    archive(path, attack)
+    with pytest.raises(CheckpointError, match="execute code") as error:
+        reading(path)
+    assert "\n" not in str(error.value)
+    assert not Path("touched").exists()
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [Called(os.system, "touch touched"), Called(eval, "shout(1)"), Called(getattr, os, "system"), ByKeyword()],
+    ids=["system", "eval", "getattr", "newobj_ex"],
+)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_an_attack_among_hyperparameters_is_refused(path: Path, evil: Any, protocol: int) -> None:
+    try:
+        torch.save(TENSORS | {"hyper_parameters": FOREIGN | {"evil": evil}}, path, pickle_protocol=protocol)
+    except TypeError:  # a module as an argument cannot be pickled
+        torch.save(TENSORS | {"hyper_parameters": FOREIGN | {"evil": Called(getattr, 1, "real")}}, path)
+    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+        with pytest.raises(CheckpointError, match="execute code"):
+            reading(path)
+    assert not Path("touched").exists()
+
+
+def test_no_state_of_a_foreign_class_is_set_and_no_foreign_function_is_called(path: Path) -> None:
+    held = {"hyper_parameters": {"a": Stateful(), "b": Called(shout, 1)}}
+    torch.save(held, path)
+    assert isinstance(load(path)["hyper_parameters"]["a"], Placeholder)
+    assert isinstance(load(path)["hyper_parameters"]["b"], Placeholder)
+    assert not Path("touched").exists()
+    torch.load(path, weights_only=False)  # to see that the test would notice
+    assert Path("touched").exists()
+
+
+def test_legacy_formats_are_refused(path: Path) -> None:
+    evil = {"state_dict": Called(os.system, "touch touched"), "hyper_parameters": FOREIGN}
+    torch.save(evil, path, _use_new_zipfile_serialization=False)
+    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+        with pytest.raises(CheckpointError):
+            reading(path)
+    with tarfile.open(path, "w") as tar:
+        for member in ("sys_info", "pickle", "storages", "tensors"):
+            content = pickle.dumps(evil if member == "pickle" else 1, 2)
+            entry = tarfile.TarInfo(member)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+        with pytest.raises(CheckpointError):
+            reading(path)
+    assert not Path("touched").exists()
+
+
+def test_a_compressed_file_is_refused_before_it_is_expanded(path: Path) -> None:
+    torch.save(TENSORS | {"zeros": "0" * 10**7}, path)
+    with zipfile.ZipFile(path) as given:
+        records = {record: given.read(record) for record in given.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for record, content in records.items():
+            made.writestr(record, content)
+    for reading in (load, read_metadata, lambda p: load(p, lazy=True)):
+        with pytest.raises(CheckpointError, match="it is compressed"):
+            reading(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_torchscript_archives_are_not_loaded(path: Path) -> None:
+    torch.jit.script(nn.Linear(1, 1)).save(str(path))
+    for reading in (load, read_metadata):
+        with pytest.raises(CheckpointError):
+            reading(path)

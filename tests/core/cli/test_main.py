@@ -1,0 +1,346 @@
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import require
+from omegaconf import OmegaConf
+
+from boltcutter.cli.main import FLAGS, complete, main
+from boltcutter.config.compose import compose
+from boltcutter.extend import Command
+from boltcutter.project import Project, summary
+
+ROOT = Path(__file__).parents[3]
+PROJECT = Project.find(__file__)
+TRAIN = "Train a model: python scripts/train.py [group=option …] [key=value …]"
+EVALUATE = "Evaluate a run: python scripts/evaluate.py run=<folder> [ckpt=best|last|path] [split=test] [key=value …]"
+Script = Callable[..., subprocess.CompletedProcess[str]]
+Read = Callable[..., list[str]]
+
+LIGHT = """
+import runpy, sys, time
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("torch" in sys.modules, f"{time.process_time():.2f} CPU-seconds", file=sys.stderr)
+"""
+
+
+def light(*words: str) -> str:
+    """What a script prints, having seen that it did so without torch."""
+    command = [sys.executable, "-c", LIGHT, "scripts/train.py", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("False"), done.stderr
+    print(words, done.stderr)
+    return done.stdout
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Read:
+    """The lines that words in this process print."""
+
+    def call(*words: str, usage: str = TRAIN) -> list[str]:
+        main(PROJECT, Command("boltcutter.training.check:main", usage), None, words)
+        return capsys.readouterr().out.splitlines()
+
+    return call
+
+
+def test_help() -> None:
+    text = light("--help")
+    for group, options in PROJECT.groups().items():
+        assert f"\n{group}=\n" in text
+        for option, file in options.items():
+            assert re.search(rf"^  {option} +{re.escape(summary(file))}$", text, re.M), option
+    assert all(flag in text for flag in FLAGS)
+    assert "python scripts/train.py model=mlp trainer.max_epochs=5" in text
+    assert max(map(len, text.splitlines())) <= 140
+    assert light("-h") == text
+
+
+def test_print() -> None:
+    found = yaml.safe_load(light("--print", "model=mlp", "seed=3", "trainer=ddp"))
+    assert found["model"]["input_shape"] == [1, 8, 8]
+    assert found["task"]["model"]["hidden_sizes"] == [256, 128]
+    assert found["data"]["seed"] == 3
+    assert found["trainer"]["strategy"]["_target_"].endswith("DDPStrategy")
+    assert found["choices"]["trainer"] == "ddp"
+    assert found["callback"]["best"]["dirpath"] == "runs/digits-mlp/<id>/checkpoints"
+
+
+def test_paths_below_home_are_expanded_as_a_shell_does(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    found = yaml.safe_load("\n".join(said("--print", "folder=~/runs/a", "init_from=~/b.ckpt", "name=a~/b")))
+    assert (found["folder"], found["checkpoints"]) == ("/home/me/runs/a", "/home/me/runs/a/checkpoints")
+    assert (found["init_from"], found["name"]) == ("/home/me/b.ckpt", "a~/b")
+
+
+def test_print_hides_secrets(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "abc")
+    lines = said("--print", "+logger.wandb.api_key=${oc.env:KEY}")
+    assert "abc" not in "".join(lines)
+    assert "    api_key: '***'" in lines
+
+
+@pytest.mark.parametrize("word", ["resume", "reproduce", "run"])
+def test_print_an_earlier_run(word: str, said: Read, tmp_path: Path) -> None:
+    config = OmegaConf.to_container(compose(PROJECT, ["model=mlp", "seed=5"]))
+    (tmp_path / "record.json").write_text(json.dumps({"config": config}))
+    found = yaml.safe_load("\n".join(said("--print", f"{word}={tmp_path}", "data.batch_size=32")))
+    assert (found["model"]["hidden_sizes"], found["seed"], found["data"]["batch_size"]) == ([256, 128], 5, 32)
+
+
+def test_a_reader_that_ends_early() -> None:
+    command = f"set -o pipefail; {sys.executable} -m boltcutter train --help | head -n 1"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Train a model")
+
+
+def test_describe(said: Read) -> None:
+    from lightning import Trainer
+
+    lines, options = (part.splitlines() for part in "\n".join(said("--describe", "trainer")).split("\n\n"))
+    assert options[0] == "trainer="
+    assert [line.split()[0] for line in options[1:]] == list(PROJECT.groups()["trainer"])
+    keys = [line.split()[0] for line in lines]
+    assert keys[0] == "trainer"
+    assert {f"trainer.{name}" for name in vars(Trainer.__init__)["__wrapped__"].__annotations__} - set(keys) == {
+        "trainer.return"
+    }
+    assert len({line.index(line.split()[1]) for line in lines}) == 1
+    (line,) = (line for line in lines if line.startswith("trainer.max_epochs "))
+    assert re.fullmatch(r"trainer\.max_epochs +20 +int \| null +Stop training once this number of epochs .*", line)
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        ("--describe task", r"task\.label_smoothing +0\.0 +float +\w.*"),
+        ("--describe task", r"task\.l1 +0\.0 +float +Factor of .*"),
+        ("--describe task", r"task\.optimizer +\$\{optimizer\} +Callable.*"),
+        ("--describe task", r"task\.metrics\.f1\.average +macro +.*"),
+        ("--describe optimizer", r"optimizer\.betas +\[0\.9,0\.999\] +tuple\[.* +coefficients .*"),
+        ("--describe optimizer optimizer=sgd", r"optimizer\.momentum +0\.9 +float +momentum factor.*"),
+        (
+            "model=mlp --describe task.model",
+            r"model\.hidden_sizes +\[256,128\] +Sequence\[int\] +\w.*",
+        ),
+        (
+            "--describe callback",
+            r"callback\.best +\w+\.callback\.checkpoint\.\S+ +BestCheckpoint +\w.*",
+        ),
+        ("--describe", r"seed +0 +int +\w.*"),
+        ("--describe data.batch_size", r"data\.batch_size +64 +int +Global batch size\b.*"),
+    ],
+)
+def test_describe_a_key(words: str, pattern: str, said: Read) -> None:
+    assert any(re.fullmatch(pattern, line) for line in said(*words.split()))
+
+
+def test_one_key_is_described_alone(said: Read) -> None:
+    assert len(said("--describe", "data.batch_size")) == 1
+    (line,) = said("--describe", "trainer.precision")
+    assert "'64-true' | '64' | '32' | '16' | 'bf16' | null" in line
+    assert "…" not in line
+
+
+def test_check(said: Read) -> None:
+    assert said("--check", "model=mlp", "callback=[default,ema,early_stopping]", "scheduler=null") == ["ok"]
+
+
+def test_the_script_that_checks(script: Script) -> None:
+    done = script("check", "optimizer=sgd")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
+
+
+TEXT = ["model=gpt", "task=language"]
+# For machines or libraries that may not be there: tests/strategy and tests/logger have these.
+ELSEWHERE = ["trainer=fsdp", "trainer=deepspeed", "trainer=horovod", "trainer=tpu"]
+ELSEWHERE += ["data=images", "data=shards", "data=huggingface", "data=tokens"]  # of files: tests/data
+ELSEWHERE += [f"logger={name}" for name in ("aim", "comet", "mlflow", "neptune", "trackio")]
+if find_spec("keras") is None:  # it needs Python 3.11
+    ELSEWHERE += ["model=keras_convnet", "callback=keras_file"]
+OPTIONS = [
+    f"{p.parent.name}={p.stem}"
+    for p in sorted(PROJECT.config_dirs[0].glob("*/*.yaml"))
+    if p.parent.name not in ("launch", "search", "export")  # of other commands
+]
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option not in ELSEWHERE])
+def test_every_option_of_the_project_checks(option: str, said: Read) -> None:
+    beside = {
+        "task=regression": ["data=synthetic", "data.kind=regression"],
+        "callback=keras_file": ["model=keras_convnet"],
+        "data=tabular": ["experiment=diabetes"],
+        "trainer=ddp": ["trainer.devices=1"],
+        "data=text": TEXT,
+        "data=text_bpe": TEXT,
+        "model=gpt": ["data=text", *TEXT],
+        "task=language": ["data=text", *TEXT],
+    }
+    group, _, name = option.partition("=")
+    chosen = f"callback=[default,{name}]" if group == "callback" else option
+    assert said("--check", chosen, *beside.get(option, [])) == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("expe", "experiment="),
+        ("m", "model= matmul_precision= model."),
+        ("model=", " ".join([*(option for option in OPTIONS if option.startswith("model=")), "model=null"])),
+        ("model=ml", "model=mlp"),
+        ("+model=ml", "+model=mlp"),
+        ("callback=[default,ea", "callback=[default,early_stopping] callback=[default,early_stopping,"),
+        ("callback=[default,ema", "callback=[default,ema] callback=[default,ema,"),
+        ("callback=[d", "callback=[default] callback=[default,"),
+        ("callback=[default,d", ""),
+        ("trainer.max_", "trainer.max_epochs="),
+        ("callback.be", "callback.best."),
+        ("callback.best.mon", "callback.best.monitor="),
+        ("model.hid", ""),
+        ("model.hid model=mlp", "model.hidden_sizes="),
+        ("model.drop model=nonsense", "model.dropout="),
+        ("~sche", "~scheduler= ~scheduler."),
+        ("res", "resume= resume_exact="),
+        ("resume=", ""),
+        ("seed=", ""),
+        ("choi", ""),
+        ("--de", "--describe"),
+        ("nothing", ""),
+    ],
+)
+def test_complete(given: str, words: str) -> None:
+    assert list(complete(PROJECT, TRAIN, *given.split())) == words.split()
+
+
+def test_complete_what_only_one_script_takes() -> None:
+    assert list(complete(PROJECT, EVALUATE, "ru")) == ["run=", "runs="]
+    assert list(complete(PROJECT, EVALUATE, "sp")) == ["split="]
+    assert list(complete(PROJECT, TRAIN, "sp")) == []
+
+
+def test_complete_is_light() -> None:
+    assert light("--complete", "model=ml").startswith("model=mlp\t")
+    assert light("--complete", "resume=") == ""
+
+
+KEYS = {
+    # Control-U empties the line; control-X d writes it to a file.
+    "bash": 'bind -x \'"\\C-xd": printf "%s\\n" "$READLINE_LINE" >>lines\'',
+    "zsh": 'dump() { print -r -- "$BUFFER" >>lines }; zle -N dump; bindkey -e; bindkey "^Xd" dump; unsetopt LIST_BEEP',
+}
+START = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}
+
+
+@contextmanager
+def shell(name: str, folder: Path) -> Iterator[Callable[[str], str]]:
+    """A shell at a terminal, with completion as the help says; a call gives the line after a TAB."""
+    require(name, install=f"apt-get install {name}")
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "dumb", "HOME": str(folder), "HISTFILE": "", "PS1": "> "}
+    process = subprocess.Popen(
+        START[name], cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    screen = bytearray()
+
+    def wait_for(path: Path, lines: int) -> list[str]:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            try:
+                screen.extend(os.read(ours, 65536))
+            except BlockingIOError:
+                time.sleep(0.02)
+            if path.exists() and len(found := path.read_text().splitlines()) >= lines:
+                return found
+        raise AssertionError(f"{name} does not answer: {screen.decode(errors='replace')}")
+
+    def call(line: str) -> str:
+        before = len((folder / "lines").read_text().splitlines())
+        screen.clear()
+        os.write(ours, f"{line}\t".encode())
+        os.write(ours, b"\x18d\x15")
+        return wait_for(folder / "lines", before + 1)[-1]
+
+    try:
+        scripts = f"{ROOT}/scripts/train.py", f"{folder}/a\\ second\\ project/scripts/train.py"
+        setup = "".join(f'eval "$({sys.executable} {script} --completion)"; ' for script in scripts)
+        setup += f"{KEYS[name]}; echo >>lines\n"
+        os.write(ours, setup.encode())
+        wait_for(folder / "lines", 1)
+        yield call
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh"])
+def test_completion_in_a_shell(name: str, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "other.py").write_text("raise SystemExit('never run')\n")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "train.py").write_text("from pathlib import Path; Path('was run').touch()\n")
+    second = tmp_path / "a second project"
+    for file, text in {
+        "pyproject.toml": "[tool.boltcutter]\n",
+        "scripts/train.py": (ROOT / "scripts" / "train.py").read_text(),
+        "configs/model/tiny.yaml": "# A tiny model.\ndefaults: mlp\n",
+    }.items():
+        (second / file).parent.mkdir(parents=True, exist_ok=True)
+        (second / file).write_text(text)
+    train, evaluate = f"{ROOT}/scripts/train.py", f"{ROOT}/scripts/evaluate.py"
+    with shell(name, tmp_path) as after_tab:
+        for line, expected in {
+            f"python {train} expe": f"python {train} experiment=",
+            f"python {train} model=ml": f"python {train} model=mlp ",
+            f"python {train} seed=1 model=ml": f"python {train} seed=1 model=mlp ",
+            f"{sys.executable} {train} model=ml": f"{sys.executable} {train} model=mlp ",
+            f"torchrun --nproc-per-node 2 {train} model=ml": f"torchrun --nproc-per-node 2 {train} model=mlp ",
+            f"python {train} trainer.max_": f"python {train} trainer.max_epochs=",
+            f"python {train} model=mlp model.hid": f"python {train} model=mlp model.hidden_sizes=",
+            f"python {train} callback.be": f"python {train} callback.best.",
+            f"python {train} callback=[default,em": f"python {train} callback=[default,ema",
+            f"python {train} 'callback=[default,em": f"python {train} 'callback=[default,ema",
+            f"python {train} resume=ru": f"python {train} resume=runs/",
+            f"python {evaluate} run=ru": f"python {evaluate} run=runs/",
+            f"python {train} --pri": f"python {train} --print ",
+            # A list with descriptions, which are not inserted; zsh also inserts the first candidate.
+            f"python {train} model=\t": f"python {train} model={'convnet' if name == 'zsh' else ''}",
+            "python a\\ second\\ project/scripts/train.py model=ti": (
+                "python a\\ second\\ project/scripts/train.py model=tiny "
+            ),
+            "boltcutter eva": "boltcutter evaluate ",
+            "boltcutter train seed=1 model=ml": "boltcutter train seed=1 model=mlp ",
+            # All else is completed as before, and nothing else is run to do so.
+            "python oth": "python other.py ",
+            "python other.py ru": "python other.py runs/",
+            "python other.py model=ru": "python other.py model=runs/",
+            "python scripts/train.py ru": "python scripts/train.py runs/",
+        }.items():
+            if name == "zsh" and line.endswith((" callback=[default,em", "other.py model=ru")):
+                continue  # there a person has to quote a [, and nothing is completed after another program's =
+            assert after_tab(line).rstrip() == expected.rstrip(), line
+    assert not (tmp_path / "was run").exists()
+
+
+def test_several_scripts_know_completion(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / "train.py")])
+    text = "\n".join(said("--completion"))
+    assert all(f"{sys.executable}\t{ROOT}/scripts/{name}.py" in text for name in ("check", "evaluate", "train"))

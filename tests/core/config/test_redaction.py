@@ -1,0 +1,183 @@
+from typing import Any
+
+import pytest
+
+from boltcutter.config.redaction import (
+    find_secret_text,
+    find_secrets,
+    hide_passwords,
+    is_secret_file,
+    looks_secret,
+    redact,
+    without_credentials,
+)
+
+words = str.split
+# Keys in the forms of their services, put together here so that no scanner takes them for real ones.
+KEYS = [
+    f"hf_{'a1' * 17}",
+    f"sk-{'b2' * 20}",
+    f"AKIA{'C3' * 8}",
+    f"ghp_{'d4' * 18}",
+    f"hvs.{'e5' * 12}",
+    f"-----BEGIN {''}PRIVATE KEY",
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    words(
+        "api_key apikey apiKey API-KEY token hf_token access_token password db_password passwd secret "
+        "client_secret secret_key secretKey session_token connection_string private_key passphrase "
+        "credentials refresh_token AWS_SECRET_ACCESS_KEY GITHUB_TOKEN WANDB_API_KEY dsn database_url "
+        "signing_key account_key sas_token openai_key db_pass gh_pat vault_token databricks_token "
+        "KAGGLE_KEY PGPASSWORD VAULT_TOKEN DATABRICKS_TOKEN OPENAI_KEY GH_PAT MY_SERVICE_KEY SMTP_PASS MYSQL_PWD"
+    ),
+)
+def test_names_of_secrets(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    words(
+        "pad_token eos_token tokens max_tokens tokenizer key keys monkey key_size num_key_value_heads url "
+        "image_key label_key bypass pass_through num_passes PassengerId pattern EOS_TOKEN PAD_TOKEN MAX_TOKENS PATH "
+        "PWD OLDPWD KEYMAP"
+    ),
+)
+def test_names_of_other_values(name: str) -> None:
+    assert not looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    words(
+        ".env a/.env .env.local prod.env server.pem tls.key cert.crt id_rsa .netrc .npmrc credentials.json "
+        "secrets.yaml my-service-account-1.json key.p12 .envrc kaggle.json hf_token client_secret.json "
+        "client_secret_1.apps.json "
+        "project-key.json terraform.tfstate rclone.conf .s3cfg prod.tfvars"
+    ),
+)
+def test_files_of_secrets(name: str) -> None:
+    assert is_secret_file(name)
+
+
+@pytest.mark.parametrize("name", words(".env.example env.py keys.py model.py secret_sharing.py environment.yml"))
+def test_other_files(name: str) -> None:
+    assert not is_secret_file(name)
+
+
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        ("https://me:hidden@example.org/x.git", "https://example.org/x.git"),
+        ("https://me:hid@den@example.org/x.git", "https://example.org/x.git"),
+        ("https://me:hid/den@example.org/x.git", "https://example.org/x.git"),
+        ("https://token@example.org/x.git", "https://example.org/x.git"),
+        ("https://example.org:8080/a@b", "https://example.org:8080/a@b"),
+        ("https://example.org/@scope/x", "https://example.org/@scope/x"),
+        ("git@example.org:x.git", "git@example.org:x.git"),
+    ],
+)
+def test_credentials_are_removed_from_urls(url: str, plain: str) -> None:
+    assert without_credentials(url) == plain
+
+
+def test_passwords_in_texts_are_hidden() -> None:
+    assert hide_passwords("from s3://me:pw@host/x and ssh://git@host") == "from s3://***@host/x and ssh://git@host"
+
+
+@pytest.mark.parametrize(
+    ("node", "path", "what"),
+    [
+        ({"a": [{"name": "x"}, {"api_key": "abc"}]}, "a.1.api_key", "a secret"),
+        ({"a": {"private_key": 12}}, "a.private_key", "a secret"),
+        ({"setup": ["ulimit -n 9", "export WANDB_API_KEY='abc'"]}, "setup.1", "the value of WANDB_API_KEY"),
+        ({"sbatch": ["--export=ALL,HF_TOKEN=abc"]}, "sbatch.0", "the value of HF_TOKEN"),
+        ({"url": "https://a.blob.core.windows.net/c?sv=1&sig=abc"}, "url", "a key in a URL"),
+        ({"urls": ["https://me:pw@host"]}, "urls.0", "a password in a URL"),
+        ({"setup": ["export KAGGLE_KEY=abc"]}, "setup.0", "the value of KAGGLE_KEY"),
+        ({"setup": [f"curl -H {KEYS[0]}"]}, "setup.0", "a secret"),
+    ],
+)
+def test_stored_secrets_are_found(node: Any, path: str, what: str) -> None:
+    assert list(find_secrets(node)) == [(path, what)]
+
+
+@pytest.mark.parametrize("text", KEYS)
+def test_keys_are_found_by_their_form(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_secret_text(f"login --with {text} now") == "a secret key"
+    monkeypatch.setenv("MY_SERVICE_KEY", "a value of no known form")
+    assert find_secret_text("login a value of no known form") == "the value of MY_SERVICE_KEY"
+    assert find_secret_text("sk-learn hf_token AKIA ghp_ task-a-b-c-d-e-f-g-h-i-j-k-l") is None
+
+
+def test_references_are_not_secrets() -> None:
+    node: dict[str, Any] = {
+        "setup": ["export HF_TOKEN=$MINE", "KEYMAP=1 y"],
+        "page": "https://a/?pad_token=1&key_size=2",
+    }
+    assert list(find_secrets(node)) == []
+    node = {"api_key": "${oc.env:KEY}", "password": None, "token": "", "url": "https://${oc.env:U}:${oc.env:P}@host"}
+    assert list(find_secrets(node)) == []
+    node = {"launch": {"secrets": {"HF_TOKEN": "arn:aws:secretsmanager:us-east-1:123456789012:secret:hf"}}}
+    assert list(find_secrets(node)) == []
+
+
+def test_of_secrets_that_contain_one_another_the_longest_is_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"A_TOKEN": "planted", "B_TOKEN": "planted-and-more", "C_TOKEN": "more-planted-and-more"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    raw = {"list": [f"${{oc.env:{name}}}" for name in names]} | {name.lower()[0]: name for name in names}
+    resolved = {"list": [*names.values()]} | {name.lower()[0]: f"<{value}>" for name, value in names.items()}
+    assert redact(resolved, raw) == {"list": ["***"] * 3, "a": "<***>", "b": "<***>", "c": "<***>"}
+
+
+def test_of_a_partial_reference_only_the_secret_is_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "planted1")
+    monkeypatch.setenv("ORDINARY", "planted2")
+    monkeypatch.setenv("SHORT_TOKEN", "12345")
+    raw: dict[str, Any] = {
+        "header": "Bearer ${oc.env:MY_TOKEN} for ${oc.env:ORDINARY}",
+        "lines": ["a", "--key=${oc.env:MY_TOKEN}"],
+        "copy": "planted1 and planted2",
+        "passphrase": "x-${oc.env:ORDINARY}-y",
+        "short": "${oc.env:SHORT_TOKEN}",
+        "size": "12345",
+    }
+    resolved = raw | {"header": "Bearer planted1 for planted2", "lines": ["a", "--key=planted1"]}
+    resolved |= {"passphrase": "x-planted2-y", "short": "12345", "log": "x-planted2-y"}
+    assert redact(resolved, raw) == {
+        "header": "Bearer *** for ***",  # as a secret key refers to the other variable, too
+        "lines": ["a", "--key=***"],
+        "copy": "*** and ***",
+        "passphrase": "***",
+        "short": "12345",
+        "size": "12345",
+        "log": "***",
+    }
+    del raw["passphrase"], resolved["passphrase"]
+    assert redact(resolved, raw)["header"] == "Bearer *** for planted2"
+
+
+def test_values_of_secret_references_are_redacted_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "unused")
+    monkeypatch.setenv("SERVICE_API_KEY", "planted1")
+    raw = {
+        "plain": "${oc.env:SERVICE_API_KEY}",
+        "again": "${plain}",
+        "list": [{"passphrase": "${other}"}],
+        "other": "${oc.env:ORDINARY}",
+        "header": "Basic ${other}",
+        "url": "https://${oc.env:USER}:${oc.env:PW}@host/x",
+        "size": 3,
+        "session_token": None,
+    }
+    resolved = raw | {"plain": "planted1", "again": "planted1", "list": [{"passphrase": "planted2"}]}
+    resolved |= {"other": "planted2", "header": "Basic planted2", "url": "https://me:pw@host/x"}
+    found = redact(resolved, raw)
+    assert "planted" not in str(found)
+    assert found["header"] == "Basic ***"
+    assert found["url"] == "https://***@host/x"
+    assert (found["size"], found["session_token"], found["list"]) == (3, None, [{"passphrase": "***"}])

@@ -1,0 +1,187 @@
+import pickle
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from torch.utils.data import Sampler
+
+from boltcutter.data import sampler
+from boltcutter.data.sampler import Batch, BatchSampler, permute, uniform
+
+
+def batches(length: int, size: int, world: int = 1, epoch: int = 0, **settings: bool | int) -> list[list[list[int]]]:
+    """What each rank sees, batch by batch."""
+    seen = []
+    for rank in range(world):
+        sampler = BatchSampler(length, size, rank=rank, world_size=world, **settings)
+        sampler.set_epoch(epoch)
+        seen.append([list(batch) for batch in sampler])
+        assert len(seen[-1]) == len(sampler)
+    return seen
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_together_yield_each_sample_once(world: int, shuffle: bool) -> None:
+    for length in [*range(3, 40), 97, 100, 101]:
+        for size in (6, 12):
+            ranks = batches(length, size, world, shuffle=shuffle)
+            assert sorted(i for rank in ranks for batch in rank for i in batch) == list(range(length))
+            assert all(batch for rank in ranks for batch in rank)
+
+
+@pytest.mark.parametrize("world", [2, 3, 6])
+def test_kth_batch_is_the_same_for_every_number_of_ranks(world: int) -> None:
+    for length in (6, 11, 12, 60, 64):
+        alone = batches(length, 6, shuffle=True, seed=5, epoch=2)[0]
+        ranks = batches(length, 6, world, shuffle=True, seed=5, epoch=2)
+        for number, whole in enumerate(alone):
+            assert [i for rank in ranks if number < len(rank) for i in rank[number]] == whole
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_drop_last_leaves_full_batches_of_equal_size(world: int) -> None:
+    for length in (12, 13, 23):
+        for rank in batches(length, 6, world, shuffle=True, drop_last=True):
+            assert [len(batch) for batch in rank] == [6 // world] * (length // 6)
+
+
+def test_start_skips_batches_once() -> None:
+    sampler = BatchSampler(23, 4, shuffle=True)
+    whole = list(sampler)
+    for start in range(7):
+        sampler.start = start
+        assert list(sampler) == whole[start:]
+        assert list(sampler) == whole
+
+
+def test_order_depends_only_on_seed_and_epoch() -> None:
+    orders = [batches(50, 50, epoch=e, shuffle=True, seed=s)[0][0] for s in (0, 1) for e in (0, 1)]
+    assert len(set(map(tuple, orders))) == 4
+    assert orders[1] == batches(50, 50, epoch=1, shuffle=True, seed=0)[0][0]
+    assert batches(5, 5, epoch=3)[0][0] == [0, 1, 2, 3, 4]
+
+
+def test_batches_hold_seed_and_epoch() -> None:
+    sampler = BatchSampler(8, 4, seed=7)
+    sampler.set_epoch(3)
+    sent = [pickle.loads(pickle.dumps(batch)) for batch in sampler]
+    assert [(list(b), b.seed, b.epoch) for b in sent] == [([0, 1, 2, 3], 7, 3), ([4, 5, 6, 7], 7, 3)]
+
+
+def test_a_batch_is_a_sequence_of_indices() -> None:
+    batch = Batch([4, 7, 9])
+    assert (len(batch), batch[1], batch[-2:], batch.seed, batch.epoch) == (3, 7, [7, 9], 0, 0)
+    assert batch == [4, 7, 9]
+    assert batch != [4, 7]
+    assert batch != {4, 7, 9}
+
+
+def test_the_first_epoch_is_0_and_an_interrupted_epoch_is_completed_first() -> None:
+    sampler = BatchSampler(30, 10, shuffle=True)
+    assert list(sampler) == list(BatchSampler(30, 10, shuffle=True, seed=0)) == batches(30, 10, shuffle=True)[0]
+    assert sampler.order(0).tolist() == [index for batch in sampler for index in batch]
+    sampler.start = 2
+    sampler.set_epoch(1)  # by Lightning, which counts the interrupted epoch
+    assert [batch.epoch for batch in sampler] == [0]
+    sampler.set_epoch(1)
+    assert [batch.epoch for batch in sampler] == [1, 1, 1]
+    sampler.follows_epochs = False
+    sampler.set_epoch(2)
+    assert sampler.epoch == 1
+
+
+class Drawn(Sampler[int]):
+    """Counts how often an order is drawn."""
+
+    count = 0
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[int]:
+        self.count += 1
+        return iter(np.random.permutation(100)[:5].tolist())
+
+
+def test_a_sampler_of_the_user_is_drawn_once_per_epoch_and_alike_on_all_ranks() -> None:
+    drawn = Drawn()
+    whole = BatchSampler(100, 4, index_sampler=drawn)
+    orders = []
+    for epoch in (0, 1, 1, 0):
+        whole.set_epoch(epoch)
+        orders.append([index for batch in whole for index in batch])
+        assert whole.order(epoch).tolist() == orders[-1]
+        assert whole.order(epoch, 1, 3).tolist() == orders[-1][1:3]
+    assert len(whole) == 2
+    assert drawn.count == 3
+    assert orders[0] == orders[3] != orders[1] == orders[2]
+    ranks = [BatchSampler(100, 4, index_sampler=Drawn(), rank=rank, world_size=2) for rank in (0, 1)]
+    assert [index for pair in zip(*ranks, strict=False) for batch in pair for index in batch][:4] == orders[0][:4]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 100])
+def test_chunks_are_merged_batches(most: int) -> None:
+    for rank in (0, 1):
+        single = list(BatchSampler(23, 4, shuffle=True, rank=rank, world_size=2))
+        found = list(BatchSampler(23, 4, shuffle=True, rank=rank, world_size=2).iter_chunks(lambda: most))
+        assert [index for batch, _ in found for index in batch] == [index for batch in single for index in batch]
+        assert [count for _, count in found] == [*[most] * (5 // most), *[5 % most] * (5 % most > 0), 1]
+        assert all(len(batch) == 2 * count for batch, count in found[:-1])
+
+
+def test_invalid_settings_are_errors_with_a_remedy() -> None:
+    for size, remedy in ((100, 104), (99, 104)):
+        with pytest.raises(ValueError, match=rf"^data.batch_size={size} does not divide over 8 ranks; try {remedy}$"):
+            BatchSampler(1000, size, world_size=8)
+    with pytest.raises(ValueError, match=r"data.batch_size=0 must be 1 or more; try"):
+        BatchSampler(1000, 0)
+    assert len(BatchSampler(1000, 1)) == 1000
+    with pytest.raises(ValueError, match=r"5 samples are too few for batch_size=6; give more data, or lower"):
+        BatchSampler(5, 6, drop_last=True)
+    with pytest.raises(ValueError, match="1 samples are too few for 2 ranks; give more data, or use fewer"):
+        BatchSampler(1, 2, world_size=2)
+
+
+def test_random_numbers_depend_on_the_sample_not_on_the_batch() -> None:
+    together = uniform(Batch(range(100), seed=1, epoch=2), 3)
+    for index in (0, 41, 99):
+        assert np.array_equal(uniform(Batch([7, index], seed=1, epoch=2), 3)[1], together[index])
+    assert not np.isin(uniform(Batch(range(100), seed=1, epoch=3), 3), together).any()
+    assert not np.isin(uniform(Batch(range(100), seed=2, epoch=2), 3), together).any()
+
+
+def test_random_numbers_are_uniform() -> None:
+    drawn = uniform(Batch(range(50_000), seed=0, epoch=0), 2)
+    assert drawn.dtype == np.float32
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    counts = np.histogram(drawn[:, 0], 10, (0, 1))[0]
+    assert ((counts - 5000) ** 2 / 5000).sum() < 27.9  # chi-square with 9 degrees of freedom, 99.9 %
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.02
+    assert abs(np.corrcoef(drawn[:-1, 0], drawn[1:, 0])[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 1000, 4099])
+def test_a_lazy_permutation_has_each_index_once(length: int) -> None:
+    places = np.arange(length)
+    found = permute(places, length, 5, 1)
+    assert sorted(found.tolist()) == places.tolist()
+    assert np.array_equal(found[length // 2 :], permute(places[length // 2 :], length, 5, 1))
+    if length >= 1000:
+        assert not np.array_equal(found, permute(places, length, 5, 2))
+        assert abs(np.corrcoef(found, places)[0, 1]) < 0.1
+        assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.1
+
+
+def test_a_large_data_set_is_permuted_exactly_from_any_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "LAZY_ABOVE", 100)
+    monkeypatch.setattr(sampler, "LAZY_CHUNK", 64)
+    whole = list(BatchSampler(1003, 10, seed=3, shuffle=True))
+    assert sorted(index for batch in whole for index in batch) == list(range(1003))
+    assert [len(batch) for batch in whole] == [10] * 100 + [3]
+    rest = BatchSampler(1003, 10, seed=3, shuffle=True)
+    rest.start = 37
+    assert list(rest) == whole[37:]
+    halves = [list(BatchSampler(1003, 10, seed=3, shuffle=True, rank=rank, world_size=2)) for rank in (0, 1)]
+    assert [[*a, *b] for a, b in zip(*halves, strict=True)] == [list(batch) for batch in whole]

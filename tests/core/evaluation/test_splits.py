@@ -1,0 +1,39 @@
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from boltcutter.data.digits import Digits
+from boltcutter.evaluation.splits import prediction_argument, skip_reason, uses_validation_step
+
+
+class Manual(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Whole(L.LightningModule):
+    def test_step(self, batch: torch.Tensor) -> None: ...
+
+    def test_dataloader(self) -> DataLoader[torch.Tensor]:
+        return DataLoader(torch.zeros(2))  # type: ignore[arg-type]
+
+
+def test_skip_reason_names_the_missing_hook() -> None:
+    assert skip_reason(None, Whole(), "test") is None
+    assert skip_reason(None, Manual(), "test") == "Manual has no test_step"
+    assert skip_reason(None, Whole(), "val") == "Whole has no validation_step"
+    assert skip_reason(L.LightningDataModule(), Whole(), "train") == "there is no train_dataloader"
+
+
+def test_prediction_argument() -> None:
+    data = L.LightningDataModule()
+    assert prediction_argument(data, Manual()) is None
+    data.predict_dataloader = lambda: []  # type: ignore[method-assign]
+    assert prediction_argument(data, Manual()) == ""
+    data.read = data.loader = lambda name: name  # type: ignore[attr-defined]
+    assert prediction_argument(data, Manual()) == ""  # another data module may use these names differently
+    assert uses_validation_step(data, "val")
+    ours = Digits(batch_size=4)
+    assert prediction_argument(ours, Manual()) == "input=<files>"
+    assert not uses_validation_step(ours, "val")

@@ -1,0 +1,333 @@
+"""Reports, rendered by a real browser."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from browser import Browse, References
+from PIL import Image
+
+from boltcutter.report import html as report
+
+EVIL = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+CONFIG = """\
+name: digits
+seed: 0
+data:
+  _target_: boltcutter.data.digits.Digits
+  split:
+  - 0.7
+  - 0.3
+callback:
+  best:
+    monitor: val/loss
+    mode: min
+choices:
+  data: digits
+  model: convnet
+"""
+RECORD: dict[str, Any] = {
+    "id": "20250102-030405-abcdef12",
+    "name": "digits",
+    "command": "scripts/train.py trainer.max_epochs=3 logger.api_key=hush",
+    "config": {"logger": {"api_key": "hush"}},
+    "seed": 0,
+    "git": {"commit": "0123456789", "branch": "main", "remote": None, "dirty": True, "patch": "code.patch"},
+    "packages": {"lightning": "2.6.4", "torch": "2.9.0"},
+    "python": "3.12.1",
+    "hardware": {"cpu": "Some CPU", "cores": 4, "gpus": ["NVIDIA H200"] * 8, "cuda": "12.8", "threads": 4},
+    "reproduces": "runs/digits/earlier",
+    "data": "fingerprint-of-data",
+    "metrics": {"train/loss": 0.2, "val/loss": 0.3},
+    "test": {"test/loss": 0.31, "test/accuracy": 0.875},
+    "attempts": [
+        {
+            "start": "2025-01-02T03:04:05+00:00",
+            "end": "2025-01-02T05:09:05+00:00",
+            "reason": "interrupted",
+            "host": "node-1",
+            "pid": 7,
+            "devices": 8,
+            "resumed_from": None,
+        },
+        {"start": "2025-01-02T06:00:00+00:00", "end": "2025-01-02T06:00:40+00:00", "reason": "completed", "devices": 8},
+    ],
+}
+FILES = ["record.json", "config.yaml", "metrics.csv"] + [
+    f"evaluation/test/{name}"
+    for name in ("metrics.json", "predictions.csv", "classes.csv", "confusion.csv", "worst.npz")
+]
+
+
+def write_run(folder: Path, name: str = "digits") -> Path:
+    """A run folder with the files that all tasks write."""
+    test = folder / "evaluation" / "test"
+    test.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps(RECORD | {"name": name}))
+    (folder / "config.yaml").write_text(CONFIG)
+    (test / "metrics.json").write_text(json.dumps(RECORD["test"]))
+    lines = ["step,epoch,lr-AdamW,train/loss,val/loss,val/accuracy,train/loss_epoch,throughput/samples_per_second"]
+    for step in range(9, 300, 10):
+        loss = 2 / (1 + step / 50)
+        lines.append(f"{step},{step // 100},{0.001 - step * 1e-6},{loss},,,,{1000 + step}")
+        if step % 100 == 99:
+            lines.append(f"{step + 1},{step // 100},,,{loss + 0.1},{1 - loss / 4},{loss},")
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def write_classification(folder: Path, names: tuple[str, ...] = ("cat", "dog", "owl"), *, side: int = 8) -> Path:
+    test = write_run(folder) / "evaluation" / "test"
+    count = len(names)
+    matrix = np.eye(count, dtype=int) * 5
+    matrix[0, 1] = 2
+    pd.DataFrame(matrix, names, names).to_csv(test / "confusion.csv", index_label="target")
+    ones = np.ones(count)
+    table = pd.DataFrame({"class": names, "precision": ones, "recall": ones / 2, "f1": ones / 4, "samples": 5})
+    table.to_csv(test / "classes.csv", index=False)
+    truth, predicted = np.array([0, 0, 1]), np.array([1, 1, 1])
+    sure, loss = np.array([0.9, 0.8, 0.4]), np.array([3.0, 2.0, 1.0])
+    columns = {"target": truth, "prediction": predicted, "confidence": sure, "loss": loss}
+    index = np.arange(3)
+    pd.DataFrame({"index": index, **columns}).to_csv(test / "predictions.csv", index=False)
+    inputs = np.random.default_rng(0).integers(0, 256, (3, 3, side, side), dtype=np.uint8)
+    np.savez_compressed(test / "worst.npz", inputs=inputs, index=index, **columns)
+    return folder
+
+
+def write_regression(folder: Path, *, samples: int = 50) -> Path:
+    test = write_run(folder) / "evaluation" / "test"
+    truth = np.linspace(0, 10, samples)
+    columns = {"target": truth, "prediction": truth + np.sin(truth), "loss": np.sin(truth) ** 2}
+    pd.DataFrame({"index": range(samples), **columns}).to_csv(test / "predictions.csv", index=False)
+    worst = {name: values[:4].astype(np.float32) for name, values in columns.items()}
+    np.savez_compressed(test / "worst.npz", inputs=np.ones((4, 10), np.float32), index=np.arange(4), **worst)
+    return folder
+
+
+def test_all_parts_of_a_classification_are_drawn(browse: Browse, tmp_path: Path) -> None:
+    seen = browse(report.write(write_classification(tmp_path / "run")))
+    assert seen.console == []
+    sections = re.findall(r'<section id="(\w+)"', seen.dom)
+    assert sections == ["curves", "metrics", "confusion", "classes", "worst", "config", "lineage", "attempts"]
+    assert seen.count('<path class="curve') == 6  # loss 3, accuracy, learning rate, throughput
+    assert seen.count('class="best"') == 2
+    assert seen.count('class="cell-') == 4
+    assert seen.count('<img src="data:image/png') == 3
+    for text in ("0.8750", "2 h 05 min", "8 × NVIDIA H200, CUDA 12.8", "fingerprint-of-data", "71.4 %", "0123456789"):
+        assert text in seen.dom
+
+
+def test_all_parts_of_a_regression_are_drawn(browse: Browse, tmp_path: Path) -> None:
+    seen = browse(report.write(write_regression(tmp_path / "run")))
+    assert seen.console == []
+    sections = re.findall(r'<section id="(\w+)"', seen.dom)
+    assert sections == ["curves", "metrics", "predictions", "worst", "config", "lineage", "attempts"]
+    assert seen.count('<circle class="dot"') == 100  # 50 samples, and their residuals
+    assert "input (10)" in seen.dom
+    assert "Missing from this report" not in seen.dom
+
+
+def test_hovering_shows_values(browse: Browse, tmp_path: Path) -> None:
+    hover = """
+      for (const [selector, across, down] of [['[data-chart] svg', .5, .5], ['#matrix .cell-wrong', .5, .5]]) {
+        const node = document.querySelector(selector), box = node.getBoundingClientRect();
+        const place = {clientX: box.left + box.width * across, clientY: box.top + box.height * down, bubbles: true};
+        node.dispatchEvent(new PointerEvent('pointermove', place));
+        const shown = {className: 'shown', textContent: tip.innerText};
+        document.body.append(Object.assign(document.createElement('p'), shown));
+      }"""
+    seen = browse(report.write(write_classification(tmp_path / "run")), script=hover)
+    curves, matrix = re.findall(r'<p class="shown">(.*?)</p>', seen.dom, re.S)
+    assert re.search(r"step \d+\s+epoch 1\s+train.*val", curves, re.S)
+    assert re.search(r"target\s+cat\s+prediction\s+dog\s+samples\s+2 of 7", matrix)
+    assert seen.console == []
+
+
+def test_names_are_escaped(browse: Browse, tmp_path: Path) -> None:
+    folder = write_classification(tmp_path / "run", names=(EVIL, "dog", "owl"))
+    evil_record = RECORD | {"name": EVIL, "command": "train.py 'x=" + EVIL.replace("'", "") + "'", "data": EVIL}
+    evil_record["attempts"] = [RECORD["attempts"][0] | {"reason": EVIL}]
+    (folder / "record.json").write_text(json.dumps(evil_record))
+    (folder / "config.yaml").write_text(CONFIG + f"evil: {json.dumps(EVIL)}\n")
+    metrics = (folder / "metrics.csv").read_text()
+    quoted = EVIL.replace('"', '""')
+    (folder / "metrics.csv").write_text(metrics.replace("lr-AdamW", f'"{quoted}"', 1))
+    seen = browse(report.write(folder))
+    assert seen.console == []
+    assert "<title>taken" not in seen.dom
+    assert seen.count(r"<script\b") == 2
+    assert seen.count("<img (?!src=.data:)") == 0
+
+
+@pytest.mark.parametrize("make", [write_classification, write_regression])
+def test_the_page_has_no_external_references(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    page = report.write(make(tmp_path / "run")).read_text()
+    references = References()
+    references.feed(page)
+    assert references.found
+    assert all(found.startswith(("#", "data:image/")) for found in references.found)
+    assert "://" not in page
+    assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|\bimport\(", page)
+    assert "default-src 'none'" in page  # the browser would refuse anyway
+
+
+@pytest.mark.parametrize("make", [write_classification, write_regression])
+def test_the_page_fits_a_phone(make: Callable[[Path], Path], browse: Browse, tmp_path: Path) -> None:
+    page = report.write(make(tmp_path / "run"))
+    frame = tmp_path / "phone.html"
+    frame.write_text(
+        f'<body><iframe style="width: 360px; border: 0" srcdoc="{html.escape(page.read_text())}"></iframe></body>'
+    )
+    measure = """onload = () => {
+      const inner = document.querySelector('iframe').contentDocument.documentElement;
+      document.body.dataset.width = inner.scrollWidth + ' of ' + inner.clientWidth;
+    }"""
+    assert 'data-width="360 of 360"' in browse(frame, script=measure).dom
+
+
+@pytest.mark.parametrize(("scheme", "dark"), [("0", True), ("1", False)])
+def test_the_page_follows_the_color_scheme(scheme: str, dark: bool, browse: Browse, tmp_path: Path) -> None:
+    shot = tmp_path / "shot.png"
+    flags = [f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={shot}", "--window-size=800,600"]
+    browse(report.write(write_classification(tmp_path / "run")), *flags, dump=False)
+    with Image.open(shot) as image:
+        assert (np.median(np.asarray(image.convert("L"))) < 100) == dark
+
+
+@pytest.mark.parametrize("lost", FILES)
+@pytest.mark.parametrize("damage", [None, b"", b"\xff{[,\n1,2,3,4,5\n"], ids=["missing", "empty", "damaged"])
+def test_an_unreadable_part_is_listed_as_missing(lost: str, damage: bytes | None, tmp_path: Path) -> None:
+    folder = write_classification(tmp_path / "run")
+    if damage is None:
+        (folder / lost).unlink()
+        expected = f"{lost} is missing"
+    else:
+        (folder / lost).write_bytes(damage)
+        expected = "cannot be read: "
+    page = report.write(folder).read_text()
+    assert expected in page
+    assert "Missing from this report" in page
+
+
+def test_an_empty_folder_renders_a_page(browse: Browse, tmp_path: Path) -> None:
+    seen = browse(report.write(tmp_path))
+    assert seen.console == []
+    assert "record.json is missing" in seen.dom
+    assert "<section" not in seen.dom
+
+
+def test_a_run_without_a_test_shows_the_best_validation_metrics(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    shutil.rmtree(folder / "evaluation")
+    (folder / "record.json").write_text(json.dumps(RECORD | {"test": {}}))
+    page = report.write(folder).read_text()
+    assert "best val accuracy" in page
+    assert "at step 300" in page
+
+
+def test_secrets_are_redacted(tmp_path: Path) -> None:
+    page = report.write(write_classification(tmp_path / "run")).read_text()
+    assert "hush" not in page
+    assert "logger.api_key=***" in page
+
+
+def test_the_report_of_a_long_run_is_small(tmp_path: Path) -> None:
+    folder = write_classification(tmp_path / "run")
+    steps = np.arange(100_000)
+    noise = np.random.default_rng(0).random((3, len(steps)))
+    columns = {"step": steps, "epoch": steps // 500, "train/loss": noise[0], "lr-AdamW": noise[1], "val/loss": noise[2]}
+    pd.DataFrame(columns).to_csv(folder / "metrics.csv", index=False)
+    assert report.write(folder).stat().st_size < 500_000
+
+
+def test_downsampling_keeps_ends_and_extremes() -> None:
+    values = np.random.default_rng(0).normal(size=12_345)
+    values[6_001], values[7_002] = 99, -99
+    kept = report.downsample(values, 100)
+    assert len(kept) <= 100
+    assert {0, 6_001, 7_002, 12_344} <= set(kept.tolist())
+    assert (np.diff(kept) > 0).all()
+    assert report.downsample(values[:100], 100).tolist() == list(range(100))
+
+
+def test_non_finite_values_are_counted(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    with open(folder / "metrics.csv", "a") as file:
+        file.write("310,3,,nan,,,,\n320,3,,inf,nan,,,\n")
+    page = report.write(folder).read_text()
+    assert "train, step: 2 non-finite values" in page
+    assert "val: 1 non-finite value" in page
+    assert "NaN" not in page
+
+
+@pytest.mark.parametrize(("mode", "step"), [("min", 300), ("max", 100)])
+def test_the_best_value_follows_the_mode_of_the_callback(mode: str, step: int, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "config.yaml").write_text(CONFIG.replace("mode: min", f"mode: {mode}"))
+    data = page_data(report.write(folder))
+    loss = next(chart for chart in data["charts"] if chart["title"] == "loss")
+    assert loss["best"][0] == step
+
+
+def test_class_names_are_kept_unchanged(tmp_path: Path) -> None:
+    data = page_data(report.write(write_classification(tmp_path / "run", names=("NA", "01", "01"))))
+    assert data["confusion"]["names"] == ["NA", "01", "01"]
+
+
+def test_many_classes_list_misclassifications_without_a_matrix(tmp_path: Path) -> None:
+    names = tuple(f"class {number}" for number in range(report.MAX_MATRIX_CLASSES + 1))
+    page = report.write(write_classification(tmp_path / "run", names=names))
+    assert page_data(page)["confusion"]["cells"] == []
+    assert "too many for a matrix" in page.read_text()
+
+
+def test_many_samples_are_subsampled(tmp_path: Path) -> None:
+    page = report.write(write_regression(tmp_path / "run", samples=5000))
+    (scatter,) = page_data(page)["scatters"]
+    assert len(scatter["truth"]) == report.MAX_SCATTER_POINTS
+    assert "2,000 of 5,000 samples" in page.read_text()
+
+
+def test_multiple_targets_have_a_plot_each(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    columns = {f"{what}_{t}": [0.0, 1.0, 2.0] for what in ("target", "prediction") for t in range(2)}
+    test = folder / "evaluation" / "test"
+    pd.DataFrame({"index": range(3), "loss": 0.5, **columns}).to_csv(test / "predictions.csv", index=False)
+    assert [scatter["target"] for scatter in page_data(report.write(folder))["scatters"]] == ["0", "1"]
+
+
+def test_small_images_are_lossless(tmp_path: Path) -> None:
+    folder = write_classification(tmp_path / "run")
+    with np.load(folder / "evaluation" / "test" / "worst.npz") as worst:
+        expected = worst["inputs"][0]
+    assert (np.moveaxis(np.asarray(first_picture(report.write(folder))), -1, 0) == expected).all()
+
+
+def test_large_images_are_downscaled(tmp_path: Path) -> None:
+    picture = first_picture(report.write(write_classification(tmp_path / "run", side=300)))
+    assert picture.size == (100, 100)  # a third of 300
+
+
+def page_data(page: Path) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)
+    assert found
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def first_picture(page: Path) -> Image.Image:
+    found = re.search(r'<img src="data:image/\w+;base64,([^"]+)"', page.read_text())
+    assert found
+    return Image.open(io.BytesIO(base64.b64decode(html.unescape(found[1]))))

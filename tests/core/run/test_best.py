@@ -1,0 +1,121 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, STATE, Script
+
+from boltcutter.checkpoint.io import AtomicCheckpointIO
+from boltcutter.config.compose import DictConfig
+from boltcutter.config.errors import ConfigError
+from boltcutter.run.best import find_checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run whose best checkpoint is in a folder of its own."""
+    run = tmp_path / "here" / "run"
+    for name in ("own/top.ckpt", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
+        AtomicCheckpointIO().save_checkpoint(STATE, run / name)
+    facts = {"id": "run", "best": f"{run}/own/top.ckpt", "best_by": {"monitor": "val_acc"}}
+    (run / "record.json").write_text(json.dumps(facts))
+    return run
+
+
+def find(run: Path, which: str = "best") -> str:
+    return find_checkpoint(DictConfig({"folder": str(run), "checkpoints": f"{run}/checkpoints"}), which)
+
+
+def test_the_recorded_checkpoint_is_the_best(folder: Path) -> None:
+    assert find(folder) == f"{folder}/own/top.ckpt"
+    assert find(folder, "last") == f"{folder}/checkpoints/last.ckpt"
+
+
+def test_a_copied_run_uses_its_own(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(folder, copy)
+    assert find(copy) == f"{copy}/own/top.ckpt"
+
+
+def test_a_damaged_one_is_replaced_by_another(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "own" / "top.ckpt").write_bytes(b"cut")
+    assert find(folder) == f"{folder}/checkpoints/best.ckpt"
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("url", ["https://example.org/a.ckpt", "reference://?fo=a", "{}/checkpoints/::https://a/b"])
+def test_an_address_in_the_record_is_not_contacted(folder: Path, url: str) -> None:
+    facts = {"id": "run", "best": url.format(folder), "best_by": {"monitor": "val_acc"}}
+    (folder / "record.json").write_text(json.dumps(facts))
+    with pytest.raises(ConfigError, match=r"an address that would be contacted; set trust=true"):
+        find(folder)
+
+
+def test_without_a_callback_of_the_user_the_folder_tells(folder: Path) -> None:
+    (folder / "record.json").write_text(json.dumps({"id": "run", "best": f"{folder}/own/top.ckpt", "best_by": None}))
+    assert find(folder) == f"{folder}/checkpoints/best.ckpt"
+
+
+SHORT = [*QUICK, "model=linear", "data.num_workers=0", "test=false"]
+
+
+@pytest.fixture(scope="module")
+def begun(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs that keeps the checkpoint of each. Not to be changed."""
+    run = tmp_path_factory.mktemp("begun") / "run"
+    done = script("train", *SHORT, "callback.best.save_top_k=-1", f"folder={run}")
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["resume={0}", "ckpt=best-19.ckpt"],
+        ["resume={0}/checkpoints/best-19.ckpt"],
+        ["resume={0}", "ckpt={0}/checkpoints/best-19.ckpt"],
+    ],
+)
+def test_a_run_resumes_from_a_given_checkpoint(
+    arguments: list[str], script: Script, begun: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(begun, run)
+    done = script("train", *(text.format(run) for text in arguments), "trainer.max_epochs=2")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((run / "record.json").read_text())
+    assert record["attempts"][-1]["resumed_from"] == f"{run}/checkpoints/best-19.ckpt"
+    before = json.loads((begun / "record.json").read_text())
+    assert record["metrics"]["val/loss"] == before["metrics"]["val/loss"]  # the second epoch is repeated exactly
+    done = script("train", f"resume={run}", "trainer.max_epochs=3")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((run / "record.json").read_text())
+    assert record["attempts"][-1]["resumed_from"] == f"{run}/checkpoints/last.ckpt"
+
+
+def test_a_damaged_last_checkpoint_is_replaced_by_the_best(script: Script, begun: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(begun, run)
+    (run / "checkpoints" / "last.ckpt").write_bytes(b"cut")
+    done = script("train", f"resume={run}", "trainer.max_epochs=3")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == 2
+    assert "no valid last checkpoint; using" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resume={0}", "ckpt=none.ckpt"], "ckpt=none.ckpt: no such file"),
+        (["resume=/nowhere/other.ckpt"], "not in the folder of a run; use resume=<folder of the run> ckpt=<file>"),
+        (["ckpt=best"], "ckpt: no such key"),
+    ],
+)
+def test_a_wrong_checkpoint_is_one_line(
+    arguments: list[str], message: str, script: Script, begun: Path, tmp_path: Path
+) -> None:
+    done = script("train", *(text.format(begun) for text in arguments))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,91 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from boltcutter.assembly.overrides import read_overrides
+from boltcutter.project import Project
+from boltcutter.run.folder import create_folder, read_record, record_attempt
+
+PROJECT = Project.find(__file__)
+
+
+def made(tmp_path: Path, *overrides: str) -> Path:
+    cfg = read_overrides(PROJECT, overrides)
+    cfg.folder = str(tmp_path / "run")
+    create_folder(cfg, PROJECT.root)
+    return Path(cfg.folder)
+
+
+def test_the_folder_records_the_lineage(tmp_path: Path) -> None:
+    folder = made(tmp_path, "seed=7")
+    record = json.loads((folder / "record.json").read_text())
+    assert record["seed"] == 7
+    assert record["packages"]["lightning"]
+    assert record["hardware"]["threads"] >= 1
+    assert record["config"]["data"]["seed"] == "${seed}"  # references stay, so that an override reaches all of them
+    assert OmegaConf.load(folder / "config.yaml").data.seed == 7  # type: ignore[union-attr]
+
+
+def test_a_run_starts_in_a_folder_with_an_empty_record(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "record.json").write_text("{}")
+    assert read_record(made(tmp_path))["attempts"] == []
+
+
+def test_secrets_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "planted" + "-" + "secret"  # in parts, since the patch may hold this file
+    monkeypatch.setenv("MY_KEY", secret)
+    folder = made(tmp_path, "+data.api_key=${oc.env:MY_KEY}")
+    for file in folder.rglob("*"):
+        assert not file.is_file() or secret not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (None, "completed"),
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(3), "exit 3"),
+        (SystemExit(0), "completed"),
+        (ValueError("too\nbad"), "ValueError: too bad"),
+    ],
+)
+def test_an_attempt_records_how_it_ended(tmp_path: Path, end: BaseException | None, reason: str) -> None:
+    folder = made(tmp_path)
+
+    def go() -> None:
+        with record_attempt(folder, writes=True, devices=2):
+            assert read_record(folder)["attempts"][-1]["reason"] == "running"
+            if end:
+                raise end
+
+    if end is None:
+        go()
+    else:
+        with pytest.raises(type(end)):
+            go()
+    (attempt,) = read_record(folder)["attempts"]
+    assert (attempt["reason"], attempt["devices"]) == (reason, 2)
+    assert attempt["start"] <= attempt["end"]
+
+
+def test_a_killed_attempt_is_closed_by_the_next(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    code = "import os, sys; from pathlib import Path; from boltcutter.run.folder import record_attempt\n"
+    code += "with record_attempt(Path(sys.argv[1]), writes=True): os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code, str(folder)], timeout=60, check=False)
+    with record_attempt(folder, writes=True):
+        pass
+    reasons = [attempt["reason"] for attempt in read_record(folder)["attempts"]]
+    assert reasons == ["killed", "completed"]
+
+
+def test_only_one_process_writes_the_record(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    with record_attempt(folder, writes=False):
+        pass
+    assert read_record(folder)["attempts"] == []

@@ -1,0 +1,227 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from boltcutter.assembly.overrides import read_overrides
+from boltcutter.project import Project
+from boltcutter.run import lineage
+from boltcutter.run.folder import create_folder, read_record
+
+PROJECT = Project.find(__file__)
+
+
+def git(where: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    return subprocess.run(
+        ["git", "-C", str(where), *identity, *arguments], check=True, capture_output=True, text=True, timeout=20
+    ).stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    where = tmp_path / "repository"
+    where.mkdir()
+    git(where, "init", "-q", "-b", "main")
+    (where / "known.py").write_text("a = 1\n")
+    (where / ".gitignore").write_text("ignored.py\n")
+    git(where, "add", "-A")
+    git(where, "commit", "-qm", "first")
+    return where
+
+
+def test_a_clean_tree_has_no_patch(repository: Path) -> None:
+    state = lineage.git_state(repository)
+    assert state["commit"] == git(repository, "rev-parse", "HEAD").strip()
+    assert (state["branch"], state["dirty"], state["patch"]) == ("main", False, b"")
+
+
+def test_the_patch_reproduces_the_dirty_tree(repository: Path, tmp_path: Path) -> None:
+    (repository / "known.py").write_text("a = 2\n")
+    (repository / "new.py").write_text("b = 3\n")
+    (repository / "ignored.py").write_text("secret\n")
+    before = git(repository, "status", "--porcelain")
+    patch = lineage.git_state(repository)["patch"]
+    assert git(repository, "status", "--porcelain") == before  # the user's index is as it was
+    (tmp_path / "patch").write_bytes(patch)
+    git(tmp_path, "clone", "-q", str(repository), "again")
+    git(tmp_path / "again", "apply", str(tmp_path / "patch"))
+    assert (tmp_path / "again" / "known.py").read_text() == "a = 2\n"
+    assert (tmp_path / "again" / "new.py").read_text() == "b = 3\n"
+    assert b"secret" not in patch
+
+
+def test_a_project_in_a_monorepo(repository: Path, tmp_path: Path) -> None:
+    project = repository / "projects" / "one"
+    project.mkdir(parents=True)
+    (project / "own.py").write_text("a = 1\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "second")
+    (repository / "known.py").write_text("a = 2\n")  # may be imported by the project
+    (repository / "new.py").write_text("somebody else's\n")
+    (project / "own.py").write_text("a = 2\n")
+    (project / "new.py").write_text("b = 3\n")
+    state = lineage.git_state(project)
+    assert state["commit"] == git(repository, "rev-parse", "HEAD").strip()
+    (tmp_path / "patch").write_bytes(state["patch"])
+    git(tmp_path, "clone", "-q", str(repository), "again")
+    git(tmp_path / "again", "apply", str(tmp_path / "patch"))
+    assert git(tmp_path / "again", "status", "--porcelain", "-uall").split() == [
+        *("M", "known.py", "M", "projects/one/own.py", "??", "projects/one/new.py")
+    ]
+
+
+def test_large_new_files_stay_out_of_the_patch(repository: Path) -> None:
+    (repository / "weights.bin").write_bytes(b"x" * (lineage.MAX_UNTRACKED_BYTES + 1))
+    assert lineage.git_state(repository)["patch"] == b""
+
+
+FILES = {
+    "known.py": b"a = 1\r\nb = 2\r\n",
+    "latin.py": "# na\u00efve\n".encode("latin-1"),
+    "na\u00efve [1]*?.py": b"c = 1\n",
+    "binary.bin": bytes(range(256)),
+    " leading.py": b"d = 1",
+}
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["new", "changed"])
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("diff.external", "true"),
+        ("color.ui", "always"),
+        ("diff.noprefix", "true"),
+        ("diff.mnemonicPrefix", "true"),
+        ("core.quotePath", "true"),
+        ("diff.context", "0"),
+        ("core.safecrlf", "true"),
+        ("diff.renames", "copies"),
+    ],
+)
+def test_the_patch_is_independent_of_the_git_configuration(
+    repository: Path, tmp_path: Path, setting: str, value: str, committed: bool
+) -> None:
+    if committed:
+        for name in FILES:
+            (repository / name).write_bytes(b"before\n")
+        git(repository, "add", "-A")
+        git(repository, "commit", "-qm", "second")
+    for name, content in FILES.items():
+        (repository / name).write_bytes(content)
+    git(repository, "config", setting, value)
+    state = lineage.git_state(repository)
+    assert state["dirty"] is True
+    (tmp_path / "patch").write_bytes(state["patch"])
+    git(tmp_path, "clone", "-q", str(repository), "again")
+    git(tmp_path / "again", "apply", str(tmp_path / "patch"))
+    assert {name: (tmp_path / "again" / name).read_bytes() for name in FILES} == FILES
+
+
+def test_a_git_that_fails_is_not_a_clean_tree(repository: Path) -> None:
+    (repository / ".git" / "index").write_bytes(b"damaged")
+    state = lineage.git_state(repository)
+    assert (state["dirty"], state["patch"]) == (None, None)
+
+
+@pytest.mark.parametrize("sparse_index", ["false", "true"])
+def test_a_sparse_checkout_has_a_patch(repository: Path, sparse_index: str) -> None:
+    for folder in ("inside", "outside"):
+        (repository / folder).mkdir()
+        (repository / folder / "known.py").write_text("a = 1\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "second")
+    git(repository, "config", "index.sparse", sparse_index)
+    git(repository, "sparse-checkout", "set", "inside")
+    (repository / "outside").mkdir(exist_ok=True)
+    for folder in ("inside", "outside"):
+        (repository / folder / "new.py").write_text("b = 2\n")
+    patch = lineage.git_state(repository)["patch"]
+    assert (patch.count(b"+b = 2"), patch.count(b"deleted file")) == (2, 0)
+
+
+@pytest.mark.parametrize("kind", ["sha1", "sha256"])
+def test_a_repository_without_a_commit_has_a_patch(tmp_path: Path, kind: str) -> None:
+    git(tmp_path, "init", "-q", f"--object-format={kind}")
+    (tmp_path / "new.py").write_text("a = 1\n")
+    state = lineage.git_state(tmp_path)
+    assert (state["commit"], state["dirty"]) == (None, True)
+    assert b"+a = 1" in state["patch"]
+
+
+def test_variables_of_git_hooks_are_ignored(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init", "-q", "other")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "nowhere"))
+    state = lineage.git_state(repository)
+    assert state["commit"]
+    assert state["dirty"] is False
+
+
+def test_secret_files_stay_out_of_the_patch(repository: Path) -> None:
+    secret = b"planted" + b"-secret"
+    key = b"-----BEGIN " + b"PRIVATE KEY-----\n" + secret
+    (repository / "conf").mkdir()
+    for name in (".env", "conf/server.pem", "known.py"):
+        (repository / name).write_bytes(key if name == "known.py" else secret)
+    git(repository, "add", ".env")  # also one that git knows by now
+    (repository / "new.py").write_text("b = 1\n")
+    state = lineage.git_state(repository)
+    assert secret not in state["patch"]
+    assert b"+b = 1" in state["patch"]
+    assert state["left_out"] == [".env", "conf/server.pem", "known.py"]
+    assert state["dirty"] is True
+
+
+def test_a_file_that_this_user_cannot_read_stays_out(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repository / "locked.txt").write_text("x\n")
+    monkeypatch.setattr("os.access", lambda file, mode: Path(file).name != "locked.txt")  # root can read everything
+    state = lineage.git_state(repository)
+    assert (state["left_out"], state["dirty"]) == (["locked.txt"], True)
+
+
+def test_a_password_in_the_remote_is_not_stored(repository: Path) -> None:
+    git(repository, "remote", "add", "origin", "https://me:hidden@example.org/x.git")
+    assert lineage.git_state(repository)["remote"] == "https://example.org/x.git"
+
+
+def test_code_outside_git_has_no_commit(tmp_path: Path) -> None:
+    assert lineage.git_state(tmp_path)["commit"] is None
+
+
+def test_a_library_in_the_repository_of_the_project_has_no_state_of_its_own() -> None:
+    state = lineage.library_state(PROJECT.root)
+    assert state["path"] == str(PROJECT.root / "src" / "boltcutter")
+    assert (state["commit"], state["patch"]) == (None, b"")
+
+
+def test_the_project_and_an_editable_library_are_recorded_apart(repository: Path, tmp_path: Path) -> None:
+    cfg = read_overrides(PROJECT, [])
+    cfg.folder = str(tmp_path / "run")
+    (repository / "new.py").write_text("x = 1\n")
+    create_folder(cfg, repository)
+    record = read_record(tmp_path / "run")
+    assert record["git"]["commit"] == lineage.git_state(repository)["commit"]
+    assert "new.py" in (tmp_path / "run" / "code.patch").read_text()
+    ours = lineage.git_state(PROJECT.root)
+    assert record["library"]["version"]
+    assert (record["library"]["commit"], record["library"]["changes"]) == (ours["commit"], ours["changes"])
+    assert (tmp_path / "run" / "library.patch").is_file() == bool(ours["patch"])
+    assert lineage.differences(record, repository) == []
+    record["library"]["commit"] = "abc"
+    assert any("the library's commit is" in line for line in lineage.differences(record, repository))
+
+
+def test_differences_are_listed(tmp_path: Path) -> None:
+    cfg = read_overrides(PROJECT, [])
+    cfg.folder = str(tmp_path / "run")
+    create_folder(cfg, PROJECT.root)
+    record = read_record(tmp_path / "run")
+    assert lineage.differences(record, PROJECT.root) == []
+    record["packages"]["torch"] = "0.1"
+    record["git"]["commit"] = "abc"
+    record["hardware"]["gpus"] = ["H200"]
+    record["python"] = "2.7"
+    text = " | ".join(lineage.differences(record, PROJECT.root))
+    for part in ("git checkout abc", "package torch is", "was 0.1", "gpus is [], was ['H200']", "was 2.7"):
+        assert part in text

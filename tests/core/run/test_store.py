@@ -1,0 +1,42 @@
+"""Run folders on disk; object storage is tested in tests/remote."""
+
+from pathlib import Path
+
+import pytest
+
+from boltcutter.config.compose import compose
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+from boltcutter.run import store
+
+LOCAL = store.RunStore()
+
+
+def test_folders_on_disk_stay_where_they_are(tmp_path: Path) -> None:
+    assert LOCAL.pull(tmp_path, "run") == LOCAL.locate(str(tmp_path)) == tmp_path
+    assert LOCAL.localize([f"run={tmp_path}", "seed=1"]) == [f"run={tmp_path}", "seed=1"]
+    assert LOCAL.show(f"see {tmp_path}") == f"see {tmp_path}"
+    assert LOCAL.lease(tmp_path) is None
+    with LOCAL.mirrored(tmp_path):
+        LOCAL.push(tmp_path)
+        LOCAL.flush(tmp_path)
+    cfg = compose(Project.find(__file__), ["seed=7"])
+    assert LOCAL.portable(cfg)["seed"] == 7
+
+
+@pytest.mark.parametrize("key", ["run", "with", "resume", "reproduce"])
+def test_without_a_part_that_reads_urls_they_are_an_error(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key}=s3://a/b: no installed part .*pip install boltcutter$"):
+        LOCAL.localize([f"{key}=s3://a/b"])
+    assert LOCAL.localize(["checkpoints=s3://a/b"]) == ["checkpoints=s3://a/b"]
+
+
+def test_paths_and_urls_are_joined() -> None:
+    assert store.join("runs", "a", "b") == "runs/a/b"
+    assert store.join("s3://bucket/", "a", "b") == "s3://bucket/a/b"
+    with pytest.raises(ConfigError, match=r"^folder=s3://b: only locally; set folder to a folder$"):
+        store.refuse({"runs": "runs", "folder": "s3://b"}, "only locally")
+
+
+def test_object_storage_is_the_store_if_its_part_is_installed() -> None:
+    assert type(store.run_store()).__name__ == "ObjectStorage"

@@ -1,0 +1,59 @@
+"""Only what no other test would notice: that names are there is tested by ``tests/test_private_names.py``."""
+
+import subprocess
+import sys
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, ModelCheckpoint
+from torch import nn
+
+from boltcutter import internals
+from boltcutter.assembly.live import _order
+
+
+def test_reading_a_checkpoint_does_not_import_lightning() -> None:
+    code = "import sys, boltcutter.internals; sys.exit('lightning' in sys.modules or 'torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_batch_norms_of_all_kinds_are_recognized() -> None:
+    for module in (nn.BatchNorm1d(2), nn.BatchNorm3d(2), nn.LazyBatchNorm2d(), nn.SyncBatchNorm(2)):
+        assert isinstance(module, internals.BatchNorm)
+        assert isinstance(module, internals.NormWithStatistics)
+    assert isinstance(nn.InstanceNorm2d(2), internals.NormWithStatistics)
+    assert not isinstance(nn.InstanceNorm2d(2), internals.BatchNorm)
+
+
+def test_a_trainer_is_found_only_where_there_is_one() -> None:
+    task = L.LightningModule()
+    assert internals.find_trainer(task) is None
+    task.trainer = trainer = L.Trainer(logger=False, accelerator="cpu")
+    assert internals.find_trainer(task) is trainer
+
+
+def test_an_optimizer_that_lightning_made_is_recognized() -> None:
+    from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
+
+    task: Any = L.LightningModule()
+    task.trainer = L.Trainer(logger=False, accelerator="cpu")
+    task.trainer.strategy.connect(task)
+    task.configure_optimizers = lambda: None
+    with pytest.warns(UserWarning, match="returned `None`"):
+        optimizers, _ = _init_optimizers_and_lr_schedulers(task)
+    assert [internals.is_placeholder(optimizer) for optimizer in optimizers] == [True]
+    assert not internals.is_placeholder(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1))
+
+
+def test_the_distributed_sampler_is_disabled_once() -> None:
+    trainer = L.Trainer(logger=False, accelerator="cpu")
+    assert internals.disable_distributed_sampler(trainer)
+    assert not internals.disable_distributed_sampler(trainer)
+
+
+def test_callbacks_have_the_order_of_lightning() -> None:
+    callbacks: list[Any] = [ModelCheckpoint(), EarlyStopping("loss"), BatchSizeFinder(), ModelCheckpoint(monitor="x")]
+    trainer: Any = L.Trainer(logger=False, accelerator="cpu", callbacks=callbacks, enable_progress_bar=False)
+    assert [c for c in trainer.callbacks if c in callbacks] == sorted(callbacks, key=_order)

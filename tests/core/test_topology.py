@@ -1,0 +1,90 @@
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from boltcutter.assembly.assemble import assemble, read_config
+from boltcutter.project import Project
+from boltcutter.topology import Topology, check_batch_size, count_devices
+
+
+@pytest.mark.parametrize(
+    ("devices", "count"),
+    [
+        (3, 3),
+        ("3", 3),
+        ([0, 2], 2),
+        ("0,2", 2),
+        ("0, 2, 5", 3),
+        ([5], 1),
+        ("5,", 1),
+        ("auto", 0),
+        (-1, 0),
+        ("-1", 0),
+        ([], 0),
+        (None, 0),
+    ],
+)
+def test_devices_are_counted_as_lightning_does(devices: Any, count: int) -> None:
+    assert count_devices({"devices": devices}) == count
+
+
+def test_without_a_setting_the_machine_decides() -> None:
+    assert count_devices({}) == 0
+
+
+@pytest.mark.parametrize(
+    ("trainer", "expected"),
+    [
+        ({"devices": 4}, Topology(1, 4, 4, 4, 4)),
+        ({"devices": [0, 3], "num_nodes": 3}, Topology(3, 2, 2, 6, 6)),
+    ],
+)
+def test_a_job_has_a_rank_for_each_device(trainer: dict[str, Any], expected: Topology) -> None:
+    assert Topology.requested(trainer) == expected
+    assert expected.total_devices == expected.world_size
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ({}, "trainer.devices=auto: a job needs an explicit number; try trainer.devices=1"),
+        ({"devices": -1}, "trainer.devices=-1: a job needs an explicit number; try trainer.devices=1"),
+        ({"devices": 2, "num_nodes": 0}, "trainer.num_nodes=0 is not a number of nodes; try trainer.num_nodes=1"),
+        ({"devices": 2, "num_nodes": "two"}, "trainer.num_nodes=two is not a number of nodes; try trainer.num_nodes=1"),
+    ],
+)
+def test_a_job_needs_explicit_numbers(trainer: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Topology.requested(trainer)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], Topology(1, 1, 1, 1, 1)),
+        (["trainer=ddp", "trainer.devices=4"], Topology(1, 4, 4, 4, 4)),
+        (["trainer=dp", "trainer.devices=2"], Topology(1, 2, 1, 1, 1)),  # one process drives both
+        (["trainer=fsdp2", "trainer.devices=4", "trainer.strategy.tensor_parallel_size=2"], Topology(1, 4, 4, 4, 2)),
+    ],
+)
+def test_the_topology_of_a_run(overrides: list[str], expected: Topology) -> None:
+    cfg = read_config(Project.find(), [*overrides, "trainer.accelerator=cpu", "logger=null", "callback=null"])
+    found = assemble(cfg, with_callbacks=False).topology
+    assert found == expected
+    assert str(found) == f"trainer.devices={expected.num_devices}, trainer.num_nodes=1"
+
+
+def test_a_batch_divides_over_the_ranks() -> None:
+    check_batch_size(66, 3)
+    with pytest.raises(ValueError, match=r"data\.batch_size=64 does not divide over 3 ranks; try 66"):
+        check_batch_size(64, 3)
+    with pytest.raises(ValueError, match=r"data\.batch_size=0 must be 1 or more; try 64"):
+        check_batch_size(0, 1)
+
+
+def test_jobs_are_described_without_torch() -> None:
+    code = "import sys, boltcutter.topology; sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

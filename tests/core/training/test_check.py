@@ -1,0 +1,160 @@
+"""The check command loads the data, applies the model, and with --batch trains, validates and tests one batch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.environment.warnings import restored_filters
+from boltcutter.project import Project
+from boltcutter.training import check
+
+ROOT = Path(__file__).parents[3]
+MODULE = '''
+import lightning as L
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Flat(nn.Module):
+    """Correct in shape, or with an error."""
+
+    def __init__(self, features: int = 64, outputs: int = 10) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(features, outputs))
+
+    def forward(self, x):
+        return self.net(x / 255)
+
+
+class Wrong(L.LightningModule):
+    def __init__(self, fault: str = "", lr: float = 0.1) -> None:
+        super().__init__()
+        self.fault, self.lr, self.net = fault, lr, nn.Linear(4, 1)
+
+    def forward(self, x, y=None):
+        return self.net(x.long() if self.fault == "dtype" else x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.logger.experiment.add_image("x", x, self.global_step)
+        if self.fault == "signature":
+            return self.forward(x, y, 1).mean()
+        if self.fault == "targets":
+            return F.mse_loss(self(x), y)
+        return F.mse_loss(self(x)[:, 0], y)
+
+    def validation_step(self, batch, batch_idx):
+        if self.fault == "validation":
+            batch["inputs"]
+        self.log("val/loss", self(batch[0]).mean())
+
+    def test_step(self, batch, batch_idx):
+        if self.fault == "test":
+            self.netw(batch[0])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+class Data(L.LightningDataModule):
+    def __init__(self, fault: str = "", num_workers: int = 0) -> None:
+        super().__init__()
+        self.fault, self.num_workers = fault, num_workers
+
+    def setup(self, stage):
+        if self.fault == "setup":
+            {}["price"]
+        self.dataset = Rows(self.fault)
+
+    def train_dataloader(self):
+        return DataLoader(self.dataset, batch_size=8, num_workers=self.num_workers)
+
+    val_dataloader = test_dataloader = train_dataloader
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, fault):
+        self.fault = fault
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        if self.fault == "sample":
+            return {}["price"]
+        return torch.ones(4), torch.tensor(1.0)
+'''
+OWN = ["task=wrong.yaml", "data=wrong_data.yaml"]
+Check = Callable[..., str]
+
+
+@pytest.fixture
+def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Run the command in a folder with the module; returns its mistakes, or what it printed."""
+    (tmp_path / "wrong_parts.py").write_text(MODULE)
+    for name, target in {"wrong": "Wrong", "wrong_data": "Data", "flat": "Flat"}.items():
+        (tmp_path / f"{name}.yaml").write_text(f"_target_: wrong_parts.{target}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = {*tmp_path.rglob("*")}
+
+    def call(*arguments: str) -> str:
+        try:
+            with restored_filters():
+                check.main(Project.at(ROOT), [*arguments])
+        except ConfigError as error:
+            return str(error)
+        assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting", "shape"),
+    [
+        ("data=images data.folder=nowhere data.num_classes=3", "data.folder=nowhere: ", ""),
+        ("data=text data.path=nowhere.txt model=gpt task=language", "data.path=nowhere.txt: ", ""),
+        ("data=tokens data.path=nowhere data.vocab_size=256 model=gpt task=language", "data.path=nowhere: ", ""),
+        ("model=flat.yaml model.features=65", "model: ", "(16, 64) float32"),
+        ("model=flat.yaml model.outputs=2", "task: ", "(16, 2) float32"),
+        ("model=mlp model.num_classes=3", "task", "(16, 3) float32"),
+        ("data=wrong_data.yaml data.fault=setup task=wrong.yaml", "data: Data.setup (wrong_parts.py:", ""),
+    ],
+)
+def test_data_and_shapes(overrides: str, setting: str, shape: str, mistake: Check) -> None:
+    found = mistake(*overrides.split())
+    assert found.startswith(setting)
+    assert shape in found
+    assert "\n" not in found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting", "part"),
+    [
+        ("task.fault=signature", "task: Wrong.training_step (wrong_parts.py:", "4 were given"),
+        ("task.fault=dtype", "task: Wrong.forward (wrong_parts.py:", "(8, 4) int64"),
+        ("task.fault=targets", "task: Wrong.training_step (wrong_parts.py:", "input (8, 1) float32, target (8,) float"),
+        ("task.fault=validation", "task: Wrong.validation_step (", "batch: [(8, 4) float32, (8,) float32]"),
+        ("task.fault=test", "task: Wrong.test_step (", "no attribute 'netw'"),
+        ("task.lr=-1", "task: Wrong.configure_optimizers (", "learning rate: -1"),
+        ("data.fault=sample", "data: Rows.__getitem__ (", "KeyError: 'price'"),
+        ("data.fault=sample data.num_workers=1", "data: ", "KeyError: 'price'"),
+        ("callback.best.monitor=val/los", "callback.best.monitor=val/los", "not logged"),
+    ],
+)
+def test_batch(overrides: str, setting: str, part: str, mistake: Check) -> None:
+    found = mistake("--batch", *OWN, *overrides.split())
+    assert found.startswith(setting)
+    assert part in found
+    assert "\n" not in found
+
+
+def test_correct_configurations(mistake: Check) -> None:
+    assert mistake(*OWN) == mistake("--batch", *OWN) == "ok\n"
+    assert mistake("--batch", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2") == "ok\n"
+    assert mistake("--batch", "model=flat.yaml", "callback=[default,early_stopping]") == "ok\n"

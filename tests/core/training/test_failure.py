@@ -1,0 +1,189 @@
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, Script
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.training.failure import OutOfMemoryError, explain_errors, out_of_memory_message
+from boltcutter.training.learning import NoGradientError
+
+FAULT = """
+import os, signal, subprocess, sys, lightning as L, torch.distributed as dist
+
+def trace():
+    # Print what would wait for kernels on a GPU, and the end of the process group.
+    from lightning.pytorch.strategies import strategy
+    def traced(owner, name):
+        real = getattr(owner, name)
+        def call(*args, **options):
+            print("called", name, file=sys.stderr, flush=True)
+            return real(*args, **options)
+        setattr(owner, name, call)
+    traced(strategy, "_optimizers_to_device")
+    traced(L.LightningModule, "cpu")
+    traced(dist, "destroy_process_group")
+    traced(dist.distributed_c10d, "_abort_process_group")
+    dist.get_backend_config = lambda group=None: "cpu:gloo,cuda:nccl"
+
+class Fault(L.Callback):
+    def __init__(self, fault):
+        self.fault = fault
+
+    def on_train_start(self, trainer, pl_module):
+        if os.environ.get("TRACE"):
+            trace()
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_rank == 1 and self.fault != "first" and trainer.global_step == 25:
+            if self.fault == "raise":
+                raise ZeroDivisionError("of rank 1 only")
+            if self.fault == "SIGSTOP":
+                subprocess.Popen(["sh", "-c", f"sleep 12; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), getattr(signal, self.fault))
+        if trainer.global_rank == 0 and trainer.global_step == 25 and self.fault == "first":
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+OVERRIDES = [
+    "logger=null",
+    "trainer.accelerator=cpu",
+    "trainer.devices=2",
+    "model=mlp",
+    "+callback.fault._target_=fault.Fault",
+]
+
+
+def fail(script: Script, tmp_path: Path, fault: str, *overrides: str, ranks: int = 2, **env: str) -> Any:
+    (tmp_path / "fault.py").write_text(FAULT)
+    return script(
+        "train",
+        *(*OVERRIDES, f"+callback.fault.fault={fault}", f"folder={tmp_path}/run", *overrides),
+        ranks=ranks,
+        timeout=60,
+        env={"PYTHONPATH": str(tmp_path)} | env,
+    )
+
+
+def test_an_exception_on_one_rank_ends_all_ranks(script: Script, tmp_path: Path) -> None:
+    done = fail(script, tmp_path, "raise")
+    assert done.returncode == 1
+    assert "[rank1]: ZeroDivisionError: of rank 1 only" in done.stderr
+    assert "error on rank 0: rank 1 of 2 ended or does not respond; its error message" in done.stderr
+    assert done.stderr.count("Traceback") == 1
+    assert "of rank 1 only" in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param([], id="torchrun"), pytest.param(["trainer=ddp"], id="Lightning's own", marks=pytest.mark.slow)],
+)
+def test_a_killed_rank_is_named(script: Script, tmp_path: Path, overrides: list[str]) -> None:
+    done = fail(script, tmp_path, "SIGKILL", *overrides, ranks=0 if overrides else 2)
+    assert "error on rank 0: rank 1 of 2 ended or does not respond" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_killed_rank_zero_is_named_in_one_line(script: Script, tmp_path: Path) -> None:
+    done = fail(script, tmp_path, "first")
+    assert done.stderr.startswith("error on rank 1: rank 0 of 2 ended or does not respond")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_lost_rank_is_reported_before_anything_waits_for_a_gpu(script: Script, tmp_path: Path) -> None:
+    done = fail(script, tmp_path, "SIGKILL", TRACE="1")
+    reported, *after = done.stderr.splitlines()
+    assert reported.startswith("error on rank 0: rank 1 of 2 ended or does not respond")
+    assert after == ["called _abort_process_group"]
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["attempts"][0]["reason"].startswith("RankLostError: rank 1 of 2")
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_named_after_the_timeout(script: Script, tmp_path: Path) -> None:
+    done = fail(script, tmp_path, "SIGSTOP", "timeout=4")
+    assert "error on rank 0: rank 1 of 2 ended or does not respond" in done.stderr
+
+
+def fake_trainer(ranks: int) -> L.Trainer:
+    strategy = SimpleNamespace(root_device=torch.device("cuda", 0), distributed_sampler_kwargs={"num_replicas": ranks})
+    data = SimpleNamespace(batch_size=96)
+    facts = {"strategy": strategy, "datamodule": data, "accumulate_grad_batches": 2, "callbacks": []}
+    return cast(L.Trainer, SimpleNamespace(**facts))
+
+
+@pytest.mark.parametrize("allocate", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50)], ids=["torch", "numpy"])
+def test_out_of_memory_is_reported_with_a_smaller_batch(allocate: Any) -> None:
+    with pytest.raises(OutOfMemoryError) as error, explain_errors(fake_trainer(4)):
+        allocate()
+    assert "cuda:0 is out of memory with data.batch_size=96 (24 on each of 4 ranks)" in str(error.value)
+    assert "try data.batch_size=48 trainer.accumulate_grad_batches=4" in str(error.value)
+
+
+def test_a_hook_of_lightning_1_is_one_line() -> None:
+    class Module(L.LightningModule):
+        def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+        def configure_optimizers(self) -> None: ...
+
+        def training_epoch_end(self, outputs: Any) -> None: ...
+
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+    with (
+        pytest.raises(ConfigError, match=r"Support for .training_epoch_end") as found,
+        explain_errors(trainer),
+    ):
+        trainer.fit(Module(), [torch.ones(1)])
+    assert "\n" not in str(found.value)
+
+
+def test_the_proposed_batch_divides_over_the_ranks() -> None:
+    assert "data.batch_size=40 " in out_of_memory_message(fake_trainer(10))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["trainer.val_check_interval=1000"],
+            "trainer.val_check_interval=1000 is larger than .* try 19, or ",
+        ),
+        (["trainer.max_epochs=-2"], "trainer: `max_epochs` must be"),
+    ],
+)
+def test_what_lightning_refuses_is_one_line(script: Script, tmp_path: Path, overrides: list[str], message: str) -> None:
+    done = script("train", "logger=null", "model=mlp", f"folder={tmp_path}/run", *overrides)
+    assert done.returncode == 2
+    assert re.match(f"error: {message}", done.stderr), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_other_errors_are_unchanged() -> None:
+    with pytest.raises(RuntimeError, match=r"^of the user$"), explain_errors(fake_trainer(1)):
+        raise RuntimeError("of the user")
+
+
+def test_a_loss_without_gradient_is_explained() -> None:
+    trainer = SimpleNamespace(lightning_module=L.LightningModule(), callbacks=[])
+    with pytest.raises(NoGradientError, match="depends on no parameter"), explain_errors(cast(L.Trainer, trainer)):
+        torch.ones(1).backward()
+
+
+def test_memory_that_loading_the_data_needs_is_explained(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "huge.py").write_text(
+        "import torch\nfrom boltcutter import Digits\n"
+        "class Huge(Digits):\n    def load(self):\n        return torch.empty(1 << 50)\n"
+    )
+    option = (ROOT / "configs" / "data" / "digits.yaml").read_text()
+    (tmp_path / "huge.yaml").write_text(option.replace("boltcutter.data.digits.Digits", "huge.Huge"))
+    overrides = ["model=mlp", f"data={tmp_path / 'huge.yaml'}", "logger=null", f"folder={tmp_path / 'run'}"]
+    done = script("train", *overrides, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1, done.stdout
+    assert done.stderr.startswith("error: ")
+    assert "is out of memory" in done.stderr
+    assert done.stderr.count("\n") == 1

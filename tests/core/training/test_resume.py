@@ -1,0 +1,59 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import QUICK, Script
+
+PLAIN = [*QUICK, "model=mlp"]
+
+
+def record(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "record.json").read_text())  # type: ignore[no-any-return]
+
+
+def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
+    state = torch.load(folder / "checkpoints" / f"{which}.ckpt", weights_only=True)["state_dict"]
+    return {name: value for name, value in state.items() if "metrics" not in name and "means" not in name}
+
+
+@pytest.fixture(scope="module")
+def single(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("single") / "run"
+    done = script("train", *PLAIN, f"folder={folder}", "seed=5")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_complete_run_that_is_resumed_is_only_tested(script: Script, single: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(single, tmp_path / "run")
+    done = script("train", f"resume={folder}")
+    assert done.returncode == 0, done.stderr
+    message = (
+        "training is complete (trainer.max_epochs=2); it is only tested; to continue, set trainer.max_epochs=<more>"
+    )
+    assert f"resume={folder}: {message}\n" in done.stdout
+    assert record(folder)["test"] == record(single)["test"]
+
+
+def test_limits_below_the_progress_of_the_run_are_refused(script: Script, single: Path) -> None:
+    before = record(single)
+    steps = torch.load(single / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+    for name, done in (("max_epochs", 2), ("max_steps", steps)):
+        refused = script("train", f"resume={single}", f"trainer.{name}=1")
+        assert refused.returncode == 2
+        message = f"trainer.{name}=1: the run has already done {done}; set trainer.{name}={done} or more"
+        assert refused.stderr.startswith(f"error: resume={single}: {message}")
+    assert record(single) == before
+
+
+def test_a_run_starts_from_given_weights(script: Script, single: Path, tmp_path: Path) -> None:
+    start = f"init_from={single}/checkpoints/best.ckpt"
+    still = ["optimizer=sgd", "optimizer.lr=0", "scheduler=null", "trainer.max_epochs=1"]
+    done = script("train", *PLAIN, *still, start, f"folder={tmp_path}/run", "seed=5")
+    assert done.returncode == 0, done.stderr
+    assert "init_from" not in done.stdout  # all weights matched
+    ours, theirs = weights(tmp_path / "run"), weights(single, "best")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from boltcutter_logging.media import MediaError, discard_after, read_media, write_images, write_table
+
+
+def test_names_stay_inside_the_folder(tmp_path: Path) -> None:
+    for name in ("val/samples", "../../a", "/etc/b", "..", "", "x:y*z", "c" * 999):
+        write_images(tmp_path / "run", name, torch.zeros(2, 2), 3)
+    written = {path.relative_to(tmp_path / "run" / "media").as_posix() for path in tmp_path.rglob("*.png")}
+    assert {"val/samples/3.png", "a/3.png", "etc/b/3.png", "unnamed/3.png", "x_y_z/3.png"} < written
+    assert len(written) == len(list(tmp_path.rglob("*.*"))) == 6
+
+
+def test_a_step_is_replaced_and_later_ones_are_discarded(tmp_path: Path) -> None:
+    for step in (0, 5, 10, 15):
+        write_images(tmp_path, "a", torch.full((2, 2), step / 15), step, captions=["text"])
+        write_table(tmp_path, "b", ["x"], [[step]], None, step)
+    write_images(tmp_path, "a", torch.ones(4, 4), 5)
+    discard_after(tmp_path, 10)
+    media = {entry["name"]: entry for entry in read_media(tmp_path)}
+    assert [frame["step"] for frame in media["a"]["frames"]] == [0, 5, 10]
+    assert [frame["rows"] for frame in media["b"]["frames"]] == [[["x"], [str(step)]] for step in (0, 5, 10)]
+
+
+def test_tables_have_columns_or_a_frame(tmp_path: Path) -> None:
+    write_table(tmp_path, "a", ["name", "p"], [["one, two", torch.tensor(0.5)], ["b\nc", 1]], None, 0)
+    write_table(tmp_path, "b", None, None, pd.DataFrame({"name": ["one"], "p": [0.5]}), 0)
+    assert pd.read_csv(tmp_path / "media/a/0.csv").to_numpy().tolist() == [["one, two", 0.5], ["b\nc", 1.0]]
+    assert pd.read_csv(tmp_path / "media/b/0.csv").to_numpy().tolist() == [["one", 0.5]]
+
+
+def test_a_report_shows_evenly_spaced_steps(tmp_path: Path) -> None:
+    for step in range(0, 500):
+        write_table(tmp_path / "evaluation" / "test", "a", ["x"], [[step]] * 30, None, step)
+    (entry,) = read_media(tmp_path)
+    steps = [frame["step"] for frame in entry["frames"]]
+    assert (entry["name"], entry["of"], len(steps), steps[0], steps[-1]) == ("evaluation/test/a", 500, 100, 0, 499)
+    assert max(np.diff(steps)) <= 6
+    assert (len(entry["frames"][0]["rows"]), entry["frames"][0]["of"]) == (21, 30)
+
+
+def test_a_report_of_large_pictures_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boltcutter_logging.media.MAX_BYTES", 1600)
+    for step in range(9):
+        write_images(tmp_path, "a", torch.rand(20, 20, generator=torch.Generator().manual_seed(step)), step)
+    assert [frame["step"] for frame in read_media(tmp_path)[0]["frames"]] == [0, 4, 8]
+
+
+@pytest.mark.parametrize("images", [[], torch.zeros(2, 3, 5), [torch.zeros(2, 2), "no picture"]])
+def test_a_mistake_names_the_picture(images: object, tmp_path: Path) -> None:
+    with pytest.raises((MediaError, FileNotFoundError), match=r"val/x|no picture"):
+        write_images(tmp_path, "val/x", images, 0)
+    assert not list(tmp_path.rglob("*.png"))

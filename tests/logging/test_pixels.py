@@ -1,0 +1,82 @@
+from pathlib import Path
+from typing import Any
+
+import matplotlib.figure
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from boltcutter_logging.pixels import arrange, to_pixels
+
+RGB = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)  # (H, W, C)
+CHW = np.moveaxis(RGB, -1, 0)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        RGB,
+        torch.from_numpy(RGB),
+        torch.from_numpy(CHW.copy()),
+        torch.from_numpy(CHW / 255.0).requires_grad_(),
+        CHW.astype(np.int64),
+        RGB.astype(np.float32) / 255,
+        Image.fromarray(RGB),
+    ],
+)
+def test_each_form_of_a_picture_has_the_same_pixels(image: Any) -> None:
+    (found,) = to_pixels(image)
+    assert (found == CHW).all()
+
+
+def test_files_and_w_and_b_images_are_read(tmp_path: Path) -> None:
+    import wandb
+
+    Image.fromarray(RGB).save(tmp_path / "a.png")
+    for image in (tmp_path / "a.png", str(tmp_path / "a.png"), wandb.Image(RGB)):
+        assert (to_pixels(image)[0] == CHW).all()
+
+
+def test_a_figure_is_drawn_and_keeps_its_canvas() -> None:
+    figure = matplotlib.figure.Figure(figsize=(2, 1), dpi=50)
+    figure.subplots().plot([1, 2])
+    canvas = figure.canvas
+    for image in (figure, figure.axes[0]):
+        assert to_pixels(image)[0].shape == (4, 50, 100)
+    assert figure.canvas is canvas
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([[True, False]], [255, 0]),
+        ([[-1.0, 0.0, 1.0]], [0, 128, 255]),
+        ([[0.0, 127.5, 255.0]], [0, 128, 255]),
+        ([[0.25, float("nan"), float("inf")]], [64, 0, 255]),
+        ([[300, -5, 9]], [255, 0, 9]),
+    ],
+)
+def test_values_of_any_range_are_shown(values: Any, expected: list[int]) -> None:
+    assert to_pixels(torch.tensor(values))[0].ravel().tolist() == expected
+    assert to_pixels(torch.tensor(values).bfloat16())[0].shape == (1, 1, len(expected))
+
+
+def test_channels_are_found_where_both_ends_could_be() -> None:
+    assert (to_pixels(torch.eye(3).repeat(3, 1, 1))[0].shape, to_pixels(np.zeros((3, 9, 1)))[0].shape) == (
+        (3, 3, 3),
+        (1, 3, 9),
+    )
+
+
+def test_a_batch_is_a_grid() -> None:
+    pictures = to_pixels(torch.ones(5, 1, 4, 6))
+    assert arrange(pictures).shape == (1, 2 * 4 + 2, 3 * 6 + 2 * 2)
+    assert arrange([*pictures, CHW]).shape[0] == 4  # grey and color
+    assert arrange(pictures[:1]) is pictures[0]
+
+
+@pytest.mark.parametrize("image", [3, "no-such-file.txt", torch.zeros(2, 5, 5), np.zeros((0, 3)), np.array(["a"])])
+def test_what_is_no_picture_is_refused(image: Any) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=r"is not a picture|no-such-file"):
+        to_pixels(image)

@@ -1,0 +1,4 @@
+"""Fixtures of tests that compare strategies with one process."""
+
+from reference_run import reference as reference
+from reference_run import text as text

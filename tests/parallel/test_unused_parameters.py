@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Script, max_difference
+from torch import nn
+
+from boltcutter_parallel.unused_parameters import reachable
+
+ENV = {"PYTHONPATH": "tests"}
+QUICK = ["logger=null", "report=false", "test=false", "trainer.max_epochs=3"]
+TWO = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+FIND = "+trainer.strategy.find_unused_parameters=true"
+
+
+def branches(kind: str) -> list[str]:
+    settings = ["task._target_=third_party.published.Branches", f"+task.kind={kind}"]
+    return [*settings, f"data={Path(__file__).parents[1]}/third_party/configs/data/images.yaml", "callback=null"]
+
+
+@pytest.mark.parametrize(("kind", "memory"), [("rank", "true"), ("rank", "false"), ("later", "true")])
+def test_unused_parameters_are_found_in_any_step(script: Script, tmp_path: Path, kind: str, memory: str) -> None:
+    for name, more in (("found", []), ("set", [FIND])):
+        settings = [*QUICK, *TWO, f"trainer.strategy.shared_memory={memory}", *more, "callback=default"]
+        done = script("train", *branches(kind), *settings, f"folder={tmp_path}/{name}", ranks=2, env=ENV)
+        assert done.returncode == 0, done.stderr
+        assert ("heads.1.weight" in done.stdout or "on another rank" in done.stdout) == (not more)
+    assert max_difference(tmp_path / "found", tmp_path / "set") == 0
+
+
+def test_without_shared_memory_a_later_step_that_leaves_out_parameters_is_an_error(
+    script: Script, tmp_path: Path
+) -> None:
+    settings = [*QUICK, *TWO, "trainer.strategy.shared_memory=false", f"folder={tmp_path}/run"]
+    done = script("train", *branches("later"), *settings, ranks=2, env=ENV)
+    assert done.returncode == 1
+    assert FIND in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "frozen"])
+def test_parameters_that_the_graph_hides_or_that_are_unfrozen_are_averaged(
+    script: Script, tmp_path: Path, kind: str
+) -> None:
+    data = "data.batch_size={}"
+    for name, more in (("one", [data.format(32)]), ("two", [*TWO, data.format(16)])):
+        settings = [*branches(kind), *QUICK, *more, "callback=default", f"folder={tmp_path}/{name}"]
+        done = script("train", *settings, ranks=2 if name == "two" else 0, env=ENV)
+        assert done.returncode == 0, done.stderr
+        assert "does not use all parameters" not in done.stdout
+    assert max_difference(tmp_path / "one", tmp_path / "two") < 1e-6
+
+
+def test_the_graph_of_a_loss_lists_its_parameters() -> None:
+    used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
+    assert reachable(used(torch.ones(1, 2)).sum()) == set(used.parameters())
+    assert not reachable(unused(torch.ones(1, 2)).sum().detach())

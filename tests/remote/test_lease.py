@@ -1,0 +1,129 @@
+import json
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from boltcutter.environment import lease, signals
+from boltcutter.environment.lease import Holder, LeaseHeldError, LeaseLostError, hold
+from boltcutter_remote.lease import RemoteLease
+
+
+def other_host(**changed: object) -> Holder:
+    return replace(Holder.here(), host="other-host", token="x", **changed)  # type: ignore[arg-type]
+
+
+def put(url: str, name: str, text: str) -> None:
+    store, place = fsspec.url_to_fs(f"{url}/{name}")
+    if url.startswith("file"):
+        store.makedirs(place.rpartition("/")[0], exist_ok=True)
+    store.pipe_file(place, text.encode())
+
+
+def names(url: str) -> list[str]:
+    store, place = fsspec.url_to_fs(url)
+    store.invalidate_cache()
+    return sorted(path.rpartition("/")[2] for path in store.find(place))
+
+
+@pytest.fixture(params=["s3", "file"])
+def url(request: pytest.FixtureRequest, bucket: str, tmp_path: Path) -> str:
+    return bucket if request.param == "s3" else f"file://{tmp_path}/store"
+
+
+def test_a_url_is_held_by_one_process(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "INTERVAL", 0.1)
+    with hold(tmp_path / "a", lease=RemoteLease(tmp_path / "a", url)):
+        with pytest.raises(LeaseHeldError, match="in use by process"):
+            RemoteLease(tmp_path / "b", url).acquire()
+        lease.check()
+        token = lease.current()._holder.token  # type: ignore[union-attr]
+        end = time.monotonic() + 20
+        while names(url) != [".lease", f".lease.{token}"]:
+            assert time.monotonic() < end
+    assert names(url) == []
+    assert not any(thread.name == "lease" for thread in threading.enumerate())
+
+
+def test_the_heartbeat_shows_whether_a_holder_on_another_host_is_alive(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "EXPIRY", 1.0)
+    monkeypatch.setattr(lease, "INTERVAL", 0.1)
+    put(url, ".lease", json.dumps(asdict(other_host())))
+    stopped = threading.Event()
+
+    def beat() -> None:
+        count = 0
+        while not stopped.wait(0.1):
+            put(url, ".lease.x", str(count := count + 1))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(LeaseHeldError, match="on other-host"):
+            RemoteLease(tmp_path, url).acquire()
+    finally:
+        stopped.set()
+        thread.join()
+    began = time.monotonic()
+    with hold(tmp_path, lease=RemoteLease(tmp_path, url)):
+        assert time.monotonic() - began > 0.9
+        assert ".lease.x" not in names(url)
+
+
+def test_a_restarted_job_takes_over_and_its_previous_attempt_stops(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "INTERVAL", 0.1)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    try:
+        with hold(tmp_path, lease=RemoteLease(tmp_path, url)):
+            monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+            later = RemoteLease(tmp_path, url)
+            later.acquire()
+            end = time.monotonic() + 20
+            while not signals.received_signal():  # set by the heartbeat thread
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            assert lease.is_lost()
+            with pytest.raises(LeaseLostError, match=rf"{url} was taken over by process"):
+                lease.check()
+            later.check()
+        assert ".lease" in names(url)  # a lost lease is not released
+        later.release()
+        assert ".lease" not in names(url)
+    finally:
+        signals.restore_handlers()
+
+
+def test_one_of_several_concurrent_takeovers_succeeds(url: str, tmp_path: Path) -> None:
+    put(url, ".lease", json.dumps(asdict(replace(Holder.here(), start_time="1", token="x"))))
+    leases, refused = [RemoteLease(tmp_path, url) for _ in range(4)], []
+
+    def acquire(one: RemoteLease) -> None:
+        try:
+            one.acquire()
+        except LeaseHeldError:
+            refused.append(one)
+
+    threads = [threading.Thread(target=acquire, args=[one]) for one in leases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 3
+    for one in leases:
+        one.release()
+    assert names(url) == []
+
+
+def test_a_deleted_lease_is_acquired_again(url: str, tmp_path: Path) -> None:
+    with hold(tmp_path, lease=RemoteLease(tmp_path, url)):
+        store, place = fsspec.url_to_fs(f"{url}/.lease")
+        store.rm_file(place)
+        lease.check()
+        assert ".lease" in names(url)

@@ -1,0 +1,141 @@
+"""The command ``boltcutter runs``."""
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from boltcutter.cli import commands
+
+from .conftest import Write
+
+Run = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command on a folder with three runs; returns output and errors."""
+    root = tmp_path / "runs"
+    for number, accuracy in enumerate((0.5, 0.9, 0.7)):
+        settings = {"seed": number, "choices": {"data": "digits", "model": ["convnet", "mlp"][number % 2]}}
+        write(
+            root / "digits" / f"20260101-120000-0000000{number}",
+            day=number + 1,
+            metrics={"val/accuracy": accuracy},
+            settings=settings,
+        )
+
+    def call(*arguments: str, status: int = 0) -> tuple[str, str]:
+        capsys.readouterr()
+        try:
+            commands.main(["runs", f"runs={root}", *arguments])
+            code = 0
+        except SystemExit as error:
+            code = int(error.code or 0)
+        assert code == status
+        found = capsys.readouterr()
+        return found.out, found.err
+
+    return call
+
+
+def test_a_table_shows_what_differs(runs: Run) -> None:
+    out, _ = runs()
+    header, *rows = out.splitlines()
+    assert header.split() == ["id", "name", "age", "status", "model", "seed", "val/accuracy", "devices", "time"]
+    assert [row.split()[0] for row in rows] == ["00000000", "00000001", "00000002"]
+    assert rows[1].split()[3:] == ["completed", "mlp", "1", "0.9000", "2", "×", "CPU", "1:30"]
+
+
+def test_filters_sorting_columns_and_formats(runs: Run) -> None:
+    out, _ = runs("model=convnet and val/accuracy>0.1", "--sort", "val/accuracy", "--columns=id,val/accuracy")
+    assert [line.split() for line in out.splitlines()[1:]] == [["00000002", "0.7000"], ["00000000", "0.5000"]]
+    assert [run["seed"] for run in map(dict, csv.DictReader(io.StringIO(runs("--csv", "seed<2")[0])))] == ["0", "1"]
+    assert [run["settings"]["seed"] for run in json.loads(runs("--json", "--sort=-seed")[0])] == [2, 1, 0]
+    out, _ = runs("--limit", "1")
+    assert out.splitlines()[1].startswith("00000002")  # the newest
+    assert out.splitlines()[-1] == "1 of 3 runs; --limit 0 shows all"
+    assert len(runs("--limit", "0")[0].splitlines()) == 4
+    assert runs("seed=7")[0].startswith("no runs in ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "sed=1",
+            "error: filter=sed=1: position 1: sed: no metric, setting or field of these runs; did you mean seed?",
+        ),
+        ("seed=1 model=mlp", "error: model=mlp: one filter is expected; quote it: boltcutter runs 'seed=1 model=mlp'"),
+        ("--colums=id", "error: --colums=id: no such flag; did you mean --columns?"),
+        ("--sort", "error: --sort: needs a value"),
+        ("--json --csv", "error: --csv: cannot be combined with --json"),
+        ("--limit few", "error: --limit few: not a number"),
+        ("--json=1", "error: --json=1: no such flag"),
+        ("tag 00000001", "error: tag: text missing, or too many arguments; use boltcutter runs tag"),
+        ("note 00000001 a b", "error: note: text missing, or too many arguments"),
+        ("remove", "error: remove: run missing, or too many arguments; use boltcutter runs remove <run or filter> …"),
+        ("remove 00000001", "error: remove: asks first, but the input is no terminal; add --yes"),
+        ("remove nothing", "error: run=nothing: no run with this id"),
+        ("remove 2026", "error: run=2026: 3 runs begin like this"),
+    ],
+)
+def test_mistakes_are_one_line(runs: Run, arguments: str, message: str) -> None:
+    out, err = runs(*shlex.split(arguments), status=2)
+    assert err.startswith(message)
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_what_cannot_be_written_is_one_line(runs: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, error = runs(f"--html={tmp_path / 'nowhere' / 'page.html'}", status=2)
+    assert error.startswith(f"error: --html={tmp_path / 'nowhere' / 'page.html'}: cannot be written (No such file")
+    assert error.endswith("; choose another file\n")
+    place = tmp_path / "runs" / "digits" / "20260101-120000-00000000"
+    (place / "labels.json").mkdir()
+    _, error = runs("note", "20260101-120000-00000000", "text", status=2)
+    assert error.startswith(f"error: note: {place}/")
+    assert error.count("\n") == 1
+    monkeypatch.setattr(
+        Path, "rename", lambda self, target: (_ for _ in ()).throw(OSError(28, "No space left", str(self)))
+    )
+    _, error = runs("remove", "20260101-120000-00000001", "--yes", status=2)
+    assert error.endswith("cannot be written (No space left); check its permissions and the free space\n")
+    assert (tmp_path / "runs" / "digits" / "20260101-120000-00000001" / "record.json").is_file()
+
+
+def test_labels_removal_and_archives(runs: Run) -> None:
+    runs("tag", "seed>=1", "baseline")
+    runs("note", "00000001", "the best")
+    assert [run["tags"] for run in json.loads(runs("--json")[0])] == [[], ["baseline"], ["baseline"]]
+    assert [run["note"] for run in json.loads(runs("--json", "tag=baseline")[0])] == ["the best", ""]
+    runs("untag", "latest", "baseline")
+    assert len(json.loads(runs("--json", "tag=baseline")[0])) == 1
+    out, _ = runs("archive", "latest", "seed=0")
+    assert out.count("undo by: boltcutter runs restore 20260101-120000-0000000") == 2
+    assert len(json.loads(runs("--json")[0])) == 1
+    assert len(json.loads(runs("--json", "--archived")[0])) == 2
+    runs("restore", "seed=0", "seed<5")  # both, once
+    assert len(json.loads(runs("--json")[0])) == 3
+    out, _ = runs("remove", "status=completed and seed!=1", "--yes")
+    assert [line.partition(" ")[0] for line in out.splitlines()] == ["removed", "removed"]
+    assert [run["settings"]["seed"] for run in json.loads(runs("--json")[0])] == [1]
+    assert runs("remove", "seed=9", "--yes") == ("no runs are selected\n", "")
+
+
+def test_a_run_that_cannot_be_read_is_listed(runs: Run, tmp_path: Path) -> None:
+    (tmp_path / "runs/digits/20260101-120000-00000001/record.json").write_text("[")
+    out, err = runs()
+    assert "unreadable" in out
+    assert err.startswith("warning: ")
+    assert err.count("\n") == 1
+
+
+def test_completion(runs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boltcutter_runs.command.candidates", lambda project: {"latest": "", "20260101": "digits"})
+    assert runs("--complete", "--so")[0] == "--sort\t\n"
+    assert runs("--complete", "ta")[0] == "tag\t\n"
+    assert runs("--complete", "2", "tag")[0] == "20260101\tdigits\n"

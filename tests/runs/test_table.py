@@ -1,0 +1,129 @@
+"""Tables of runs."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from boltcutter.config.errors import ConfigError
+from boltcutter_runs.record import find_runs
+from boltcutter_runs.table import (
+    as_csv,
+    as_json,
+    columns,
+    differing_settings,
+    format_age,
+    print_table,
+    short_ids,
+    shown_metrics,
+    sort,
+)
+
+from .conftest import CONFIG, Write
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    return {"settings": more}
+
+
+def test_settings_that_differ_are_shown_by_what_was_chosen(tmp_path: Path, write: Write) -> None:
+    convnet = {"data": "digits", "model": "convnet"}
+    write(tmp_path / "a", **settings(choices=convnet, name="a", checkpoints="x"))
+    write(tmp_path / "b", **settings(choices=convnet, seed=1, optimizer={"lr": 0.2}))
+    assert differing_settings(find_runs(tmp_path)) == ["optimizer.lr", "seed"]  # not data.seed, which refers to seed
+    write(tmp_path / "c", **settings(choices=convnet | {"model": "mlp"}, model={"hidden": 3, "dropout": 0.1}))
+    assert differing_settings(find_runs(tmp_path)) == ["model", "model.dropout", "optimizer.lr", "seed"]
+    write(tmp_path / "d", **settings(data={**CONFIG["data"], "seed": 5}, task={"amp": 1}))
+    assert {"data.seed", "task.amp"} <= {*differing_settings(find_runs(tmp_path))}
+    assert differing_settings(find_runs(tmp_path)[:1]) == []
+    assert differing_settings([]) == []
+
+
+def test_true_and_one_differ(tmp_path: Path, write: Write) -> None:
+    for number, value in enumerate((1, True, 1.0)):
+        write(tmp_path / str(number), **settings(optimizer={"fused": value}))
+    assert differing_settings(find_runs(tmp_path)) == ["optimizer.fused"]
+
+
+def test_columns_are_what_there_is(tmp_path: Path, write: Write) -> None:
+    metrics = {"val/accuracy": 0.9, "val/loss": 1, "train/loss": 2}
+    write(tmp_path / "a", metrics=metrics, test={"test/loss": 2, "test/accuracy": 1})
+    runs = find_runs(tmp_path)
+    assert shown_metrics(runs) == ["val/accuracy", "test/accuracy", "test/loss"]
+    assert columns(runs) == (["id", "name", "age", "status", *shown_metrics(runs), "devices", "time"], 0)
+    assert columns(runs, "id, val/loss,optimizer.lr,model") == (["id", "val/loss", "optimizer.lr", "model"], 0)
+    with pytest.raises(ConfigError, match=r"--columns val/los: .*; did you mean val/loss\?"):
+        columns(runs, "id,val/los")
+
+
+def test_many_settings_are_counted(tmp_path: Path, write: Write) -> None:
+    for number in range(2):
+        write(tmp_path / str(number), **settings(extra={f"k{n}": number for n in range(9)}))
+    assert columns(find_runs(tmp_path))[1] == 3
+
+
+def test_runs_are_sorted_with_the_best_first(tmp_path: Path, write: Write) -> None:
+    for number, value in enumerate((0.2, None, 0.9, float("nan"), 0.5)):
+        write(tmp_path / str(number), day=number + 1, metrics={"val/accuracy": value, "val/loss": value}, seed=number)
+    runs = find_runs(tmp_path)
+
+    def ids(key: str) -> str:
+        return "".join(run.id for run in sort(runs, key))
+
+    assert [ids(key) for key in ("val/accuracy", "-val/accuracy", "val/loss", "-val/loss")] == [
+        *("24013", "04213", "04213", "24013")
+    ]
+    assert (ids("age"), ids("-age"), ids("id")) == ("43210", "01234", "01234")
+    with pytest.raises(ConfigError, match=r"--sort val/acc: .*did you mean"):
+        sort(runs, "val/acc")
+
+
+def test_ids_are_short_where_that_is_unique(tmp_path: Path, write: Write) -> None:
+    names = ("20260101-120000-aaaaaaaa", "20260102-120000-aaaaaaaa", "20260101-120000-bbbbbbbb", "own")
+    for name in names:
+        write(tmp_path / name)
+    assert [short_ids(find_runs(tmp_path))[name] for name in names] == [names[0], names[1], "bbbbbbbb", "own"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59.9, "59s"), (60, "1m"), (7200, "2h"), (90000, "1d"), (1e6, "1w"), (-5, "0s")]
+)
+def test_ages_are_written_as_filters_take_them(seconds: float, text: str) -> None:
+    assert format_age(seconds) == text
+
+
+def test_text_of_others_cannot_control_the_terminal(
+    tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "a", name="x\x1b]0;title\x07[red]y\nz", tags=["[bold]t"])
+    print_table(find_runs(tmp_path), ["id", "name", "tag", "val/x"])
+    assert capsys.readouterr().out.split() == [
+        "id",
+        "name",
+        "tag",
+        "val/x",
+        "a",
+        r"x\x1b]0;title\x07[red]y",
+        "z",
+        "[bold]t",
+    ]
+
+
+def test_without_rich_the_table_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(ConfigError, match=r"^runs: rich is not installed.*--json or --csv$"):
+        print_table([], ["id"])
+
+
+def test_json_and_csv_have_all_digits(tmp_path: Path, write: Write) -> None:
+    write(tmp_path / "a", metrics={"val/loss": 1 / 3, "bad": float("nan"), "huge": float("inf")}, tags=["x", "y,z"])
+    runs = find_runs(tmp_path)
+    (found,) = json.loads(as_json(runs), parse_constant=pytest.fail)
+    assert found["metrics"] == {"val/loss": 1 / 3, "bad": None, "huge": None}
+    assert (found["folder"], found["tags"], found["settings"]["seed"]) == (str(tmp_path / "a"), ["x", "y,z"], 0)
+    rows = [*csv.reader(io.StringIO(as_csv(runs, ["id", "val/loss", "tag", "seed", "note", "time", "data.shape"])))]
+    assert rows[1] == ["a", repr(1 / 3), "[x,y,z]", "0", "", "90.0", "[1,8,8]"]

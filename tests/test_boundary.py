@@ -1,0 +1,152 @@
+"""The boundary of trust from outside: what somebody else has made is read in one way, and executes nothing."""
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from conftest import ROOT, run_command
+
+from boltcutter.cli.commands import commands
+
+SRC = ROOT / "src"
+SOURCES = sorted(SRC.rglob("*.py"))
+# What each command reads of a run folder. A new command must be added here, or to those that read none.
+READ_RUNS = {
+    "train": [["resume={run}"], ["reproduce={run}"], ["--print", "resume={run}"], ["--check", "resume={run}"]],
+    "evaluate": [["run={run}"], ["--print", "run={run}"]],
+    "predict": [["run={run}", "input=x"]],
+    "export": [["run={run}", "export=onnx"]],
+    "serve": [["run={run}", "port=0"]],
+    "check": [["run={run}"]],
+    "doctor": [["run={run}"]],
+    "launch": [
+        *([verb, "run={run}"] for verb in ("status", "logs", "cancel", "fetch")),
+        ["list", "runs={runs}"],
+        ["launch=local", "resume={run}"],
+        ["resume={run}"],
+        ["launch=local", "resume={search}"],
+    ],
+    "search": [["resume={search}"], ["resume={search}", "worker=0"], ["--check", "resume={search}"]],
+    "compare": [["run={run}", "with={run}"], ["--metric", "val/loss", "{run}", "{search}"]],
+    "sync": [["run={run}"]],
+    "runs": [["runs={runs}", "nothing=1"], ["runs={runs}", "--sort", "nothing"], ["remove", "{run}", "runs={runs}"]],
+    "find-batch-size": [["resume={run}"]],
+}
+READ_NO_RUNS = {"new", "add", "vendor", "import"}
+
+
+RECORDS = {"record.json", "search.json", "registered.json", "RECORD", "LINEAGE"}  # names and constants
+READING = {"read_text", "read_bytes", "open", "loads", "load", "cat_file"}
+# Where files are read by functions that could execute what they contain, or create far more than it. A further module
+# must be added here, with a test that it cannot, as docs/security.md lists them.
+LOADERS = {
+    "torch.load": {"boltcutter_parallel/process_launcher.py"},  # of a file that this process has written
+    "torch.export.load": {"boltcutter_export/runner.py"},  # signed
+    "internals.open_zipfile_reader": {"boltcutter/checkpoint/load.py"},
+    "zipfile.ZipFile": {"boltcutter/checkpoint/load.py", "boltcutter_export/formats.py"},
+    "tarfile.open": {"boltcutter_launch/bundle.py"},
+    "onnxruntime.InferenceSession": {"boltcutter_export/runner.py"},
+    "load_model": {"boltcutter_export/exported.py"},  # safetensors
+    "JournalFileBackend": {"boltcutter_search/study.py"},  # JSON
+    "ast.literal_eval": {"boltcutter_scaffold/port_cli.py"},
+    "runpy.run_path": {"boltcutter_scaffold/proof.py"},  # boltcutter import trains the original
+    "OmegaConf.load": {"boltcutter/config/compose.py"},
+    "np.load": {
+        *("boltcutter/report/html.py", "boltcutter_data/shards.py", "boltcutter_data/synthetic.py"),
+        *("boltcutter_export/serving/app.py", "boltcutter_language/tokens.py"),
+    },
+}
+NEVER = {
+    "pickle.load",
+    "pickle.loads",
+    "pickle.Unpickler",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "exec",
+    "eval",
+    "os.system",
+}
+NEVER |= {
+    "pd.read_pickle",
+    "torch.jit.load",
+    "torch.hub.load",
+    "marshal.loads",
+    "shelve.open",
+    "joblib.load",
+    "os.popen",
+}
+
+
+def calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def test_records_are_read_by_one_reader() -> None:
+    """No function that names the file of a record opens it in another way than by ``trust.read_json``."""
+    found = set()
+    for file in SOURCES:
+        for function in ast.walk(ast.parse(file.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                named = {node.value for node in ast.walk(function) if isinstance(node, ast.Constant)} & RECORDS
+                named |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & RECORDS
+                used = {ast.unparse(call.func).rpartition(".")[2] for call in calls(function)} & READING
+                if named and used:
+                    found.add(f"{file.relative_to(SRC)}:{function.name}")
+    assert found == {  # which open another file
+        "boltcutter_export/hub.py:write_readme",
+        "boltcutter_launch/jobs.py:list_runs",
+        "boltcutter_launch/node.py:check_starts",  # an object at a URL, parsed by trust.parse_json
+        "boltcutter_search/trial.py:start",
+    }
+
+
+def test_files_of_others_are_read_in_known_places() -> None:
+    found: dict[str, set[str]] = {}
+    for file in SOURCES:
+        for call in calls(ast.parse(file.read_text())):
+            found.setdefault(ast.unparse(call.func), set()).add(str(file.relative_to(SRC)))
+    assert {name: found[name] for name in LOADERS} == LOADERS
+    assert found.keys() & NEVER == set()
+    for file in SOURCES:
+        for call in calls(ast.parse(file.read_text())):
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+            if ast.unparse(call.func) == "np.load":
+                assert given["allow_pickle"] == "False", file
+            if ast.unparse(call.func) == "torch.load":
+                assert given["weights_only"] == "True", file
+            assert "trust_remote_code" not in given, file
+            assert given.get("shell") != "True", file
+
+
+def test_each_command_is_known_here() -> None:
+    assert commands().keys() == READ_RUNS.keys() | READ_NO_RUNS
+
+
+def test_no_command_executes_or_contacts_what_a_run_folder_names(tmp_path: Path) -> None:
+    command = [sys.executable, "tests/hostile_commands.py", str(tmp_path), json.dumps(READ_RUNS)]
+    done = run_command(command, timeout=170, env={"PYTHONPATH": "tests", "HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) > 100
+    faults = [
+        (what, status, error, events)
+        for what, status, error, events, is_executed in found[len(found) // 14 :]  # the first folder has no record
+        if is_executed or events or status not in (1, 2) or not re.fullmatch(r"error: .*\n", error)
+    ]
+    assert faults == []
+
+
+def test_each_test_in_the_threat_model_exists() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    model = text[text.index("## Threat model") : text.index("## Secrets")]
+    rows = [line.strip("|").split("|") for line in model.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    tests = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row[-1])
+        assert named, row[0]
+        assert [name for name in named if f"def {name}(" not in tests] == []
+    assert [path for path in re.findall(r"tests/[\w/.]+", model) if not (ROOT / path).exists()] == []
