@@ -1,7 +1,8 @@
 """The lease of a run on object storage, which has neither modification times that can be set nor exclusive files.
 
 ``<url>/.lease`` identifies the holder. Its heartbeats are another object, ``<url>/.lease.<token>``, so that a holder
-that has lost the lease cannot overwrite that of its successor.
+that has lost the lease cannot overwrite that of its successor. A successor first creates ``<url>/.lease.<token>.next``,
+which only one process can, and is the holder from then on; then it replaces ``.lease``, and removes what it replaced.
 """
 
 from __future__ import annotations
@@ -41,35 +42,47 @@ class RemoteLease(Lease):
         return _copy_of_lease, (self.folder, self.url, self._holder)
 
     def _read(self) -> tuple[Holder, int] | None:
+        holders = self._holders()
+        return (holders[-1], zlib.crc32(self._get(f"{lease.FILE}.{holders[-1].token}") or b"")) if holders else None
+
+    def _holders(self) -> list[Holder]:
+        """The holder in ``.lease`` and its successors that have not replaced it yet; the last one holds the lease."""
+        holders: list[Holder] = []
         text = self._get(lease.FILE)
-        if text is None:
-            return None
-        holder = parse_holder(text)
-        return holder, zlib.crc32(self._get(f"{lease.FILE}.{holder.token}") or b"")
+        while text is not None and (holder := parse_holder(text)) not in holders:
+            holders.append(holder)
+            text = self._get(_successor(holder))
+        return holders
 
     def _create(self) -> bool:
-        if self._get(lease.FILE) is not None:
+        return self._get(lease.FILE) is None and self._put_new(lease.FILE) and self._is_held()
+
+    def _replace(self, holder: Holder) -> bool:
+        if not self._put_new(_successor(holder)):
             return False
+        if not self._is_held():  # the holder had been replaced already
+            self._remove(_successor(holder))
+            return False
+        replaced = self._holders()[:-1]
+        self._put(lease.FILE, self._content())
+        for one in replaced:
+            for name in (f"{lease.FILE}.{one.token}", _successor(one)):
+                with suppress(OSError):
+                    self._remove(name)
+        return True
+
+    def _put_new(self, name: str) -> bool:
+        """Put the holder into a new object; False if it exists."""
         try:
-            self._put(lease.FILE, self._content(), mode="create")
+            self._put(name, self._content(), mode="create")
         except FileExistsError:
             return False
         except (NotImplementedError, TypeError, ValueError):  # this storage has no exclusive objects
-            self._put(lease.FILE, self._content())
-        return self._is_held()
-
-    def _replace(self, holder: Holder) -> bool:
-        if (found := self._read()) is None or found[0] != holder:
-            return False
-        self._put(lease.FILE, self._content())
-        if not self._is_held():
-            return False
-        with suppress(OSError):
-            self._remove(f"{lease.FILE}.{holder.token}")
+            self._put(name, self._content())
         return True
 
     def _is_held(self) -> bool:
-        """Whether this process holds the lease, now that another one may have replaced it at the same time."""
+        """Whether this process holds the lease, also where storage let another process put the same object."""
         time.sleep(lease.SETTLE_TIME)
         found = self._read()
         if found is None or found[0].token != self._holder.token:
@@ -121,6 +134,10 @@ class RemoteLease(Lease):
             raise
         except Exception as error:
             raise OSError(0, error_text(error)[:200]) from error
+
+
+def _successor(holder: Holder) -> str:
+    return f"{lease.FILE}.{holder.token}.next"
 
 
 def _copy_of_lease(folder: Path, url: str, holder: Holder) -> RemoteLease:

@@ -121,6 +121,50 @@ def test_one_of_several_concurrent_takeovers_succeeds(url: str, tmp_path: Path) 
     assert names(url) == []
 
 
+def test_a_slow_takeover_does_not_replace_a_finished_one(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(url, ".lease", json.dumps(asdict(replace(Holder.here(), start_time="1", token="x"))))
+    first, second = RemoteLease(tmp_path, url), RemoteLease(tmp_path, url)
+    put_new = second._put_new
+
+    def put_late(name: str) -> bool:  # after the holder was found to be dead
+        monkeypatch.undo()
+        first.acquire()
+        return put_new(name)
+
+    monkeypatch.setattr(second, "_put_new", put_late)
+    monkeypatch.setattr(second, "_create", lambda: False)
+    with pytest.raises(LeaseHeldError, match="in use by process"):
+        second.acquire()
+    first.check()
+    assert ".lease" in names(url)
+    assert not [name for name in names(url) if name.endswith(".next")]
+    first.release()
+    assert names(url) == []
+
+
+def test_a_successor_that_died_in_the_takeover_is_replaced(url: str, tmp_path: Path) -> None:
+    dead = replace(Holder.here(), start_time="1", token="x")
+    put(url, ".lease", json.dumps(asdict(dead)))
+    put(url, ".lease.x.next", json.dumps(asdict(replace(dead, token="y"))))
+    one = RemoteLease(tmp_path, url)
+    one.acquire()
+    one.check()
+    assert [name for name in names(url) if name.endswith("next") or name in (".lease.x", ".lease.y")] == []
+    one.release()
+    assert names(url) == []
+
+
+@pytest.mark.parametrize("token", ["x", "y"])
+def test_a_living_successor_holds_the_lease(url: str, tmp_path: Path, token: str) -> None:
+    dead = replace(Holder.here(), start_time="1", token="x")
+    put(url, ".lease", json.dumps(asdict(dead)))
+    put(url, ".lease.x.next", json.dumps(asdict(replace(Holder.here(), token=token))))
+    with pytest.raises(LeaseHeldError, match="in use by process"):
+        RemoteLease(tmp_path, url).acquire()
+
+
 def test_a_deleted_lease_is_acquired_again(url: str, tmp_path: Path) -> None:
     with hold(tmp_path, lease=RemoteLease(tmp_path, url)):
         store, place = fsspec.url_to_fs(f"{url}/.lease")

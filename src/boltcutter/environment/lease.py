@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.environment import identity, signals
+from boltcutter.environment.claim import identity_of, lock, remove_abandoned
 from boltcutter.environment.process import pid_namespace, start_time
 
 FILE = ".lease"
@@ -309,25 +310,25 @@ class Lease:
         """Take over the lease of ``holder``; of several processes that try, exactly one succeeds."""
         claim = self.path.with_name(f"{FILE}.claim")
         try:
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
+            file = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
-            before = _identity(claim)
-            time.sleep(1.0)
-            if before and _identity(claim) == before:  # left by a process that was killed during a takeover
-                claim.unlink(missing_ok=True)
+            if not remove_abandoned(claim, timeout=EXPIRY):
+                raise LeaseHeldError(f"being taken over by a suspended process; end it, or delete {claim}") from None
             return False
         draft = self.path.with_name(f"{FILE}.{self._holder.token}")
         try:
+            if not lock(file, claim):
+                return False
             if (found := _read(self.path)) is None or found[0] != holder:
                 return False
             self._write(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), draft)
             draft.replace(self.path)
         finally:
             draft.unlink(missing_ok=True)
-            claim.unlink(missing_ok=True)
-        time.sleep(
-            SETTLE_TIME
-        )  # a process that mistook this claim for an abandoned one may have replaced the lease too
+            if identity_of(claim) == identity_of(file):
+                claim.unlink(missing_ok=True)
+            os.close(file)
+        time.sleep(SETTLE_TIME)  # without locks, another process may have removed this claim and replaced the lease too
         return (found := _read(self.path)) is not None and found[0].token == self._holder.token
 
     def _write(self, file: int, path: Path) -> None:
@@ -374,12 +375,3 @@ def parse_holder(text: str | bytes) -> Holder:
         if type(found.pid) is int and all(isinstance(x, str) for x in texts) and isinstance(found.restarts, list):
             return found
     return Holder("an unknown host", 0, "", "", "", None, [], "an unknown time")
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Inode and modification time, which differ if the file was recreated; None if it does not exist."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns

@@ -22,7 +22,7 @@ import pytest
 from conftest import ROOT, Script, environment
 from forkserver import Forked, ForkServer
 
-from boltcutter.environment import lease, signals
+from boltcutter.environment import claim, lease, signals
 from boltcutter.environment.lease import Holder, LeaseHeldError, LeaseLostError, hold, read_holder
 
 HOLDS = """
@@ -357,6 +357,51 @@ def test_a_restarted_job_takes_over_and_its_previous_attempt_stops(
     assert read_holder(tmp_path) is not None  # a lost lease is not released
     later.release()
     assert read_holder(tmp_path) is None
+
+
+def test_a_claim_of_a_slow_process_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / lease.FILE).write_text(json.dumps(asdict(replace(Holder.here(), start_time="1", token="x"))))
+    first, second = lease.Lease(tmp_path), lease.Lease(tmp_path)
+    is_claimed, later = threading.Event(), threading.Event()
+
+    def lock_slowly(file: int, path: Path, *, wait: bool = True) -> bool:
+        is_locked = claim.lock(file, path, wait=wait)
+        if not is_claimed.is_set():
+            is_claimed.set()
+            later.wait(30)
+        return is_locked
+
+    monkeypatch.setattr(lease, "lock", lock_slowly)
+    threads = [threading.Thread(target=first.acquire)]
+    threads[0].start()
+    assert is_claimed.wait(30)
+    refused: list[LeaseHeldError] = []
+
+    def refuse() -> None:
+        with pytest.raises(LeaseHeldError, match="in use by process") as error:
+            second.acquire()
+        refused.append(error.value)
+
+    threads.append(threading.Thread(target=refuse))
+    threads[1].start()
+    time.sleep(2.5)
+    later.set()
+    for thread in threads:
+        thread.join(30)
+    assert refused
+    first.check()
+    first.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_takeover_that_does_not_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / lease.FILE).write_text(json.dumps(asdict(replace(Holder.here(), start_time="1", token="x"))))
+    path = tmp_path / f"{lease.FILE}.claim"
+    with path.open("w") as file:
+        assert claim.lock(file.fileno(), path)
+        monkeypatch.setattr(lease, "EXPIRY", 0.5)
+        with pytest.raises(LeaseHeldError, match="suspended process; end it, or delete"):
+            lease.Lease(tmp_path).acquire()
 
 
 def test_one_of_several_concurrent_takeovers_succeeds(tmp_path: Path) -> None:
