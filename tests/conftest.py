@@ -35,6 +35,8 @@ STATE = {
 }  # contents of a checkpoint
 QUICK = ["logger=null", "report=false", "trainer.max_epochs=2"]
 torch.set_num_threads(1)  # as in the runs; two test processes with two threads each would compete for cores
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup; the processes that tests start must receive it
+    signal.signal(signal.SIGHUP, lambda *_: None)
 sys.modules["mpi4py"] = None  # Lightning's trainers would start MPI in this process
 
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
