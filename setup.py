@@ -27,7 +27,10 @@ def readme() -> str:
     """README with absolute links, as package indexes show it without the files beside it."""
     text = (ROOT / "README.md").read_text()
     files = repository().get("files")
-    return re.sub(r"(?<=\]\()(?!https?:|#)(?=[^)]+\))", f"{files}/", text) if files else text
+    if not files:
+        return text
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{files.replace('/blob/', '/raw/', 1)}/", text)  # pictures
+    return re.sub(r"(?<=\]\()(?!https?:|#)(?=[^)]+\))", f"{files}/", text)
 
 
 class BuildWithTemplate(build_py):

@@ -101,7 +101,8 @@ def test_links_are_absolute_where_the_build_knows_the_repository(python: str, re
     assert found.get_all("Project-URL") == ["Repository, https://example.com/them/library"]
     text = found.get_payload()
     links = re.findall(r"\]\(([^)]+)\)", text)
-    assert "https://example.com/them/library/blob/v1.2.3/docs/slurm.md" in links
+    assert "https://example.com/them/library/blob/v1.2.3/docs/launch.md" in links
+    assert "https://example.com/them/library/raw/v1.2.3/docs/pictures/report.png" in links
     assert all(link.startswith(("https://", "#")) for link in links)
     found = metadata(python, repository)
     assert "Project-URL" not in found

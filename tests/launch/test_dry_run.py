@@ -42,7 +42,7 @@ print(json.dumps(found))
 
 def documented() -> list[tuple[str, list[str]]]:
     """Launcher and arguments of each command."""
-    text = "\n".join((ROOT / file).read_text() for file in ("README.md", "docs/cloud.md"))
+    text = "\n".join((ROOT / file).read_text() for file in ("README.md", "docs/launch.md", "docs/cloud.md"))
     found = [(launcher, text.replace("\\\n", " ")) for text, launcher in COMMAND.findall(text)]
     given = [(launcher, shlex.split(arguments, comments=True)) for launcher, arguments in found]
     return [(launcher, [one for one in arguments if not one.startswith("--")]) for launcher, arguments in given]
