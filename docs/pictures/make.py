@@ -1,7 +1,7 @@
-"""Make the pictures of README from a training with all defaults: python docs/pictures/make.py
+"""Make the pictures of README, by `python docs/pictures/make.py`, from a training with all defaults.
 
-It needs Chromium, and the extras `images` and `runs` (Pillow and Rich). One thread is used, so that a busy machine is not
-reported.
+It needs Chromium, and the extras `images` and `runs` (Pillow and Rich). The training has one thread, as several
+would be reported on a busy machine.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ def train(runs: Path) -> str:
     if pid == 0:
         os.chdir(ROOT)
         environment = {**os.environ, "TERM": "xterm-256color", "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
-        os.execve(sys.executable, [sys.executable, "scripts/train.py", f"runs={runs}"], environment)
+        os.execve(sys.executable, [sys.executable, "scripts/train.py", f"runs={runs}"], environment)  # noqa: S606
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     written = b""
     while True:
