@@ -9,6 +9,7 @@ parts     cost of each feature per training step: [work=mlp]
 all       all of the above except parts, in less than half an hour
 strategy  final weights and speed of each strategy, relative to one process: [epochs=3]
 precision accuracy and speed of each precision, relative to 32 bits: [epochs=5]
+scale     growth of time and memory with samples, tokens, files, parameters, metrics, runs and ranks: [work=samples]
 search    trainings by a search, relative to a shell loop, and cost per trial: [work=trainings,trials] [trials=1000]
 save      time that training waits for an asynchronous save: [mib=512] [device=cpu]
 serve     requests of 32 clients, relative to calling the model in a loop: [work=resnet,convnet]
