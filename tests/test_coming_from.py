@@ -17,6 +17,7 @@ from boltcutter.config.locate import locate
 from boltcutter.config.values import plain
 from boltcutter.project import Project
 from boltcutter_scaffold.foreign import OPTIONS, RENAMED
+from boltcutter_scaffold.translate import translate
 
 ROOT = Path(__file__).parents[1]
 PROJECT = Project.find(ROOT)
@@ -56,7 +57,9 @@ def config() -> dict[str, object]:
 
 @pytest.mark.parametrize("setting", OURS)
 def test_each_setting_on_the_right_exists(setting: str, config: dict[str, object]) -> None:
-    if setting.startswith("--"):
+    if setting.startswith("-m "):
+        assert translate(PROJECT, "train", shlex.split(setting))[0] == "search"
+    elif setting.startswith("--"):
         assert setting in FLAGS
     elif match := re.fullmatch(r"boltcutter\.(\w+)\(.*\)", setting):
         assert callable(getattr(boltcutter, match[1]))
@@ -64,8 +67,7 @@ def test_each_setting_on_the_right_exists(setting: str, config: dict[str, object
         assert callable(locate(setting))
     elif setting.startswith("boltcutter "):
         _, name, *arguments = shlex.split(setting)
-        if "-m" not in arguments:  # tests/scaffold/test_translate.py tries those
-            check(PROJECT, name, arguments)
+        check(PROJECT, name, arguments)
     elif "=" in setting:
         arguments = shlex.split(setting)
         group = arguments[0].partition("=")[0]
