@@ -27,10 +27,8 @@ PREFIX = "_fsdp_wrapped_module."  # which FSDP adds to parameter names
 class FSDPStrategy(strategies.FSDPStrategy):
     """Lightning's ``FSDPStrategy`` with clipping by the norm, and without unpickling of arbitrary objects.
 
-    Each rank has a shard of every gradient, so norms are reduced over all ranks, for clipping and for callbacks.
-
-    Args:
-        options: Arguments of Lightning's ``FSDPStrategy``.
+    Each rank has a shard of every gradient, so norms are reduced over all ranks, for clipping and for callbacks. The
+    arguments are those of Lightning's class.
     """
 
     @property

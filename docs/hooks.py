@@ -1,0 +1,190 @@
+"""Pages of the site that are made when it is built: of README, configuration, docstrings and import rules."""
+
+import ast
+import html
+import re
+from pathlib import Path
+
+import yaml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
+OPTIONS = {
+    "boltcutter.extend": "{members: true, show_root_heading: false, filters: ['!^_']}",
+    "boltcutter.protocols": "{members: true, show_root_heading: false, filters: ['!^_']}",
+}
+BOX, GAP, HEIGHT = 132, 12, 34  # of the drawing, in pixels
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the generated pages of the reference to the navigation."""
+    reference = next(entry["Reference"] for entry in config.nav if "Reference" in entry)
+    reference.append({"Configuration": [f"configs/{group}.md" for group in groups()]})
+    reference.append({"Python": ["reference/api.md", "reference/extend.md", "reference/protocols.md"]})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    pages = {target: within_site((ROOT / source).read_text(), "") for source, target in PAGES.items()}
+    pages |= {f"configs/{group}.md": group_page(group) for group in groups()}
+    pages |= {"reference/api.md": api_page(), "architecture.md": architecture_page()}
+    for module in OPTIONS:
+        name = module.rpartition(".")[2]
+        options = "\n".join(f"      {line}" for line in yaml.safe_dump(yaml.safe_load(OPTIONS[module])).splitlines())
+        pages[f"reference/{name}.md"] = f"# `{module}`\n\n::: {module}\n    options:\n{options}\n"
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: object, **_: object) -> str:
+    """Rewrite links of the pages in docs that lead out of it."""
+    source = page.file  # type: ignore[attr-defined]
+    return markdown if source.generated_by else within_site(markdown, "docs")
+
+
+def within_site(text: str, folder: str) -> str:
+    """Rewrite links between files of the repository as links between pages; to other files there are none.
+
+    Args:
+        text: Markdown.
+        folder: Of the file that has the text, relative to the repository.
+    """
+
+    def rewrite(match: re.Match[str]) -> str:
+        picture, label, path, anchor = match.groups()
+        target = (ROOT / folder / path).resolve().relative_to(ROOT)
+        if str(target) in PAGES:
+            return f"[{label}]({PAGES[str(target)]}{anchor or ''})"
+        if target.parts[0] == "docs":
+            return f"{picture}[{label}]({target.relative_to('docs')}{anchor or ''})"
+        return label if label.startswith("`") else f"{label} (`{target}`)"
+
+    return LINK.sub(rewrite, text)
+
+
+def groups() -> list[str]:
+    """Names of the config groups."""
+    return sorted(folder.name for folder in (ROOT / "configs").iterdir() if folder.is_dir())
+
+
+def group_page(group: str) -> str:
+    """The options of a config group: description, YAML, and the arguments of the class that it names."""
+    files = sorted((ROOT / "configs" / group).glob("*.yaml"))
+    parts = [f"# `{group}`\n\nOptions of the config group `{group}`, selected by `{group}=<option>`.\n"]
+    texts = {file.stem: file.read_text() for file in files}
+    described = {name: text.partition("\n")[0].removeprefix("# ") for name, text in texts.items()}
+    parts.append("| option | |\n|---|---|")
+    parts += [f"| [`{name}`](#{name}) | {escaped(text)} |" for name, text in described.items()]
+    shown: set[str] = set()
+    for name, text in texts.items():
+        body = text.partition("\n")[2].strip("\n")
+        parts.append(f"\n## {name}\n\n{escaped(described[name])}\n")
+        parts.append(f"```yaml\n# configs/{group}/{name}.yaml\n{body}\n```\n" if body else "It has no settings.\n")
+        for target in re.findall(r"_target_: (boltcutter\w*\.[\w.]+)", body):
+            if target not in shown:
+                shown.add(target)
+                parts.append(f"::: {target}\n")
+    return "\n".join(parts)
+
+
+def escaped(text: str) -> str:
+    """Text as Markdown shows it unchanged in a table."""
+    return re.sub(r"(?<!\\)([<*_|])(?=[^`]*(?:`[^`]*`[^`]*)*$)", r"\\\1", text)
+
+
+def api_page() -> str:
+    """The public names of ``import boltcutter``, by the table in its source, without importing it."""
+    tree = ast.parse((ROOT / "src" / "boltcutter" / "__init__.py").read_text())
+    (table,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES"
+    )
+    functions = sorted(name for name in table if name[0].islower())
+    classes = sorted(name for name in table if name[0].isupper())
+    parts = ["# The names of `import boltcutter`\n\n[Python API](../api.md) shows how they are used."]
+    for title, names in (("Functions", functions), ("Classes", classes)):
+        parts += [f"\n## {title}\n", *(f"::: {table[name]}.{name}\n" for name in names)]
+    return "\n".join(parts)
+
+
+def architecture_page() -> str:
+    """The import rules of pyproject.toml as a drawing."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [re.findall(r"\w+", line) for line in next(c for c in contracts if c["type"] == "layers")["layers"]]
+    rule = next(c for c in contracts if c["type"] == "independence")
+    edges = [tuple(re.findall(r"boltcutter_(\w+)", line)) for line in rule["ignore_imports"]]
+    parts = [name.removeprefix("boltcutter_") for name in rule["modules"]]
+    lines = [f"| {' · '.join(f'`{name}`' for name in layer)} |" for layer in layers]
+    return (
+        "# Architecture\n\nThe drawing is made from the import contracts in `pyproject.toml`. A package of the core "
+        "imports only packages of the rows below its own, a part imports the core, and the arrows are the only imports "
+        "between parts. [Contributing](contributing.md#architecture) says what is in each package.\n\n"
+        + f'<div markdown="0">{drawing(layers, parts, edges)}</div>'
+        + "\n\n| packages of the core, the highest first |\n|---|\n"
+        + "\n".join(lines)
+        + "\n\nParts that import another: "
+        + ", ".join(f"`{one}` → `{other}`" for one, other in edges)
+        + ".\n"
+    )
+
+
+def drawing(layers: list[list[str]], parts: list[str], edges: list[tuple[str, ...]]) -> str:
+    """An SVG with the parts above, those that import another highest, and the layers of the core below."""
+    depth = dict.fromkeys(parts, 0)
+    for _ in parts:
+        depth |= {one: max(depth[one], depth[other] + 1) for one, other in edges}
+    ranked = {name for edge in edges for name in edge}
+    rows = [[p for p in parts if p in ranked and depth[p] == level] for level in range(max(depth.values()), -1, -1)]
+    others = [p for p in parts if p not in ranked]
+    rows += [others[start : start + 3] for start in range(0, len(others), 3)]
+    width = max(len(row) for row in rows + layers) * (BOX + GAP) + GAP
+    places: dict[str, tuple[float, float]] = {}
+    shapes: list[str] = []
+    y = float(GAP)
+
+    def title(text: str) -> None:
+        nonlocal y
+        shapes.append(f'<text x="{width / 2}" y="{y + 14}" font-weight="bold">{text}</text>')
+        y += 26
+
+    def draw(row: list[str], space: float, prefix: str) -> None:
+        nonlocal y
+        left = (width - len(row) * (BOX + GAP) + GAP) / 2
+        for index, name in enumerate(row):
+            x = left + index * (BOX + GAP)
+            places[prefix + name] = (x + BOX / 2, y)
+            shapes.append(f'<rect x="{x}" y="{y}" width="{BOX}" height="{HEIGHT}" rx="5"/>')
+            shapes.append(f'<text x="{x + BOX / 2}" y="{y + HEIGHT / 2 + 4}">{html.escape(name)}</text>')
+        y += HEIGHT + space
+
+    title("parts: boltcutter_…")
+    for row in rows:
+        draw(row, 34 if {*row} & ranked else GAP, "part ")
+    for one, other in edges:
+        (x1, y1), (x2, y2) = places[f"part {one}"], places[f"part {other}"]
+        shapes.append(f'<line x1="{x1}" y1="{y1 + HEIGHT}" x2="{x2}" y2="{y2 - 2}" marker-end="url(#arrow)"/>')
+    y += 8
+    shapes.append(f'<line x1="{width / 2}" y1="{y - 12}" x2="{width / 2}" y2="{y + 14}" marker-end="url(#arrow)"/>')
+    y += 16
+    title("core: boltcutter.…")
+    for row in layers:
+        draw(row, GAP, "core ")
+    head = '<marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+    return (
+        f'<svg class="architecture" viewBox="0 0 {width} {y}" role="img" aria-label="Packages and their imports" '
+        'fill="none" stroke="currentColor" font-size="13" text-anchor="middle">'
+        f'<defs>{head}<path d="M0 0 8 4 0 8z" fill="currentColor"/></marker></defs>'
+        + "".join(shape.replace("<text", '<text fill="currentColor" stroke="none"') for shape in shapes)
+        + "</svg>"
+    )

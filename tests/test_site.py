@@ -1,0 +1,98 @@
+"""The site of the documentation: it builds without warnings, loads nothing from elsewhere, and fits on a phone."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from browser import Tab
+from conftest import ROOT, require
+
+from boltcutter.project import tomllib
+
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    beside = Path(sys.executable).with_name("mkdocs")
+    mkdocs = str(beside) if beside.is_file() else shutil.which("mkdocs")
+    if mkdocs is None:
+        require("mkdocs", install="pip install -c constraints.txt -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [str(mkdocs), "build", "--strict", "-q", "-d", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_pages_of_the_repository_and_the_code_are_there(site: Path) -> None:
+    groups = {folder.name for folder in (ROOT / "configs").iterdir() if folder.is_dir()}
+    assert {file.stem for file in (site / "configs").glob("*.html")} == groups
+    assert {file.stem for file in (ROOT / "docs").glob("*.md")} <= {file.stem for file in site.glob("*.html")}
+    assert "Number of units of each hidden layer" in (site / "configs" / "model.html").read_text()
+    assert 'id="boltcutter.api.train"' in (site / "reference" / "api.html").read_text()
+    drawn = (site / "architecture.html").read_text().partition('<svg class="architecture"')[2].partition("</svg>")[0]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    packages = {name for line in contracts[0]["layers"] for name in re.findall(r"\w+", line)}
+    packages |= {name.removeprefix("boltcutter_") for name in contracts[-1]["modules"]}
+    assert {*re.findall(r">(\w+)</text>", drawn)} == packages
+    assert not list(site.rglob("*.py"))
+
+
+def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+    loading = re.compile(
+        r"<(?:script|img|iframe|source)\b[^>]*?\ssrc=\"?([^\s\">]+)|<link\b[^>]*?\shref=\"?([^\s\">]+)"
+    )
+    for page in site.rglob("*.html"):
+        found = ["".join(groups) for groups in loading.findall(page.read_text())]
+        assert found
+        assert not [url for url in found if re.match(r"(?:\w+:)?//", url)], page.name
+    for file in site.glob("assets/stylesheets/*.css"):
+        assert not re.search(r"url\([\"']?(?:https?:)?//", file.read_text()), file.name
+
+
+def test_pages_fit_on_a_phone(site: Path, open_tab: Callable[[str], Tab]) -> None:
+    tab = open_tab("about:blank")
+    tab.send("Emulation.setDeviceMetricsOverride", **PHONE)
+    tab.send("Page.enable")
+    wide = {}
+    for page in sorted(site.rglob("*.html")):
+        tab.send("Page.navigate", url=page.as_uri())
+        tab.wait(f"location.href.endsWith({str(page.name)!r}) && document.readyState == 'complete'", seconds=60)
+        if (width := tab.evaluate("document.documentElement.scrollWidth")) > PHONE["width"]:
+            wide[page.name] = width
+    assert not wide
+
+
+def test_search_works_in_a_page_opened_from_a_file(site: Path, open_tab: Callable[[str], Tab]) -> None:
+    tab = open_tab((site / "glossary.html").as_uri())
+    tab.wait("document.readyState == 'complete' && !!document.querySelector('.md-search__input')", seconds=60)
+    tab.evaluate("document.querySelector('#__search').click(); document.querySelector('.md-search__input').focus()")
+    tab.send("Input.insertText", text="preemptio")
+    tab.send("Input.dispatchKeyEvent", type="keyDown", key="n", text="n")
+    tab.send("Input.dispatchKeyEvent", type="keyUp", key="n")
+    tab.wait("document.querySelectorAll('.md-search-result__item').length > 0", seconds=60)
+
+
+def test_the_site_is_light_and_dark(site: Path, open_tab: Callable[[str], Tab]) -> None:
+    tab = open_tab((site / "index.html").as_uri())
+    backgrounds = set()
+    for scheme in ("light", "dark"):
+        tab.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        tab.send("Page.reload")
+        expected = "slate" if scheme == "dark" else "default"
+        tab.wait(f"document.body && document.body.getAttribute('data-md-color-scheme') == '{expected}'", seconds=60)
+        backgrounds.add(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(backgrounds) == 2
