@@ -10,6 +10,7 @@ from boltcutter.assembly.assemble import read_config
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.cli.commands import CHECK_FLAGS, run
 from boltcutter.cli.commands import commands as known_commands
+from boltcutter.config.values import split_overrides
 from boltcutter.project import Project, tomllib
 from boltcutter_export.command import read_settings
 from boltcutter_export.serving.server import LIMITS, SERVER
@@ -18,6 +19,7 @@ from boltcutter_planning.part import DOCTOR_FLAGS
 from boltcutter_runs.command import VERBS as RUN_VERBS
 from boltcutter_runs.command import parse
 from boltcutter_runs.comparison import parse as parse_comparison
+from boltcutter_runs.live import SETTINGS as LIVE
 from boltcutter_runs.query import parse as parse_filter
 from boltcutter_scaffold import new, vendor
 
@@ -80,7 +82,8 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
         groups = parse_comparison(arguments).groups
         assert [parse_filter(group) for group in groups if not group.startswith("runs/")]
     elif name == "runs":
-        _, rest = parse(arguments)
+        flags, rest = parse(arguments)
+        rest = split_overrides(rest, *LIVE)[1] if "--live" in flags else rest
         assert rest[:1] == [] or rest[0] in RUN_VERBS or parse_filter(rest[0])
     elif name in ("launch", "search"):
         if name == "search" and any(argument.startswith("resume=") for argument in arguments):

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from boltcutter.checkpoint.atomic import write_text
@@ -128,3 +128,15 @@ def _folders(folder: Path) -> Iterator[Path]:
     """The folder, and those of trials that a process may hold."""
     yield folder
     yield from (file.parent for file in sorted(folder.glob(f"trials/*/{lease.FILE}")))
+
+
+@contextmanager
+def writing(what: str, remedy: str) -> Iterator[None]:
+    """Report in one line that files cannot be changed, such as those of another user."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{error.filename} " if error.filename and not what.startswith("--") else ""
+        raise ConfigError(f"{what}: {where}cannot be written ({error.strerror}); {remedy}") from error

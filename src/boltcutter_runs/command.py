@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from boltcutter.checkpoint.storage import is_url
 from boltcutter.config.errors import ConfigError, hint, printable
+from boltcutter.config.values import split_overrides
 from boltcutter.formatting import aligned
 from boltcutter.project import Project, display_path
-from boltcutter_runs import actions, table
+from boltcutter_runs import actions, query, table
 from boltcutter_runs.query import OPERATORS, select
 from boltcutter_runs.record import Run, find_runs
 from boltcutter_runs.references import candidates, find, runs_folder
 
 VERBS = ("tag", "untag", "note", "remove", "archive", "restore")
 VALUES = ("--sort", "--columns", "--limit")  # flags that are followed by a value
-FLAGS = (*VALUES, "--html", "--json", "--csv", "--archived", "--yes")
+FLAGS = (*VALUES, "--html", "--live", "--json", "--csv", "--archived", "--yes")
 LIMIT = 50  # rows of a table
 PAGE = "runs.html"  # unless --html=<file>
 
@@ -39,10 +39,13 @@ def main(project: Project, arguments: list[str]) -> None:
     flags, rest = parse(arguments)
     place = runs_folder(project, rest)
     rest = [argument for argument in rest if not argument.startswith("runs=")]
+    if "--live" in flags:
+        serve(place, flags, rest)
+        return
     if is_url(place) and ((rest[:1] and rest[0] in VERBS) or "--archived" in flags):
         raise ConfigError(f"runs={place}: runs at a URL are only listed; labels and archives need a folder")
     if rest and rest[0] in VERBS:
-        with _writing(rest[0], "check its permissions and the free space"):
+        with actions.writing(rest[0], "check its permissions and the free space"):
             act(Path(place), rest[0], rest[1:], flags)
         return
     if len(rest) > 1:
@@ -86,7 +89,7 @@ def show(runs: Sequence[Run], place: str, flags: dict[str, str]) -> None:
         from boltcutter_runs.page import write  # slow imports
 
         path = Path(flags["--html"] or PAGE)
-        with _writing(f"--html={path}", "choose another file"):
+        with actions.writing(f"--html={path}", "choose another file"):
             print(display_path(write(runs, path, place)))
         return
     if "--csv" in flags:
@@ -110,16 +113,22 @@ def show(runs: Sequence[Run], place: str, flags: dict[str, str]) -> None:
         print(printable(f"warning: {run.folder}: {run.reason}"), file=sys.stderr)
 
 
-@contextmanager
-def _writing(what: str, remedy: str) -> Iterator[None]:
-    """Report in one line that files cannot be changed, such as those of another user."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        where = f"{error.filename} " if error.filename and not what.startswith("--") else ""
-        raise ConfigError(f"{what}: {where}cannot be written ({error.strerror}); {remedy}") from error
+def serve(place: str, flags: dict[str, str], rest: Sequence[str]) -> None:
+    """Serve the page of the runs; ``host=``, ``port=`` and ``token_file=`` are among the other arguments.
+
+    Raises:
+        ConfigError: Another flag is given, the runs are at a URL, or a setting is wrong.
+    """
+    from boltcutter_runs import live  # slow imports
+
+    settings, words = split_overrides(rest, *live.SETTINGS)
+    if other := [flag for flag in flags if flag != "--live"]:
+        raise ConfigError(f"{other[0]}: has no effect with --live; remove it")
+    if is_url(place):
+        raise ConfigError(f"runs={place}: only a folder can be followed; use --html, or boltcutter sync")
+    if len(words) > 1 or (words and words[0] in VERBS):
+        raise ConfigError(f"--live {' '.join(words)}: one filter is expected; quote it")
+    live.serve(place, query.parse(words[0] if words else ""), settings)
 
 
 def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> None:

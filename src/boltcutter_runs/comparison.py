@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,9 @@ from boltcutter.formatting import aligned
 from boltcutter.project import Project
 from boltcutter.run.metrics import Mode
 from boltcutter_runs import caveats, further
+from boltcutter_runs.actions import writing
 from boltcutter_runs.groups import Group, Result, pair, read_group, settings_of
+from boltcutter_runs.pictures import write_page
 from boltcutter_runs.record import metric_mode
 from boltcutter_runs.references import runs_folder
 from boltcutter_runs.samples import LOSS, SampleComparison, compare_samples
@@ -62,8 +65,12 @@ def main(project: Project, arguments: list[str]) -> None:
         for group, lacking in zip((comparison.first, comparison.second), seeds, strict=True):
             comparison.commands += further.commands(project, group, lacking)
         comparison.verdict = describe(comparison, scale, given.effect, len(found)) + ending
-    text = json.dumps(as_json(groups, found), indent=2) if given.json else "\n".join(_lines(groups, found, scale))
-    print(printable(text))
+    lines = "\n".join(_lines(groups, found, scale))
+    print(printable(json.dumps(as_json(groups, found), indent=2) if given.json else lines))
+    if given.html:
+        with writing(f"--html={given.html}", "choose another file"):
+            write_page(Path(given.html), project, f"{given.metric}: {len(groups)} groups", printable(lines), found)
+        print(given.html, file=sys.stderr)
 
 
 def compare(first: Group, second: Group, metric: str) -> Comparison:
@@ -225,6 +232,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--effect", type=float, help="smallest difference that matters, in units of the metric")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--html", metavar="<file>", help="write a page with the samples that changed sides")
     found = parser.parse_intermixed_args(list(arguments))
     if found.effect is not None and not 0 < found.effect < math.inf:
         raise ConfigError(f"--effect {found.effect}: not a positive number; give the smallest difference that matters")

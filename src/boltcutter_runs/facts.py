@@ -68,14 +68,15 @@ def _scan(folder: str, depth: int, search: str | None, found: list[Place]) -> No
 
 def stamp_of(folder: str) -> Stamp:
     """What changes with the files of a run or search, whose contents are read after it; empty for another folder."""
-    if record := _stamp(f"{folder}/{RECORD}"):
-        return [record, None, _stamp(f"{folder}/{LABELS}"), _stamp(f"{folder}/{METRICS}")]
-    if search := _stamp(f"{folder}/{SEARCH}"):
-        return [None, search, _stamp(f"{folder}/{LABELS}"), _stamp(f"{folder}/{TRIALS}")]
+    if record := file_stamp(f"{folder}/{RECORD}"):
+        return [record, None, file_stamp(f"{folder}/{LABELS}"), file_stamp(f"{folder}/{METRICS}")]
+    if search := file_stamp(f"{folder}/{SEARCH}"):
+        return [None, search, file_stamp(f"{folder}/{LABELS}"), file_stamp(f"{folder}/{TRIALS}")]
     return []
 
 
-def _stamp(path: str) -> list[int] | None:
+def file_stamp(path: str) -> list[int] | None:
+    """Modification time, size and inode of a file; None if there is none."""
     try:
         found = os.stat(path)
     except OSError:

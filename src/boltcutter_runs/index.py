@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,24 @@ def read(root: str) -> list[tuple[Place, Facts]]:
     """Read all runs below a folder, from the index where that is current."""
     path = Path(root, FOLDER, FILE)
     known, places = _load(path), scan(root)
-    found, changed = list[tuple[Place, Facts]](), 0
-    for place in places:
-        facts = known.get(place.folder)
-        if facts is None or facts["stamp"] != place.stamp:
-            facts, changed = read_facts(place) | {"stamp": place.stamp}, changed + 1
-        found.append((place, facts))
+    found, changed = refresh(places, known)
     changed = max(changed, len(known) - (len(places) - changed))  # or removed
     if changed > MIN_CHANGED * len(found):
         with suppress(OSError):  # a folder that this user cannot write
             path.parent.mkdir(exist_ok=True)
             write_text(path, _dump(found))
     return found
+
+
+def refresh(places: Sequence[Place], known: Mapping[str, Facts]) -> tuple[list[tuple[Place, Facts]], int]:
+    """The facts of places: those that are known where the files have not changed; and the number of others."""
+    found, changed = list[tuple[Place, Facts]](), 0
+    for place in places:
+        facts = known.get(place.folder)
+        if facts is None or facts["stamp"] != place.stamp:
+            facts, changed = read_facts(place) | {"stamp": place.stamp}, changed + 1
+        found.append((place, facts))
+    return found, changed
 
 
 def _load(path: Path) -> dict[str, Facts]:

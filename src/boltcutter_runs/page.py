@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.values import format_value
-from boltcutter.report.html import downsample
+from boltcutter.report.html import downsample, read_confusion
 from boltcutter.report.template import load_template
 from boltcutter.run import trust
 from boltcutter.run.metrics import parse_name
@@ -27,24 +28,38 @@ from boltcutter_runs.record import Run, metric_mode
 MAX_POINTS = 200_000  # of all curves together
 MIN_POINTS = 20  # of a curve
 MAX_CURVES = 6  # metrics with curves
+MAX_MATRICES = 200  # confusion matrices, those of the newest runs
+
+Curves = dict[str, list[tuple[int, float, float]]]  # step, epoch and value of each metric
 
 
 def write(runs: Sequence[Run], path: Path, title: str) -> Path:
     """Write the page; links to the reports of runs are relative to it."""
-    data = collect(runs, path.absolute().parent)
-    page = load_template(Path(__file__).with_name("page.html")).render(title=title, total=len(runs), data=data)
-    write_text(path, page.encode(errors="replace").decode())
+    home = path.absolute().parent
+    write_text(path, render(title, collect(runs, [_link(run, home) for run in runs])))
     return path
 
 
-def collect(runs: Sequence[Run], home: Path) -> dict[str, Any]:
-    """Everything that the page shows; runs as columns, as they may be thousands."""
+def render(title: str, data: dict[str, Any], home: str = "") -> str:
+    """Render the page as HTML; with a URL of its own, it asks the server for new data."""
+    page = load_template(Path(__file__).with_name("page.html")).render(title=title, data=data, home=home)
+    return page.encode(errors="replace").decode()
+
+
+def collect(runs: Sequence[Run], links: Sequence[str | None], curves: Sequence[Curves] | None = None) -> dict[str, Any]:
+    """Everything that the page shows; runs as columns, as they may be thousands.
+
+    Args:
+        runs: The runs, the oldest first.
+        links: URL of each run's report.
+        curves: Curves of each run, if they have been read before.
+    """
     shorts, settings = table.short_ids(runs), table.differing_settings(runs)
     metrics = table.shown_metrics(runs)
     after = [key for key in table.FIELDS_AFTER if any(value_of(run, key) for run in runs)]
     order = ["name", "status", "age", *settings, *metrics, *after]
     kinds = {**dict.fromkeys(settings, "setting"), **dict.fromkeys(metrics, "metric")}
-    curves = [_read_curves(run) for run in runs]
+    curves = [read_curves(run.folder) for run in runs] if curves is None else curves
     names = sorted(
         {name for each in curves for name in each}, key=lambda name: (name not in metrics, _rank(name), name)
     )
@@ -52,8 +67,8 @@ def collect(runs: Sequence[Run], home: Path) -> dict[str, Any]:
     limit = max(MIN_POINTS, MAX_POINTS // max(1, len(runs) * len(names)))
     return {
         "ids": [shorts[run.id] for run in runs],
-        "links": [_link(run, home) for run in runs],
-        "seconds": [run.seconds for run in runs],
+        "links": [*links],
+        "seconds": [time.time() - run.started if run.status == "running" else run.seconds for run in runs],
         "columns": [
             {
                 "name": key,
@@ -65,6 +80,7 @@ def collect(runs: Sequence[Run], home: Path) -> dict[str, Any]:
             for key in order
         ],
         "curves": [{"name": name, "runs": [_shorten(each.get(name), limit) for each in curves]} for name in names],
+        "confusion": [None for _ in runs[:-MAX_MATRICES]] + [_read_confusion(run) for run in runs[-MAX_MATRICES:]],
     }
 
 
@@ -84,21 +100,27 @@ def _link(run: Run, home: Path) -> str | None:
     return quote(os.path.relpath(report, home)) if report.is_file() else None
 
 
-def _read_curves(run: Run) -> dict[str, list[tuple[int, float, float]]]:
-    """Step, epoch and value of each metric of ``metrics.csv``, without values that are not finite."""
-    found: dict[str, list[tuple[int, float, float]]] = {}
+def _read_confusion(run: Run) -> dict[str, Any] | None:
+    """The confusion matrix of a run's test, if it has one."""
     with suppress(OSError, ValueError, csv.Error):
-        lines = trust.read_bytes(Path(run.folder, METRICS)).decode(errors="replace").splitlines()
-        for row in csv.DictReader(lines):
-            step, epoch = int(row["step"] or 0), float(row.get("epoch") or 0)
-            for name, text in row.items():
-                if (
-                    text
-                    and name
-                    and not name.startswith((*NOT_MEASURED, "lr-"))
-                    and math.isfinite(value := float(text))
-                ):
-                    found.setdefault(name, []).append((step, epoch, value))
+        found = read_confusion(Path(run.folder, "evaluation", "test", "confusion.csv"))
+        return {name: found[name] for name in ("names", "cells", "sums")} if found["cells"] else None
+    return None
+
+
+def read_curves(folder: Path | str) -> Curves:
+    """The curves in ``metrics.csv`` as far as it is written, without values that are not finite."""
+    found: Curves = {}
+    with suppress(OSError, ValueError, csv.Error):
+        content = trust.read_bytes(Path(folder, METRICS))
+        header, *rows = csv.reader(content[: content.rfind(b"\n") + 1].decode(errors="replace").splitlines())
+        step, epoch = header.index("step"), header.index("epoch") if "epoch" in header else len(header)
+        names = [(k, n) for k, n in enumerate(header) if n and not n.startswith((*NOT_MEASURED, "lr-"))]
+        for row in rows:
+            at, of_epoch = int(row[step] or 0), float("".join(row[epoch : epoch + 1]) or 0)
+            for place, name in names:
+                if place < len(row) and (text := row[place]) and math.isfinite(value := float(text)):
+                    found.setdefault(name, []).append((at, of_epoch, value))
     return found
 
 

@@ -15,6 +15,7 @@ boltcutter runs tag 'seed=1' baseline                     # also untag, and: not
 boltcutter runs remove 'status=failed and age>30d'        # asks; --yes does not; this cannot be undone
 boltcutter runs archive latest                            # restore <run> undoes it; --archived lists these
 boltcutter runs --html                                    # runs.html: the table, curves, parallel coordinates
+boltcutter runs --live                                    # serves this page, which follows the runs: host=… port=…
 boltcutter runs runs=s3://bucket/runs                     # another folder, or object storage
 
 A run is an id, the beginning of one, latest, or best:<metric>; so it is in run=, resume=, reproduce= and with=.""",

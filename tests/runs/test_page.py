@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +26,15 @@ LIST = """
   const rows = () => list(shown().map(row => row.dataset.run).join(' '));
   const check = id => document.querySelector(`tr[data-run="${id}"] input`).click();
   const header = title => [...document.querySelectorAll('#runs th')].find(th => th.textContent === title);
-  const settle = () => { drawCurves(); drawParallel(); drawSettings(); };  // as the next frame does
+  const settle = drawAll;  // as the next frame does
   const curves = () => list(document.querySelectorAll('[data-curves] .curve').length);
   const type = text => { const box = document.querySelector('#runs input'); box.value = text; box.oninput(); };"""
+
+KEYS_ON_CURVES = """
+      const said = () => list([...tip.children].slice(0, 2).map((row, i) => row.children[i].textContent).join(' '));
+      const again = () => document.querySelector('[data-curves] svg');
+      const go = key => again().dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true, cancelable: true}));
+      go('ArrowRight'); said(); go('ArrowRight'); said(); go('ArrowUp'); said();"""
 
 
 def fill(root: Path, write: Write, count: int, points: int = 30, **facts: Any) -> Path:
@@ -69,8 +76,9 @@ def test_all_parts_are_drawn_and_nothing_is_loaded(browse: Browse, tmp_path: Pat
     assert seen.count(r'class="curve"') == 8
     assert seen.count(r'class="line"') == 8
     assert re.findall(r'class="name"[^>]*>([^<]+)<', seen.dom) == ["model", "optimizer.lr", "seed", "val/accuracy"]
+    assert re.findall(r'data-axis="2"[^>]*aria-label="([^;]*);', seen.dom) == ["seed: all values"]
     settings = seen.dom[seen.dom.index('<section id="settings"') :]
-    assert re.findall(r'<th scope="row">([\w.]+)', settings) == ["model", "optimizer.lr", "seed"]
+    assert re.findall(r'<th scope="row"[^>]*>([\w.]+)', settings) == ["model", "optimizer.lr", "seed"]
     assert 'href="runs/0000/report.html"' in seen.dom
     references = References()
     references.feed(page.read_text())
@@ -102,7 +110,7 @@ def test_sorting_filtering_and_checking(browse: Browse, tmp_path: Path, write: W
         "",
         " ".join(ids[::-1]),
         "2 4",
-        "0001 0004",
+        "0004 0001",
     ]
 
 
@@ -125,11 +133,14 @@ def test_curves_are_smoothed_and_have_other_axes(browse: Browse, tmp_path: Path,
       set('.across', 2); list(axis().includes('minutes'));
       list(!document.querySelector('.timing').hidden);
       set('.across', 0); set('.logy', true); list(path() !== plain);
-      set('.metric', 1); list(label());
+      set('.logy', false); list(path() === plain);
+      set('.logx', true); list(path() !== plain && axis().includes('200') && !axis().includes('300'));
+      set('.logx', false); set('.metric', 'train/loss'); list(label());
     }"""
     )
     found = said(browse(make(tmp_path, write, 3), script=script).dom)
-    assert found == ["val/accuracy of 3 runs", *["true"] * 6, "train/loss of 3 runs"]
+    keys = "; arrow keys go along the curves"
+    assert found == [f"val/accuracy of 3 runs{keys}", *["true"] * 8, f"train/loss of 3 runs{keys}"]
 
 
 def test_dragging_along_an_axis_selects_runs(browse: Browse, tmp_path: Path, write: Write) -> None:
@@ -148,6 +159,53 @@ def test_dragging_along_an_axis_selects_runs(browse: Browse, tmp_path: Path, wri
     )
     found = said(browse(make(tmp_path, write, 8), script=script).dom)
     assert found == ["0007 0006 0005 0004", "4 of 8 runs"]
+
+
+def test_the_keyboard_selects_ranges_and_goes_along_curves(browse: Browse, tmp_path: Path, write: Write) -> None:
+    script = (
+        LIST
+        + """{
+      const press = (key, shiftKey = false) => {
+        const down = new KeyboardEvent('keydown', {key, shiftKey, bubbles: true, cancelable: true});
+        document.activeElement.dispatchEvent(down);
+        settle();
+      };
+      document.querySelector('[data-axis="2"]').focus();
+      for (let i = 0; i < 5; i++) press('ArrowUp');
+      press('ArrowDown', true); rows();
+      list(document.activeElement.ariaLabel); press('Escape'); rows();
+      document.querySelector('[data-curves] svg').focus();
+      press('ArrowRight'); list('?');
+    }"""
+    ).replace("press('ArrowRight'); list('?');", KEYS_ON_CURVES)
+    found = said(browse(make(tmp_path, write, 8), script=script).dom)
+    ids = [f"{number:04}" for number in range(8)]
+    assert found[0] == "0006 0005 0004 0003 0002"  # of 0 to 7, from 25% to 95% of the axis
+    assert found[1].startswith("seed: 1.750 to 6.650; ")
+    assert found[2] == " ".join(ids[::-1])
+    assert [text.split()[:2] for text in found[3:]] == [["0000", "0"], ["0000", "10"], ["0001", "10"]]
+
+
+def test_confusion_matrices_are_side_by_side(browse: Browse, tmp_path: Path, write: Write) -> None:
+    root = fill(tmp_path / "runs", write, 5)
+    for number in range(3):
+        folder = root / f"{number:04}" / "evaluation" / "test"
+        folder.mkdir(parents=True)
+        folder.joinpath("confusion.csv").write_text(f"target,cat,dog\ncat,{number},1\ndog,0,1\n")
+    os.mkfifo(root / "0004" / "evaluation")  # of somebody else
+    script = (
+        LIST
+        + """{
+      const shown = () => list([...document.querySelectorAll('#confusion svg')].map(svg => svg.ariaLabel).join('|'));
+      shown(); check('0000'); check('0002'); check('0004'); settle(); shown();
+      check('0000'); check('0002'); settle(); list(document.querySelector('#confusion .grid').textContent);
+    }"""
+    )
+    label = "Confusion matrix of {}, 2 classes, {} % right"
+    both = [label.format("0002", "75.0"), label.format("0001", "66.7")]
+    checked = [label.format("0002", "75.0"), label.format("0000", "50.0")]
+    found = said(browse(write_page(tmp_path, find_runs(root)), script=script).dom)
+    assert found == ["|".join(both), "|".join(checked), "None of these runs has a confusion matrix."]
 
 
 def test_text_is_escaped(browse: Browse, tmp_path: Path, write: Write) -> None:
@@ -174,7 +232,8 @@ def write_page(tmp_path: Path, runs: list[Any]) -> Path:
 
 def test_points_are_limited(tmp_path: Path, write: Write) -> None:
     root = fill(tmp_path, write, 40, points=20_000)
-    data = collect(find_runs(root), tmp_path)
+    runs = find_runs(root)
+    data = collect(runs, [None] * len(runs))
     total = sum(len(run[0]) for curve in data["curves"] for run in curve["runs"])
     assert MAX_POINTS / 2 < total <= MAX_POINTS
     assert data["curves"][0]["name"] == "val/accuracy"
@@ -185,7 +244,7 @@ def test_a_thousand_runs_are_drawn_within_seconds(browse: Browse, tmp_path: Path
     assert read_data(page)["ids"][0] == "0000"
     assert page.stat().st_size < 10_000_000
     script = """const began = performance.now(); document.querySelector('#runs input').value = 'model=mlp';
-      document.querySelector('#runs input').oninput(); drawCurves(); drawParallel();
+      document.querySelector('#runs input').oninput(); drawAll();
       document.documentElement.dataset.selected = Math.round(performance.now() - began);"""
     seen = browse(page, script=script)
     times = [int(re.findall(rf'data-{name}="(\d+)"', seen.dom)[0]) for name in ("drawn", "selected")]

@@ -1,5 +1,5 @@
 'use strict';
-const data = JSON.parse(document.getElementById('data').textContent);
+let data = JSON.parse(document.getElementById('data').textContent);
 const tip = document.getElementById('tip');
 const space = document.querySelector('svg').namespaceURI;  // so that the page contains no URL
 
@@ -92,6 +92,42 @@ function nearest(sorted, value) {
 
 function truncate(text, length) { return text.length > length ? text.slice(0, length - 1) + '…' : text; }
 
+// A confusion matrix: names of classes, cells that are not zero as [target, prediction, count], and sums of rows.
+function drawMatrix(holder, { names, cells, sums }, title = '') {
+  const n = names.length, long = Math.max(...names.map(name => Math.min(14, name.length)));
+  const sheet = holder.closest('.sheet'), available = sheet.clientWidth - 2 * parseFloat(getComputedStyle(sheet).paddingLeft), left = long * (n > 40 ? 5.2 : 6.6) + 12, right = n > 40 ? 46 : 52;
+  const size = Math.min(46, Math.max(n > 40 ? 9 : 24, Math.floor((available - left - right) / n * 4) / 4));
+  const font = Math.min(12, Math.max(8, size * 0.86)), slanted = long * font * 0.6 > size - 4, top = slanted ? long * 5.2 + 14 : 24;
+  const width = left + size * n + right, height = top + size * n + 6;
+  holder.replaceChildren();
+  const svg = put(holder, 'svg', { viewBox: `0 0 ${width} ${height}`, width, height, style: `width: ${width}px; min-width: ${width}px`, role: 'img', 'aria-label': `Confusion matrix${title && ` of ${title}`}, ${n} classes, ${sums.reduce((a, b) => a + b, 0) && (100 * cells.reduce((all, [t, p, count]) => all + (t === p) * count, 0) / sums.reduce((a, b) => a + b, 0)).toFixed(1)} % right` });
+  const right_ = Array(n).fill(0);
+  for (const [t, p, count] of cells) {
+    const share = count / sums[t], same = t === p, strength = same ? share : Math.max(0.18, Math.sqrt(share));
+    if (same) right_[t] = share;
+    put(svg, 'rect', { class: same ? 'cell-right' : 'cell-wrong', x: left + p * size, y: top + t * size, width: size, height: size, 'fill-opacity': strength.toFixed(3) });
+    if (size >= 20) put(svg, 'text', { class: 'count' + (strength > 0.55 ? ' strong' : ''), x: left + (p + 0.5) * size, y: top + (t + 0.5) * size + 4, style: `font-size: ${Math.min(12, size / (String(count).length * 0.62 + 0.4))}px` }, count);
+  }
+  put(svg, 'rect', { class: 'frame', x: left, y: top, width: size * n, height: size * n });
+  names.forEach((name, i) => {
+    const style = `font-size: ${font}px`, middle = left + (i + 0.5) * size;
+    put(svg, 'text', { class: 'name', style, x: left - 7, y: top + (i + 0.5) * size + font * 0.35, 'text-anchor': 'end' }, truncate(name, 14));
+    put(svg, 'text', slanted ? { class: 'name', style, transform: `translate(${middle + font * 0.3} ${top - 6}) rotate(-60)` } : { class: 'name', style, x: middle, y: top - 7, 'text-anchor': 'middle' }, truncate(name, 14));
+    put(svg, 'text', { style: `font-size: ${Math.min(11, font)}px`, x: width - 2, y: top + (i + 0.5) * size + font * 0.35, 'text-anchor': 'end' }, sums[i] ? `${(100 * right_[i]).toFixed(right_[i] === 1 ? 0 : 1)} %` : '–');
+  });
+  put(svg, 'text', { x: width - 2, y: top - 7, 'text-anchor': 'end' }, 'recall');
+  const cross = [0, 1].map(() => put(svg, 'rect', { class: 'cross', visibility: 'hidden' })), counts = new Map(cells.map(([t, p, count]) => [t * n + p, count]));
+  svg.onpointermove = svg.onpointerdown = event => {
+    const box = svg.getBoundingClientRect(), p = Math.floor((event.clientX - box.left - left) / size), t = Math.floor((event.clientY - box.top - top) / size);
+    if (t < 0 || p < 0 || t >= n || p >= n) return svg.onpointerleave();
+    for (const [i, [x, y, w, h]] of [[left, top + t * size, n * size, size], [left + p * size, top, size, n * size]].entries())
+      for (const [name, value] of Object.entries({ x, y, width: w, height: h, visibility: 'visible' })) cross[i].setAttribute(name, value);
+    const count = counts.get(t * n + p) ?? 0;
+    showTooltip(event, [['target', names[t]], ['prediction', names[p]], ['samples', `${show(count)} of ${show(sums[t])}`], ['fraction of the row', sums[t] ? `${(100 * count / sums[t]).toFixed(1)} %` : '–']]);
+  };
+  svg.onpointerleave = () => { cross.forEach(c => c.setAttribute('visibility', 'hidden')); tip.hidden = true; };
+}
+
 function sortBy(table, column, header) {
   const up = header.ariaSort !== 'ascending', body = table.tBodies[0];
   const key = row => { const cell = row.cells[column]; return cell.dataset.value === undefined ? cell.textContent : +cell.dataset.value; };
@@ -99,4 +135,15 @@ function sortBy(table, column, header) {
   for (const other of header.parentElement.cells) other.ariaSort = null;
   header.ariaSort = up ? 'ascending' : 'descending';
   body.append(...[...body.rows].sort((a, b) => (up ? 1 : -1) * compare(key(a), key(b))));
+}
+
+// Draws now, and whenever the width of the page changes.
+function keepDrawn(draw) {
+  let width = document.body.clientWidth;
+  draw();
+  new ResizeObserver(() => {
+    if (document.body.clientWidth !== width) { width = document.body.clientWidth; draw(); }
+  }).observe(document.body);
+  addEventListener('scroll', () => { tip.hidden = true; }, { passive: true });
+  document.documentElement.dataset.drawn = Math.round(performance.now());
 }

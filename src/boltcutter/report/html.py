@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -37,8 +38,13 @@ def write(folder: Path) -> Path:
     return path
 
 
-def render(folder: Path) -> str:
-    """Render the report as HTML."""
+def render(folder: Path, home: str = "") -> str:
+    """Render the report as HTML.
+
+    Args:
+        folder: Folder of the run.
+        home: URL of the page of all runs, if a server sends the report, which then updates itself.
+    """
     test = folder / "evaluation" / "test"
     reader = ReportReader(folder)
     record = reader.get("Record", {}, trust.read_json, folder / "record.json")
@@ -51,10 +57,11 @@ def render(folder: Path) -> str:
     scatters, classified = reader.get("Predictions", no_predictions, _read_predictions, test / "predictions.csv")
     classified = classified or (test / "classes.csv").is_file()
     classes = [] if not classified else reader.get("Classes", [], _read_classes, test / "classes.csv")
-    confusion = {} if not classified else reader.get("Confusion matrix", {}, _read_confusion, test / "confusion.csv")
+    confusion = {} if not classified else reader.get("Confusion matrix", {}, read_confusion, test / "confusion.csv")
     modes = _modes(config, groups)
     page = load_template(Path(__file__).with_name("report.html")).render(
         folder=folder,
+        home=home,
         place=run_store().show(folder),
         record=record,
         command=reader.get("Command", "", redact_command, record.get("command") or ""),
@@ -137,8 +144,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[str]]
 
 def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     """Return header and rows, which must all have the same length."""
-    with open(path, newline="", encoding="utf-8") as file:
-        header, *rows = csv.reader(file)
+    header, *rows = csv.reader(io.StringIO(trust.read_bytes(path).decode(), newline=""))
     if any(len(row) != len(header) for row in rows):
         raise ValueError("rows of different lengths")
     return header, rows
@@ -147,16 +153,16 @@ def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
 def _read_groups(path: Path) -> dict[str, list[Curve]]:
     """Group curves by metric, over train and val, steps and epochs."""
     logged: dict[str, list[tuple[int, int, float]]] = {}  # step, epoch and value of each column
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames is None:
-            raise ValueError("the file is empty")
-        columns = [name for name in reader.fieldnames if name not in ("step", "epoch")]
-        for row in reader:
-            step, epoch = (int(_to_float(row[key] or "-1")) for key in ("step", "epoch"))
-            for name in columns:
-                if text := row[name]:  # None in an incomplete last row
-                    logged.setdefault(name, []).append((step, epoch, _to_float(text)))
+    content = path.read_bytes()
+    reader = csv.DictReader(content[: content.rfind(b"\n") + 1].decode().splitlines())  # the last row may be incomplete
+    if reader.fieldnames is None:
+        raise ValueError("the file is empty")
+    columns = [name for name in reader.fieldnames if name not in ("step", "epoch")]
+    for row in reader:
+        step, epoch = (int(_to_float(row[key] or "-1")) for key in ("step", "epoch"))
+        for name in columns:
+            if text := row[name]:
+                logged.setdefault(name, []).append((step, epoch, _to_float(text)))
     groups: dict[str, list[Curve]] = {}
     for column in filter(logged.get, columns):
         group, name, stage, epoch_mean = _parse_column(column)
@@ -270,7 +276,7 @@ def _read_classes(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _read_confusion(path: Path) -> dict[str, Any]:
+def read_confusion(path: Path) -> dict[str, Any]:
     """Class names, non-zero cells as [target, prediction, count], and the most frequent misclassifications."""
     _, rows = _read_csv(path)
     names = [row[0] for row in rows]

@@ -15,9 +15,12 @@ from boltcutter.config.redaction import hide_passwords, looks_secret
 
 
 def load_template(path: Path) -> jinja2.Template:
-    """Load a template of a self-contained page; ``include_text("charts.js")`` inserts a file of this folder."""
+    """Load a template of a self-contained page, which may extend ``base.html`` of this folder.
+
+    ``include_text("explore.js")`` inserts a file of this folder.
+    """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(path.parent),
+        loader=jinja2.FileSystemLoader([path.parent, Path(__file__).parent]),
         autoescape=True,
         undefined=jinja2.ChainableUndefined,  # records of earlier versions may lack fields
         trim_blocks=True,

@@ -23,10 +23,11 @@ from starlette.concurrency import iterate_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from boltcutter.report.template import load_template
 from boltcutter_export.serving.access import AccessMiddleware
 from boltcutter_export.serving.batching import Array, Batcher, OverloadedError
 from boltcutter_export.serving.predictor import Predictor
@@ -122,6 +123,7 @@ class Service:
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self.predictor, self.limits, self.metrics = predictor, limits, Metrics()
+        self.html = load_template(PAGE).render(data=predictor.describe())
         self.batcher = Batcher(
             self._compute, max_batch=limits.max_batch, max_wait=limits.max_wait, max_waiting=limits.max_waiting
         )
@@ -152,7 +154,7 @@ class Service:
 
     async def page(self, request: Request) -> Response:
         """A page to try the model."""
-        return FileResponse(PAGE)
+        return HTMLResponse(self.html)
 
     async def health(self, request: Request) -> Response:
         """Return ok once the model is loaded."""

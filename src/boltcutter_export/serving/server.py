@@ -28,9 +28,9 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import split_overrides
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
-from boltcutter_export.serving.access import read_token
 from boltcutter_export.serving.app import Limits, create_app
 from boltcutter_export.serving.predictor import Predictor
+from boltcutter_remote.access import bind, read_token
 
 VARIABLE = "BOLTCUTTER_SERVE"  # JSON with the settings, for worker processes
 SERVER: dict[str, Any] = {"host": "127.0.0.1", "port": 8000, "workers": 1, "drain": 30, "token_file": ""}
@@ -60,6 +60,7 @@ def main(project: Project, overrides: list[str]) -> None:
     settings |= {"root": str(project.root), "run": special["run"], "rest": rest}
     settings |= {"ckpt": special.get("ckpt", "best"), "export": special.get("export")}
     with bind(settings["host"], settings["port"]) as bound:
+        bound.set_inheritable(True)  # which workers share
         serve(cfg, folder, settings, bound)
 
 
@@ -158,28 +159,6 @@ def read_settings(given: dict[str, str]) -> dict[str, Any]:
         raise ConfigError(f"port={settings['port']} is not a port; try port={SERVER['port']}, or port=0 for a free one")
     read_token(settings["host"], settings["token_file"])  # before the model is loaded
     return settings
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Open the socket that all workers share.
-
-    Raises:
-        ConfigError: The address cannot be used.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # For a socket without the protocol's number, asyncio would leave Nagle's algorithm on: answers wait for 40 ms.
-        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    except OSError as error:
-        raise ConfigError(f"host={host}: {error.strerror or error}; try host=127.0.0.1, or 0.0.0.0") from error
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        raise ConfigError(f"host={host} port={port}: {error.strerror or error}; choose another, or port=0") from error
-    bound.set_inheritable(True)
-    return bound
 
 
 class Workers(Multiprocess):

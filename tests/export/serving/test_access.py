@@ -1,7 +1,6 @@
-"""Who may send requests: names of the host, and tokens."""
+"""Requests that are refused: names of the host, and tokens."""
 
 import asyncio
-from pathlib import Path
 
 import httpx
 import pytest
@@ -11,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from boltcutter.config.errors import ConfigError
-from boltcutter_export.serving.access import AccessMiddleware, is_loopback, read_token
+from boltcutter_export.serving.access import AccessMiddleware
 
 TOKEN = "0123456789abcdef+/="
 
@@ -63,29 +61,3 @@ def test_a_browser_gets_a_cookie() -> None:
     assert {"HttpOnly", "SameSite=strict"} <= set(cookie.split("; "))
     assert get("/model", "0.0.0.0", TOKEN, cookie=cookie.partition(";")[0]).text == "ok"
     assert get("/model", "0.0.0.0", TOKEN, cookie="boltcutter-token=wrong").status_code == 401
-
-
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False), ("10.0.0.1", False)],
-)
-def test_other_machines_need_a_token(host: str, local: bool, tmp_path: Path) -> None:
-    assert is_loopback(host) == local
-    (tmp_path / "token").write_text(f"{TOKEN}\n")
-    assert read_token(host, str(tmp_path / "token")) == TOKEN
-    if local:
-        assert read_token(host, "") == ""
-    else:
-        with pytest.raises(
-            ConfigError, match=rf"^host={host}: .*; openssl rand -hex 32 > token, then token_file=token"
-        ):
-            read_token(host, "")
-
-
-def test_mistakes_in_the_file_of_the_token(tmp_path: Path) -> None:
-    for content in (b"", b"short", b"\xff" * 20, "é".encode() * 20):
-        (tmp_path / "token").write_bytes(content)
-        with pytest.raises(ConfigError, match=r"^token_file=.*token: (expected 16 or more|cannot be read)"):
-            read_token("0.0.0.0", str(tmp_path / "token"))
-    with pytest.raises(ConfigError, match=r"cannot be read .*; give a file with the token"):
-        read_token("127.0.0.1", str(tmp_path / "none"))

@@ -16,13 +16,23 @@ WHITE = "document.getElementById('canvas').getContext('2d').getImageData({x}, {y
 def test_a_digit_is_drawn_and_an_image_dropped(serve: Serve, trained: Path, open_tab: Open) -> None:
     tab = open_tab(serve(trained).url)
     tab.wait("document.getElementById('canvas')?.offsetParent != null")
+    assert tab.evaluate("document.getElementById('h-input').innerText") == "Draw a digit"
+    assert tab.evaluate("document.getElementById('canvas').ariaLabel") == "Drawing"
     left, top = tab.evaluate(
         "(({left, top}) => [left, top])(document.getElementById('canvas').getBoundingClientRect())"
     )
     tab.drag((left + 112, top + 30), (left + 112, top + 110), (left + 112, top + 190))
     assert tab.evaluate(WHITE.format(x=112, y=110)) == 255
     assert tab.wait("document.getElementById('class')?.textContent") in [str(digit) for digit in range(10)]
-    assert "%" in tab.evaluate("document.getElementById('result').innerText")
+    shares = tab.evaluate(
+        "[...document.querySelectorAll('#result i')].map(bar => bar.style.getPropertyValue('--share'))"
+    )
+    assert len(shares) == 10
+    values = [float(share.removesuffix("%")) for share in shares]
+    assert values == sorted(values, reverse=True)
+    assert sum(values) == pytest.approx(100)
+    tab.evaluate("document.getElementById('file').focus()")  # by the keyboard as well
+    assert tab.evaluate("document.activeElement.id") == "file"
     tab.evaluate("document.getElementById('clear').click()")
     assert tab.evaluate(WHITE.format(x=112, y=110)) == 0
     assert tab.evaluate("document.getElementById('result').innerText") == ""

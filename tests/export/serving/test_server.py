@@ -26,7 +26,8 @@ from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter_export.serving import server
 from boltcutter_export.serving.app import NUMPY
-from boltcutter_export.serving.server import bind, read_settings
+from boltcutter_export.serving.server import read_settings
+from boltcutter_remote.access import bind
 
 from .conftest import Serve, Served
 

@@ -1,0 +1,190 @@
+"""``boltcutter runs --live``: serves the page of the runs and their reports, which follow the runs as they are written.
+
+Files of runs are only read, and only where they have changed; trainings are neither asked nor locked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from boltcutter import extend
+from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.report import html
+from boltcutter_remote.access import COOKIE, Access, bind, read_token
+from boltcutter_runs import index, page
+from boltcutter_runs.facts import METRICS, Stamp, file_stamp, scan, stamp_of
+from boltcutter_runs.query import Query
+from boltcutter_runs.record import Run, as_runs
+
+SETTINGS = {"host": "127.0.0.1", "port": "8010", "token_file": ""}
+INTERVAL = 0.5  # seconds between two looks at the files, however many pages ask
+REPORT = "report.html"
+TESTED = "evaluation/test/metrics.json"
+
+
+def serve(root: str, query: Query, given: Mapping[str, str]) -> None:
+    """Serve until Ctrl-C.
+
+    Args:
+        root: Folder of all runs.
+        query: Filter of the runs.
+        given: ``host``, ``port`` and ``token_file``, as of ``serve``.
+
+    Raises:
+        ConfigError: A setting is wrong, the port is taken, or other machines reach the server and there is no token.
+    """
+    host, port, file = (given.get(name, default) for name, default in SETTINGS.items())
+    if not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"port={port} is not a port; try port={SETTINGS['port']}, or port=0 for a free one")
+    token = read_token(host, file)
+    with LiveServer(Watch(root, query), host, int(port), token) as server:
+        shown = f"[{host}]" if ":" in host else host
+        once = " (in a browser, open /?token=<token> once)" if token else ""
+        print(f"http://{shown}:{server.server_port}{once}", flush=True)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+class Watch:
+    """The runs below a folder, of which those whose files have changed are read again.
+
+    Args:
+        root: Folder of all runs.
+        query: Filter of the runs.
+    """
+
+    def __init__(self, root: str, query: Query) -> None:
+        self.root, self.query = root.rstrip("/"), query
+        self._known = {place.folder: facts for place, facts in index.read(self.root)}
+        self._curves: dict[str, tuple[Stamp, page.Curves]] = {}
+        self._lock, self._looked, self._tag, self._text = threading.Lock(), -INTERVAL, "", ""
+        self._runs: dict[str, Run] = {}  # by the URL of the report
+        self.data()
+
+    def data(self) -> tuple[str, str]:
+        """What the page shows as JSON, after a text that changes with it."""
+        with self._lock:
+            if time.monotonic() - self._looked >= INTERVAL:
+                self._look()
+                self._looked = time.monotonic()
+            return self._tag, self._text
+
+    def _look(self) -> None:
+        found, _ = index.refresh(scan(self.root), self._known)
+        self._known = {place.folder: facts for place, facts in found}
+        runs = [run for run in as_runs(found) if self.query(run)]
+        tag = _digest([[str(run.folder), run.status, self._known[str(run.folder)]["stamp"]] for run in runs])
+        if tag == self._tag:
+            return
+        links = [self._link(run) for run in runs]
+        self._runs = dict(zip(map(unquote, links), runs, strict=True))
+        text = json.dumps(page.collect(runs, links, [self._read_curves(str(run.folder)) for run in runs]))
+        self._tag, self._text = tag, text.encode(errors="replace").decode()
+
+    def _link(self, run: Run) -> str:
+        """As on disk, so that links between reports work; folders elsewhere are below that of all runs."""
+        return quote(f"{str(run.folder).removeprefix(self.root + '/').strip('/')}/{REPORT}")
+
+    def _read_curves(self, folder: str) -> page.Curves:
+        stamp = [file_stamp(f"{folder}/{METRICS}")]
+        known = self._curves.get(folder)
+        if known is None or known[0] != stamp:
+            known = self._curves[folder] = stamp, page.read_curves(folder)
+        return known[1]
+
+    def report(self, path: str, tag: str) -> tuple[str, str] | None:
+        """The tag of a run's report, and its HTML, empty if ``tag`` is current; None if there is no such run."""
+        run = self._runs.get(path)
+        if run is None:
+            return None
+        folder = str(run.folder)
+        files = [TESTED, *(section.file for section in extend.sections())]
+        now = _digest([stamp_of(folder), *(file_stamp(f"{folder}/{file}") for file in files)])
+        if now == tag:
+            return now, ""
+        if run.kind == "search":  # whose report the search writes after each trial
+            found = Path(folder, REPORT)
+            return now, found.read_text() if found.is_file() else "The search has not written its report yet."
+        return now, html.render(Path(folder), "/")
+
+
+def _digest(values: list[Any]) -> str:
+    return f'"{hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]}"'
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Answers requests for the page, its data and the reports.
+
+    Args:
+        watch: The runs.
+        host: Address to listen on.
+        port: Port; 0 for a free one.
+        token: What other machines need; empty: nothing.
+    """
+
+    def __init__(self, watch: Watch, host: str, port: int, token: str) -> None:
+        super().__init__((host, port), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = bind(host, port)
+        self.server_address, self.server_port = self.socket.getsockname(), self.socket.getsockname()[1]
+        self.server_activate()
+        self.watch, self.access = watch, Access(host, token)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report what went wrong in one line; nothing if the client has gone."""
+        error = sys.exc_info()[1]
+        if error and not isinstance(error, ConnectionError | TimeoutError):
+            print(f"warning: runs --live: {one_line(error)}", file=sys.stderr)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LiveServer
+    protocol_version = "HTTP/1.1"
+    timeout = 30  # seconds for a request, after which its thread ends
+
+    def do_GET(self) -> None:
+        url, access, host = urlsplit(self.path), self.server.access, self.headers.get("Host", "")
+        pairs = [part.strip().partition("=") for part in self.headers.get("Cookie", "").split(";")]
+        offered = parse_qs(url.query).get("token", [""])[0]
+        if not access.is_for_us(host):
+            self._send(421, f"host {host[:100]}: expected localhost")
+        elif access.token and url.path == "/" and access.is_token(offered):
+            cookie = f"{COOKIE}={quote(offered)}; HttpOnly; SameSite=strict; Path=/"
+            self._send(303, "", {"Location": "/", "Set-Cookie": cookie})
+        elif not access.has_token(self.headers.get("Authorization", ""), {n: v for n, _, v in pairs}.get(COOKIE, "")):
+            self._send(401, "no valid token; open /?token=<token> once", {"WWW-Authenticate": "Bearer"})
+        else:
+            self._answer(unquote(url.path), self.headers.get("If-None-Match", ""))
+
+    def _answer(self, path: str, known: str) -> None:
+        watch, kind = self.server.watch, "application/json" if path == "/data.json" else "text/html; charset=utf-8"
+        tag, text = watch.data()
+        if path == "/":
+            tag, text = "", page.render(watch.root, json.loads(text), "/")
+        elif path != "/data.json":
+            tag, text = watch.report(path.lstrip("/"), known) or ("", "no such page; the runs are at /")
+        status = 304 if tag and tag == known else 200 if tag or path == "/" else 404
+        self._send(status, text, {"ETag": tag, "Content-Type": kind})
+
+    def _send(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        body = b"" if status == 304 else text.encode(errors="replace")
+        self.send_response(status)
+        always = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body))}
+        always |= {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+        for name, value in (always | dict(headers or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: a page asks each second."""
