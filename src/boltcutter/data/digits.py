@@ -42,13 +42,13 @@ class Digits(DataModule):
             )
         check_split(split)
         self.shape, self.num_classes, self.split = shape, num_classes, split
+        self.classes = [str(digit) for digit in range(10)]
 
     def load(self) -> Splits:
         """Load all digits, with their 17 grey levels scaled to 0 … 255."""
         pixels, labels = load_digits(return_X_y=True)
         inputs = torch.from_numpy(np.rint(pixels * (255 / 16)).astype(np.uint8)).view(-1, *self.shape)  # (N, 1, 8, 8)
         targets = torch.from_numpy(labels.astype(np.int64))  # (N,)
-        self.classes = [str(digit) for digit in range(10)]
         splits = split_indices(len(labels), self.split, self.seed, labels, num_folds=self.num_folds, fold=self.fold)
         return Splits(*(BatchedTensorDataset(inputs[indices], targets[indices]) for indices in splits))
 
