@@ -31,17 +31,20 @@ def write_page(path: Path, project: Project, title: str, text: str, found: Seque
     """
     shown, left = list[dict[str, Any]](), MAX_PICTURES
     for comparison, samples in ((c, c.samples) for c in found if c.samples and c.samples.changed):
-        chosen = [dict(sample) for sample in samples.changed[:left]]
+        chosen: list[dict[str, Any]] = [dict(sample) for sample in samples.changed[:left]]
         left, note = left - len(chosen), ""
         try:
-            run = (comparison.pairs or [(comparison.first.results[0],)])[0][0].run
+            run = (comparison.pairs[0][0] if comparison.pairs else comparison.first.results[0]).run
             pictures = read_pictures(project, Path(run.folder), {s["index"]: s.get("target") for s in chosen})
-            chosen = [{**sample, "image": pictures.get(int(sample["index"]))} for sample in chosen]
+            chosen = [sample | {"image": pictures.get(int(sample["index"]))} for sample in chosen]
         except (ConfigError, OSError) as error:
             note = str(error)
-        facts = {"first": comparison.first.label, "second": comparison.second.label, "note": note}
-        facts |= {"samples": chosen, "total": len(samples.changed), "is_right": samples.measure != "loss"}
-        shown.append(facts)
+        facts: dict[str, Any] = {
+            "samples": chosen,
+            "total": len(samples.changed),
+            "is_right": samples.measure != "loss",
+        }
+        shown.append(facts | {"first": comparison.first.label, "second": comparison.second.label, "note": note})
     page = load_template(Path(__file__).with_name("samples.html")).render(title=title, text=text, found=shown)
     write_text(path, page.encode(errors="replace").decode())
 

@@ -31,6 +31,7 @@ METRIC = ["--metric", "test/accuracy"]
 def digits() -> Any:
     data = Digits(batch_size=64, seed=0)
     data.setup("test")
+    assert data.splits is not None
     return data.splits.test
 
 
