@@ -39,12 +39,7 @@ def write_page(path: Path, project: Project, title: str, text: str, found: Seque
             chosen = [sample | {"image": pictures.get(int(sample["index"]))} for sample in chosen]
         except (ConfigError, OSError) as error:
             note = str(error)
-        facts: dict[str, Any] = {
-            "samples": chosen,
-            "total": len(samples.changed),
-            "is_right": samples.measure != "loss",
-        }
-        shown.append(facts | {"first": comparison.first.label, "second": comparison.second.label, "note": note})
+        shown.append({"of": comparison, "samples": chosen, "note": note})
     page = load_template(Path(__file__).with_name("samples.html")).render(title=title, text=text, found=shown)
     write_text(path, page.encode(errors="replace").decode())
 
