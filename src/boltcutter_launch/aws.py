@@ -34,7 +34,7 @@ REMEDIES = {
     **dict.fromkeys(("AccessDenied", "AccessDeniedException", "UnauthorizedOperation"), PERMISSION),
     **dict.fromkeys(("InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"), QUOTA),
     **dict.fromkeys(("ResourceLimitExceeded", "VcpuLimitExceeded"), QUOTA),
-    "InsufficientInstanceCapacity": "try another machine type, region or availability zone",
+    "InsufficientInstanceCapacity": "set launch.zones and launch.max_wait of launch=ec2, or use launch=sky",
     "OptInRequired": "enable the region or the service in the account",
 }
 

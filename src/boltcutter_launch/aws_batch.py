@@ -25,6 +25,7 @@ from boltcutter_launch.job import (
 )
 
 MAX_ATTEMPTS = 10
+ARRAY_SIZES = range(2, 10001)  # https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html
 NAME = "a name or an ARN; correct it"
 STATES: dict[str, State] = {"RUNNING": "running", "SUCCEEDED": "ended", "FAILED": "ended"}  # others: pending
 # Rules of https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html, of which the first that matches decides.
@@ -50,9 +51,11 @@ class AwsBatchLauncher(CloudLauncher):
         max_restarts: How often the run is started again: after its host is lost or reclaimed, and on several nodes
             after every failure but a mistake in the configuration.
         time: Time limit of each attempt, H:MM:SS or D-HH:MM:SS.
+        array: Overrides in which the runs of an array differ, such as "seed=1,2;optimizer.lr=0.1,0.01".
     """
 
     option, job_file, protocols = "aws_batch", "job.json", ("s3",)
+    index_variable = "AWS_BATCH_JOB_ARRAY_INDEX"
     forms: ClassVar = {
         "region": aws.REGION_FORM,
         "queue": (r"arn:aws[a-z-]*:batch:[a-z0-9-]+:\d{12}:job-queue/[\w-]+|[\w-]{1,128}", NAME),
@@ -68,6 +71,7 @@ class AwsBatchLauncher(CloudLauncher):
     job_definition: str | None = None
     share_identifier: str | None = None
     max_restarts: int = MAX_ATTEMPTS - 1
+    array: str | list[str] | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,6 +83,8 @@ class AwsBatchLauncher(CloudLauncher):
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that AWS Batch cannot run, as far as can be known before submission."""
         super().check(job)
+        if job.array_size and job.array_size not in ARRAY_SIZES:
+            raise ValueError(f"launch.array: has {job.array_size} runs; AWS Batch takes 2 to 10000, so correct it")
         for name in ("queue", "job_definition"):
             self.check_set(name, "give the name of one; docs/cloud.md creates it")
 
@@ -104,6 +110,8 @@ class AwsBatchLauncher(CloudLauncher):
             request["nodeOverrides"] = {"numNodes": job.nodes, "nodePropertyOverrides": nodes}
         else:
             request["containerOverrides"] = container
+        if job.array_size:
+            request["arrayProperties"] = {"size": job.array_size}
         if self.share_identifier:
             request["shareIdentifier"] = self.share_identifier
         if self.tags:
@@ -185,5 +193,6 @@ def _find_job(client: Any, request: dict[str, Any]) -> str | None:
 
 def _split(job_id: str) -> tuple[str, str]:
     """Return the region and the ID of a job."""
-    found = match_job_id(r"arn:aws[a-z-]*:batch:([a-z0-9-]+):\d{12}:job/([a-z0-9-]+)", job_id, "the ARN of a job")
+    form = r"arn:aws[a-z-]*:batch:([a-z0-9-]+):\d{12}:job/([a-z0-9-]+(?::\d+)?)"  # with the index in an array
+    found = match_job_id(form, job_id, "the ARN of a job")
     return found[1], found[2]

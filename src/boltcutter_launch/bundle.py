@@ -8,7 +8,7 @@ import lzma
 import os
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -18,7 +18,7 @@ from boltcutter_launch.snapshot import list_files
 
 BUNDLE = "job.tar.gz"  # in the folder of the run
 CODE = "code"
-RECORD = ("record.json", "config.yaml", "code.patch", "library.patch")
+RECORD = ("record.json", "config.yaml", "code.patch", "library.patch", "search.json", "study.log")
 MAX_SHOWN = 3  # files listed in a message
 
 
@@ -43,11 +43,11 @@ def check_size(root: Path, folder: Path, max_mb: float) -> None:
         )
 
 
-def pack(folder: Path) -> Path:
-    """Write ``job.tar.gz`` with the code and the record of a run; the same content gives the same bytes."""
+def pack(folder: Path, runs: Sequence[Path] = ()) -> Path:
+    """Write ``job.tar.gz`` with the code and the records of a run or array; the same content gives the same bytes."""
     target = folder / BUNDLE
     files = [file for file in (folder / CODE).rglob("*") if file.is_file() or file.is_symlink()]
-    files += [file for name in RECORD if (file := folder / name).is_file()]
+    files += {file for place in (folder, *runs) for name in RECORD if (file := place / name).is_file()}
     write(target, lambda out: _archive(out, folder, sorted(files)))
     return target
 

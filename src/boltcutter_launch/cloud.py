@@ -24,7 +24,6 @@ from boltcutter_launch.job import (
     ForbiddenError,
     Job,
     Launcher,
-    Status,
     UnclearSubmissionError,
     UnreachableError,
     check_settings,
@@ -38,8 +37,96 @@ DELAY = 5.0  # seconds after the end of a job by which its last events are in th
 LATE = 60.0  # seconds by which the events of one node may appear later than those of another
 
 
+class StoredRuns(Launcher):
+    """Base class of launchers whose runs may be on object storage, to which the code is sent, and read by each node.
+
+    Attributes:
+        storage: Parent URL of the runs; None: they are on a disk that the nodes share with this machine.
+    """
+
+    option = ""  # of launch=, for messages
+    pause: ClassVar[int] = 5  # multiple of POLL_SECONDS between two reads of a log
+    protocols: ClassVar[tuple[str, ...]] = ("s3", "gs", "az")  # of the storage
+    takes_path = False  # as storage, on a volume of the nodes
+    storage: str | None
+    python: str | None
+    max_code_mb: float
+
+    def check_storage(self, job: Job) -> None:
+        """Raise ValueError for storage that the nodes cannot write, or code that cannot be sent."""
+        storage, example = str(self.storage), f"{self.protocols[0]}://<bucket>/runs"
+        if not is_url(storage) and not self.takes_path:
+            raise ValueError(f"launch.storage={storage}: the nodes share no disk; use {example}")
+        if is_url(storage) and storage.partition("://")[0] not in self.protocols:
+            expected = " or ".join(f"{protocol}://" for protocol in self.protocols)
+            raise ValueError(f"launch.storage={storage}: the nodes cannot write there; use {expected}")
+        if not job.code or not job.root:
+            raise ValueError(f"launch={self.option}: only files tracked by git are sent; git init, then git add them")
+        check_size(job.root, job.folder, self.max_code_mb)
+
+    def remote_folder(self, folder: Path) -> str:
+        """Return the URL of a run, or its path on the nodes, from its folder on this machine."""
+        depth = 3 if re.fullmatch(rf"{re.escape(folder.parent.name)}-\d*", folder.name) else 2  # in an array, or alone
+        return "/".join([str(self.storage).rstrip("/"), *folder.parts[-depth:]])
+
+    def command(self, job: Job) -> list[str]:
+        """Return the command that each node runs."""
+        place, options = self.remote_folder(job.folder), []
+        if job.array_size:
+            options = [f"--index={self.index_variable}", f"--bundle={place}/{BUNDLE}"]
+            options += ["--search"] if job.search else []
+            place = place if job.search else self.remote_folder(Path(job.run_folder("")))
+        return [str(self.python), "-m", "boltcutter_launch.node", place, *options, *job.trust]
+
+    def send(self, job: Job, file: Path) -> None:
+        """Send the code, the record and the job file to the storage."""
+        pack(job.folder, job.run_folders)
+        if is_url(str(self.storage)):
+            publish(job.folder, self.remote_folder(job.folder), [BUNDLE, file.name])
+            for folder in job.run_folders:
+                names = [name for name in RECORD if (folder / name).is_file()]
+                publish(folder, self.remote_folder(folder), names)
+
+    def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
+        """Yield the output of rank 0 from the storage; with ``follow`` until the job has ended."""
+        place, position = f"{self.remote_folder(folder)}/logs/rank-0.log", 0
+
+        def new() -> Iterator[str]:
+            nonlocal position
+            if content := read(place, position):
+                position += len(content)
+                yield content.decode(errors="replace")
+
+        return self.follow(new, job_id if follow else None)
+
+    def follow(self, read: Callable[[], Iterator[str]], job_id: str | None, late: float = 0) -> Iterator[str]:
+        """Yield output until a job has ended, or what there is now if the job is None; see ``job.follow``."""
+        is_over = (lambda: self.status(job_id).state in FINAL) if job_id else None
+        return follow(read, is_over, self.pause * POLL_SECONDS, late)
+
+    def fetch(self, folder: Path) -> list[str]:
+        """Download the run into its folder on this machine; returns the names of new and changed files."""
+        if not is_url(str(self.storage)):
+            raise ValueError(f"launch.storage={self.storage} is a path on the nodes; copy the run from there")
+        return fetch(self.remote_folder(folder), folder)
+
+    def refresh(self, folder: Path) -> None:
+        """Update the record of a run on this machine from the storage, if it is there and can be reached."""
+        if not is_url(str(self.storage)) or not (content := read(f"{self.remote_folder(folder)}/{RECORD[0]}")):
+            return
+        found = trust.parse_json(content)
+        known = read_record(folder)
+        if len(found.get("attempts", ())) >= len(known.get("attempts", ())):
+            write_text(folder / RECORD[0], json.dumps(found | {"launch": known.get("launch")}, indent=2) + "\n")
+
+
+def find_stored(launcher: Launcher) -> StoredRuns | None:
+    """Return the launcher if its runs are on object storage or on a volume of its nodes; else None."""
+    return launcher if isinstance(launcher, StoredRuns) and launcher.storage else None
+
+
 @dataclass(kw_only=True, eq=False)
-class CloudLauncher(Launcher):
+class CloudLauncher(StoredRuns):
     """Base class of launchers whose nodes do not share the disk of this machine.
 
     A subclass renders the job file of its platform, in which each node runs ``command(job)``, and submits it.
@@ -53,15 +140,13 @@ class CloudLauncher(Launcher):
             its own identity, such as {"WANDB_API_KEY": "arn:aws:secretsmanager:…"}.
         python: Python interpreter in the image.
         max_code_mb: Limit of the size of the project's files, which are sent with each job.
+        price_per_hour: What one node costs in an hour, in any currency, for the estimate of the costs.
+        max_cost: Limit of price_per_hour times nodes times ``time``, above which a job is refused.
     """
 
     array = None
     snapshot = True
     job_file = "job.yaml"
-    option = ""  # of launch=, for messages
-    pause: ClassVar[int] = 5  # multiple of POLL_SECONDS between two reads of a log
-    protocols: ClassVar[tuple[str, ...]] = ("s3", "gs", "az")  # of the storage
-    takes_path = False  # as storage, on a volume of the nodes
     forms: ClassVar[Mapping[str, tuple[str, str]]] = {}  # of settings, and what they are
     notices: ClassVar[str | None] = None  # cloud whose metadata server announces interruptions to the run itself
     own_secret: ClassVar[str | None] = None  # form of the references that the platform itself resolves
@@ -73,6 +158,8 @@ class CloudLauncher(Launcher):
     secrets: dict[str, str] = field(default_factory=dict)
     python: str = "python"
     max_code_mb: float = 50
+    price_per_hour: float | None = None
+    max_cost: float | None = None
     # Settings of some platforms
     spot: bool = field(default=False, init=False)
     max_restarts: int | None = field(default=None, init=False)
@@ -97,19 +184,35 @@ class CloudLauncher(Launcher):
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that the platform cannot run, as far as can be known before submission."""
-        example = f"{self.protocols[0]}://<bucket>/runs"
-        self.check_set("storage", f"give the parent URL of the runs, launch.storage={example}")
-        storage = str(self.storage)
-        if not is_url(storage) and not self.takes_path:
-            raise ValueError(f"launch.storage={storage}: the nodes share no disk; use {example}")
-        if is_url(storage) and storage.partition("://")[0] not in self.protocols:
-            expected = " or ".join(f"{protocol}://" for protocol in self.protocols)
-            raise ValueError(f"launch.storage={storage}: the nodes cannot write there; use {expected}")
-        if not job.code or not job.root:
-            raise ValueError(f"launch={self.option}: only files tracked by git are sent; git init, then git add them")
-        check_size(job.root, job.folder, self.max_code_mb)
+        self.check_set(
+            "storage", f"give the parent URL of the runs, launch.storage={self.protocols[0]}://<bucket>/runs"
+        )
+        self.check_storage(job)
+        if job.array_size and job.nodes > 1:
+            raise ValueError(f"trainer.num_nodes={job.nodes}: each run of an array has one node; try launch=slurm")
+        if job.search and is_url(str(self.storage)):
+            raise ValueError(
+                f"launch.storage={self.storage}: the workers of a search need a folder that they share; use "
+                "launch=slurm, or launch=kubernetes with a path on a volume"
+            )
         if self.jupyter:
             jupyter.check_job(job, self.idle_minutes)
+        self._check_cost(job)
+
+    def _check_cost(self, job: Job) -> None:
+        """Print the largest cost, if the price is known; raises ValueError if it exceeds the limit."""
+        if self.price_per_hour is None or not self.time:
+            if self.max_cost is not None:
+                missing = "time" if self.price_per_hour is not None else "price_per_hour"
+                raise ValueError(f"launch.max_cost={self.max_cost:g}: needs launch.{missing}; set it too")
+            return
+        nodes, hours = job.nodes * max(1, job.array_size), seconds(self.time) / 3600
+        cost = nodes * hours * self.price_per_hour
+        text = f"{cost:.2f}: {nodes} node{'s' * (nodes > 1)}, launch.time={self.time}"
+        text += f", launch.price_per_hour={self.price_per_hour:g}"
+        if self.max_cost is not None and cost > self.max_cost:
+            raise ValueError(f"launch.max_cost={self.max_cost:g} is less than {text}; reduce launch.time, or raise it")
+        print(f"note: costs at most {text}", file=sys.stderr)
 
     def _check_secrets(self) -> None:
         for name, reference in self.secrets.items():
@@ -124,38 +227,31 @@ class CloudLauncher(Launcher):
         if not getattr(self, name):
             raise ValueError(f"launch.{name}: not set; {remedy}")
 
-    def remote_folder(self, folder: Path) -> str:
-        """Return the URL of a run, or its path on the nodes, from its folder on this machine."""
-        return f"{str(self.storage).rstrip('/')}/{folder.parent.name}/{folder.name}"
-
     def command(self, job: Job) -> list[str]:
         """Return the command that each node runs."""
-        command = [self.python, "-m", "boltcutter_launch.node", self.remote_folder(job.folder), *job.trust]
-        command += secret_reference.arguments(self.secrets)
+        command = super().command(job) + secret_reference.arguments(self.secrets)
         return command + (jupyter.arguments(self.idle_minutes) if self.jupyter else [])
 
     def variables(self, job: Job) -> dict[str, str]:
         """Return the environment variables of the run."""
         return {name: str(value) for name, value in {**job.environment, **self.environment}.items()}
 
-    def render(self, job: Job) -> str:
-        """Render the platform's job file; a pure function."""
-        raise NotImplementedError
-
     def submit(self, job: Job, file: Path) -> list[str]:
         """Send the code and the record to the storage, and submit the job; returns its id."""
         self.check_credentials()
-        pack(job.folder)
-        if is_url(str(self.storage)):
-            names = [BUNDLE, file.name, *(name for name in RECORD if (job.folder / name).is_file())]
-            publish(job.folder, self.remote_folder(job.folder), names)
+        self.send(job, file)
         try:
-            return [self.create(job, file)]
+            job_id = self.create(job, file)
+            return [self.array_id(job_id, task) for task in range(job.array_size)] or [job_id]
         except KeyboardInterrupt:
             raise UnclearSubmissionError(
                 f"launch={self.option}: interrupted, so the job may have been submitted; look for {job.name} there "
                 "before you launch again"
             ) from None
+
+    def array_id(self, job_id: str, index: int) -> str:
+        """Return the id of a run of an array from that of the array."""
+        return f"{job_id}:{index}"
 
     def check_credentials(self) -> None:
         """Raise ValueError with the command to log in, if there are no credentials."""
@@ -163,26 +259,6 @@ class CloudLauncher(Launcher):
     def create(self, job: Job, file: Path) -> str:
         """Submit the job file; returns the id of the job."""
         raise NotImplementedError
-
-    def status(self, job_id: str) -> Status:
-        """Return the status of a job; raises ``UnreachableError`` if the platform does not respond."""
-        raise NotImplementedError
-
-    def cancel(self, job_id: str) -> None:
-        """Cancel the job, which saves a checkpoint."""
-        raise NotImplementedError
-
-    def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
-        """Yield the output of rank 0 from the storage; with ``follow`` until the job has ended."""
-        place, position = f"{self.remote_folder(folder)}/logs/rank-0.log", 0
-
-        def new() -> Iterator[str]:
-            nonlocal position
-            if content := read(place, position):
-                position += len(content)
-                yield content.decode(errors="replace")
-
-        return self.follow(new, job_id if follow else None)
 
     def follow_events(
         self, read: Callable[[float], Iterator[tuple[str, float, str]]], job_id: str, folder: Path, *, follow: bool
@@ -212,27 +288,7 @@ class CloudLauncher(Launcher):
                 return
         except ForbiddenError as error:
             print(f"note: {error}; this is the log of rank 0", file=sys.stderr)
-        yield from CloudLauncher.logs(self, job_id, folder, follow=follow)
-
-    def follow(self, read: Callable[[], Iterator[str]], job_id: str | None, late: float = 0) -> Iterator[str]:
-        """Yield output until a job has ended, or what there is now if the job is None; see ``job.follow``."""
-        is_over = (lambda: self.status(job_id).state in FINAL) if job_id else None
-        return follow(read, is_over, self.pause * POLL_SECONDS, late)
-
-    def fetch(self, folder: Path) -> list[str]:
-        """Download the run into its folder on this machine; returns the names of new and changed files."""
-        if not is_url(str(self.storage)):
-            raise ValueError(f"launch.storage={self.storage} is a path on the nodes; copy the run from there")
-        return fetch(self.remote_folder(folder), folder)
-
-    def refresh(self, folder: Path) -> None:
-        """Update the record of a run on this machine from the storage, if it is there and can be reached."""
-        if not is_url(str(self.storage)) or not (content := read(f"{self.remote_folder(folder)}/{RECORD[0]}")):
-            return
-        found = trust.parse_json(content)
-        known = read_record(folder)
-        if len(found.get("attempts", ())) >= len(known.get("attempts", ())):
-            write_text(folder / RECORD[0], json.dumps(found | {"launch": known.get("launch")}, indent=2) + "\n")
+        yield from StoredRuns.logs(self, job_id, folder, follow=follow)
 
 
 def read(place: str, start: int = 0) -> bytes:

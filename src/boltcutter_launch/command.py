@@ -28,7 +28,7 @@ from boltcutter.run.folder import is_signed_by_user, save_config
 from boltcutter.run.store import refuse, run_store
 from boltcutter.topology import Topology, check_batch_size
 from boltcutter_launch.array import combinations
-from boltcutter_launch.cloud import CloudLauncher
+from boltcutter_launch.cloud import find_stored
 from boltcutter_launch.job import JOB_VARIABLE, Job, Launcher
 from boltcutter_launch.jobs import Settings, has_completed, list_runs, read_launch, refresh, remember, run_verb
 from boltcutter_launch.submit import can_copy, describe_code, start
@@ -37,6 +37,7 @@ USER_CONFIGS = Path("~/.config/boltcutter/launch")  # <option>.yaml there overri
 SLURM_REFERENCE = re.compile(r"\$\{oc\.env:\s*(SLURM_\w+)\s*\}")  # a reference without a default
 SPOT_INTERRUPTION = "boltcutter_launch.spot_interruption.SpotInterruption"
 SAVE_MINUTES = 10  # between two checkpoints on spot machines, which may be lost without notice
+WITH_ARRAYS = "launch=slurm, launch=kubernetes and launch=aws_batch"
 VERBS = ("status", "logs", "cancel", "fetch")
 FLAGS = {
     "--dry-run": "print the job script without submitting it",
@@ -89,9 +90,9 @@ def launch(project: Project, overrides: list[str], flags: Sequence[str]) -> None
         prepare_for_spot(cfg, launcher)
     with job_variables(cfgs, launcher.environment) as unset:
         cfgs = [check(cfg, values=not unset) for cfg in cfgs]
-        if isinstance(launcher, CloudLauncher) and is_url(str(launcher.storage)):
+        if (stored := find_stored(launcher)) and is_url(str(stored.storage)):
             for cfg in cfgs:
-                run_store().check(merge(cfg, DictConfig({"folder": launcher.storage})))  # as the nodes see it
+                run_store().check(merge(cfg, DictConfig({"folder": stored.storage})))  # as the nodes see it
         if unset:
             print(f"note: {', '.join(unset)} will be set only in the job, which then checks the configuration")
         elif not can_check_values():
@@ -193,7 +194,7 @@ def read_launcher(
     settings = compose(project, rest, base=chosen)
     if mistakes := find_mistakes(DictConfig({"launch": settings.launch}), Settings):
         if any(mistake.startswith("launch.array: ") for mistake in mistakes):
-            raise ConfigError("launch.array: only launch=slurm has arrays; remove it, and launch the runs one by one")
+            raise ConfigError(f"launch.array: {WITH_ARRAYS} have arrays; choose one, or launch the runs one by one")
         raise ConfigError("\n".join(mistakes))
     return settings.launch, build(settings.launch, "launch")
 

@@ -27,7 +27,7 @@ REMEDIES = {
     401: LOGIN,
     403: "enable the API, or ask for the role that the message names",
     404: "correct launch.project or launch.region",
-    429: "request more quota at https://console.cloud.google.com/iam-admin/quotas, or choose another region or machine",
+    429: "request more quota at https://console.cloud.google.com/iam-admin/quotas, or try regions by launch=sky",
 }
 
 

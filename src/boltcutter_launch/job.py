@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import jinja2
 
@@ -137,12 +137,14 @@ class Launcher(Protocol):
 
     Attributes:
         array: Overrides in which the runs of an array differ; None for a single run.
+        index_variable: Environment variable with the index of a run in its array; None: the launcher has no arrays.
         snapshot: Whether the job runs a copy of the code made at submission.
         environment: Environment variables of the run.
         job_file: Name of the rendered file in the folder of the run.
     """
 
     array: str | list[str] | None
+    index_variable: ClassVar[str | None] = None
     environment: dict[str, str]
     snapshot: bool
     job_file: str
@@ -155,6 +157,10 @@ class Launcher(Protocol):
 
     def submit(self, job: Job, file: Path) -> list[str]:
         """Submit the rendered script; returns a job id for each run."""
+
+    def is_inseparable(self, job_id: str) -> bool:
+        """Whether the job is one of an array that can be cancelled only as a whole."""
+        return False
 
     def status(self, job_id: str) -> Status:
         """Return the status of a job; raises ``UnreachableError`` if the scheduler does not respond."""

@@ -19,7 +19,7 @@ from boltcutter.project import display_path
 from boltcutter.run import trust
 from boltcutter.run.folder import read_record
 from boltcutter_launch import slurm_queue
-from boltcutter_launch.cloud import CloudLauncher
+from boltcutter_launch.cloud import find_stored
 from boltcutter_launch.job import Launcher
 
 FOLDERS = ".folders"  # in the folder of all runs: folders of launched runs that are elsewhere
@@ -92,8 +92,11 @@ def run_verb(verb: str, place: Path, *, follow: bool) -> None:
     folders = [file.parent for file in sorted(place.glob("*/record.json"))]
     functions: dict[str, Callable[..., None]] = {"status": show_status, "logs": show_logs}
     functions |= {"cancel": cancel, "fetch": fetch}
-    for folder in [place] if (place / "record.json").is_file() or not folders else folders:
+    is_run = (place / "record.json").is_file()
+    for folder in [place] if is_run or not folders else folders:
         for launcher, job_id in find_launcher(folder) or ():
+            if verb == "cancel" and is_run and launcher.is_inseparable(job_id):
+                raise ValueError(f"run={place}: its array can be cancelled only as a whole; use run={place.parent}")
             functions[verb](launcher, job_id, folder, follow=follow)
             break
         else:
@@ -124,19 +127,19 @@ def cancel(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
 
 def fetch(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
     """Download a run from the storage of its platform."""
-    if not isinstance(launcher, CloudLauncher):
+    if not (stored := find_stored(launcher)):
         raise ValueError(f"run={display_path(folder)}: nothing to fetch; the run is in this folder")
-    names = launcher.fetch(folder)
-    print(f"{display_path(folder)}: {len(names)} files downloaded from {launcher.remote_folder(folder)}")
+    names = stored.fetch(folder)
+    print(f"{display_path(folder)}: {len(names)} files downloaded from {stored.remote_folder(folder)}")
 
 
 def refresh(launcher: Launcher, *folders: Path) -> None:
     """Update the records of runs that are on the storage of their platform; a note if that cannot be reached."""
-    if not isinstance(launcher, CloudLauncher):
+    if not (stored := find_stored(launcher)):
         return
     for folder in folders:
         try:
-            launcher.refresh(folder)
+            stored.refresh(folder)
         except ValueError as error:
             print(f"note: {one_line(error)}", file=sys.stderr)
 

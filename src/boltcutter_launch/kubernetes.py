@@ -39,7 +39,7 @@ class KubernetesLauncher(CloudLauncher):
 
     Args:
         storage: Parent URL of the runs, such as s3://bucket/runs, or a path on one of the volumes.
-        kind: Object to create; trainjob needs Kubeflow Trainer on the cluster.
+        kind: Object to create; trainjob needs Kubeflow Trainer on the cluster, rayjob KubeRay.
         context: Context of the kubeconfig file; null: the current one.
         namespace: Namespace; null: that of the context.
         runtime: Training runtime of a trainjob.
@@ -64,12 +64,14 @@ class KubernetesLauncher(CloudLauncher):
         annotations: Annotations of the pods; by default, autoscalers do not evict them to save nodes.
         pod: Further fields of the pod specification, such as {"priorityClassName": "low"}.
         tags: Labels of objects and pods, such as a queue of Kueue.
+        array: Overrides in which the runs of an array differ, such as "seed=1,2;optimizer.lr=0.1,0.01".
+        max_parallel: Maximum number of runs of an array at the same time.
     """
 
-    option, takes_path = "kubernetes", True
+    option, takes_path, index_variable = "kubernetes", True, "JOB_COMPLETION_INDEX"
     own_secret, secret_example = r"[a-z0-9.-]+/[\w.-]+", "<secret>/<key>"
 
-    kind: Literal["job", "trainjob"] = "job"
+    kind: Literal["job", "trainjob", "rayjob"] = "job"
     context: str | None = None
     namespace: str | None = None
     runtime: str = "torch-distributed"
@@ -91,6 +93,8 @@ class KubernetesLauncher(CloudLauncher):
     user: int | None = 1000
     annotations: dict[str, str] = field(default_factory=lambda: dict(KEEP))
     pod: dict[str, Any] = field(default_factory=dict)
+    array: str | list[str] | None = None  # type: ignore[assignment]
+    max_parallel: int | None = None
     _clusters: dict[tuple[str | None, str | None], kubernetes_cluster.Cluster] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +128,8 @@ class KubernetesLauncher(CloudLauncher):
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that Kubernetes cannot run, as far as can be known before submission."""
         super().check(job)
+        if job.array_size and self.kind != "job":
+            raise ValueError(f"launch.kind={self.kind}: arrays are Indexed Jobs; try launch.kind=job")
         self.check_set("image", "give the image of the nodes, launch.image=<registry>/<image>:<tag>")
         if not kubernetes_manifest.is_on_volume(self):
             raise ValueError(
@@ -145,13 +151,27 @@ class KubernetesLauncher(CloudLauncher):
         """Raise ValueError if no cluster is configured, or the kubeconfig file does not have the context."""
         self._cluster()
 
+    def array_id(self, job_id: str, index: int) -> str:
+        """Return the id of a run of an array from that of the array."""
+        return job_id.replace("@", f":{index}@", 1)
+
+    def is_inseparable(self, job_id: str) -> bool:
+        """Whether the job is one of an array that can be cancelled only as a whole."""
+        return self._split(job_id)[2] is not None
+
+    @staticmethod
+    def _split(job_id: str) -> tuple[str, str, str | None, str]:
+        """Namespace, name, index in the array, and context of a job."""
+        form = rf"(?P<space>{NAME.pattern})/(?P<name>{NAME.pattern})(?::(?P<index>\d+))?@(?P<context>.*)"
+        found = match_job_id(form, job_id, "<namespace>/<name>@<context>")
+        return found["space"], found["name"], found["index"], found["context"]
+
     def _cluster(self, job_id: str | None = None) -> tuple[kubernetes_cluster.Cluster, str]:
         """The cluster, and the name of the job if there is one."""
         context, namespace, name = self.context, self.namespace, ""
         if job_id is not None:
-            form = rf"({NAME.pattern})/({NAME.pattern})@(.*)"
-            found = match_job_id(form, job_id, "<namespace>/<name>@<context>")
-            context, namespace, name = found[5] or None, found[1], found[3]
+            namespace, name, _, context = self._split(job_id)
+            context = context or None
         if (context, namespace) not in self._clusters:  # renews credentials that expire by itself
             self._clusters[context, namespace] = kubernetes_cluster.Cluster(self.kind, context, namespace)
         return self._clusters[context, namespace], name
@@ -204,8 +224,9 @@ class KubernetesLauncher(CloudLauncher):
         place, name = self._cluster(job_id)
         if not (found := place.read(name)):
             return Status("ended", f"job {job_id}, deleted")
-        pods = place.pods(name)
-        state, text = kubernetes_cluster.summarize(found, pods)
+        index = self._split(job_id)[2]
+        pods = [pod for pod in place.pods(name) if index is None or kubernetes_cluster.has_index(pod, index)]
+        state, text = kubernetes_cluster.summarize(found, pods, index)
         faults = [fault for pod in pods if (fault := kubernetes_cluster.describe(pod))]
         succeeded = state == "ended" and not text.startswith("failed")
         return Status(state, one_line("; ".join([f"job {job_id}, {text}", *faults])), succeeded)
@@ -222,7 +243,10 @@ class KubernetesLauncher(CloudLauncher):
 
         def new() -> Iterator[str]:
             place, name = self._cluster(job_id)
-            for pod in filter(kubernetes_cluster.is_first, place.pods(name)):
+            index = self._split(job_id)[2] or "0"
+            for pod in place.pods(name) if self.kind != "rayjob" else ():  # whose ranks write to the storage
+                if not kubernetes_cluster.has_index(pod, index):
+                    continue
                 yield from place.new_output(pod, shown, follow=follow)
 
         def is_over() -> bool:

@@ -21,6 +21,7 @@ GATEWAY_TIMEOUT = 504  # the request may have had an effect
 LOG_TIMEOUT = (5, 24 * 3600)  # a training may be silent for long
 POD_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in a pod, such as a notebook of Kubeflow
 ENDED = {"Complete", "Completed", "Succeeded", "Failed"}  # conditions of the kinds of jobs
+RAY_ENDED = {"Complete", "Failed", "ValidationFailed"}  # JobDeploymentStatus of KubeRay's rayjob_types.go
 STARTING = {"ContainerCreating", "PodInitializing"}
 WORDS = {
     "Unschedulable": "no node has room for it",
@@ -198,8 +199,17 @@ class Cluster:
         return f"the API server rejected the request: {message}"
 
 
-def summarize(job: Manifest, pods: list[Manifest]) -> tuple[State, str]:
-    """Return the state of a job, and its description."""
+def summarize(job: Manifest, pods: list[Manifest], index: str | None = None) -> tuple[State, str]:
+    """Return the state of a job, or of one index of it whose pods are given, and its description."""
+    for name in ("completed", "failed") if index is not None else ():
+        # Such as 1,3-5: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/#JobStatus
+        for part in filter(None, job.get("status", {}).get(f"{name}Indexes", "").split(",")):
+            first, _, last = part.partition("-")
+            if int(first) <= int(str(index)) <= int(last or first):
+                return "ended", {"completed": "complete"}.get(name, name)
+    if (phase := job.get("status", {}).get("jobDeploymentStatus")) in RAY_ENDED:
+        text = "complete" if phase == "Complete" else "failed"
+        return "ended", f"{text} ({one_line(job['status'].get('message') or phase)})"
     conditions = {one["type"]: one for one in job.get("status", {}).get("conditions", ()) if one["status"] == "True"}
     if ended := next((conditions[name] for name in conditions if name in ENDED), None):
         reason = f" ({ended.get('reason', '')}: {ended.get('message', '')})" if ended["type"] == "Failed" else ""
@@ -231,8 +241,7 @@ def describe(pod: Manifest) -> str | None:
     return f"pod {name}: {WORDS.get(reason, 'it failed')} ({': '.join(filter(None, (reason, message)))})"
 
 
-def is_first(pod: Manifest) -> bool:
-    """Whether a pod is that of rank 0."""
-    metadata = pod["metadata"]
-    index = metadata.get("annotations", {}).get("batch.kubernetes.io/job-completion-index", "0")
-    return bool(index == "0")
+def has_index(pod: Manifest, index: str) -> bool:
+    """Whether a pod has this index in its job: that of its rank, or of its run in an array."""
+    annotations = pod["metadata"].get("annotations", {})
+    return bool(annotations.get("batch.kubernetes.io/job-completion-index", "0") == index)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from boltcutter.checkpoint.storage import is_url
 from boltcutter_launch.cloud import job_name, to_yaml
 from boltcutter_launch.job import Job, seconds
+from boltcutter_launch.ray_driver import PLAN, Plan
 from boltcutter_launch.secret_reference import find_reader
 
 if TYPE_CHECKING:
@@ -18,12 +21,14 @@ CODE = "/etc/boltcutter"  # where a pod finds the packed code if the storage is 
 BUNDLE = "job.tar.xz"  # name of the packed code there
 INSTANCE = "app.kubernetes.io/instance"  # label of all objects and pods of a job
 PORT = 29500
+RAY_TIMEOUT = 1800  # seconds to wait for the nodes of a RayJob, which an autoscaler may have to add
 PREEMPTED, INVALID = 143, 2  # exit statuses of the training: saved after SIGTERM, a mistake in the configuration
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 MAX_NAME = 48  # characters; operators append up to 15, and the name of a host has at most 63
 API = {  # group, version, plural and kind
     "job": ("batch", "v1", "jobs", "Job"),
     "trainjob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob"),
+    "rayjob": ("ray.io", "v1", "rayjobs", "RayJob"),
 }
 CONTAINERS = {"trainjob": "node"}  # name that the operator expects
 
@@ -50,7 +55,7 @@ def object_name(job: Job) -> str:
 def manifests(launcher: KubernetesLauncher, job: Job) -> list[Manifest]:
     """Return the objects of a job, the job itself first."""
     name = object_name(job)
-    spec = {"job": _job, "trainjob": _train_job}[launcher.kind]
+    spec = {"job": _job, "trainjob": _train_job, "rayjob": _ray_job}[launcher.kind]
     found = [_object(launcher, job, *API[launcher.kind], spec(launcher, job))]
     if launcher.kind == "job" and job.nodes > 1:
         # A restarted pod is found before it is ready, as it becomes ready only when all have found each other.
@@ -75,17 +80,20 @@ def labels(launcher: KubernetesLauncher, job: Job) -> dict[str, str]:
 
 
 def _job(launcher: KubernetesLauncher, job: Job) -> Manifest:
-    """An Indexed Job: a pod that fails is replaced by one with the same rank and host name.
+    """An Indexed Job: a pod that fails is replaced by one with the same index, rank and host name.
 
     The processes of the other pods then fail or exit too, as the ranks of a run wait for each other, so that all are
-    replaced. Each of them counts, unless the run was preempted.
+    replaced. Each of them counts, unless the run was preempted. In an array, each index is a run, whose failure does
+    not end the others.
+
+    Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#backoff-limit-per-index.
     """
+    name, size = object_name(job), job.array_size
     rules: list[Manifest] = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "Ignore", "onExitCodes": _exit_status(PREEMPTED)},
-        {"action": "FailJob", "onExitCodes": _exit_status(INVALID)},
+        {"action": "FailIndex" if size else "FailJob", "onExitCodes": _exit_status(INVALID)},
     ]
-    name = object_name(job)
     ranks: list[Manifest] = []
     pod: Manifest = {"restartPolicy": "Never"}
     if job.nodes > 1:
@@ -94,11 +102,12 @@ def _job(launcher: KubernetesLauncher, job: Job) -> Manifest:
             {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}},
             *_variables({"WORLD_SIZE": job.nodes, "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": PORT}),
         ]
+    restarts = launcher.max_restarts
     return {
         "completionMode": "Indexed",
-        "completions": job.nodes,
-        "parallelism": job.nodes,
-        "backoffLimit": launcher.max_restarts * job.nodes,
+        "completions": size or job.nodes,
+        "parallelism": min(launcher.max_parallel or size, size) or job.nodes,
+        **({"backoffLimitPerIndex": restarts} if size else {"backoffLimit": restarts * job.nodes}),
         "podFailurePolicy": {"rules": rules},
         "template": _template(launcher, job, pod | _pod(launcher, job, ranks)),
         **_time_limit(launcher),
@@ -124,6 +133,46 @@ def _train_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
         "runtimeRef": {"name": launcher.runtime},
         "trainer": trainer,
         "runtimePatches": [patch],
+    }
+
+
+def _ray_job(launcher: KubernetesLauncher, job: Job) -> Manifest:
+    """A RayJob of KubeRay: a head without resources, on which the driver runs, and a worker for each node of the run.
+
+    Source: https://ray-project.github.io/kuberay/reference/api/ (RayJobSpec, RayClusterSpec); the driver gets its plan
+    from the runtime environment, as the entrypoint is split into words by several programs.
+    """
+    pod = _pod(launcher, job, [])
+    (container,) = pod["containers"]
+    container.pop("command")
+    cpus, gpus = float(container["resources"]["requests"]["cpu"]), job.devices if job.gpus else 0
+    plan = Plan(
+        folder=launcher.remote_folder(job.folder),
+        command=launcher.command(job),
+        nodes=job.nodes,
+        devices=job.devices,
+        gpus=job.gpus,
+        cpus=max(1, int(cpus)) / job.devices,
+        max_restarts=launcher.max_restarts,
+        timeout=RAY_TIMEOUT,
+        address="auto",
+    )
+    head = pod | {"containers": [container | {"resources": {"requests": {"cpu": "1"}}}]}
+    workers = {
+        "groupName": "nodes",
+        **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), job.nodes),
+        "rayStartParams": {"num-cpus": str(max(1, int(cpus))), "num-gpus": str(gpus)},
+        "template": _template(launcher, job, pod),
+    }
+    return {
+        "entrypoint": f"{launcher.python} -m boltcutter_launch.ray_driver",
+        "runtimeEnvYAML": to_yaml({"env_vars": {PLAN: json.dumps(asdict(plan))}}),
+        "shutdownAfterJobFinishes": True,
+        **_time_limit(launcher),
+        "rayClusterSpec": {
+            "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": _template(launcher, job, head)},
+            "workerGroupSpecs": [workers],
+        },
     }
 
 

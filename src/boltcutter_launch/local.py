@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from boltcutter.environment.process import start_time
 from boltcutter_launch.job import Job, Launcher, Status, assignments, check_settings, code_path, follow_log
 
 
@@ -72,14 +73,14 @@ class LocalLauncher(Launcher):
                 ["bash", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         process.returncode = 0  # detached: do not wait for it
-        return [f"{process.pid} on {socket.gethostname()} since {_start_time(process.pid)}"]
+        return [f"{process.pid} on {socket.gethostname()} since {start_time(process.pid)}"]
 
     def status(self, job_id: str) -> Status:
         """Return whether the process runs; unknown on another host."""
         found = re.fullmatch(r"(\d+) on (\S+) since (.*)", job_id)
         if not found or found[2] != socket.gethostname():
             return Status("unknown", f"process {job_id}")
-        alive = bool(found[3]) and _start_time(int(found[1])) == found[3]
+        alive = bool(found[3]) and str(start_time(int(found[1]))) == found[3]
         return Status("running" if alive else "ended", f"process {found[1]}")
 
     def cancel(self, job_id: str) -> None:
@@ -93,16 +94,3 @@ class LocalLauncher(Launcher):
     def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
         """Yield the output of the run."""
         return follow_log(folder / "logs" / self.log_name, lambda: not follow or self.status(job_id).state != "running")
-
-
-def _start_time(pid: int) -> str:
-    """Return the start time of a process, which identifies it if its pid is reused; empty if it has ended."""
-    if sys.platform == "linux":
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return ""
-        return "" if fields[0] == "Z" else fields[19]
-    done = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True)
-    state, _, start = done.stdout.strip().partition(" ")
-    return "" if state.startswith("Z") else " ".join(start.split())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "--secret", action="append", default=[], metavar="VARIABLE=REFERENCE", help="set a variable to a secret"
     )
     parser.add_argument("--jupyter", type=float, metavar="MINUTES", help="start JupyterLab instead, until it is idle")
+    parser.add_argument("--index", metavar="VARIABLE", help="variable with the index of this run, which ends the URL")
+    parser.add_argument("--search", action="store_true", help="be the worker of this index in a search")
     parser.add_argument("--unpack", action="store_true", help="only unpack the code into the working directory")
     given, overrides = parser.parse_known_args(arguments)
     try:
@@ -43,18 +46,32 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if given.unpack:
             shutil.copytree(root / CODE, Path.cwd(), symlinks=True, dirs_exist_ok=True)
             sys.exit()
+        if given.index and given.search:
+            overrides.append(f"worker={read_index(given.index)}")
+        elif given.index:
+            given.run += read_index(given.index)
+        array_record = root / Path(given.run).name
+        record = array_record if array_record.is_dir() else root
         if not is_url(given.run):
-            create_run(root, Path(given.run))
-        check_library(root)
-        check_starts(root, given.run)
+            create_run(record, Path(given.run))
+        check_library(record)
+        check_starts(record, given.run)
         secret_reference.export(given.secret)
         project, arguments = root / CODE, [f"resume={given.run}", *overrides]
-        start(project, jupyter.prepare(project, given.jupyter) if given.jupyter else [*program(project), *arguments])
+        command = program(project, "search" if given.search else "train")
+        start(project, jupyter.prepare(project, given.jupyter) if given.jupyter else [*command, *arguments])
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)  # nothing that another start could change
     except ValueError as error:
         sys.exit(f"error: {error}")
+
+
+def read_index(variable: str) -> str:
+    """Return the index of this run in its array from the variable in which the platform gives it."""
+    if not (index := os.environ.get(variable, "")).isdigit():
+        raise ConfigError(f"{variable}={index} is not the index of a run; start this as a job of an array")
+    return index
 
 
 def fetch_code(bundle: str) -> Path:
@@ -76,16 +93,19 @@ def fetch_code(bundle: str) -> Path:
 def create_run(root: Path, folder: Path) -> None:
     """Copy the record of a new run from an unpacked bundle to its folder; several nodes may do so at once."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*RECORD[1:], RECORD[0]):  # the record last: with it, the run exists
-        if (root / name).is_file() and not (folder / name).exists():
-            draft = folder / f".{name}.{root.name}"
+    workers = (file.parent.name for file in sorted(root.glob(f"*/{RECORD[0]}")))  # of a search
+    runs = [Path(name) for name in workers if name != CODE]
+    for name in [str(place / name) for place in (*runs, Path()) for name in (*RECORD[1:], RECORD[0])]:
+        if (root / name).is_file() and not (folder / name).exists():  # the record last: with it, the run exists
+            (target := folder / name).parent.joinpath("logs").mkdir(parents=True, exist_ok=True)
+            draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
             shutil.copyfile(root / name, draft)
             try:
-                os.link(draft, folder / name)  # unlike a rename, does not replace the record of a run that has begun
+                os.link(draft, target)  # unlike a rename, does not replace the record of a run that has begun
             except FileExistsError:
                 pass
             except OSError:  # a file system without links
-                draft.replace(folder / name)
+                draft.replace(target)
             draft.unlink(missing_ok=True)
 
 
@@ -116,10 +136,10 @@ def check_starts(root: Path, place: str) -> None:
         )
 
 
-def program(project: Path) -> list[str]:
-    """Return the arguments of the Python interpreter that train in a project."""
-    script = Path("scripts", "train.py")
-    return [str(script)] if (project / script).is_file() else ["-m", LIBRARY, "train"]
+def program(project: Path, name: str) -> list[str]:
+    """Return the arguments of the Python interpreter that start a command, train or search, in a project."""
+    script = Path("scripts", f"{name}.py")
+    return [str(script)] if (project / script).is_file() else ["-m", LIBRARY, name]
 
 
 def start(project: Path, arguments: Sequence[str]) -> NoReturn:

@@ -8,12 +8,14 @@ import re
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from boltcutter.project import install_command
+from boltcutter_launch.cloud import StoredRuns
 from boltcutter_launch.job import Job, Status, assignments, code_path
 from boltcutter_launch.local import LocalLauncher
 from boltcutter_launch.ray_cluster import PORTS, check_reachable
@@ -23,26 +25,31 @@ STATES = {"PENDING": "pending", "RUNNING": "running"}
 
 
 @dataclass(kw_only=True, eq=False)
-class RayLauncher(LocalLauncher):
-    """Start the run with Ray Train, which restarts its processes when one is lost.
+class RayLauncher(StoredRuns, LocalLauncher):
+    """Start the run on Ray, and restart its processes when one is lost.
 
     Args:
         address: ``host:port`` or ``auto``: cluster of which this machine is a node; ``http://host:8265``: cluster that
             starts the driver as a job; null: a Ray of its own on this machine, which ends with the run.
+        storage: Parent URL of the runs, such as s3://bucket/runs, for a cluster whose nodes share no disk with this
+            machine; null: they do.
+        max_code_mb: Limit of the size of the project's files, which are sent to the storage with each job.
         cpus_per_task: CPUs of each process; null: one plus one for each dataloader worker.
         max_restarts: How often the processes are restarted when one is killed or a node is lost.
         timeout: Seconds to wait for an existing cluster, and for nodes with the requested resources.
         dashboard: Whether a Ray of its own has a dashboard.
         ports: Ports of a Ray of its own, by name: dashboard, metrics; others are free ports.
-        python: Python interpreter; null: the one that runs the launcher.
+        python: Python interpreter of the nodes; null: the one that runs the launcher, or with ``storage`` python.
         environment: Environment variables of the run.
         snapshot: Whether the run uses a copy of the code made at submission.
     """
 
-    log_name = "ray.log"
+    option, log_name = "ray", "ray.log"
     _minimum: ClassVar = {"cpus_per_task": 0, "max_restarts": 0, "timeout": 0}
 
     address: str | None = None
+    storage: str | None = None
+    max_code_mb: float = 50
     cpus_per_task: float | None = None
     max_restarts: int = 10
     timeout: float = 60
@@ -51,6 +58,7 @@ class RayLauncher(LocalLauncher):
     torchrun: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        self.python = self.python or ("python" if self.storage else None)
         super().__post_init__()
         if unknown := self.ports.keys() - PORTS:
             raise ValueError(f"launch.ports.{min(unknown)}: no such port; choose from {', '.join(PORTS)}")
@@ -69,6 +77,10 @@ class RayLauncher(LocalLauncher):
         """Raise ValueError if Ray is not installed, or this machine has too few CPUs for a Ray of its own."""
         if self.python == sys.executable and not find_spec("ray"):
             raise ValueError(f"launch=ray: ray is not installed; {install_command('ray')}")
+        if self.storage:
+            self.check_storage(job)
+            if not self.address:
+                raise ValueError("launch.storage: a Ray of its own needs none; remove it, or set launch.address")
         if self.address:
             return
         if job.nodes != 1:
@@ -89,10 +101,13 @@ class RayLauncher(LocalLauncher):
         """Render a shell script that starts the driver; also for ``ray job submit -- bash <script>``."""
         from boltcutter_launch.ray_driver import Plan
 
+        command, folder = [str(self.python), *job.program, f"resume={job.folder}", *job.trust], str(job.folder)
+        if self.storage:
+            command, folder = self.command(job), self.remote_folder(job.folder)
         threads = {"OMP_NUM_THREADS": str(max(1, int(self.cpus(job))))}
         plan = Plan(
-            folder=str(job.folder),
-            command=[str(self.python), *job.program, f"resume={job.folder}", *job.trust],
+            folder=folder,
+            command=command,
             nodes=job.nodes,
             devices=job.devices,
             gpus=job.gpus and (self.address is not None or _has_gpu()),
@@ -105,8 +120,10 @@ class RayLauncher(LocalLauncher):
             ports=self.ports,
         )
         text = json.dumps(asdict(plan), indent=2)
-        lines = ["#!/bin/bash", *assignments(plan.environment), *code_path(job)]
-        lines.append(f"exec {shlex.quote(str(self.python))} -m boltcutter_launch.ray_driver <<'PLAN'\n{text}\nPLAN")
+        has_code = not self.storage or not self.is_remote  # where the driver runs
+        lines = ["#!/bin/bash", *assignments(plan.environment), *(code_path(job) if has_code else [])]
+        python = sys.executable if self.storage and has_code else str(self.python)
+        lines.append(f"exec {shlex.quote(python)} -m boltcutter_launch.ray_driver <<'PLAN'\n{text}\nPLAN")
         return "\n".join(lines) + "\n"
 
     def cpus(self, job: Job) -> float:
@@ -117,9 +134,13 @@ class RayLauncher(LocalLauncher):
         """Start the driver on this machine, or submit it as a job; returns the id of the process or of the job."""
         if self.address:
             check_reachable(self.address.rstrip("/"), "launch.address")
+        if self.storage:
+            self.send(job, file)
         if not self.is_remote:
             return super().submit(job, file)
         command = f"cd {shlex.quote(os.getcwd())} && exec bash {shlex.quote(str(file))}"
+        if self.storage:
+            command = f"bash -c {shlex.quote(file.read_text())}"
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS)}
         return [str(self._client().submit_job(entrypoint=command, runtime_env={"env_vars": variables}))]
 
@@ -140,6 +161,20 @@ class RayLauncher(LocalLauncher):
             raise ValueError(f"run: {status.text} can be cancelled only on that host")
         if status.state == "running":
             os.kill(int(job_id.split()[0]), signal.SIGTERM)  # Ray's processes must run until the driver has ended
+
+    def logs(self, job_id: str, folder: Path, *, follow: bool) -> Iterator[str]:
+        """Yield the output of the driver and of all ranks; without a shared disk that of rank 0, else of the driver."""
+        if not self.storage:
+            yield from LocalLauncher.logs(self, job_id, folder, follow=follow)
+            return
+        has_output = False
+        for text in super().logs(job_id, folder, follow=follow):
+            has_output = True
+            yield text
+        if not has_output and self.is_remote:
+            yield str(self._client().get_job_logs(job_id))
+        elif not has_output:
+            yield from LocalLauncher.logs(self, job_id, folder, follow=False)
 
     def _client(self) -> Any:
         from ray.job_submission import JobSubmissionClient

@@ -55,6 +55,7 @@ def ray_cluster(
     ports: Mapping[str, int] = MappingProxyType({}),
     timeout: float = 0,
     setting: str = "launch",
+    log_to_driver: bool = False,
 ) -> Iterator[None]:
     """Connect this process to Ray during the block.
 
@@ -67,6 +68,7 @@ def ray_cluster(
         ports: Ports of the embedded cluster, by the names in ``PORTS``; others are free ports.
         timeout: Seconds to wait for an existing cluster that is starting.
         setting: Group of the settings, for messages.
+        log_to_driver: Whether this process prints the output of the workers of an existing cluster.
 
     Raises:
         ValueError: Ray is not installed, cannot be reached, or another process uses it in the same folder.
@@ -84,14 +86,18 @@ def ray_cluster(
                 raise ValueError(f"{setting}: ray is not installed; {install_command('ray')}") from None
             stack.callback(ray.shutdown)
             if address:
+                end = time.monotonic() + timeout
                 check_reachable(address, f"{setting}.address", timeout)
-                try:
-                    ray.init(address=address, **QUIET)
-                except (ConnectionError, RuntimeError, ValueError) as error:
-                    reason = " ".join(str(error).split())[:200]
-                    raise ValueError(
-                        f"{setting}.address={address}: {reason}; start it with `ray start --head`"
-                    ) from None
+                while not ray.is_initialized():  # a head that is starting accepts connections before it can be used
+                    try:
+                        ray.init(address=address, **{**QUIET, "log_to_driver": log_to_driver})
+                    except (ConnectionError, RuntimeError, ValueError) as error:
+                        reason = " ".join(str(error).split())[:200]
+                        if time.monotonic() > end:
+                            raise ValueError(
+                                f"{setting}.address={address}: {reason}; start it with `ray start --head`"
+                            ) from None
+                        time.sleep(1)
             else:
                 end_stale_clusters(folder, setting)
                 options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": dashboard}

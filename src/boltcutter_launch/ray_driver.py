@@ -1,6 +1,7 @@
 """Train on Ray: ``python -m boltcutter_launch.ray_driver`` reads a plan as JSON, and waits until the run has ended.
 
-Ray Train starts the workers, and restarts all of them when one is lost; the training then resumes in its run folder.
+It reserves the CPUs and GPUs of each node, starts the ranks there, and restarts all of them when one is lost; the
+training then resumes in its run folder.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import signal
 import sys
 import threading
@@ -23,23 +23,20 @@ from typing import Any
 from boltcutter_launch.job import follow_log
 from boltcutter_launch.ray_cluster import ray_cluster
 
+PLAN = "BOLTCUTTER_RAY_PLAN"  # variable with the plan, instead of the standard input
 POLL_SECONDS = 0.5
 NOTE_SECONDS = 60.0  # after which a start that waits is reported
 MAX_REASON = 500  # characters of an error of Ray
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-VARIABLES = {
-    "RAY_TRAIN_V2_ENABLED": "1",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process that waits for notices, while ranks are restarted anyway
-}
+FAILURE_GRACE = 60.0  # seconds that ranks have to exit after another one has failed
+FIRST_SIGNAL_STATUS = 128  # a process that handles a signal exits with this number plus that of the signal
 
 
 @dataclass(frozen=True)
 class Plan:
     """What to start, and with which resources; the last settings are those of the launcher."""
 
-    folder: str  # of the run
+    folder: str  # of the run, or its URL
     command: list[str]  # of each rank
     nodes: int = 1
     devices: int = 1  # ranks on each node
@@ -53,18 +50,22 @@ class Plan:
     ports: dict[str, int] = field(default_factory=dict)
 
     @property
-    def log(self) -> Path:
-        """The log of the driver and of all ranks."""
-        return Path(self.folder, "logs", "ray.log")
+    def log(self) -> Path | None:
+        """The log of the driver and of all ranks; None without a disk that all nodes share."""
+        return None if "://" in self.folder else Path(self.folder, "logs", "ray.log")
 
     @property
     def resources(self) -> dict[str, float]:
-        """Resources of each rank."""
-        return {"CPU": self.cpus, **({"GPU": 1.0} if self.gpus else {})}
+        """Resources of all ranks of a node."""
+        return {"CPU": self.devices * self.cpus, **({"GPU": float(self.devices)} if self.gpus else {})}
+
+
+class LostError(RuntimeError):
+    """A rank was killed, or a worker or node of Ray was lost."""
 
 
 class Driver:
-    """Starts the run, forwards signals to its ranks, and reports what happens.
+    """Starts the run, forwards signals to its ranks, restarts all of them when one is lost, and reports what happens.
 
     Args:
         plan: What to start.
@@ -73,18 +74,16 @@ class Driver:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._received: list[int] = []
-        self._sent = 0
-        self._attempt = -1
-        self._error: BaseException | None = None
+        # Ranks of an earlier driver are not earlier attempts of this job.
+        self._run_id = f"ray-{Path(plan.folder).name}-{secrets.token_hex(4)}"
 
     def run(self) -> int:
         """Train, and return the exit status of the driver."""
         plan = self._plan
-        os.environ.update({name: value for name, value in VARIABLES.items() if name not in os.environ})
         cluster = {"address": plan.address, "dashboard": plan.dashboard, "ports": plan.ports, "timeout": plan.timeout}
         for number in SIGNALS:
             signal.signal(number, self._receive)
-        with ray_cluster(Path(plan.folder), **cluster):  # type: ignore[arg-type]
+        with ray_cluster(Path(plan.folder), log_to_driver=plan.log is None, **cluster):  # type: ignore[arg-type]
             try:
                 self._wait_for_nodes()
                 return self._received[-1] + 128 if self._received else self._train()
@@ -102,8 +101,7 @@ class Driver:
         from ray.autoscaler.sdk import request_resources
 
         if self._plan.address:  # an autoscaler adds nodes only when something asks for them
-            needed = {name: self._plan.devices * each for name, each in self._plan.resources.items()}
-            request_resources(bundles=[needed] * self._plan.nodes)
+            request_resources(bundles=[self._plan.resources] * self._plan.nodes)
         end = time.monotonic() + (self._plan.timeout if self._plan.address else 0)
         nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
         while fault := missing(self._plan, [node["Resources"] for node in nodes() if node["Alive"]]):
@@ -114,107 +112,134 @@ class Driver:
             time.sleep(POLL_SECONDS)
 
     def _train(self) -> int:
-        import ray.train
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        from boltcutter_launch import ray_worker
-
-        ray.cloudpickle.register_pickle_by_value(ray_worker)  # type: ignore[no-untyped-call]
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        control = ray.remote(ray_worker.Control).options(num_cpus=0, scheduling_strategy=here).remote()
-        report(f"starts {self._plan.nodes * self._plan.devices} workers")
-        thread = threading.Thread(target=self._fit, args=(control,), daemon=True)
-        thread.start()
-        noted = time.monotonic() + NOTE_SECONDS
-        while thread.is_alive() and not (self._received and self._attempt < 0):  # before the start, nothing is saved
-            thread.join(POLL_SECONDS)
-            self._exchange(control)
-            if self._attempt < 0 and time.monotonic() > noted:
-                noted = float("inf")
-                report("waits for resources that others use, or for workers that start slowly")
-        codes = self._exchange(control)
-        if self._received:
-            return next((code for code in codes if code > 0), self._received[-1] + 128)
-        if isinstance(self._error, ray.train.WorkerGroupError):
-            report(f"launch.max_restarts={self._plan.max_restarts} reached")
-            return 1
-        if self._error is not None:
-            report(f"Ray Train failed: {' '.join(str(self._error).split())[:MAX_REASON]}")
-            return 1
-        status = next((code for code in codes if code), 0)
-        report(f"ends with status {status}")
-        return status
-
-    def _fit(self, control: Any) -> None:
-        from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-
-        from boltcutter_launch import ray_worker
-
-        plan, storage = self._plan, self._plan.log.with_name("ray")
-        # The path of a snapshot, which workers on other nodes do not inherit.
-        inherited = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-        config = {
-            "control": control,
-            "command": plan.command,
-            "environment": inherited | plan.environment,
-            "cwd": os.getcwd(),
-            "log": str(plan.log),
-            # Ranks of an earlier driver are not earlier attempts of this job.
-            "run_id": f"ray-{Path(plan.folder).name}-{secrets.token_hex(4)}",
-            "devices": plan.devices,
-            "gpus": plan.gpus,
-        }
-        strategy = "STRICT_PACK" if plan.nodes == 1 else "STRICT_SPREAD" if plan.devices == 1 else "PACK"
-        trainer = DataParallelTrainer(
-            ray_worker.train,
-            train_loop_config=config,
-            backend_config=ray_worker.SharedDevices(),
-            scaling_config=ScalingConfig(
-                num_workers=plan.nodes * plan.devices,
-                use_gpu=plan.gpus,
-                resources_per_worker=plan.resources,
-                placement_strategy=strategy,
-            ),
-            run_config=RunConfig(
-                name="train",
-                storage_path=str(storage),
-                failure_config=FailureConfig(max_failures=plan.max_restarts),
-            ),
-        )
-        try:
-            trainer.fit()
-        except BaseException as error:
-            self._error = error
-        finally:
-            shutil.rmtree(storage, ignore_errors=True)
-
-    def _exchange(self, control: Any) -> list[int]:
-        """Forward signals, report events, and return the exit codes of this attempt."""
-        import ray
-
-        for number in self._received[self._sent :]:
-            self._sent += 1
-            report(f"{signal.Signals(number).name}: the run saves and ends")
-            ray.get(control.send.remote(number))
-        attempt, codes, events = ray.get(control.state.remote())
-        for event in events:
-            report(event)
-        if attempt > self._attempt:
-            self._attempt = attempt
+        """Start all ranks, again while one of them is lost, and return the exit status."""
+        for attempt in range(self._plan.max_restarts + 1):
             if attempt:
                 report(f"all ranks restart, {attempt} of {self._plan.max_restarts}")
-        return list(codes)
+            try:
+                status = self._attempt(attempt)
+            except LostError:
+                if self._received:
+                    return self._received[-1] + 128
+            else:
+                report(f"ends with status {status}")
+                return status
+        report(f"launch.max_restarts={self._plan.max_restarts} reached")
+        return 1
+
+    def _attempt(self, attempt: int) -> int:
+        from ray.exceptions import RayError
+        from ray.util import placement_group, remove_placement_group
+
+        group = placement_group([self._plan.resources] * self._plan.nodes, strategy="STRICT_SPREAD")
+        try:
+            self._wait(group.ready(), "waits for resources that others use")
+            if self._received:  # before the start, nothing is saved
+                return self._received[-1] + 128
+            return self._run_ranks(self._start(group, attempt))
+        except RayError as error:
+            report(f"a worker or a node was lost: {' '.join(str(error).split())[:MAX_REASON]}")
+            raise LostError from error
+        finally:
+            remove_placement_group(group)  # kills its actors, and with each its ranks
+
+    def _wait(self, reference: Any, note: str) -> None:
+        import ray
+
+        noted = time.monotonic() + NOTE_SECONDS
+        while not self._received and not ray.wait([reference], timeout=POLL_SECONDS)[0]:
+            if time.monotonic() > noted:
+                noted = float("inf")
+                report(note)
+
+    def _start(self, group: Any, attempt: int) -> list[Any]:
+        """Start the actor of each node, and with it the ranks."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from boltcutter_launch import ray_worker
+
+        plan, size = self._plan, self._plan.nodes * self._plan.devices
+        ray.cloudpickle.register_pickle_by_value(ray_worker)  # type: ignore[no-untyped-call]
+        node = ray.remote(ray_worker.Node)
+        needed = {"num_cpus": plan.resources["CPU"], "num_gpus": plan.resources.get("GPU", 0)}
+        nodes: list[Any] = [
+            node.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, index), **needed).remote()
+            for index in range(plan.nodes)
+        ]
+        address, port = ray.get(nodes[0].address.remote())
+        report(f"starts {size} ranks")
+        # The path of a snapshot, which workers on other nodes do not inherit.
+        inherited = {"PYTHONPATH": os.environ["PYTHONPATH"]} if plan.log and "PYTHONPATH" in os.environ else {}
+        common = {
+            **inherited,
+            **plan.environment,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": plan.devices,
+            "GROUP_WORLD_SIZE": plan.nodes,
+            "MASTER_ADDR": address if plan.nodes > 1 else "127.0.0.1",
+            "MASTER_PORT": port,
+            "TORCHELASTIC_RUN_ID": self._run_id,
+            "TORCHELASTIC_RESTART_COUNT": attempt,
+        }
+        started = []
+        for index, actor in enumerate(nodes):
+            ranks = [
+                {"RANK": index * plan.devices + local, "LOCAL_RANK": local, "GROUP_RANK": index, **common}
+                for local in range(plan.devices)
+            ]
+            variables = [{name: str(value) for name, value in rank.items()} for rank in ranks]
+            cwd, log = (os.getcwd(), str(plan.log)) if plan.log else (None, None)
+            started.append(actor.start.remote(plan.command, variables, cwd, log))
+        ray.get(started)
+        return nodes
+
+    def _run_ranks(self, nodes: list[Any]) -> int:
+        """Wait until all ranks have ended, and return the exit status of the first one that failed, or 0.
+
+        Raises:
+            LostError: It was killed, so that all ranks may start again.
+        """
+        import ray
+
+        sent, end, failed = 0, float("inf"), dict[int, int]()
+        while True:
+            for number in self._received[sent:]:
+                sent += 1
+                report(f"{signal.Signals(number).name}: the run saves and ends")
+                ray.get([node.send.remote(number) for node in nodes])
+            codes = [code for found in ray.get([node.poll.remote() for node in nodes]) for code in found]
+            if time.monotonic() < end:  # later ones are killed here
+                for rank in [rank for rank, code in enumerate(codes) if code and rank not in failed]:
+                    failed[rank], end = codes[rank], min(end, time.monotonic() + FAILURE_GRACE)
+                    report(f"rank {rank} {how_ended(codes[rank])}")
+            else:
+                ray.get([node.send.remote(signal.SIGKILL) for node in nodes])
+            if None not in codes:
+                break
+            time.sleep(POLL_SECONDS)
+        if self._received:
+            return next((code for code in codes if code > 0), self._received[-1] + 128)
+        if any(code < 0 or code > FIRST_SIGNAL_STATUS for code in failed.values()):
+            raise LostError
+        return next(iter(failed.values()), 0)
+
+
+def how_ended(code: int) -> str:
+    """Describe an exit code, which is negative or more than 128 if a signal ended the process."""
+    if 0 <= code <= FIRST_SIGNAL_STATUS:
+        return f"exited with status {code}"
+    number = -code if code < 0 else code - FIRST_SIGNAL_STATUS
+    known = number in signal.valid_signals()
+    return f"was killed by {signal.Signals(number).name if known else f'signal {number}'}"
 
 
 def missing(plan: Plan, nodes: Sequence[dict[str, float]]) -> str | None:
     """What a cluster lacks for the plan, with the remedy; else None."""
-    fitting = [
-        node for node in nodes if all(node.get(name, 0) >= plan.devices * each for name, each in plan.resources.items())
-    ]
+    fitting = [node for node in nodes if all(node.get(name, 0) >= each for name, each in plan.resources.items())]
     if len(fitting) >= plan.nodes:
         return None
-    needed = ", ".join(f"{name}: {plan.devices * each:g}" for name, each in plan.resources.items())
+    needed = ", ".join(f"{name}: {each:g}" for name, each in plan.resources.items())
     found = "; ".join(", ".join(f"{name}: {node.get(name, 0):g}" for name in plan.resources) for node in nodes)
     remedy = "fewer devices, a smaller launch.cpus_per_task" + (", or trainer.accelerator=cpu" if plan.gpus else "")
     if fitting:
@@ -245,9 +270,10 @@ def show_log(file: Path) -> None:
 
 
 def main() -> int:
-    """Train as the plan on the standard input says, and return the exit status."""
-    plan = Plan(**json.load(sys.stdin))
-    show_log(plan.log)
+    """Train as the plan on the standard input, or in its variable, says, and return the exit status."""
+    plan = Plan(**json.loads(os.environ.get(PLAN) or sys.stdin.read()))
+    if plan.log:
+        show_log(plan.log)
     try:
         return Driver(plan).run()
     except ValueError as error:

@@ -71,7 +71,7 @@ class SlurmLauncher(Launcher):
         snapshot: Whether the job runs a copy of the code made at submission; otherwise the code at its start.
     """
 
-    job_file = "job.sh"
+    job_file, index_variable = "job.sh", "SLURM_ARRAY_TASK_ID"
 
     partition: str | None = None
     account: str | None = None

@@ -19,7 +19,7 @@ from boltcutter.project import Project, command, display_path
 from boltcutter.run import lineage, trust
 from boltcutter.run.folder import read_record, record_code, update_record
 from boltcutter_launch import snapshot
-from boltcutter_launch.cloud import CloudLauncher
+from boltcutter_launch.cloud import find_stored
 from boltcutter_launch.job import Job, Launcher, UnclearSubmissionError
 from boltcutter_launch.jobs import find_launcher, run_verb
 
@@ -27,7 +27,7 @@ from boltcutter_launch.jobs import find_launcher, run_verb
 def can_copy(launcher: Launcher, root: Path) -> bool:
     """Whether the job runs a copy of the code; says so if it should but cannot."""
     copies = launcher.snapshot and snapshot.can_copy(root)
-    if launcher.snapshot and not copies and not isinstance(launcher, CloudLauncher):  # which then refuses the job
+    if launcher.snapshot and not copies and not find_stored(launcher):  # which then refuses the job
         print(f"note: {root} is not tracked by git: the job runs the code as it is when it starts, not a copy")
     return copies
 
@@ -58,7 +58,7 @@ def start(
     resumed: bool,
 ) -> bool:
     """Check and submit a job, or stop earlier as the flags say; returns whether it was waited for."""
-    if job.gpus and isinstance(launcher, CloudLauncher):  # its node fails where torch finds none
+    if job.gpus and find_stored(launcher):  # its node fails where torch finds none
         job = dataclasses.replace(job, environment={GPUS: str(job.devices)} | dict(job.environment))
     launcher.check(job)
     if "--dry-run" in flags:
@@ -104,7 +104,7 @@ def submit(launcher: Launcher, settings: DictConfig, job: Job, prepare: Callable
         except ValueError:
             text = f"job {job_id}, submitted"
         print(f"{text}: {display_path(folder)}")
-    verbs = "status|logs|cancel" + ("|fetch" if isinstance(launcher, CloudLauncher) else "")
+    verbs = "status|logs|cancel" + ("|fetch" if find_stored(launcher) else "")
     print(f"{command('launch')} {verbs} {shlex.quote(f'run={display_path(job.folder)}')}")
 
 
@@ -119,5 +119,5 @@ def check_unused(folder: Path, resumed: bool) -> None:
         status = launcher.status(job_id)
         if status.state in ("running", "pending"):
             raise ConfigError(f"resume={display_path(folder)}: {status.text}; cancel it first")
-        if isinstance(launcher, CloudLauncher):
-            launcher.refresh(folder)  # as the record here is sent again, with the attempts that it has
+        if stored := find_stored(launcher):
+            stored.refresh(folder)  # as the record here is sent again, with the attempts that it has

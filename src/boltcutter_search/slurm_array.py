@@ -35,14 +35,17 @@ def plan_search(project: Project, launcher: Any, overrides: Sequence[str]) -> Pl
     """Return the search; raises ConfigError if it has mistakes, or the launcher cannot run it."""
     special, rest = split_overrides(overrides, "resume")
     plan = continued(project, Path(special["resume"]), rest) if special else planned(project, rest, runs_here=False)
-    if not isinstance(launcher, SlurmLauncher):
-        raise ConfigError(f"launch: a search is launched on SLURM only; elsewhere, call {command('search')} there")
+    if not launcher.index_variable:
+        raise ConfigError(
+            "launch: a search is launched by launch=slurm and launch=kubernetes only; elsewhere, call "
+            f"{command('search')} there"
+        )
     if launcher.array:
         raise ConfigError("launch.array: the workers of a search are an array; set search.max_parallel instead")
-    if launcher.chain > 1:
+    if isinstance(launcher, SlurmLauncher) and launcher.chain > 1:
         raise ConfigError(f"launch.chain={launcher.chain}: arrays cannot be chained; remove it")
     if plan.search.engine != "local":
-        raise ConfigError(f"search.engine={plan.search.engine}: workers on SLURM need search.engine=local; set it")
+        raise ConfigError(f"search.engine={plan.search.engine}: workers of a cluster need search.engine=local; set it")
     return plan
 
 

@@ -18,6 +18,7 @@ from boltcutter_launch.job import Job, UnclearSubmissionError
 
 from .aws_server import ACCOUNT, CREDENTIALS, AwsAnswers, aws_answers, check_request
 from .golden import check_job_file
+from .test_library import git
 
 NUMBER = "0a1b2c3d-0000-1111-2222-333344445555"
 ARN = f"arn:aws:batch:us-east-1:{ACCOUNT}:job/{NUMBER}"
@@ -72,6 +73,27 @@ def test_the_job_file() -> None:
     check_job_file(of_nodes, "aws_batch_nodes.json", "aws_batch.json")
     for text in (of_one, of_nodes):
         check_request("batch", "SubmitJob", json.loads(text))
+
+
+def test_an_array_has_a_job_for_each_run(answers: AwsAnswers, tmp_path: Path) -> None:
+    """https://docs.aws.amazon.com/batch/latest/userguide/array_jobs.html: the jobs are <id>:<index>."""
+    array, own = job(array_size=3), launcher(array="seed=1,2,3")
+    request = json.loads(own.render(array))
+    check_request("batch", "SubmitJob", request)
+    assert request["arrayProperties"] == {"size": 3}
+    name = array.folder.name
+    assert request["containerOverrides"]["command"][3:5] == [
+        f"s3://bucket/runs/digits/{name}/{name}-",
+        "--index=AWS_BATCH_JOB_ARRAY_INDEX",
+    ]
+    assert own.remote_folder(array.run_folders[2]) == f"s3://bucket/runs/digits/{name}/{name}-2"
+    one = own.array_id(ARN, 2)
+    answers.replies = [(200, {"jobs": [{"status": "RUNNING"}]})]
+    assert own.status(one).text == f"job {NUMBER}:2, RUNNING"
+    assert answers.requests[0][1] == {"jobs": [f"{NUMBER}:2"]}
+    git(tmp_path, "init", "-q")
+    with pytest.raises(ValueError, match=r"^launch\.array: has 1 runs; AWS Batch takes 2 to 10000"):
+        own.check(job(tmp_path, array_size=1))
 
 
 # What the documentation says of an attempt that ends, and whether another one starts.

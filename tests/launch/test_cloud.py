@@ -27,6 +27,9 @@ class Platform(CloudLauncher):
     def status(self, job_id: str) -> Status:
         return Status("ended", f"job {job_id}, Succeeded")
 
+    def cancel(self, job_id: str) -> None:
+        raise NotImplementedError
+
 
 def write_run(root: Path, job: Job, **record: Any) -> Job:
     """Make a project with one file, and a run of it that can be submitted."""
@@ -164,3 +167,30 @@ def test_names_of_jobs_are_unique_and_valid(tmp_path: Path) -> None:
     run = tmp_path / "20261122-115500_ab12"
     assert job_name(Job("Digits_CNN", run, None)) == "digits-cnn-20261122-115500-ab12"
     assert job_name(Job("x" * 80, run, None), limit=30).endswith("-20261122-115500-ab12")
+
+
+def test_the_cost_is_estimated_and_limited(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def check(**settings: Any) -> None:
+        Platform(storage=f"file://{tmp_path}/runs", time="10:00:00", **settings).check(replace(job, nodes=2))
+
+    check(price_per_hour=4)
+    expected = "80.00: 2 nodes, launch.time=10:00:00, launch.price_per_hour=4"
+    assert capsys.readouterr().err == f"note: costs at most {expected}\n"
+    check(price_per_hour=4, max_cost=80)
+    with pytest.raises(ValueError, match=rf"^launch\.max_cost=79 is less than {expected}; reduce launch\.time"):
+        check(price_per_hour=4, max_cost=79)
+    with pytest.raises(ValueError, match=r"^launch\.max_cost=79: needs launch\.price_per_hour"):
+        check(max_cost=79)
+
+
+def test_an_array_is_sent_once_with_the_record_of_each_run(job: Job, tmp_path: Path) -> None:
+    array, launcher = replace(job, array_size=2), Platform(storage=f"file://{tmp_path}/bucket")
+    for folder in array.run_folders:
+        folder.mkdir()
+        (folder / "record.json").write_text("{}")
+    (file := job.folder / launcher.job_file).write_text(launcher.render(array))
+    assert launcher.submit(array, file) == ["job-1:0", "job-1:1"]
+    there = tmp_path / "bucket" / "digits" / "one"
+    assert {str(path.relative_to(there)) for path in there.rglob("*.*") if path.is_file()} == {
+        *("job.tar.gz", "job.yaml", "one-0/record.json", "one-1/record.json")
+    }

@@ -12,7 +12,7 @@ import pytest
 
 from boltcutter_launch import kubernetes_cluster
 from boltcutter_launch.job import UnclearSubmissionError, UnreachableError
-from boltcutter_launch.kubernetes_cluster import Cluster, describe, is_first, summarize
+from boltcutter_launch.kubernetes_cluster import Cluster, describe, has_index, summarize
 
 from .kubernetes_api import TOKEN, ApiServer, api_server, pod, status, write_kubeconfig
 
@@ -246,5 +246,25 @@ def test_a_deleted_job_runs_until_it_has_saved() -> None:
     assert summarize(job, [pod("a", "Running")]) == ("running", "being deleted, 1 pods are saving")
 
 
-def test_the_first_pod_is_known() -> None:
-    assert [is_first(one) for one in (pod("a", "Running"), pod("b", "Running", index=1))] == [True, False]
+def test_the_pod_of_an_index_is_known() -> None:
+    assert [has_index(one, "0") for one in (pod("a", "Running"), pod("b", "Running", index=1))] == [True, False]
+
+
+def test_the_state_of_an_index_of_an_array() -> None:
+    """https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/#JobStatus: 1,3-5."""
+    job: dict[str, Any] = {"metadata": {}, "status": {"completedIndexes": "1,3-5", "failedIndexes": "2"}}
+    found = {index: summarize(job, [], str(index)) for index in range(7)}
+    assert {index for index, state in found.items() if state == ("ended", "complete")} == {1, 3, 4, 5}
+    assert found[2] == ("ended", "failed")
+    assert found[0] == found[6] == ("pending", "pending")
+    assert summarize(job, [pod("a", "Running", index=6)], "6") == ("running", "running, 1 pods")
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "text"),
+    [("Running", "pending", "pending"), ("Complete", "ended", "complete (done)"), ("Failed", "ended", "failed (done)")],
+)
+def test_the_state_of_a_ray_job(phase: str, state: str, text: str) -> None:
+    """JobDeploymentStatus of https://github.com/ray-project/kuberay, ray-operator/apis/ray/v1/rayjob_types.go."""
+    job: dict[str, Any] = {"metadata": {}, "status": {"jobDeploymentStatus": phase, "message": "done"}}
+    assert summarize(job, []) == (state, text)

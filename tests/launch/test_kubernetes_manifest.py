@@ -1,5 +1,6 @@
 """Manifests of Kubernetes, checked strictly against the schemas of Kubernetes and of the operators."""
 
+import json
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -16,6 +17,7 @@ from boltcutter_launch.job import Job
 from boltcutter_launch.kubernetes import KubernetesLauncher
 from boltcutter_launch.kubernetes_manifest import object_name
 from boltcutter_launch.platform import export_torchrun_env
+from boltcutter_launch.ray_driver import PLAN, Plan, missing
 
 GOLDEN = Path(__file__).parent / "jobs"
 VERSIONS = ("1.31", "1.37")  # the oldest with podFailurePolicy as a stable feature, and the newest known
@@ -100,6 +102,58 @@ def test_the_check_refuses_an_unknown_field_anywhere(kind: str, monkeypatch: pyt
 def test_manifests_are_as_reviewed(kind: str, suffix: str, settings: dict[str, Any], job: Job) -> None:
     file = GOLDEN / f"kubernetes_{kind}{suffix}.yaml"
     assert KubernetesLauncher(kind=kind, **settings).render(job) == file.read_text()
+
+
+def test_an_array_is_an_indexed_job_with_a_run_for_each_index() -> None:
+    """https://kubernetes.io/docs/concepts/workloads/controllers/job/#backoff-limit-per-index."""
+    array = replace(SMALL, array_size=3)
+    (found,) = documents("job", URL | {"array": "seed=1,2,3", "max_parallel": 2}, array)
+    spec, index = found["spec"], JOB.folder.name
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimitPerIndex"]) == (3, 2, 10)
+    assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "Ignore", "FailIndex"]
+    (container,) = spec["template"]["spec"]["containers"]
+    home = f"s3://bucket/runs/digits convnet/{index}"
+    options = ["--index=JOB_COMPLETION_INDEX", f"--bundle={home}/job.tar.gz", "trust=true"]
+    assert container["command"][3:] == [f"{home}/{index}-", *options]
+    check(found)
+
+
+def test_arrays_of_several_nodes_or_of_operators_are_refused(tmp_path: Path) -> None:
+    for kind, nodes, fault in (("job", 2, "trainer.num_nodes=2"), ("trainjob", 1, "launch.kind=trainjob")):
+        array = replace(SMALL, array_size=2, nodes=nodes, root=tmp_path, code=tmp_path, folder=tmp_path / "runs" / "a")
+        with pytest.raises(ValueError, match=f"^{fault}: .*; try launch"):
+            KubernetesLauncher(kind=kind, **URL).check(array)
+
+
+# Fields of https://ray-project.github.io/kuberay/reference/api/, of RayJobSpec, RayClusterSpec and of its groups.
+RAY_JOB = {"activeDeadlineSeconds", "entrypoint", "runtimeEnvYAML", "shutdownAfterJobFinishes", "rayClusterSpec"}
+RAY_WORKERS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+
+
+@pytest.mark.parametrize("settings", [URL, ALL], ids=["url", "all"])
+@pytest.mark.parametrize("job", [JOB, SMALL], ids=["two-nodes", "one-process"])
+def test_a_ray_job_has_a_worker_for_each_node(job: Job, settings: dict[str, Any]) -> None:
+    (found,) = documents("rayjob", settings, job)
+    assert (found["apiVersion"], found["kind"]) == ("ray.io/v1", "RayJob")
+    spec = found["spec"]
+    assert spec.keys() <= RAY_JOB
+    assert spec["rayClusterSpec"].keys() == {"headGroupSpec", "workerGroupSpecs"}
+    head, (workers,) = spec["rayClusterSpec"]["headGroupSpec"], spec["rayClusterSpec"]["workerGroupSpecs"]
+    assert head.keys() == {"template", "rayStartParams"}
+    assert workers.keys() == RAY_WORKERS
+    assert workers["replicas"] == workers["maxReplicas"] == job.nodes
+    for group in (head, workers):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        check_core("v1", "PodTemplate", metadata={"name": "a"}, template=group["template"])
+    resources = [group["template"]["spec"]["containers"][0]["resources"] for group in (head, workers)]
+    assert "nvidia.com/gpu" not in resources[0]["requests"]
+    assert resources[1]["requests"].get("nvidia.com/gpu", 0) == (job.devices if job.gpus else 0)
+    plan = Plan(**json.loads(yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"][PLAN]))
+    assert (plan.nodes, plan.devices, plan.gpus, plan.address) == (job.nodes, job.devices, job.gpus, "auto")
+    assert plan.command[:3] == ["python", "-m", "boltcutter_launch.node"]
+    params = workers["rayStartParams"]
+    node = {"CPU": float(params["num-cpus"]), "GPU": float(params["num-gpus"])}
+    assert missing(plan, [{"CPU": 0.0}, *[node] * job.nodes]) is None  # Ray places the run on these nodes
 
 
 @pytest.mark.parametrize("name", ["x" * 100, "2nd try", "-_ü", "a.b/c"])

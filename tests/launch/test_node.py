@@ -94,3 +94,19 @@ def test_a_job_is_not_started_without_limit(tmp_path: Path) -> None:
         done = start(tmp_path / "run", "--bundle", bundle, TMPDIR=str(tmp_path))
         assert (status in done.stderr) == (attempts == 151), done.stderr
     assert done.returncode == 2
+
+
+def test_a_run_of_an_array_is_found_by_the_index_of_the_platform(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    runs = [tmp_path / f"{tmp_path.name}-{index}" for index in range(2)]
+    for index, run in enumerate(runs):
+        run.mkdir()
+        (run / "record.json").write_text(json.dumps({"library": {"version": f"0.0.{index}"}}))
+    bundle = pack(tmp_path, runs)
+    prefix, options = f"{tmp_path}/runs/{tmp_path.name}-", ("--index=JOB_COMPLETION_INDEX", "--bundle", bundle)
+    done = start(prefix, *options, TMPDIR=str(tmp_path), JOB_COMPLETION_INDEX="1")
+    assert "but the run was launched with 0.0.1" in done.stderr
+    assert read_record(Path(f"{prefix}1"))["library"] == {"version": "0.0.1"}
+    assert not Path(f"{prefix}0").exists()
+    done = start(prefix, *options, TMPDIR=str(tmp_path))
+    assert done.stderr == "error: JOB_COMPLETION_INDEX= is not the index of a run; start this as a job of an array\n"

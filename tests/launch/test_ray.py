@@ -105,7 +105,7 @@ def test_a_run_survives_the_loss_of_a_process_and_of_a_worker(run: Run, script: 
     run.wait_until_training(0)[1].kill()
     worker = run.wait_until_training(1)[0].parent()
     assert worker is not None
-    assert "RayTrainWorker" in worker.name()
+    assert "Node" in worker.name()
     worker.kill()
     run.wait_until_training(2)
     run.wait_until_ended()

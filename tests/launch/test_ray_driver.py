@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,46 @@ def test_nodes_are_requested_before_they_are_waited_for(tmp_path: Path, monkeypa
     with startup.restored_signals():
         assert Driver(plan).run() == 2
     assert requests == [[{"CPU": 8, "GPU": 2}] * 2, []]
+
+
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
+facts = [os.environ[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "ADDED")]
+Path(sys.argv[1], f"{attempt}-{rank}").write_text(" ".join(facts))
+if sys.argv[2] == "waits":
+    time.sleep(600)
+if attempt == "0" and rank == "1":
+    os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == "killed" else sys.exit(3)
+if attempt == "0":
+    time.sleep(1)
+    sys.exit(1)  # as a rank whose connections are closed
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("what", "status", "attempts"), [("killed", 0, 2), ("fails", 3, 1), ("waits", 4, 1)])
+def test_ranks_restart_if_one_is_killed_and_get_signals(what: str, status: int, attempts: int, tmp_path: Path) -> None:
+    own = [sys.executable, "-c", RANK, str(tmp_path), what]
+    plan = {"folder": str(tmp_path / "run"), "command": own, "devices": 2, "cpus": 0.5, "environment": {"ADDED": "x"}}
+    command = [sys.executable, "-m", "boltcutter_launch.ray_driver"]
+    options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, env=environment(HOME=str(tmp_path)), text=True, **options) as driver:
+        assert driver.stdin
+        assert driver.stdout
+        driver.stdin.write(json.dumps(plan))
+        driver.stdin.close()
+        while what == "waits" and not (tmp_path / "0-1").exists():
+            assert driver.poll() is None
+            time.sleep(0.1)
+        if what == "waits":
+            driver.terminate()
+        log = driver.stdout.read()
+        assert driver.wait(60) == status, log
+    found = {file.name: file.read_text() for file in tmp_path.glob("?-?")}
+    assert found == {f"{attempt}-{rank}": f"2 {rank} 127.0.0.1 x" for attempt in range(attempts) for rank in range(2)}
+    assert ("launch: all ranks restart, 1 of 10" in log) == (attempts == 2), log
+    assert ("launch: rank 1 was killed by SIGKILL" in log) == (what == "killed"), log

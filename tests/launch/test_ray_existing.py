@@ -9,14 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import psutil
 import pytest
 from conftest import Script, environment, require
+from object_storage import s3_server
 from ray_run import OVERRIDES, Run, assert_bitwise_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -33,10 +34,10 @@ def free_port() -> int:
 class Cluster:
     """Nodes on this machine, each started by ``ray start``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
         require(package="aiohttp-cors", install="pip install 'ray[default]'")  # of the Jobs API
         self.folder, self.port, self.dashboard = folder, free_port(), free_port()
-        self.env = environment(HOME=str(folder), RAY_USAGE_STATS_ENABLED="0")
+        self.env = environment(HOME=str(folder), RAY_USAGE_STATS_ENABLED="0", **variables)
         self.log: IO[bytes] = (folder / "cluster.log").open("ab")
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -86,10 +87,10 @@ class Cluster:
         self.log.close()
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
+@contextmanager
+def started_cluster(variables: Mapping[str, str]) -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a short path, for sockets
-    found = Cluster(folder)
+    found = Cluster(folder, variables)
     try:
         found.start_head()
         found.start_worker("one")
@@ -97,6 +98,12 @@ def cluster() -> Iterator[Cluster]:
     finally:
         found.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with started_cluster({}) as found:
+        yield found
 
 
 def test_a_run_survives_the_loss_of_a_node(cluster: Cluster, run: Run, script: Script, tmp_path: Path) -> None:
@@ -149,3 +156,34 @@ def test_a_job_of_the_cluster_trains_and_is_cancelled(cluster: Cluster, run: Run
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 60/60" in done.stdout
     assert run.reasons == ["preempted by SIGTERM", "completed"]
+
+
+def test_a_run_without_a_shared_disk_reads_its_code_from_object_storage(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes know only the URL; a rank that is killed is restarted, and the run resumes from the storage."""
+    with s3_server() as variables, started_cluster(variables) as cluster:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        storage = f"launch.storage=s3://bucket/{tmp_path.name}"
+        address = f"launch.address={cluster.address}"
+        run = Run(tmp_path / "runs" / "digits" / "stored", script)
+        run.launch(*TWO_NODES, "trainer.max_epochs=30", address, storage, f"launch.python={sys.executable}", fresh=True)
+        url = f"s3://bucket/{tmp_path.name}/digits/stored"
+
+        def ranks() -> list[psutil.Process]:
+            found = psutil.process_iter(["cmdline"])
+            return [process for process in found if f"resume={url}" in (process.info["cmdline"] or ())]
+
+        shown = lambda: script("launch", "logs", f"run={run.folder}", fresh=True).stdout  # noqa: E731
+        run.wait(lambda: "\nepoch " in shown() and ranks(), 240)
+        ranks()[0].kill()
+        run.wait_until_ended(300)
+        assert script("launch", "status", f"run={run.folder}", fresh=True).returncode == 0
+        assert run.reasons == ["killed", "completed"]  # status has read the record from the storage
+        assert "epoch 30/30" in shown()
+        fetched = script("launch", "fetch", f"run={run.folder}", fresh=True)
+        assert fetched.returncode == 0, fetched.stderr
+    done = script("train", *OVERRIDES, "trainer.max_epochs=30", f"folder={tmp_path}/ddp", timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert_bitwise_equal(run.folder, tmp_path / "ddp")

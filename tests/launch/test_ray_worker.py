@@ -1,34 +1,27 @@
-from boltcutter_launch import ray_worker
-from boltcutter_launch.ray_worker import Control
+import os
+import sys
+import time
+from pathlib import Path
+
+from boltcutter_launch.ray_worker import Node
+
+RANK = """
+import os, sys, time
+print(os.environ["RANK"], os.getcwd(), os.environ["BOLTCUTTER_PARENT_PID"], flush=True)
+time.sleep(60 if os.environ["RANK"] == "1" else 0)
+sys.exit(3)
+"""
 
 
-def test_the_exit_codes_of_the_last_attempt_count() -> None:
-    control = Control()
-    assert control.start() == 0
-    assert not control.end(0, 1, -9, "rank 1 was killed")
-    assert control.state() == (0, [-9], ["rank 1 was killed"])
-    assert control.start() == 1
-    assert not control.end(0, 0, 1, "rank 0 of the previous attempt")
-    control.end(1, 0, 0, "")
-    assert control.state() == (1, [0], [])
-    assert control.poll(0) == ([], True)  # a process of an earlier attempt has to end
-    assert control.poll(1) == ([], False)
-
-
-def test_a_cancelled_run_is_not_restarted() -> None:
-    control = Control()
-    control.start()
-    control.send(15)
-    assert control.poll(0) == ([15], False)
-    assert control.end(0, 0, 143, "rank 0 was killed by SIGTERM")
-    assert control.start() == -1
-
-
-def test_ranks_that_wait_for_a_failed_one_are_killed_after_a_while() -> None:
-    control = Control()
-    control.start()
-    control.end(0, 0, 1, "rank 0 exited with status 1")
-    assert control.poll(0) == ([], False)
-    assert control._failed_at is not None
-    control._failed_at -= ray_worker.FAILURE_GRACE + 1
-    assert control.poll(0) == ([], True)
+def test_a_node_starts_its_ranks_and_signals_those_that_run(tmp_path: Path) -> None:
+    node, log = Node(), tmp_path / "ray.log"
+    node.start([sys.executable, "-c", RANK], [{"RANK": "0"}, {"RANK": "1"}], str(tmp_path), str(log))
+    end = time.monotonic() + 30
+    while (node.poll()[0] is None or len(log.read_text().splitlines()) < 2) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert node.poll() == [3, None]
+    assert sorted(log.read_text().splitlines()) == [f"{rank} {tmp_path} {os.getpid()}" for rank in range(2)]
+    node.send(15)
+    while None in node.poll() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert node.poll() == [3, -15]

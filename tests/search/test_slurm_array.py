@@ -2,12 +2,21 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, run_command
+from conftest import QUICK, ROOT, environment, run_command
 from slurm_cluster import Cluster, wait_until
+
+from boltcutter.project import Project
+from boltcutter.run import lineage
+from boltcutter_launch.bundle import BUNDLE, pack
+from boltcutter_launch.kubernetes import KubernetesLauncher
+from boltcutter_launch.snapshot import copy_code
+from boltcutter_search.slurm_array import create_job, plan_search, prepare
 
 SEARCH = [
     *QUICK,
@@ -32,7 +41,7 @@ def attempts(folder: Path) -> list[Any]:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["launch=local", *ON_CPU], "launch: a search is launched on SLURM only"),
+        (["launch=local", *ON_CPU], "launch: a search is launched by launch=slurm and launch=kubernetes only"),
         (["launch=slurm", *ON_CPU, "launch.array=seed=1,2"], "launch.array: "),
         (["launch=slurm", *ON_CPU, "launch.chain=2"], "launch.chain=2: "),
         (
@@ -90,3 +99,36 @@ def test_workers_share_a_search_and_continue_their_trials_after_a_requeue(cluste
     assert (folder / "best.yaml").is_file()
     assert (folder / "report.html").is_file()
     assert not run_command(["pgrep", "-f", f"folder={trials}"], timeout=10).stdout
+
+
+def test_a_search_on_object_storage_is_refused(script: Any, tmp_path: Path) -> None:
+    overrides = ["launch=aws_batch", "launch.storage=s3://bucket/runs", *ON_CPU, "--dry-run"]
+    done = script("launch", *SEARCH, *overrides, f"folder={tmp_path / 'search'}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "launch.storage=s3://bucket/runs: the workers of a search need a folder that they share" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_pods_of_an_indexed_job_share_a_search_on_a_volume(tmp_path: Path) -> None:
+    """Each index is a worker; the bundle has the search, its study and the record of each worker."""
+    volume, project = tmp_path / "volume", Project.find(ROOT)
+    launcher = KubernetesLauncher(
+        image="a:1", storage=str(volume), volumes={"runs": str(volume)}, python=sys.executable
+    )
+    plan = plan_search(project, launcher, [*SEARCH, *ON_CPU, f"folder={tmp_path}/digits/one"])
+    job = create_job(plan, ROOT, copies=True)
+    prepare(plan)
+    assert job.code
+    copy_code(ROOT, job.code, lineage.git_state(ROOT), lineage.library_state(ROOT))
+    launcher.check(job)
+    pack(job.folder, job.run_folders)
+    command = [*launcher.command(job), f"--bundle={job.folder / BUNDLE}"]
+    pods = [
+        subprocess.Popen(command, env=environment(JOB_COMPLETION_INDEX=str(index), TMPDIR=str(tmp_path)), cwd="/")
+        for index in range(2)
+    ]
+    assert [pod.wait(280) for pod in pods] == [0, 0]
+    folder = volume / "digits" / "one"
+    assert [row["state"] for row in rows(folder)] == ["complete"] * 6
+    assert [attempts(folder / f"one-{index}") for index in range(2)] == [["completed"]] * 2
