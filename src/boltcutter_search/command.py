@@ -28,12 +28,16 @@ FLAGS = {
 }
 
 
-def main(project: Project, arguments: list[str]) -> None:
+def main(project: Project, arguments: list[str]) -> Path | None:
     """Search, or continue a search.
 
     Args:
         project: Project whose configuration is used.
-        arguments: Overrides of ``search`` and of training, or ``resume=<folder of a search>``.
+        arguments: Overrides of ``search`` and of training, and ``budget=30m`` for ``search.max_time=30m``; or
+            ``resume=<folder of a search>``.
+
+    Returns:
+        The folder of the search.
 
     Raises:
         ConfigError: There are mistakes.
@@ -43,16 +47,16 @@ def main(project: Project, arguments: list[str]) -> None:
     rest = [argument for argument in arguments if argument not in FLAGS]
     if "--describe" in flags:
         describe(project, rest)
-        return
+        return None
     rest = [resolve_references(project, [a])[0] if a.startswith("resume=") else a for a in rest]
     special, rest = split_overrides(rest, "resume", "worker")
     if "worker" in special:
         work(continued(project, Path(special["resume"]), rest), int(special["worker"]))
-        return
+        return None
     plan = continued(project, Path(special["resume"]), rest) if special else planned(project, rest)
     if "--check" in flags:
         print(f"ok: {plan.total} trials")
-        return
+        return None
     with startup.restored_signals():
         signals.install_handlers()
         try:
@@ -63,6 +67,7 @@ def main(project: Project, arguments: list[str]) -> None:
         if number := signals.received_signal():
             print(f"continue with: {command('search', f'resume={plan.folder}')}", file=sys.stderr)
             signals.exit(number, "interrupted", is_collective=False)
+    return plan.folder
 
 
 def search(plan: Plan, *, is_new: bool) -> None:

@@ -11,6 +11,7 @@ PART = Part(
 
 boltcutter search search=optuna search.space.optimizer.lr='loguniform(1e-4, 1e-1)'
 boltcutter search search=asha experiment=mnist search.num_trials=50
+boltcutter search search=optuna budget=30m                          # ends after 30 minutes
 boltcutter search search=kfold search.folds=10
 boltcutter search resume=runs/…""",
             flags="boltcutter_search.command:FLAGS",

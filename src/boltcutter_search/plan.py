@@ -109,6 +109,7 @@ def planned(project: Project, arguments: Sequence[str], *, runs_here: bool = Tru
     Raises:
         ConfigError: There are mistakes.
     """
+    arguments = with_budget(arguments)
     settings = read_settings(project, arguments)
     special, overrides = split_overrides([o for o in arguments if not is_search_override(o)], "folder")
     search = make_search(settings)
@@ -127,7 +128,7 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
     Raises:
         ConfigError: The folder holds no search, or an override cannot be changed.
     """
-    record = read_search(folder)
+    arguments, record = with_budget(arguments), read_search(folder)
     used = {name: record.get(name) for name in SIGNED}
     trust.check(used, f"resume={folder}", folder, project, signature=record.get("signature"), runs=True)
     for override in arguments:
@@ -151,6 +152,11 @@ def continued(project: Project, folder: Path, arguments: Sequence[str]) -> Plan:
         gpus=search.gpus if search.gpus is not None else record["gpus"],
         num_workers=record["num_workers"],
     )
+
+
+def with_budget(arguments: Sequence[str]) -> list[str]:
+    """Replace ``budget=30m`` by the setting that it stands for."""
+    return [f"search.max_time={a.partition('=')[2]}" if a.startswith("budget=") else a for a in arguments]
 
 
 def is_search_override(override: str) -> bool:
@@ -188,6 +194,7 @@ def read_config(project: Project, arguments: Sequence[str]) -> DictConfig:
     Raises:
         ConfigError: No option of the search was chosen, or an override is wrong.
     """
+    arguments = with_budget(arguments)
     cfg = read_overrides(project, [argument for argument in arguments if not is_search_override(argument)])
     cfg.search = read_settings(project, arguments)
     return cfg

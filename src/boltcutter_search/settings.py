@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,7 +29,7 @@ class Search:
             ``ray``. null: none stops early.
         num_trials: Number of trials; with a grid, for each combination; null: one for each combination.
         max_parallel: Trials at a time; null: 1 for ``local``, for ``ray`` as many as the resources admit.
-        max_time: Time after which the search stops, as ``hours:minutes:seconds``; null: none.
+        max_time: Time after which the search stops, such as ``8:00:00``, ``30m`` or ``8h``; null: none.
         target: Value of the metric at which the search stops; null: none.
         cpus: CPUs of each trial; null: one for each of its devices.
         gpus: GPUs of each trial, or a fraction of one; null: one for each of its devices, if it uses GPUs.
@@ -85,9 +86,11 @@ class Search:
         """``max_time`` in seconds."""
         if self.max_time is None:
             return None
+        if found := re.fullmatch(r"([1-9]\d*)([smhd])", str(self.max_time)):
+            return float(int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]])
         parts = str(self.max_time).split(":")
         if len(parts) != 3 or not all(part.isdigit() for part in parts):
-            raise ValueError(f"search.max_time={self.max_time} is not hours:minutes:seconds; try 8:00:00")
+            raise ValueError(f"search.max_time={self.max_time} is neither hours:minutes:seconds nor 30m; try 8:00:00")
         hours, minutes, seconds = map(int, parts)
         return timedelta(hours=hours, minutes=minutes, seconds=seconds).total_seconds()
 

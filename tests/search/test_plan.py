@@ -11,7 +11,7 @@ from third_party.gallery import overrides
 from boltcutter.config.errors import ConfigError
 from boltcutter.project import Project
 from boltcutter_search import plan as module
-from boltcutter_search.plan import Plan, continued, planned, save
+from boltcutter_search.plan import Plan, continued, planned, read_config, save
 from boltcutter_search.trial import Sampled
 
 PROJECT = Project.find(Path(__file__))
@@ -132,6 +132,8 @@ def test_a_search_is_continued_as_it_was(made: Plan) -> None:
     assert [p.distribution for p in plan.space.parameters] == [p.distribution for p in made.space.parameters]
     more = continued(PROJECT, made.folder, ["search.num_trials=5", "search.max_time=1:00:00"])
     assert (more.total, more.search.time_limit) == (10, 3600)
+    assert continued(PROJECT, made.folder, ["budget=30m"]).search.time_limit == 1800
+    assert read_config(PROJECT, ["search=optuna", "budget=30m"]).search.max_time == "30m"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ CFG = {"callback": {"checkpoint": {"monitor": "val/loss", "mode": "min"}, "progr
         ({"gpus": -1}, "search.gpus=-1", "try 1"),
         ({"folds": 1}, "search.folds=1", "try 5"),
         ({"target": 0.9, "metric": ["a", "b"]}, "search.target=0.9", "remove it"),
-        ({"max_time": "8h"}, "search.max_time=8h", "try 8:00:00"),
+        ({"max_time": "8w"}, "search.max_time=8w", "try 8:00:00"),
         ({"max_time": "1:2"}, "search.max_time=1:2", "try 8:00:00"),
     ],
 )
@@ -34,6 +34,7 @@ def test_mistakes(settings: dict[str, Any], setting: str, remedy: str) -> None:
 
 def test_time_limit() -> None:
     assert Search(max_time="1:02:03").time_limit == 3723
+    assert [Search(max_time=text).time_limit for text in ("90s", "30m", "8h", "2d")] == [90, 1800, 28800, 172800]
     assert Search().time_limit is None
 
 
