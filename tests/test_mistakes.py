@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from repairs import IN_PART, NOT_REPAIRED, REPAIRED
 
 from boltcutter.cli.main import main
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.startup import restored_signals
 from boltcutter.extend import Command
 from boltcutter.project import Project
+from boltcutter_machine.mistake import explain
 
 PROJECT = Project.find(__file__)
 DDP = "trainer=ddp trainer.accelerator=cpu trainer.devices=2"
@@ -136,7 +138,7 @@ MISTAKES = [
     ("model=mlp model.hidden_sizes=[]", "model.hidden_sizes=[] ", "try model=linear"),
     ("model.input_shape=[3]", "model.input_shape=(3,): ", "try model=mlp"),
     ("task.label_smoothing=2", "task.label_smoothing=2.0 ", "try 0.1"),
-    ("task.l1=-1", "task.l1=-1.0 ", "give 0 or more"),
+    ("task.l1=-1", "task.l1=-1.0 ", "try 0"),
     ("optimizer.lr=-1", "optimizer: ", "learning rate: -1.0"),
     ("scheduler.warmup_ratio=2", "scheduler.warmup_ratio=2.0 ", "try 0.05"),
     ("scheduler=onecycle scheduler.pct_start=2", "scheduler: ", "pct_start"),
@@ -266,7 +268,17 @@ def assert_one_line(lines: list[str], setting: str, remedy: str) -> None:
 
 @pytest.mark.parametrize(("overrides", "setting", "remedy"), MISTAKES)
 def test_a_mistake_in_overrides_is_one_line(overrides: str, setting: str, remedy: str, refusal: Refusal) -> None:
-    assert_one_line(refusal(*shlex.split(overrides)), setting, remedy)
+    lines = refusal(*shlex.split(overrides))
+    assert_one_line(lines, setting, remedy)
+    mistake = explain(lines[0].removeprefix("error: "), shlex.split(overrides))
+    assert mistake.fix == (REPAIRED | IN_PART).get(overrides)
+    assert setting.startswith(mistake.setting)
+
+
+def test_programs_can_repair_mistakes_that_have_a_single_repair() -> None:
+    known = {overrides for overrides, _, _ in MISTAKES}
+    assert known >= {*REPAIRED, *IN_PART, *NOT_REPAIRED}
+    assert len(REPAIRED) >= 0.9 * len({*REPAIRED, *NOT_REPAIRED})
 
 
 @pytest.mark.parametrize(("name", "contents", "overrides", "setting", "remedy"), FILES)

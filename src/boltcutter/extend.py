@@ -109,6 +109,18 @@ class Part:
     offers: Mapping[str, str] = field(default_factory=dict)
 
 
+class NegativeResult(SystemExit):
+    """Ends a command with exit status 1 as its result is negative, such as two runs that differ.
+
+    Args:
+        result: What the command returns otherwise.
+    """
+
+    def __init__(self, result: Any) -> None:
+        super().__init__(1)
+        self.result = result
+
+
 class Predictor(Protocol):
     """A model that predicts without its task, such as an export; offered as ``predictor``.
 

@@ -5,7 +5,6 @@ Each check runs in processes of its own with a time limit, so that a crash or a 
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -25,6 +24,7 @@ from torch import Tensor
 from boltcutter.checkpoint.load import load
 from boltcutter.config.errors import ConfigError
 from boltcutter.environment.startup import PARENT_PID
+from boltcutter.extend import NegativeResult
 
 TOTAL_TIME, CHECK_TIME = 540.0, 180.0  # seconds for all checks, and for one process
 NETWORK = ["data=digits", "model=mlp", "task=classification", "optimizer=sgd", "callback=default"]
@@ -49,32 +49,28 @@ class NotTriedError(Exception):
     """A check does not apply to this machine."""
 
 
-def main(arguments: list[str]) -> None:
-    """Run all checks and print a table, or JSON; the exit status is 1 if one fails.
+def main(arguments: list[str]) -> list[dict[str, str]]:
+    """Run all checks, print a table and return its rows; the exit status is 1 if one fails.
 
     Args:
-        arguments: ``--test``, and ``--json`` for JSON.
+        arguments: ``--test``.
 
     Raises:
         ConfigError: There are other arguments.
     """
-    if other := [argument for argument in arguments if argument not in ("--test", "--json")]:
+    if other := [argument for argument in arguments if argument != "--test"]:
         raise ConfigError(f"{other[0]}: --test takes no overrides; remove it")
-    if "--test" not in arguments:
-        raise ConfigError("--json: needs --test; add it, or remove --json")
     rows = []
     with TemporaryDirectory(prefix="boltcutter-doctor-") as folder:
         for row in Devices(Path(folder)).rows():
             rows.append(row)
-            if "--json" not in arguments:
-                print(f"{row.check:24}{row.result:11}{row.detail}", flush=True)
-    if "--json" in arguments:
-        print(json.dumps([row._asdict() for row in rows], indent=2))
-    else:
-        counts = Counter(row.result for row in rows)
-        print(", ".join(f"{counts[result]} {result}" for result in ("works", "fails", "not tried") if counts[result]))
-    if any(row.result == "fails" for row in rows):
-        sys.exit(1)
+            print(f"{row.check:24}{row.result:11}{row.detail}", flush=True)
+    counts = Counter(row.result for row in rows)
+    print(", ".join(f"{counts[result]} {result}" for result in ("works", "fails", "not tried") if counts[result]))
+    found = [row._asdict() for row in rows]
+    if counts["fails"]:
+        raise NegativeResult(found)
+    return found
 
 
 class Devices:

@@ -53,7 +53,7 @@ Lines = Iterator[tuple[str, str]]
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "transformer-engine")
 
 
-def main(project: Project, overrides: list[str]) -> None:
+def main(project: Project, overrides: list[str]) -> list[dict[str, str]] | None:
     """Print a report on the machine, on what works on it, and on the memory of the selected model.
 
     Args:
@@ -61,12 +61,14 @@ def main(project: Project, overrides: list[str]) -> None:
         overrides: Overrides of training, ``run=<folder>`` for the configuration of an earlier run, and
             ``devices=8 memory=80GiB`` for hypothetical devices; or ``--test``, to train on the devices instead.
 
+    Returns:
+        The rows of ``--test``.
+
     Raises:
         ConfigError: There are mistakes.
     """
-    if {"--test", "--json"} & set(overrides):
-        device_test.main(overrides)
-        return
+    if "--test" in overrides:
+        return device_test.main(overrides)
     filter_warnings()
     special, rest = split_overrides(overrides, "devices", "memory", "run")
     count, memory = _devices(special), _memory(special)
@@ -79,13 +81,14 @@ def main(project: Project, overrides: list[str]) -> None:
     _print("what works on this machine", works(project))
     if sample is None:
         _print("memory", iter([("not estimated", f"data={cfg.choices.data} has no known batch_size")]))
-        return
+        return None
     options = project.groups().get("trainer", ())
     rows = [row for row in estimate_strategies(cfg, sample, count) if row.option in options]
     per_step = f"{batch} samples per step, {count} × {format_bytes(memory)}"
     shown = f"model={cfg.choices.model}" if "model" in cfg.choices else f"task={cfg.choices.task}"
     title = f"memory of {shown}, data={cfg.choices.data}, {cfg.trainer.precision}: {per_step}"
     _print(title, estimate(rows, memory))
+    return None
 
 
 def machine() -> Lines:

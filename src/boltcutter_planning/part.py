@@ -2,10 +2,7 @@
 
 from boltcutter.extend import Command, Part
 
-DOCTOR_FLAGS = {
-    "--test": "train on all devices of this machine, and show what works",
-    "--json": "print the result of --test as JSON",
-}
+DOCTOR_FLAGS = {"--test": "train on all devices of this machine, and show what works"}
 PART = Part(
     name="boltcutter_planning",
     commands={

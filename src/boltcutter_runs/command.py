@@ -18,40 +18,47 @@ from boltcutter_runs.references import candidates, find, runs_folder
 
 VERBS = ("tag", "untag", "note", "remove", "archive", "restore")
 VALUES = ("--sort", "--columns", "--limit")  # flags that are followed by a value
-FLAGS = (*VALUES, "--html", "--live", "--json", "--csv", "--archived", "--yes")
+FLAGS = (*VALUES, "--html", "--live", "--csv", "--archived", "--yes")
 LIMIT = 50  # rows of a table
 PAGE = "runs.html"  # unless --html=<file>
 
 
-def main(project: Project, arguments: list[str]) -> None:
+def main(project: Project, arguments: list[str]) -> list[Run] | None:
     """List runs, or change their labels or places.
 
     Args:
         project: Project whose runs are listed.
         arguments: A filter and flags, or a verb with runs.
 
+    Returns:
+        The runs that are listed.
+
     Raises:
         ConfigError: An argument is wrong.
     """
     if "--complete" in arguments:
         complete(project, arguments[arguments.index("--complete") + 1 :])
-        return
+        return None
     flags, rest = parse(arguments)
     place = runs_folder(project, rest)
     rest = [argument for argument in rest if not argument.startswith("runs=")]
     if "--live" in flags:
         serve(place, flags, rest)
-        return
+        return None
     if is_url(place) and ((rest[:1] and rest[0] in VERBS) or "--archived" in flags):
         raise ConfigError(f"runs={place}: runs at a URL are only listed; labels and archives need a folder")
     if rest and rest[0] in VERBS:
         with actions.writing(rest[0], "check its permissions and the free space"):
             act(Path(place), rest[0], rest[1:], flags)
-        return
+        return None
     if len(rest) > 1:
         raise ConfigError(f"{rest[1]}: one filter is expected; quote it: boltcutter runs '{' '.join(rest)}'")
     root = Path(place, actions.ARCHIVE) if "--archived" in flags else place
-    show(select(find_runs(root), rest[0] if rest else ""), place, flags)
+    runs = select(find_runs(root), rest[0] if rest else "")
+    if "--sort" in flags:
+        runs = table.sort(runs, flags["--sort"])
+    show(runs, place, flags)
+    return runs
 
 
 def parse(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -73,18 +80,11 @@ def parse(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         if name in VALUES and not value:
             raise ConfigError(f"{name}: needs a value; write {name}=<{name.strip('-')}>")
         flags[name] = value
-    if "--json" in flags and "--csv" in flags:
-        raise ConfigError("--csv: cannot be combined with --json; give one of them")
     return flags, rest
 
 
 def show(runs: Sequence[Run], place: str, flags: dict[str, str]) -> None:
-    """Print runs as a table, as JSON or as CSV."""
-    if "--sort" in flags:
-        runs = table.sort(runs, flags["--sort"])
-    if "--json" in flags:
-        print(table.as_json(runs))
-        return
+    """Print runs as a table or as CSV, or write a page about them."""
     if "--html" in flags:
         from boltcutter_runs.page import write  # slow imports
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -47,8 +46,8 @@ class Comparison:
     commands: list[str] = field(default_factory=list)
 
 
-def main(project: Project, arguments: list[str]) -> None:
-    """Print the verdicts, warnings and tables, or all of them as JSON."""
+def main(project: Project, arguments: list[str]) -> dict[str, Any]:
+    """Print the verdicts, warnings and tables, and return all of them."""
     given = parse(arguments)
     root = Path(runs_folder(project, given.groups))
     groups = [read_group(text, root, given.metric) for text in given.groups if not text.startswith("runs=")]
@@ -66,11 +65,12 @@ def main(project: Project, arguments: list[str]) -> None:
             comparison.commands += further.commands(project, group, lacking)
         comparison.verdict = describe(comparison, scale, given.effect, len(found)) + ending
     lines = "\n".join(_lines(groups, found, scale))
-    print(printable(json.dumps(as_json(groups, found), indent=2) if given.json else lines))
+    print(printable(lines))
     if given.html:
         with writing(f"--html={given.html}", "choose another file"):
             write_page(Path(given.html), project, f"{given.metric}: {len(groups)} groups", printable(lines), found)
         print(given.html, file=sys.stderr)
+    return as_dict(groups, found)
 
 
 def compare(first: Group, second: Group, metric: str) -> Comparison:
@@ -168,7 +168,7 @@ class _Scale:
         return min(max(1 - math.floor(math.log10(half)), 0), 8) if half > 0 else 2
 
 
-def as_json(groups: Sequence[Group], found: Sequence[Comparison]) -> dict[str, Any]:
+def as_dict(groups: Sequence[Group], found: Sequence[Comparison]) -> dict[str, Any]:
     """Everything that was found, as plain values."""
     comparisons = [
         {name: getattr(c, name) for name in ("decision", "verdict", "commands", "warnings")}
@@ -231,7 +231,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--mode", choices=("min", "max"), help="which values are better; by default by the metric's name"
     )
     parser.add_argument("--effect", type=float, help="smallest difference that matters, in units of the metric")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--html", metavar="<file>", help="write a page with the samples that changed sides")
     found = parser.parse_intermixed_args(list(arguments))
     if found.effect is not None and not 0 < found.effect < math.inf:

@@ -1,16 +1,13 @@
-"""Runs as a table in the terminal, as CSV and as JSON."""
+"""Runs as a table in the terminal and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from boltcutter.config.errors import ConfigError, printable
@@ -176,7 +173,7 @@ def print_table(runs: Sequence[Run], keys: Sequence[str]) -> None:
         from rich.text import Text
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"runs: rich is not installed, but draws the table; {install_command('rich')}, or use --json or --csv"
+            f"runs: rich is not installed, but draws the table; {install_command('rich')}, or use --csv"
         ) from error
     console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=10_000)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -192,19 +189,6 @@ def print_table(runs: Sequence[Run], keys: Sequence[str]) -> None:
     with console.capture() as captured:
         console.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-def as_json(runs: Sequence[Run]) -> str:
-    """All facts of runs as a JSON list; NaN and infinity are null."""
-    return json.dumps([_finite(asdict(run) | {"folder": str(run.folder)}) for run in runs], indent=1, default=str)
-
-
-def _finite(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {key: _finite(value) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [_finite(value) for value in node]
-    return None if isinstance(node, float) and not math.isfinite(node) else node
 
 
 def as_csv(runs: Sequence[Run], keys: Sequence[str]) -> str:

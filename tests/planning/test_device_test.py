@@ -9,6 +9,7 @@ import torch
 from conftest import run_command
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.extend import NegativeResult
 from boltcutter_planning import device_test
 from boltcutter_planning.device_test import CheckError, Devices, Row
 
@@ -47,31 +48,32 @@ def test_no_check_begins_when_the_time_is_over(tmp_path: Path) -> None:
     assert {row.result for row in Faulty(tmp_path, total_time=0.0).rows()} == {"not tried"}
 
 
-def test_the_exit_status_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_status_and_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> str:
         raise CheckError("no driver; install one")
 
     monkeypatch.setattr(Devices, "checks", lambda self: {"one": lambda: "fast", "two": fail})
     with pytest.raises(SystemExit) as end:
-        device_test.main(["--test", "--json"])
+        device_test.main(["--test"])
     assert end.value.code == 1
-    assert json.loads(capsys.readouterr().out) == [
+    assert isinstance(end.value, NegativeResult)
+    assert end.value.result == [
         {"check": "one", "result": "works", "detail": "fast"},
         {"check": "two", "result": "fails", "detail": "no driver; install one"},
     ]
+    capsys.readouterr()
     monkeypatch.setattr(Devices, "checks", lambda self: {"one": lambda: "fast"})
     device_test.main(["--test"])
     assert capsys.readouterr().out.split() == ["one", "works", "fast", "1", "works"]
-    for arguments in (["--json"], ["--test", "devices=8"]):
-        with pytest.raises(ConfigError):
-            device_test.main(arguments)
+    with pytest.raises(ConfigError):
+        device_test.main(["--test", "devices=8"])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_all_checks_on_the_cpu() -> None:
     done = run_command(["boltcutter", "doctor", "--test", "--json"], timeout=660, env={"CUDA_VISIBLE_DEVICES": ""})
-    rows = {row["check"]: row for row in json.loads(done.stdout)}
+    rows = {row["check"]: row for row in json.loads(done.stdout)["result"]}
     assert done.returncode == 0, done.stdout
     not_tried = {name for name, row in rows.items() if row["result"] == "not tried"}
     assert not_tried == {"step on cuda", "precision float8", "all-reduce (nccl)"}

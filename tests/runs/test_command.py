@@ -55,7 +55,7 @@ def test_filters_sorting_columns_and_formats(runs: Run) -> None:
     out, _ = runs("model=convnet and val/accuracy>0.1", "--sort", "val/accuracy", "--columns=id,val/accuracy")
     assert [line.split() for line in out.splitlines()[1:]] == [["00000002", "0.7000"], ["00000000", "0.5000"]]
     assert [run["seed"] for run in map(dict, csv.DictReader(io.StringIO(runs("--csv", "seed<2")[0])))] == ["0", "1"]
-    assert [run["settings"]["seed"] for run in json.loads(runs("--json", "--sort=-seed")[0])] == [2, 1, 0]
+    assert [run["settings"]["seed"] for run in json.loads(runs("--json", "--sort=-seed")[0])["result"]] == [2, 1, 0]
     out, _ = runs("--limit", "1")
     assert out.splitlines()[1].startswith("00000002")  # the newest
     assert out.splitlines()[-1] == "1 of 3 runs; --limit 0 shows all"
@@ -73,7 +73,6 @@ def test_filters_sorting_columns_and_formats(runs: Run) -> None:
         ("seed=1 model=mlp", "error: model=mlp: one filter is expected; quote it: boltcutter runs 'seed=1 model=mlp'"),
         ("--colums=id", "error: --colums=id: no such flag; did you mean --columns?"),
         ("--sort", "error: --sort: needs a value"),
-        ("--json --csv", "error: --csv: cannot be combined with --json"),
         ("--limit few", "error: --limit few: not a number"),
         ("--json=1", "error: --json=1: no such flag"),
         ("tag 00000001", "error: tag: text missing, or too many arguments; use boltcutter runs tag"),
@@ -110,19 +109,19 @@ def test_what_cannot_be_written_is_one_line(runs: Run, tmp_path: Path, monkeypat
 def test_labels_removal_and_archives(runs: Run) -> None:
     runs("tag", "seed>=1", "baseline")
     runs("note", "00000001", "the best")
-    assert [run["tags"] for run in json.loads(runs("--json")[0])] == [[], ["baseline"], ["baseline"]]
-    assert [run["note"] for run in json.loads(runs("--json", "tag=baseline")[0])] == ["the best", ""]
+    assert [run["tags"] for run in json.loads(runs("--json")[0])["result"]] == [[], ["baseline"], ["baseline"]]
+    assert [run["note"] for run in json.loads(runs("--json", "tag=baseline")[0])["result"]] == ["the best", ""]
     runs("untag", "latest", "baseline")
-    assert len(json.loads(runs("--json", "tag=baseline")[0])) == 1
+    assert len(json.loads(runs("--json", "tag=baseline")[0])["result"]) == 1
     out, _ = runs("archive", "latest", "seed=0")
     assert out.count("undo by: boltcutter runs restore 20260101-120000-0000000") == 2
-    assert len(json.loads(runs("--json")[0])) == 1
-    assert len(json.loads(runs("--json", "--archived")[0])) == 2
+    assert len(json.loads(runs("--json")[0])["result"]) == 1
+    assert len(json.loads(runs("--json", "--archived")[0])["result"]) == 2
     runs("restore", "seed=0", "seed<5")  # both, once
-    assert len(json.loads(runs("--json")[0])) == 3
+    assert len(json.loads(runs("--json")[0])["result"]) == 3
     out, _ = runs("remove", "status=completed and seed!=1", "--yes")
     assert [line.partition(" ")[0] for line in out.splitlines()] == ["removed", "removed"]
-    assert [run["settings"]["seed"] for run in json.loads(runs("--json")[0])] == [1]
+    assert [run["settings"]["seed"] for run in json.loads(runs("--json")[0])["result"]] == [1]
     assert runs("remove", "seed=9", "--yes") == ("no runs are selected\n", "")
 
 

@@ -30,7 +30,7 @@ class Shell:
         return self._capsys.readouterr().out
 
     def json(self, *arguments: str, metric: str = METRIC) -> Any:
-        return json.loads(self(*arguments, "--json", metric=metric))
+        return json.loads(self(*arguments, "--json", metric=metric))["result"]
 
     def error(self, *arguments: str, metric: str = METRIC) -> str:
         with pytest.raises(SystemExit) as caught:

@@ -6,16 +6,18 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from boltcutter import extend
 from boltcutter.cli import main as cli
 from boltcutter.config.compose import refuse_duplicates
-from boltcutter.config.errors import hint
+from boltcutter.config.errors import ConfigError, hint
 from boltcutter.config.foreign import foreign
 from boltcutter.environment.output import ignore_lost_readers
 from boltcutter.extend import Command, PartError, load
-from boltcutter.project import Project
+from boltcutter.project import Project, ProjectError
 
 CHECK_FLAGS = {"--batch": "also train, validate and test one batch"}
 OVERRIDES = "[group=option …] [key=value …] [+key=value] [~key]"
@@ -98,10 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = {name: command for name, command in known.items() if name.startswith(start)}
         print("".join(f"{name}\t{command.summary}\n" for name, command in found.items()), end="")
         return
-    if name not in known:
-        near = f"; use {ours}" if (ours := foreign().COMMANDS.get(name)) else hint(name, known)
-        print(f"error: {name}: no such command{near} (there are: {', '.join(known)})", file=sys.stderr)
-        sys.exit(2)
     run(name, rest)
 
 
@@ -125,24 +123,36 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
         start: A file or folder of the project; by default the working directory.
         program: How the command was called, for ``--help``; by default ``boltcutter <name>``.
     """
-    arguments = list(arguments)
     ignore_lost_readers()
+    if "--json" in arguments and "--complete" not in arguments:
+        with cli.one_line_errors():
+            answer = extend.require("answer", "--json")
+        with suppress(ProjectError):  # which is reported below
+            Project.find(start).use_vendored_library()  # restarts the process, so before its output is redirected
+        answer(name, arguments, lambda others: _run(name, others, start, program))
+    else:
+        _run(name, list(arguments), start, program)
+
+
+def _run(name: str, arguments: list[str], start: str | None, program: str | None) -> Any:
+    """Run a command, and return its result."""
     with cli.one_line_errors():
-        command = commands()[name]
-        project = Project.find(start)
+        known = commands()
+        if name not in known:
+            near = f"; use {ours}" if (ours := foreign().COMMANDS.get(name)) else hint(name, known)
+            raise ConfigError(f"{name}: no such command{near} (there are: {', '.join(known)})")
+        command, project = known[name], Project.find(start)
     project.use_vendored_library()
     flags = {argument.partition("=")[0] for argument in arguments}
     if (flag := next((flag for flag in command.by_flag if flag in flags), "")) and "--complete" not in flags:
         with cli.one_line_errors():
-            extend.require(command.by_flag[flag], flag)(project, arguments)
-        return
+            return extend.require(command.by_flag[flag], flag)(project, arguments)
     if command.is_plain:
         if {"--help", "-h"} & set(arguments):
             print(command.usage)
-            return
+            return None
         with cli.one_line_errors():
-            load(command.target)(project, arguments)
-        return
+            return load(command.target)(project, arguments)
     with cli.one_line_errors():
         started = name
         if translate := extend.find("translate_arguments"):
@@ -153,4 +163,4 @@ def run(name: str, arguments: Sequence[str], start: str | None = None, *, progra
         command, program = commands()[name], None
         sys.argv[1:] = [*([] if sys.argv[0].endswith(f"{started}.py") else [name]), *arguments]
     usage = command.usage.replace(f"boltcutter {name}", program) if program else command.usage
-    cli.main(project, command, usage, arguments)
+    return cli.main(project, command, usage, arguments)

@@ -28,6 +28,7 @@ FLAGS = {
     "--print": "print the resolved configuration",
     "--check": "validate the configuration",
     "--describe": "list keys below the next argument, with type, value and documentation, and the options of a group",
+    "--json": "print the result, or the mistakes with their corrections, as one JSON object",
     "--completion": 'enable completion in bash and zsh: eval "$(boltcutter train --completion)"',
 }
 COMPLETION = Path(__file__).with_name("completion.sh")
@@ -38,8 +39,8 @@ def main(
     command: Command,
     usage: str | None = None,
     arguments: Sequence[str] | None = None,
-) -> None:
-    """Handle the shared flags, or else run a command.
+) -> Any:
+    """Handle the shared flags, or else run a command and return its result.
 
     Args:
         project: Project whose configuration is used.
@@ -64,7 +65,8 @@ def main(
             prepare_process()
             if command.resolves_runs:
                 arguments = local_runs(project, arguments)
-            _import(command.target)(project, arguments)
+            return _import(command.target)(project, arguments)
+    return None
 
 
 def local_runs(project: Project, overrides: Sequence[str]) -> list[str]:

@@ -78,7 +78,8 @@ def compose(project: Project, overrides: Iterable[str] = (), base: DictConfig | 
     cfg.choices = {**recorded, **{group: _label(option) for group, option in options.items()}}
     for key, text in values:
         if key.lstrip("+~").partition(".")[0] == "choices":
-            raise ConfigError(f"{key}={text}: filled in from the chosen options; set these, as in model=mlp")
+            choice = f"{key.lstrip('+~').partition('.')[2] or 'model'}={text if '.' in key else 'mlp'}"
+            raise ConfigError(f"{key}={text}: filled in from the chosen options; write {choice}")
         _set(project, cfg, key, text)
     _refuse_secrets(cfg)
     _anchor_paths(project, cfg, [key.lstrip("+~") for key, _ in values])
@@ -275,7 +276,7 @@ def _set(project: Project, cfg: DictConfig, key: str, text: str) -> None:
     if leaf not in known and (path in foreign().REMOVED or (key[0] != "+" and (key[0] == "~" or not is_call))):
         everything = list(paths(cfg))
         alike = difflib.get_close_matches(path, [p for p in everything if p.endswith(f".{leaf}")], 1, cutoff=0)
-        near = f"; did you mean {alike[0]}?" if alike else hint(path, everything)
+        near = f"; did you mean {alike[0]}?" if alike else hint(path, [p for p in everything if "." in p or not parent])
         adds = f"; +{path}=… adds it" if is_map(node) and parent and key[0] != "~" else "; --print shows all"
         group, _, name = parent.partition(".")
         if group == "callback" and name in project.groups().get(group, {}):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
 from typing import Any, get_args, get_origin
@@ -27,6 +28,7 @@ from boltcutter.config.values import REFERENCE, format_unresolved, format_value,
 from boltcutter.lightning_alias import remedy
 from boltcutter.project import install_command, is_own_package
 
+TRUTH = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}  # of YAML 1.1 and shells
 SPECIAL = ("_target_", "_partial_", "_args_", "_check_")
 
 
@@ -199,9 +201,18 @@ def _mismatches(value: Any, wanted: Any, path: str) -> Iterator[tuple[str, str]]
                 yield from _mismatches(inner, get_args(maps[0])[1], f"{path}.{key}")
         return
     shown = value["_target_"] if isinstance(value, dict) and "_target_" in value else format_value(value)
-    listed = isinstance(value, str) and matches(parse(path, f"[{value}]"), wanted)  # as in Hydra
+    meant = next((format_value(other) for other in _readings(value, path) if matches(other, wanted)), None)
     given = locate(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
-    near = f"; did you mean [{value}]?" if listed else remedy(given) or hint(str(value), literal_values(wanted))
+    near = f"; did you mean {meant}?" if meant else remedy(given) or hint(str(value), literal_values(wanted))
     if isinstance(value, dict) and "_target_" not in value:
         near = f"; add {path}._target_, the path of a class"
     yield path, f"={shown}: expected {type_name(wanted)}{near}"
+
+
+def _readings(value: Any, path: str) -> Iterator[Any]:
+    """What a plain value of a wrong type may stand for: a quoted number, a boolean, one or more elements of a list."""
+    if isinstance(value, str | int | float):
+        yield from (TRUTH[text] for text in (str(value).lower(),) if text in TRUTH)
+        with suppress(ConfigError):
+            yield from (parse(path, str(value)), list(parse(path, f"[{value}]")))  # the latter as in Hydra
+        yield str(value)

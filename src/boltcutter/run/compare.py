@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from boltcutter.checkpoint.weights import extract_weights
 from boltcutter.config.errors import ConfigError
 from boltcutter.config.values import plain, split_overrides
 from boltcutter.environment.warnings import filter_warnings
+from boltcutter.extend import NegativeResult
 from boltcutter.project import Project
 from boltcutter.run.best import find_checkpoint
 from boltcutter.run.folder import read_record, read_run_config
@@ -55,12 +55,13 @@ class Comparison:
         return "\n".join(lines)
 
 
-def main(project: Project, overrides: list[str]) -> None:
+def main(project: Project, overrides: list[str]) -> Comparison:
     """Print the differences between two runs; the exit status is 1 if metrics or weights differ."""
     found = compare(project, overrides)
     print(found)
     if not found.identical:
-        sys.exit(1)
+        raise NegativeResult(found)
+    return found
 
 
 def compare(project: Project, overrides: list[str]) -> Comparison:

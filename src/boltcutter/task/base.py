@@ -89,7 +89,7 @@ class Task(L.LightningModule, ABC):
         super().__init__()
         for name, value in (("l1", l1), ("l2", l2)):
             if value < 0:
-                raise ValueError(f"task.{name}={value} would reward large weights; give 0 or more")
+                raise ValueError(f"task.{name}={value} would reward large weights; try 0")
         if interval == "step" and _needs_metric(scheduler):
             raise ValueError(
                 f"task.interval={interval} does not fit ReduceLROnPlateau, as {monitor} is unknown after each step; "

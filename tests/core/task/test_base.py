@@ -221,7 +221,7 @@ def test_penalties_are_part_of_the_training_loss_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["l1", "l2"])
 def test_a_negative_factor_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^task\.{name}=-1 would reward large weights; give 0 or more$"):
+    with pytest.raises(ValueError, match=rf"^task\.{name}=-1 would reward large weights; try 0$"):
         task(**{name: -1})
 
 

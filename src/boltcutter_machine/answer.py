@@ -1,0 +1,121 @@
+"""``--json``: one JSON object on standard output when a command has ended; what it prints goes to standard error."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from boltcutter.config.errors import ConfigError, one_line
+from boltcutter.environment.process import is_rank_zero
+from boltcutter.environment.signals import PreemptionError
+from boltcutter.extend import NegativeResult
+from boltcutter.project import ProjectError
+from boltcutter.run.folder import read_record
+from boltcutter.run.store import run_store
+from boltcutter_machine.mistake import Mistake, explain
+
+RECORD = ("status", "metrics", "test")  # what a program wants to know of a run at its end
+FLAG = "--json"
+
+
+def answer(name: str, arguments: Sequence[str], call: Callable[[list[str]], Any]) -> None:
+    """Run a command and print the object: on rank zero of several ranks.
+
+    Args:
+        name: Name of the command.
+        arguments: Its arguments, with ``--json``.
+        call: Runs it, given the other arguments; prints errors and exits as without ``--json``.
+
+    Raises:
+        SystemExit: The command ends with another exit status than 0.
+    """
+    others = [argument for argument in arguments if argument != FLAG]
+    status, errors, result = 0, list[Mistake](), None
+    try:
+        with _printing_to_stderr() as text:
+            try:
+                result = call(others)
+            except SystemExit as end:
+                result = end.result if isinstance(end, NegativeResult) else None
+                status = end.code if isinstance(end.code, int) else int(end.code is not None)
+                errors = _explain(end, [name, *others], status)
+                raise
+            except Exception as error:
+                status, errors = 1, [_failure("internal_error", f"{type(error).__name__}: {one_line(error)}")]
+                raise
+    finally:
+        if is_rank_zero() and sys.exc_info()[0] is not KeyboardInterrupt:
+            shown = {"output": text.getvalue().splitlines()} if result is None else {"result": described(result)}
+            found = {"command": name, "ok": status == 0, "exit_status": status, **shown}
+            print(json.dumps({**found, "errors": [asdict(error) for error in errors]}), flush=True)
+
+
+def _explain(end: SystemExit, arguments: Sequence[str], status: int) -> list[Mistake]:
+    """The errors that end a command; none if its exit status is its result."""
+    if isinstance(end, PreemptionError):
+        return [_failure("interrupted", end.reason)]
+    if end.__context__ is None or not status:
+        return []
+    text = run_store().show(str(end.__context__))
+    if isinstance(end.__context__, ConfigError | ProjectError):
+        return [explain(line, arguments) for line in text.splitlines()]
+    return [_failure("failed", text)]
+
+
+def _failure(code: str, text: str) -> Mistake:
+    problem, _, remedy = text.rpartition("; ")
+    return Mistake(code, "", None, text, remedy if problem else None, None)
+
+
+@contextmanager
+def _printing_to_stderr() -> Iterator[io.StringIO]:
+    """Send standard output, also that of processes which are started, to standard error; keep what is printed here."""
+    text = _Copy()
+    sys.stdout.flush()
+    before = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(text):
+            yield text
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+
+
+class _Copy(io.StringIO):
+    """Text that is also written to standard error."""
+
+    def write(self, text: str) -> int:
+        sys.stderr.write(text)
+        return super().write(text)
+
+
+def described(result: Any) -> Any:
+    """The result of a command as JSON can express it; of a run its folder, status and metrics."""
+    if not isinstance(result, Path):
+        return plain(result)
+    record = read_record(result) if (result / "record.json").is_file() else {}
+    return {"folder": run_store().show(str(result)), **{key: plain(record[key]) for key in RECORD if key in record}}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can express it: NaN and infinity are null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str | int | None):
+        return value
+    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,123 @@
+"""A one-line error as data: what kind of mistake it is, and the override that corrects it.
+
+Every error has the form ``setting=value: problem; remedy``. This is the only place that takes it apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from boltcutter.config.compose import OVERRIDE
+
+# The first that occurs in the line decides. These codes are stable; a new kind of mistake gets a new one.
+CODES = {
+    "not a valid override|cannot read": "invalid_override",
+    "no such flag": "unknown_flag",
+    "no such command": "unknown_command",
+    "no such option|no such group": "unknown_option",
+    "no such key|takes no such argument|Unexpected keyword": "unknown_key",
+    "secret must not|must not be stored": "secret",
+    "refers to nothing|nterpolation|environment variable": "unresolved_reference",
+    "not installed|no module named": "not_installed",
+    "has no \\w+; did|dotted path|cannot be called": "unknown_class",
+    ": not set|: missing": "missing_value",
+    ": expected": "wrong_type",
+    "no run there|no such run": "unknown_run",
+    "given twice|exclude each other|cannot be combined": "conflict",
+    "not valid YAML|is Hydra's syntax|duplicate key": "invalid_file",
+    "": "invalid_value",
+}
+VALUE = r"'[^']*'|\[[^\]]*\]|(?:[^\s,;?]|[,;?](?=\S))+"
+ENDS = r"(?=\?|$|, | or | and | instead| \(|\)|;)"
+SUGGESTION = re.compile(rf"\b(did you mean|try|use|set|write) (?!group=option)({VALUE}){ENDS}")
+PLACEHOLDER = re.compile(r"…|<[\w -]+>")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistake of the user.
+
+    Args:
+        code: Its kind, one of ``CODES``.
+        setting: The key, flag or file that is wrong.
+        value: Its value as text; None if the setting itself is wrong.
+        message: The whole line.
+        remedy: The end of the line, which says what to do.
+        fix: The argument that corrects the mistake; None if there is no single one.
+        replaces: The arguments that are to be left out in its favor; none if ``fix`` is to be added.
+    """
+
+    code: str
+    setting: str
+    value: str | None
+    message: str
+    remedy: str | None
+    fix: str | None
+    replaces: tuple[str, ...] = ()
+
+
+def explain(line: str, arguments: Sequence[str]) -> Mistake:
+    """Take an error apart.
+
+    Args:
+        line: The error, without ``error:``.
+        arguments: Those of the command, among which the wrong one may be.
+    """
+    setting = re.match(r"[^\s=:]*", line)[0]  # type: ignore[index]
+    if is_place := re.match(r"[\w./-]+\.yaml(:\d+)?(?=: )", line):  # a file and the line in it
+        setting = is_place[0]
+    shown = re.match(r"=(.*?)(?:: | (?=[a-z(])|, (?=[\w.]+=|but ))", line[len(setting) :])
+    given = next((argument for argument in arguments if _concerns(argument, setting)), None)
+    problem, _, remedy = line.rpartition("; ")
+    fix = None if is_place else _fix(line, setting, shown is not None, given)
+    keys = {_key(argument) for argument in (fix, given) if argument}
+    replaces = tuple(argument for argument in arguments if _key(argument) in keys) if fix else ()
+    code = next(code for pattern, code in CODES.items() if re.search(pattern, line))
+    value = given.partition("=")[2] if given and "=" in given and not given.startswith("=") else None
+    return Mistake(code, setting, value or (shown and shown[1]), line, remedy if problem else None, fix, replaces)
+
+
+def _fix(line: str, setting: str, has_value: bool, given: str | None) -> str | None:
+    """The argument that the error suggests; None if it suggests none, or several words."""
+    found = SUGGESTION.search(line)
+    if not found or PLACEHOLDER.search(found[2]):
+        return None
+    kind, word = found[1], found[2].strip("'")
+    sign = given[: len(given) - len(given.lstrip("+"))] if given else ""
+    if is_override(word) and kind != "did you mean":
+        return sign * (given is not None and _key(given) == _key(word)) + word
+    if kind not in ("did you mean", "try") or (kind == "try" and not has_value):
+        return None
+    if has_value:
+        listed = given and re.fullmatch(rf"({re.escape(setting)}=\[.*?\b){_shown(line, setting)}\b(.*)", given)
+        return f"{listed[1]}{word}{listed[2]}" if listed else f"{setting}={found[2]}"
+    if given is None:
+        return None
+    key, equals, value = given.partition("=")
+    if wrong := re.search(r"\$\{([^}]+)\} refers to nothing|\bhas no (\w+); did you mean", line):
+        name = wrong[1] or wrong[2]
+        return f"{key}={value.replace(name, word)}" if name.count(".") == word.count(".") else None
+    parent, sign = key.lstrip("+~").rpartition(".")[0], "~" if key.startswith("~") else sign
+    return f"{sign}{word if '.' in word or not parent else f'{parent}.{word}'}{equals}{value}"
+
+
+def is_override(text: str) -> bool:
+    """Whether a text can be an argument that sets, adds or removes a key."""
+    return OVERRIDE.fullmatch(text) is not None
+
+
+def _shown(line: str, setting: str) -> str:
+    """The value that an error shows, as a regular expression."""
+    return re.escape(line[len(setting) + 1 :].partition(":")[0].partition(" ")[0])
+
+
+def _key(argument: str) -> str:
+    return argument.partition("=")[0].lstrip("+~")
+
+
+def _concerns(argument: str, setting: str) -> bool:
+    """Whether an argument sets ``setting``, maybe by a reference to it, such as task.optimizer.lr for optimizer.lr."""
+    key = _key(argument)
+    return key == setting or argument == setting or ("." in setting and key.endswith(f".{setting}"))

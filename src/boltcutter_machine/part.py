@@ -1,0 +1,15 @@
+"""What editors and programs need of Boltcutter."""
+
+from boltcutter.extend import Command, Part
+
+PART = Part(
+    name="boltcutter_machine",
+    commands={
+        "mcp": Command(
+            "boltcutter_machine.server:main",
+            "Serve tools for agents by the Model Context Protocol, over standard input and output: boltcutter mcp",
+            is_plain=True,
+        ),
+    },
+    offers={"answer": "boltcutter_machine.answer:answer"},
+)

@@ -1,0 +1,145 @@
+"""``boltcutter mcp``: commands as tools of the Model Context Protocol, over standard input and output.
+
+Each tool runs the command line with ``--json`` in a process of its own with a time limit, so it can do nothing else.
+
+Source: https://modelcontextprotocol.io
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project, install_command
+
+LIMIT, GRACE = 300.0, 60.0  # seconds for a command, and after its time to save and to write a report
+MAX_REPORT = 20_000  # characters
+INSTRUCTIONS = """Arguments are overrides such as "model=mlp" and "trainer.max_epochs=3". Check them before training.
+An error has a `code` and, where there is one, a `fix`: leave out the arguments in `replaces`, add `fix`, and try again.
+Choose models by validation metrics; the test split is for the last comparison."""
+
+
+def main(project: Project, arguments: list[str]) -> None:
+    """Serve until the client disconnects.
+
+    Args:
+        project: Project whose runs and configuration the tools use.
+        arguments: None.
+
+    Raises:
+        ConfigError: There are arguments, or the package ``mcp`` is not installed.
+    """
+    if arguments:
+        raise ConfigError(f"mcp: takes no arguments; remove {arguments[0]}")
+    try:
+        from mcp.server.mcpserver import MCPServer
+    except ImportError:
+        raise ConfigError(f"mcp: not installed, but needed by this command; {install_command('mcp')}") from None
+    tools = Tools(project.root)
+    server = MCPServer("boltcutter", instructions=INSTRUCTIONS, log_level="WARNING")
+    for tool in (tools.list_runs, tools.compare, tools.check, tools.train, tools.read_report):
+        server.tool()(tool)
+    server.run("stdio")
+
+
+class Tools:
+    """The tools; their docstrings are what a client shows.
+
+    Args:
+        root: Folder of the project.
+        limit: Seconds for a command that does not train.
+        grace: Seconds for a command to end after its time.
+    """
+
+    def __init__(self, root: Path, *, limit: float = LIMIT, grace: float = GRACE) -> None:
+        self.root, self.limit, self.grace = root, limit, grace
+
+    async def list_runs(self, filter: str = "", sort: str = "") -> dict[str, Any]:
+        """List runs with settings and metrics, such as filter="val/accuracy>0.9 and model=mlp", sort="val/loss"."""
+        return await self.run("runs", *([filter] if filter else []), *([f"--sort={sort}"] if sort else []))
+
+    async def compare(self, metric: str, groups: list[str]) -> dict[str, Any]:
+        """Say whether the second group of runs is better in a metric, or was lucky; groups are filters of runs."""
+        return await self.run("compare", "--metric", metric, *groups)
+
+    async def check(self, overrides: list[str]) -> dict[str, Any]:
+        """Check a configuration without training; mistakes come with their corrections."""
+        return await self.run("check", *overrides)
+
+    async def train(self, overrides: list[str], minutes: float = 10) -> dict[str, Any]:
+        """Train for at most some minutes; the result has the folder of the run and its metrics."""
+        limit = timedelta(seconds=max(round(minutes * 60), 1))
+        hours, rest = divmod(limit.seconds, 3600)
+        time = f"{limit.days:02}:{hours:02}:{rest // 60:02}:{rest % 60:02}"
+        seconds = limit.total_seconds() + self.grace
+        return await self.run("train", *overrides, f"trainer.max_time={time}", seconds=seconds)
+
+    async def read_report(self, run: str) -> dict[str, Any]:
+        """Read the report of a run as text; the run is its id, the beginning of one, or "latest"."""
+        found = await self.run("runs")
+        runs = [entry for entry in found.get("result", ()) if run == "latest" or entry["id"].startswith(run)]
+        if not found["ok"] or not runs:
+            return found if not found["ok"] else _failed("unknown_run", f"run={run}: no such run; list_runs has all")
+        report = Path(runs[-1]["folder"], "report.html")
+        if not report.is_file():
+            return _failed("failed", f"run={run}: has no report yet; train with report=true")
+        return {"ok": True, "folder": str(report.parent), "text": as_text(report.read_text())[:MAX_REPORT]}
+
+    async def run(self, *arguments: str, seconds: float | None = None) -> dict[str, Any]:
+        """Run a command.
+
+        Args:
+            arguments: Of ``boltcutter``, without ``--json``.
+            seconds: After which it is asked to save and to end; it is killed if that takes longer than the grace.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "boltcutter", *arguments, "--json"),
+            cwd=self.root,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        reading = asyncio.ensure_future(process.communicate())
+        try:
+            for number, wait in ((signal.SIGTERM, seconds or self.limit), (signal.SIGKILL, self.grace)):
+                done, _ = await asyncio.wait([reading], timeout=wait)
+                if done:
+                    break
+                _signal(process.pid, number)
+            text = (await reading)[0].decode()
+        finally:
+            if process.returncode is None:  # the client cancelled the call
+                _signal(process.pid, signal.SIGTERM)
+        try:
+            return dict(json.loads(text))
+        except ValueError:
+            limit = seconds or self.limit
+            return _failed("failed", f"{arguments[0]}: ended without a result, maybe after {limit:g} s; give more time")
+
+
+def _signal(group: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _failed(code: str, message: str) -> dict[str, Any]:
+    return {"ok": False, "errors": [{"code": code, "message": message, "fix": None}]}
+
+
+def as_text(html: str) -> str:
+    """The text of a report, a line for each row of a table."""
+    plain = re.sub(r"<(script|style|svg|head)\b.*?</\1>", "", html, flags=re.S | re.I)
+    plain = re.sub(r"</(tr|p|h\d|li|div|pre)>", "\n", re.sub(r"\n", " ", plain))
+    lines = (" ".join(line.split()) for line in unescape(re.sub(r"<[^>]*>", " ", plain)).splitlines())
+    return "\n".join(line for line in lines if line)

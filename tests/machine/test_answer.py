@@ -1,0 +1,92 @@
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run_command
+
+from boltcutter.cli import commands
+from boltcutter.environment.signals import PreemptionError
+from boltcutter.extend import NegativeResult
+from boltcutter_machine.answer import answer, described
+
+
+def call(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """Run a command with --json in this process."""
+    capfd.readouterr()
+    try:
+        commands.main([*arguments, "--json"])
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    (line,) = capfd.readouterr().out.splitlines()
+    found: dict[str, Any] = json.loads(line, parse_constant=pytest.fail)
+    assert found["exit_status"] == status
+    assert found["ok"] == (status == 0)
+    return found
+
+
+def test_every_command_answers_with_one_object(capfd: pytest.CaptureFixture[str]) -> None:
+    for name, command in commands.commands().items():
+        found = call(capfd, name, "--help")
+        assert (found["command"], found["ok"], found["errors"]) == (name, True, [])
+        assert found["output"][0].startswith(command.summary)
+
+
+def test_mistakes_have_a_code_and_a_fix(capfd: pytest.CaptureFixture[str]) -> None:
+    found = call(capfd, "check", "trainer.devces=2", "seed=a")
+    assert found["exit_status"] == 2
+    assert [(e["code"], e["setting"], e["value"], e["fix"]) for e in found["errors"]] == [
+        ("wrong_type", "seed", "a", None),
+        ("unknown_key", "trainer.devces", "2", "trainer.devices=2"),
+    ]
+    assert found["errors"][1]["replaces"] == ["trainer.devces=2"]
+    (error,) = call(capfd, "trian")["errors"]
+    assert (error["code"], error["fix"]) == ("unknown_command", "train")
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "code"),
+    [
+        (SystemExit(3), 3, None),
+        (PreemptionError(15, "nothing saved"), 143, "interrupted"),
+        (ZeroDivisionError("no"), 1, "internal_error"),
+    ],
+)
+def test_the_object_is_printed_however_a_command_ends(
+    raised: BaseException, status: int, code: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(arguments: list[str]) -> None:
+        print("before", arguments)
+        raise raised
+
+    with pytest.raises(type(raised)):
+        answer("train", ["a=1", "--json"], fail)
+    out, err = capfd.readouterr()
+    found = json.loads(out)
+    assert (found["exit_status"], found["output"]) == (status, ["before ['a=1']"])
+    assert [error["code"] for error in found["errors"]] == ([code] if code else [])
+    assert "before" in err
+
+
+def test_a_negative_result_is_a_result(capfd: pytest.CaptureFixture[str]) -> None:
+    def end(arguments: list[str]) -> None:
+        raise NegativeResult({"loss": float("nan"), "sizes": (1, 2)})
+
+    with pytest.raises(NegativeResult):
+        answer("compare", [], end)
+    found = json.loads(capfd.readouterr().out, parse_constant=pytest.fail)
+    assert (found["ok"], found["exit_status"], found["result"]) == (False, 1, {"loss": None, "sizes": [1, 2]})
+
+
+def test_the_result_of_training_is_its_folder_and_its_metrics(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text(json.dumps({"status": "completed", "metrics": {"val/loss": 0.5}, "git": {}}))
+    assert described(tmp_path) == {"folder": str(tmp_path), "status": "completed", "metrics": {"val/loss": 0.5}}
+
+
+def test_output_of_other_processes_is_not_in_the_answer() -> None:
+    code = "import os; from boltcutter_machine.answer import answer; answer('x', [], lambda _: os.system('echo other'))"
+    done = run_command([sys.executable, "-c", code])
+    assert json.loads(done.stdout)["result"] == 0
+    assert "other" in done.stderr

@@ -1,0 +1,53 @@
+import shlex
+
+import pytest
+from repairs import REPAIRED
+
+from boltcutter.cli.main import main
+from boltcutter.extend import Command
+from boltcutter.project import Project
+from boltcutter_machine.mistake import explain
+
+CHECK = Command("boltcutter.training.check:main", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments", "code", "fix", "replaced"),
+    [
+        ("trainer.devces: Trainer takes no such argument; did you mean devices?", "+trainer.devces=2", "unknown_key",
+         "+trainer.devices=2", 1),
+        ("trainer.devces: Trainer takes no such argument; did you mean devices?", "", "unknown_key", None, 0),
+        ("data.batch_size=64 does not divide over 3 ranks; try 66", "trainer.devices=3", "invalid_value",
+         "data.batch_size=66", 0),
+        ("model.hidden_sizes=[] has no hidden layer; try model=linear", "model=mlp model.hidden_sizes=[]",
+         "invalid_value", "model=linear", 2),
+        ("data.split=[0.5, 0.5, 0.5] add up to 1.5; try [0.8, 0.1, 0.1]", "data.split=[0.5,0.5,0.5]", "invalid_value",
+         "data.split=[0.8, 0.1, 0.1]", 1),
+        ("lr: no such key; try a value below 1", "lr=3", "unknown_key", None, 0),
+        ("launch.region=x: no such region; try launch.region=<region>", "", "invalid_value", None, 0),
+        ("configs/model/mlp.yaml:2: not valid YAML: x; correct that line", "model=mlp", "invalid_file", None, 0),
+    ],
+)  # fmt: skip
+def test_an_error_is_data(line: str, arguments: str, code: str, fix: str | None, replaced: int) -> None:
+    found = explain(line, arguments.split())
+    assert (found.code, found.fix, len(found.replaces)) == (code, fix, replaced)
+    assert found.message == line
+    assert line.endswith(f"; {found.remedy}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [key for key in REPAIRED if not key.startswith("--")])
+def test_a_program_that_applies_fixes_repairs(overrides: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """At most one more mistake is in the value that was kept."""
+    arguments = shlex.split(overrides)
+    for _ in range(3):
+        try:
+            main(Project.find(__file__), CHECK, None, arguments)
+        except SystemExit:
+            found = explain(capsys.readouterr().err.splitlines()[0].removeprefix("error: "), arguments)
+            assert found.fix
+            arguments = [*(argument for argument in arguments if argument not in found.replaces), found.fix]
+        else:
+            assert capsys.readouterr().out.endswith("ok\n")
+            return
+    pytest.fail(f"not repaired: {arguments}")

@@ -1,0 +1,76 @@
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import require
+
+from boltcutter.config.errors import ConfigError
+from boltcutter.project import Project
+from boltcutter_machine.server import Tools, as_text, main
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_command_takes_no_arguments() -> None:
+    with pytest.raises(ConfigError, match=r"^mcp: takes no arguments; remove model=mlp$"):
+        main(Project.find(ROOT), ["model=mlp"])
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
+    with pytest.raises(ConfigError, match=r"^mcp: not installed.*pip install"):
+        main(Project.find(ROOT), [])
+
+
+@pytest.mark.timeout(60)
+def test_a_command_ends_at_its_time_limit() -> None:
+    found = asyncio.run(Tools(ROOT, limit=0.05, grace=10).run("check"))
+    assert (found["ok"], found["errors"][0]["code"]) == (False, "failed")
+    assert "0.05 s" in found["errors"][0]["message"]
+
+
+def test_the_report_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [{"id": name, "folder": str(tmp_path / name)} for name in ("2026-a", "2026-b")]
+    (tmp_path / "2026-b").mkdir()
+    (tmp_path / "2026-b" / "report.html").write_text("<style>x</style><h1>Run</h1><table><tr><td>a<td>1 &lt; 2</tr>")
+    tools = Tools(ROOT)
+
+    async def run(*arguments: str) -> dict[str, object]:
+        return {"ok": True, "result": runs}
+
+    monkeypatch.setattr(tools, "run", run)
+    assert asyncio.run(tools.read_report("latest"))["text"] == "Run\na 1 < 2"
+    assert asyncio.run(tools.read_report("2026-a"))["errors"][0]["message"].startswith("run=2026-a: has no report")
+    assert asyncio.run(tools.read_report("../etc"))["errors"][0]["code"] == "unknown_run"
+
+
+def test_reports_as_text() -> None:
+    assert as_text("<head>a</head><p>b\nc</p><script>d</script><tr><td>1</td><td>2</td></tr>") == "b c\n1 2"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_client_lists_the_tools_and_repairs_a_mistake() -> None:
+    require(package="mcp", install="pip install 'boltcutter[mcp]'")
+    from mcp import Client
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
+    arguments = ["-m", "boltcutter", "mcp"]
+    server = StdioServerParameters(command=sys.executable, args=arguments, cwd=ROOT, env={**os.environ})
+
+    async def repair() -> None:
+        async with Client(stdio_client(server)) as client:
+            assert {tool.name for tool in (await client.list_tools()).tools} == {
+                *("list_runs", "compare", "check", "train", "read_report")
+            }
+            done = await client.call_tool("check", {"overrides": ["model=nlp"]})
+            found = json.loads(done.content[0].text)
+            assert (found["exit_status"], found["errors"][0]["fix"]) == (2, "model=mlp")
+            done = await client.call_tool("check", {"overrides": [found["errors"][0]["fix"]]})
+            assert json.loads(done.content[0].text)["output"] == ["ok"]
+
+    asyncio.run(repair())
