@@ -25,7 +25,12 @@ from boltcutter_scaffold import new, vendor
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "data" / "README.md"]
+TEMPLATE_PAGES = [TEMPLATE / "README.md", TEMPLATE / "AGENTS.md"]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    ROOT / "data" / "README.md",
+]
 COMMAND = re.compile(r"(?:scripts/(\w+)\.py|boltcutter (?=[a-z]))(.*)")
 PROGRAM = r"(?:eval \"\$\()?(?:GLIBC_\S+ )?(?:python |boltcutter |torchrun |mpirun |horovodrun |srun python )"
 OWN_FLAGS = {"check": CHECK_FLAGS, "doctor": DOCTOR_FLAGS}
@@ -69,7 +74,7 @@ def check(project: Project, name: str, arguments: list[str]) -> None:
     """Parse a command as far as that is possible without running it."""
     if name == "check" and arguments[:1] == ["doctor"]:
         name, arguments = "doctor", arguments[1:]
-    arguments = [argument for argument in arguments if argument != "…"]
+    arguments = [argument for argument in arguments if argument not in ("…", "--json")]
     if name == "bench":
         benchmark = ROOT / "scripts" / "benchmarks" / f"{arguments[0]}.py"
         keys = {argument.strip("[]").partition("=")[0] for argument in arguments[1:]}
@@ -119,7 +124,7 @@ def test_commands_on_a_page_are_valid(page: Path) -> None:
 
 
 def test_commands_that_write_files_work_as_documented(project: Project) -> None:
-    documented = {found for page in [*PAGES, TEMPLATE / "README.md"] for found in commands(page)}
+    documented = {found for page in [*PAGES, *TEMPLATE_PAGES] for found in commands(page)}
     assert {("new", ("my-project",)), ("add", ("experiment", "wide")), ("vendor", ())} <= documented
     for name, arguments in sorted(documented - {("vendor", ())}):
         if name == "vendor" or (name == "add" and arguments):
@@ -131,7 +136,7 @@ def test_commands_that_write_files_work_as_documented(project: Project) -> None:
 
 
 def test_commands_of_a_new_project_are_valid(project: Project) -> None:
-    found = commands(project.root / "README.md")
+    found = {command for page in TEMPLATE_PAGES for command in commands(project.root / page.name)}
     assert ("train", ()) in found
     project.activate()
     for name, arguments in sorted(found):
@@ -139,7 +144,7 @@ def test_commands_of_a_new_project_are_valid(project: Project) -> None:
             check(project, name, list(arguments))
 
 
-@pytest.mark.parametrize("page", [*PAGES, TEMPLATE / "README.md"], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *TEMPLATE_PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_extras_and_files_on_a_page_exist(page: Path) -> None:
     text = page.read_text()
     folder = TEMPLATE if TEMPLATE in page.parents else ROOT
@@ -166,6 +171,11 @@ def test_links_on_a_page_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in {
                 re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in headings
             }
+
+
+@pytest.mark.parametrize("folder", [ROOT, TEMPLATE], ids=["repository", "template"])
+def test_instructions_for_programs_are_short(folder: Path) -> None:
+    assert len((folder / "AGENTS.md").read_text().splitlines()) <= 60
 
 
 def test_every_command_is_documented() -> None:
