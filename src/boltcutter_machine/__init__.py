@@ -1,1 +1,1 @@
-"""For editors and programs: the result of a command as JSON, JSON Schemas of the configuration, and an MCP server."""
+"""For programs and agents: results and mistakes of commands as JSON, and a server of the Model Context Protocol."""

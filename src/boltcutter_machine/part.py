@@ -1,4 +1,4 @@
-"""What editors and programs need of Boltcutter."""
+"""What programs and agents need of Boltcutter."""
 
 from boltcutter.extend import Command, Part
 
