@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,16 +44,18 @@ class ExportedModel(nn.Module):
         card = verified_card(folder, f"export={export}")
         try:
             self.runner = Runner(folder, torch.get_num_threads(), card)
+            self.statistics = trust.read_json(folder / PREPROCESSING)
+            self.encoder = TableEncoder(self.statistics) if describes_table(self.statistics) else None
+            given = self.runner.card["inputs"][0]
+            size = given["shape"][1] if len(given["shape"]) > 1 else None
         except ImportError as error:
             raise ConfigError(
                 f"export={export}: {error.name} is not installed; pip install 'boltcutter[export]'"
             ) from None
-        except (ValueError, RuntimeError, OSError) as error:
+        except (ValueError, OSError) as error:
             raise ConfigError(f"export={export}: {one_line(error)}") from error
-        self.statistics: dict[str, Any] = json.loads((folder / PREPROCESSING).read_text())
-        self.encoder = TableEncoder(self.statistics) if describes_table(self.statistics) else None
-        given = self.runner.card["inputs"][0]
-        size = given["shape"][1] if len(given["shape"]) > 1 else None
+        except Exception as error:  # each engine raises its own, and the card may be somebody else's
+            raise ConfigError(f"export={export}: cannot be loaded ({one_line(error, 200)}); export it again") from error
         self.length = size if isinstance(size, int) else None
         self.context_length: int = given.get("max_length") or self.length or 1
         self.supports_cache = bool(self.runner.card.get("cache"))
@@ -117,12 +118,18 @@ def load_exported(folder: str | Path) -> nn.Module:
 
     place = Path(folder)
     try:
-        node = trust.read_json(place / "config.json")["model"]
-    except (OSError, ValueError, KeyError) as error:
+        node = dict(trust.read_json(place / "config.json")["model"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{place}/config.json: cannot be read ({error}); give the folder of an export") from error
     trust.check(node, f"folder={place}", place, Project.find())
     model: nn.Module = build(DictConfig(node), "model")
-    load_model(model, place / "model.safetensors")
+    try:
+        if not (place / "model.safetensors").is_file():  # a FIFO would block
+            raise FileNotFoundError("not a file")
+        load_model(model, place / "model.safetensors")
+    except Exception as error:  # safetensors raises its own
+        reason = one_line(error, 200)
+        raise ConfigError(f"{place}/model.safetensors: cannot be loaded ({reason}); export it again") from error
     return model.eval()
 
 

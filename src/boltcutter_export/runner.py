@@ -49,8 +49,9 @@ class Runner:
         self.folder = Path(folder)
         self.card = read_card(self.folder) if card is None else card
         for name, facts in self.card["files"].items():
-            if sha256(self.folder / name) != facts["sha256"]:
-                raise ValueError(f"{self.folder / name} is not the file that {CARD} describes; export it again")
+            file = self.folder / name
+            if not file.is_file() or sha256(file) != facts["sha256"]:  # a FIFO would block
+                raise ValueError(f"{file} is not the file that {CARD} describes; export it again")
         name = self.card["program"] or ""
         digest = self.card["files"].get(name, {}).get("sha256", "")
         loaders: dict[str, Callable[[Path, int | None], Callable[..., list[Array]]]] = {

@@ -17,7 +17,7 @@ from boltcutter.environment import lease
 from boltcutter.environment.output import LenientFile
 from boltcutter.project import display_path
 from boltcutter.run import trust
-from boltcutter.run.folder import read_record
+from boltcutter.run.folder import is_signed_by_user, read_record
 from boltcutter_launch import slurm_queue
 from boltcutter_launch.cloud import find_stored
 from boltcutter_launch.job import Launcher
@@ -105,7 +105,7 @@ def run_verb(verb: str, place: Path, *, follow: bool) -> None:
 
 def show_status(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
     """Print the status by the launcher, and each attempt with the reason for its end."""
-    print(f"{display_path(folder)}: {launcher.status(job_id).text}")
+    print(printable(f"{display_path(folder)}: {launcher.status(job_id).text}"))
     refresh(launcher, folder)
     for attempt in read_record(folder).get("attempts") or ():
         print(printable(f"  {attempt.get('start')}  {attempt.get('reason')}"))
@@ -113,8 +113,9 @@ def show_status(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> Non
 
 def show_logs(launcher: Launcher, job_id: str, folder: Path, *, follow: bool) -> None:
     """Print the output of the run."""
+    is_own = trust.is_granted() or is_signed_by_user(folder)
     for text in launcher.logs(job_id, folder, follow=follow):
-        print(text, end="", flush=True)
+        print(text if is_own else printable(text), end="", flush=True)
         if LenientFile.is_lost:  # as after | head
             return
 
@@ -122,7 +123,7 @@ def show_logs(launcher: Launcher, job_id: str, folder: Path, *, follow: bool) ->
 def cancel(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
     """Cancel a run, which saves a checkpoint first."""
     launcher.cancel(job_id)
-    print(f"{display_path(folder)}: {launcher.status(job_id).text}")
+    print(printable(f"{display_path(folder)}: {launcher.status(job_id).text}"))
 
 
 def fetch(launcher: Launcher, job_id: str, folder: Path, **_: bool) -> None:
@@ -141,7 +142,7 @@ def refresh(launcher: Launcher, *folders: Path) -> None:
         try:
             stored.refresh(folder)
         except ValueError as error:
-            print(f"note: {one_line(error)}", file=sys.stderr)
+            print(printable(f"note: {one_line(error)}"), file=sys.stderr)
 
 
 def list_runs(runs: Path) -> None:
@@ -155,7 +156,7 @@ def list_runs(runs: Path) -> None:
         try:
             print(printable(f"{display_path(file.parent)}: {_state(file.parent)}"))
         except (ValueError, ConfigError) as error:
-            print(f"{display_path(file.parent)}: unknown")
+            print(printable(f"{display_path(file.parent)}: unknown"))
             faults[str(error)] = None
     folders = {file.parent.resolve() for file in found}
     try:

@@ -93,7 +93,7 @@ def show(runs: Sequence[Run], place: str, flags: dict[str, str]) -> None:
             print(display_path(write(runs, path, place)))
         return
     if "--csv" in flags:
-        print(table.as_csv(runs, table.columns(runs, flags.get("--columns"))[0]), end="")
+        print(printable(table.as_csv(runs, table.columns(runs, flags.get("--columns"))[0])), end="")
         return
     if not runs:
         print(f"no runs in {place}")
@@ -150,7 +150,7 @@ def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> N
         print("no runs are selected")
     elif verb in ("tag", "untag"):
         actions.tag(runs, words[1:], removes=verb == "untag")
-        print(*aligned([[run.id, verb, " ".join(words[1:])] for run in runs]), sep="\n")
+        print(printable("\n".join(aligned([[run.id, verb, " ".join(words[1:])] for run in runs]))))
     elif verb == "note":
         actions.note(runs, words[1])
     elif verb == "remove":
@@ -159,7 +159,7 @@ def act(root: Path, verb: str, words: Sequence[str], flags: dict[str, str]) -> N
     else:
         for run, place in zip(runs, actions.archive(root, runs, restores=verb == "restore"), strict=True):
             undo = "archive" if verb == "restore" else "restore"
-            print(f"{display_path(place)}; undo by: boltcutter runs {undo} {run.id}")
+            print(printable(f"{display_path(place)}; undo by: boltcutter runs {undo} {run.id}"))
 
 
 def chosen(runs: Sequence[Run], word: str) -> list[Run]:

@@ -23,6 +23,7 @@ from boltcutter.run import trust
 RECORD, SEARCH, LABELS, METRICS, TRIALS = "record.json", "search.json", "labels.json", "metrics.csv", "trials.csv"
 FILES = (RECORD, SEARCH, LABELS, METRICS, TRIALS)
 ELSEWHERE = ".folders"  # in the folder of all runs: folders of launched runs that are elsewhere, one on each line
+MAX_TEXT = 1000  # characters of a setting whose references are resolved, as these may multiply
 DEPTH = 4  # of folders between that of all runs and those of runs
 MAX_ROWS = 2000  # of metrics.csv that are searched for the last value of each metric
 NOT_MEASURED = ("step", "epoch", "throughput/", "test/", "test_")  # columns that are not metrics of training
@@ -154,7 +155,7 @@ def _settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             if value.startswith(("${folder}", "${checkpoints}")):
                 continue
             for _ in range(10):  # a reference may lead to another
-                if not (isinstance(text, str) and "${" in text):
+                if not (isinstance(text, str) and "${" in text and len(text) < MAX_TEXT):
                     break
                 if target := REFERENCE.fullmatch(text):
                     text = flat.get(target[1], flat)  # the mapping: there is no such key, or it is a section

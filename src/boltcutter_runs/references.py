@@ -119,5 +119,5 @@ def _matches(runs: Sequence[Run], text: str) -> list[Run]:
 def candidates(project: Project) -> dict[str, str]:
     """Values for completion: names and ids of runs, with descriptions."""
     runs = find_runs(runs_folder(project))
-    found = {run.id: f"{run.name}, {run.status}" for run in reversed(runs) if run.parent is None}
+    found = {printable(run.id): printable(f"{run.name}, {run.status}") for run in reversed(runs) if run.parent is None}
     return {LATEST: "the newest run", **found} if runs else {}

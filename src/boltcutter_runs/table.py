@@ -180,7 +180,9 @@ def print_table(runs: Sequence[Run], keys: Sequence[str]) -> None:
     shown = short_ids(runs)
     for key in keys:
         is_number = any(isinstance(value_of(run, key), int | float) for run in runs)
-        table.add_column(Text(key), justify="right" if is_number else "left", overflow="ellipsis", no_wrap=True)
+        table.add_column(
+            Text(printable(key)), justify="right" if is_number else "left", overflow="ellipsis", no_wrap=True
+        )
     styles = {"failed": "red", "killed": "red", "unreadable": "red", "running": "cyan", "interrupted": "yellow"}
     for run in runs:
         cells = [shown[run.id] if key == "id" else format_cell(run, key) for key in keys]

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -164,7 +165,49 @@ def test_a_program_is_loaded_as_it_was_verified(digits: Path, tmp_path: Path, mo
         ExportedModel(digits, str(tmp_path / "torch"))
 
 
-@pytest.mark.parametrize("node", ["[", "{}", "[]", '{"model": {"_target_": "os.system"}}', "[" * 10**5])
+CARD = {"format": "onnx", "program": "model.onnx", "inputs": [], "outputs": []}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["no onnx", "fifo", "/dev/zero", "fifo as statistics", "deep statistics", "no inputs"])
+def test_an_export_of_somebody_else_is_one_line(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, statistics = tmp_path / "model.onnx", tmp_path / "preprocessing.json"
+    content = b"this is no ONNX"
+    card = CARD | {"files": {program.name: {"sha256": hashlib.sha256(content).hexdigest()}}}
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    statistics.write_text("[" * 10**5 if kind == "deep statistics" else "{}")
+    if kind == "fifo":
+        os.mkfifo(program)
+    elif kind == "/dev/zero":
+        program.symlink_to(kind)
+    else:
+        program.write_bytes(content)
+    if kind not in ("no onnx", "fifo", "/dev/zero"):
+        monkeypatch.setattr(runner, "load_onnx", lambda *_: None)
+    if kind == "fifo as statistics":
+        statistics.unlink()
+        os.mkfifo(statistics)
+    with pytest.raises(ConfigError, match=rf"^export={tmp_path}: ") as error:
+        ExportedModel(tmp_path, str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["fifo", "missing", "damaged"])
+def test_weights_of_somebody_else_are_one_line(tmp_path: Path, kind: str) -> None:
+    node = {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1}
+    (tmp_path / "config.json").write_text(json.dumps({"model": node}))
+    if kind == "fifo":
+        os.mkfifo(tmp_path / "model.safetensors")
+    elif kind == "damaged":
+        (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(ConfigError, match=r"model\.safetensors: cannot be loaded \(.*\); export it again$"):
+        load_exported(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "node", ["[", "{}", "[]", '{"model": {"_target_": "os.system"}}', "[" * 10**5, '{"model": 1}', '{"model": [1]}']
+)
 def test_a_configuration_of_somebody_else_builds_no_other_class(tmp_path: Path, node: str) -> None:
     (tmp_path / "config.json").write_text(node)
     with pytest.raises(ConfigError, match=r"config\.json: cannot be read|os\.system, which is neither part"):

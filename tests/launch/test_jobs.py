@@ -1,11 +1,13 @@
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from boltcutter.config.errors import ConfigError
+from boltcutter.run import trust
 from boltcutter_launch import slurm_queue
-from boltcutter_launch.jobs import find_launcher, list_runs, remember
+from boltcutter_launch.jobs import find_launcher, list_runs, remember, run_verb
 
 SLURM = {"_target_": "boltcutter_launch.slurm.SlurmLauncher"}
 
@@ -94,3 +96,37 @@ def test_only_launchers_are_built_from_a_record(tmp_path: Path, settings: dict[s
         list(find_launcher(tmp_path))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+ESCAPES = "\x1b]0;title\x07\x9b31m"
+
+
+def test_runs_of_somebody_else_cannot_control_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(slurm_queue, "jobs", list)
+    folder = tmp_path / ESCAPES / "run"
+    settings = {"_target_": "boltcutter_launch.local.LocalLauncher"}
+    (folder / "logs").mkdir(parents=True)
+    record = {"attempts": [{"reason": ESCAPES}], "launch": {"settings": settings, "id": ESCAPES}, "config": {}}
+    (folder / "record.json").write_text(json.dumps(record))
+    (folder / "logs" / "local.log").write_text(f"{ESCAPES}\n")
+    for verb in ("status", "logs"):
+        run_verb(verb, folder, follow=False)
+    for content in (json.dumps(record), "{"):
+        (folder / "record.json").write_text(content)
+        with suppress(ConfigError):
+            list_runs(tmp_path)
+    shown = capsys.readouterr().out
+    assert shown.count("title") > 6
+    assert not [line for line in shown.splitlines() if not line.isprintable()]
+
+
+def test_colors_in_logs_of_own_runs_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "local.log").write_text("\x1b[31mred\x1b[0m\n")
+    settings = {"_target_": "boltcutter_launch.local.LocalLauncher"}
+    record = {"launch": {"settings": settings, "id": "1"}, "config": {}, "signature": trust.sign({})}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    run_verb("logs", tmp_path, follow=False)
+    assert capsys.readouterr().out == "\x1b[31mred\x1b[0m\n"

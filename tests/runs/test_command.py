@@ -138,3 +138,32 @@ def test_completion(runs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs("--complete", "--so")[0] == "--sort\t\n"
     assert runs("--complete", "ta")[0] == "tag\t\n"
     assert runs("--complete", "2", "tag")[0] == "20260101\tdigits\n"
+
+
+def test_names_of_somebody_else_cannot_control_the_terminal(
+    runs: Run, tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of folders, settings, metrics and tags, in each output that is read in a terminal."""
+    name, settings = "\x1b]0;title\x07\x9b31m", {"choices": {"data": "digits", "model": "\x1b[2J"}, "\x1b[1A": 1}
+    evil = write(tmp_path / "runs" / name / f"a{name}", name=name, settings=settings, metrics={name: 1.0}, tags=[name])
+    for folder in (evil.parent / f"b{name}", evil.parent / f"c{name}"):
+        folder.mkdir()
+        (folder / "record.json").write_text("{")
+    outputs = [runs(*flags) for flags in ((), ("--csv",), ("--json",), ("--columns", "id,\x1b[1A"))]
+    outputs += [runs(verb, "status=completed", *more) for verb, *more in (["tag", "x"], ["archive"])]
+    outputs += [
+        runs("restore", "status=completed"),
+        runs("remove", f"b{name}", "--yes"),
+    ]
+    monkeypatch.setattr("boltcutter_runs.references.runs_folder", lambda *_: str(tmp_path / "runs"))
+    outputs.append(runs("--complete", "", "remove"))
+    shown = "".join(text for output in outputs for text in output)
+    assert r"\x1b[1A" in shown
+    assert not [line for line in shown.splitlines() if not line.replace("\t", "").isprintable()]
+
+
+@pytest.mark.timeout(60)
+def test_references_that_multiply_are_not_resolved(runs: Run, tmp_path: Path, write: Write) -> None:
+    settings = {f"x{n}": f"${{x{n - 1}}}" * 300 for n in range(1, 12)} | {"x0": "a" * 100}
+    write(tmp_path / "runs" / "evil" / "one", settings=settings)
+    assert "one" in runs()[0]

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from boltcutter.checkpoint.load import find_damage, read_metadata
 from boltcutter.checkpoint.storage import CheckpointError, is_url, resolve_filesystem, store_errors
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, printable
 from boltcutter.environment.process import is_rank_zero
 
 
@@ -30,7 +30,7 @@ def find_newest(place: str | Path, warn: Callable[[str], None] = print) -> str |
     if newest := _first_valid(_files(place, "last"), _step, warn):
         return newest
     if best := _first_valid(_files(place, "best"), _step, warn):
-        warn(f"warning: {place} has no valid last checkpoint; using {best}")
+        warn(printable(f"warning: {place} has no valid last checkpoint; using {best}"))
     return best
 
 
@@ -92,7 +92,7 @@ def _first_valid(
         fault = find_damage(path)
         if fault is None:
             return path
-        warn(f"warning: {path}: {fault}; trying another checkpoint")
+        warn(printable(f"warning: {path}: {fault}; trying another checkpoint"))
     return None
 
 

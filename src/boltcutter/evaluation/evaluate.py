@@ -69,7 +69,7 @@ def main(project: Project, overrides: list[str]) -> dict[str, float]:
         if components.trainer.is_global_zero:
             summary.print_evaluation(output, scores)
             if "output" not in special and (folder / "report.html").is_file():
-                report.write(folder)
+                report.write_or_warn(folder)
             run_store().push(folder)
     return scores
 

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from markupsafe import Markup
 
 from boltcutter import extend
 from boltcutter.checkpoint.atomic import write_text
+from boltcutter.config.errors import one_line, printable
 from boltcutter.report.image import encode_file, encode_image
 from boltcutter.report.template import format_number, load_template, redact_command
 from boltcutter.run import trust
@@ -29,6 +31,7 @@ MAX_POINTS = 1000  # per curve
 MAX_SCATTER_POINTS = 2000
 MAX_MATRIX_CLASSES = 150  # above which a confusion matrix is unreadable
 MAX_TARGETS = 6  # of a regression with plots
+MAX_WORST = 1 << 30  # bytes of the inputs with the worst errors, decompressed
 
 
 def write(folder: Path) -> Path:
@@ -36,6 +39,15 @@ def write(folder: Path) -> Path:
     path = folder / "report.html"
     write_text(path, render(folder))
     return path
+
+
+def write_or_warn(folder: Path) -> None:
+    """Write the report; a failure is only a warning, so that it cannot hide the outcome of a training or evaluation."""
+    try:
+        write(folder)
+    except Exception as error:  # also of a record of somebody else, with entries of other types
+        text = f"warning: {run_store().show(folder)}/report.html could not be written ({one_line(error, 200)})"
+        print(printable(text), file=sys.stderr)
 
 
 def render(folder: Path, home: str = "") -> str:
@@ -135,7 +147,9 @@ def _read_evaluations(folder: Path) -> list[dict[str, Any]]:
 
 def _read_config(path: Path) -> tuple[dict[str, Any], list[tuple[str, list[str]]]]:
     """Parse the configuration, and split its text into sections; single-line entries form the first one."""
-    text = path.read_text()
+    text = trust.read_bytes(path).decode()
+    if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+        raise ValueError("aliases, which may multiply")
     blocks = [block.splitlines() for block in re.split(r"^(?=[^\s-])", text, flags=re.M) if block.strip()]
     general = [lines[0] for lines in blocks if len(lines) == 1]
     sections = [(lines[0].partition(":")[0], lines[1:]) for lines in blocks if len(lines) > 1]
@@ -327,6 +341,8 @@ def _scatter(table: Mapping[str, npt.NDArray[np.float64]], suffix: str, samples:
 
 def _read_worst(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     with np.load(path, allow_pickle=False) as file:
+        if sum(info.file_size for info in file.zip.infolist()) > MAX_WORST:
+            raise ValueError(f"larger than {MAX_WORST >> 20} MiB")
         arrays = {name: file[name] for name in file}
     inputs = arrays["inputs"]
     images = inputs.dtype == np.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)

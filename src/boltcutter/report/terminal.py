@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from boltcutter.callback.status_line import supports_color
+from boltcutter.config.errors import printable
 from boltcutter.formatting import aligned, format_duration, format_number
 from boltcutter.project import command
 from boltcutter.protocols import HasLocation, NativeData, find_model
@@ -89,7 +90,7 @@ def print_evaluation(folder: Path, scores: Mapping[str, float]) -> None:
         with open(folder / "classes.csv", newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
         table = [header] + [[name, *map(format_number, scores), samples] for name, *scores, samples in rows]
-        print(*aligned(table, left=0), sep="\n")
+        print(printable("\n".join(aligned(table, left=0))))
 
 
 def _limit(record: Mapping[str, Any]) -> str:
@@ -120,7 +121,7 @@ def _wandb(trainer: L.Trainer) -> str | None:
 
 
 def _show(rows: Mapping[str, str | None]) -> None:
-    shown = {name: text for name, text in rows.items() if text}
+    shown = {printable(name): printable(text) for name, text in rows.items() if text}
     width = max(map(len, shown))
     bold, reset = ("\x1b[1m", "\x1b[0m") if supports_color(sys.stdout) else ("", "")
     for name, text in shown.items():

@@ -10,7 +10,7 @@ from boltcutter.checkpoint import select
 from boltcutter.checkpoint.load import find_damage
 from boltcutter.checkpoint.storage import CheckpointError, is_url
 from boltcutter.config.compose import DictConfig
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, printable
 from boltcutter.environment.identity import is_restarted
 from boltcutter.environment.process import is_rank_zero
 from boltcutter.run import trust
@@ -79,5 +79,5 @@ def _recorded(cfg: DictConfig) -> str | None:
     if fault is None:
         return path
     if is_rank_zero():
-        print(f"warning: ckpt=best: {path}: {fault}; trying another checkpoint", file=sys.stderr)
+        print(printable(f"warning: ckpt=best: {path}: {fault}; trying another checkpoint"), file=sys.stderr)
     return None

@@ -11,7 +11,7 @@ import torch
 
 from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.weights import extract_weights
-from boltcutter.config.errors import ConfigError
+from boltcutter.config.errors import ConfigError, printable
 from boltcutter.config.values import plain, split_overrides
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.extend import NegativeResult
@@ -58,7 +58,7 @@ class Comparison:
 def main(project: Project, overrides: list[str]) -> Comparison:
     """Print the differences between two runs; the exit status is 1 if metrics or weights differ."""
     found = compare(project, overrides)
-    print(found)
+    print(printable(str(found)))
     if not found.identical:
         raise NegativeResult(found)
     return found
@@ -96,13 +96,13 @@ def report_reproduction(original: Path, reproduction: Path) -> None:
     """Print whether a reproduced run has the same data and bitwise identical metrics as the original."""
     before, after = read_record(original), read_record(reproduction)
     if before.get("data") != after.get("data"):
-        print(f"warning: data differ: fingerprint {after.get('data')}, was {before.get('data')}")
+        print(printable(f"warning: data differ: fingerprint {after.get('data')}, was {before.get('data')}"))
     different = list(metric_differences(after, before))
     if not different:
         count = len({**before.get("metrics", {}), **before.get("test", {})}.keys() - IGNORED_METRICS)
         print(f"reproduced: all {count} metrics equal those of {run_store().show(original)}")
     for line in different:
-        print(f"not reproduced: {line}")
+        print(printable(f"not reproduced: {line}"))
     for device in nondeterministic_devices(before, after) if different else ():
         print(f"note: rounding varies on {device} without trainer.deterministic=true")
     if different and any(attempt.get("resumed_from") for attempt in before.get("attempts", [])):
@@ -112,7 +112,7 @@ def report_reproduction(original: Path, reproduction: Path) -> None:
 def nondeterministic_devices(*records: Mapping[str, Any]) -> tuple[str, ...]:
     """Types of the devices on which an attempt trained without deterministic algorithms, although they need them."""
     attempts = [attempt for record in records for attempt in record.get("attempts", [])]
-    return tuple(sorted({attempt["device"] for attempt in attempts if attempt.get("deterministic") is False}))
+    return tuple(sorted({str(attempt.get("device")) for attempt in attempts if attempt.get("deterministic") is False}))
 
 
 def setting_differences(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

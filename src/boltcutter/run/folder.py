@@ -33,7 +33,10 @@ from boltcutter.run.store import run_store
 # Entries of a record that are not plain values.
 ENTRIES = {
     **dict.fromkeys(("attempts", "tags"), list),
-    **dict.fromkeys(("config", "git", "library", "packages", "hardware", "launch", "best_by", "metrics", "test"), dict),
+    **dict.fromkeys(
+        ("config", "git", "library", "packages", "hardware", "launch", "best_by", "metrics", "test", "measured_after"),
+        dict,
+    ),
 }
 
 
@@ -81,7 +84,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     try:
         found = trust.read_json(folder / "record.json")
-        is_valid = all(isinstance(found.get(name) or kind(), kind) for name, kind in ENTRIES.items())
+        found |= {name: kind() for name, kind in ENTRIES.items() if found.get(name, kind) is None}
+        is_valid = all(isinstance(found.get(name, kind()), kind) for name, kind in ENTRIES.items())
         if not is_valid or not all(isinstance(attempt, dict) for attempt in found.get("attempts") or ()):
             raise ValueError("an entry has another type")
         return found

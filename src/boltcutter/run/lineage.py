@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from boltcutter.config.errors import printable
 from boltcutter.config.redaction import SECRET_TEXT, is_secret_file, without_credentials
 from boltcutter.project import LIBRARY, SOURCE
 
@@ -63,7 +64,8 @@ def differences(record: dict[str, Any], root: Path) -> list[str]:
         found.append(f"Python is {platform.python_version()}, was {record.get('python')}")
     here = hardware()
     then = record.get("hardware", {})
-    return found + [f"{key} is {here.get(key)}, was {was}" for key, was in then.items() if here.get(key) != was]
+    found += [f"{key} is {here.get(key)}, was {was}" for key, was in then.items() if here.get(key) != was]
+    return [printable(line) for line in found]
 
 
 def git_state(where: Path) -> dict[str, Any]:

@@ -13,13 +13,14 @@ import hmac
 import importlib
 import inspect
 import json
+import math
 import os
 import re
 import secrets
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
@@ -37,6 +38,8 @@ from boltcutter.project import Project, is_library, private_variables
 PROJECT = __name__.partition(".")[0]
 KEY_FILE = Path("~/.config/boltcutter/key")  # secret key of this user, with which records are signed
 MAX_BYTES = 1 << 26  # of a record
+MAX_DEPTH = 100  # of a record; where it is used, many more levels would exceed Python's limit of recursion
+MAX_DOUBLINGS = 16  # of the number of references that a text leads to, as each text that it refers to may have several
 OWN_LINKS = ("code", "wandb")  # in a run folder; the snapshot of the code and W&B have links, and nothing reads them
 REMEDY = "set trust=true if you trust the source of the folder"
 # Packages of the core whose classes are allowed. Functions are allowed if a configuration file refers to them.
@@ -126,15 +129,18 @@ def parse_json(content: bytes) -> dict[str, Any]:
     """Parse the content of a record.
 
     Raises:
-        ValueError: It is not a JSON object.
+        ValueError: It is not a JSON object, or nested too deeply.
     """
-    try:
+    with suppress(RecursionError):
         found = json.loads(content)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError("not a JSON object")
-    return found
+        if not isinstance(found, dict):
+            raise ValueError("not a JSON object")
+        level: list[Any] = [found]
+        for _ in range(MAX_DEPTH):
+            inner = (value for node in level for value in (node.values() if isinstance(node, dict) else node))
+            if not (level := [value for value in inner if isinstance(value, dict | list)]):
+                return found
+    raise ValueError("nested too deeply")
 
 
 def check(
@@ -165,7 +171,10 @@ def check(
     """
     if _granted or is_signed(node, signature):
         return
-    if text := next(_unsafe_references(node), None):
+    texts = [text for text in _texts(node) if "${" in text]
+    if sum(math.log2(text.count("${")) for text in texts) > MAX_DOUBLINGS:
+        raise ConfigError(f"{where}: its record.json has {len(texts)} texts with references, which multiply; {REMEDY}")
+    if text := next(_unsafe_references(texts), None):
         raise ConfigError(
             f"{where}: its record.json has {one_line(text[:200])}, which computes a value or reads a secret; {REMEDY}"
         )
@@ -196,7 +205,7 @@ def sign(node: Any) -> str | None:
         if not path.is_file():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             draft = temporary_path(path)
-            os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            draft.touch(mode=0o600)
             try:
                 draft.write_text(secrets.token_hex(32))
                 os.link(draft, path)  # fails if another process has created it
@@ -207,7 +216,7 @@ def sign(node: Any) -> str | None:
 
 def is_signed(node: Any, signature: object) -> bool:
     """Return whether ``signature`` is this user's signature of these values."""
-    expected = _signature(node) if isinstance(signature, str) else None
+    expected = _signature(node)
     return expected is not None and hmac.compare_digest(expected.encode(), str(signature).encode())
 
 
@@ -237,17 +246,22 @@ def iter_targets(node: Any) -> Iterator[tuple[str, bool]]:
         yield from iter_targets(inner)
 
 
-def _unsafe_references(node: Any) -> Iterator[str]:
-    """Yield strings with resolvers that could create a ``_target_``, as ``oc.create``, or read a secret variable."""
+def _texts(node: Any) -> Iterator[str]:
     if isinstance(node, dict | list):
         for inner in node.values() if isinstance(node, dict) else node:
-            yield from _unsafe_references(inner)
-    elif isinstance(node, str) and "${" in node:
-        left, before = node, ""
+            yield from _texts(inner)
+    elif isinstance(node, str):
+        yield node
+
+
+def _unsafe_references(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts with resolvers that could create a ``_target_``, as ``oc.create``, or read a secret variable."""
+    for text in texts:
+        left, before = text, ""
         while left != before:  # from the innermost reference outwards
             left, before = PLAIN_REFERENCE.sub("\0", left), left
-        if "${" in left or any(looks_secret(name) or name in private_variables for name in VARIABLE.findall(node)):
-            yield node
+        if "${" in left or any(looks_secret(name) or name in private_variables for name in VARIABLE.findall(text)):
+            yield text
 
 
 def _unsafe_urls(node: Any, project: Project | None) -> Iterator[str]:
@@ -271,7 +285,7 @@ def _outside(folder: Path) -> Iterator[str]:
             continue
         for path in (Path(place, name) for name in [*folders, *files]):
             found = path.lstat().st_mode
-            is_inside = stat.S_ISLNK(found) and path.resolve().is_relative_to(home)
+            is_inside = stat.S_ISLNK(found) and Path(os.path.realpath(path)).is_relative_to(home)
             if not (is_inside or stat.S_ISREG(found) or stat.S_ISDIR(found)):
                 yield str(path.relative_to(folder))
 

@@ -207,15 +207,11 @@ def test(components: Components, folder: Path, checkpoint: str | None) -> dict[s
 
 
 def write_report(folder: Path) -> None:
-    """Write ``report.html``; a failure to write is only a warning, so that it cannot hide the outcome of training."""
-    if lease.is_lost():
-        return
-    from boltcutter.report import html as report  # imported late: its dependencies would delay the first step
+    """Write ``report.html``, unless another process has taken over the run."""
+    if not lease.is_lost():
+        from boltcutter.report import html as report  # imported late: its dependencies would delay the first step
 
-    try:
-        report.write(folder)
-    except OSError as error:
-        print(f"warning: {run_store().show(folder)}/report.html could not be written ({error})", file=sys.stderr)
+        report.write_or_warn(folder)
 
 
 def load_data(components: Components) -> None:

@@ -206,6 +206,29 @@ def test_the_page_follows_the_color_scheme(scheme: str, dark: bool, browse: Brow
         assert (np.median(np.asarray(image.convert("L"))) < 100) == dark
 
 
+@pytest.mark.timeout(60)
+def test_files_of_somebody_else_that_expand_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_classification(tmp_path / "run")
+    lines = [f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 9)}]" for n in range(1, 12)]
+    (folder / "config.yaml").write_text("\n".join(["b0: &b0 [x]", *lines, "choices: {model: *b11}"]))
+    monkeypatch.setattr(report, "MAX_WORST", 1 << 20)
+    np.savez_compressed(folder / "evaluation" / "test" / "worst.npz", inputs=np.zeros((1 << 20) + 1, np.uint8))
+    page = report.write(folder).read_text()
+    assert "aliases, which may multiply" in page
+    assert "larger than 1 MiB" in page
+
+
+def test_a_record_of_somebody_else_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_classification(tmp_path / "run")
+    (folder / "config.yaml").write_text("callback: [1]\nname: a\n")
+    report.write_or_warn(folder)
+    (folder / "record.json").write_text(json.dumps(RECORD | {"git": {"commit": 5}}))
+    report.write_or_warn(folder)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines
+    assert all(line.startswith(f"warning: {folder}/report.html could not be written (") for line in lines)
+
+
 @pytest.mark.parametrize("lost", FILES)
 @pytest.mark.parametrize("damage", [None, b"", b"\xff{[,\n1,2,3,4,5\n"], ids=["missing", "empty", "damaged"])
 def test_an_unreadable_part_is_listed_as_missing(lost: str, damage: bytes | None, tmp_path: Path) -> None:

@@ -72,3 +72,15 @@ def test_evaluation_shows_overall_and_per_class_metrics(tmp_path: Path, capsys: 
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first.split() == ["test/accuracy", "0.5000"]
     assert last.split() == ["cat", "0.5000", "1.0000", "0.6667", "3"]
+
+
+def test_names_of_metrics_and_classes_cannot_control_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run of somebody else, they are in its configuration."""
+    name = "\x1b]0;title\x07\x9b31m"
+    (tmp_path / "classes.csv").write_text(f"class,recall,samples\n{name},0.5,7\n")
+    summary.print_evaluation(tmp_path, {name: 0.5})
+    shown = capsys.readouterr().out
+    assert shown.count(r"\x1b]0;title\x07\x9b31m") == 2
+    assert all(line.isprintable() for line in shown.splitlines())

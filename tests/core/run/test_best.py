@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import QUICK, STATE, Script
 
+from boltcutter.checkpoint import select
 from boltcutter.checkpoint.io import AtomicCheckpointIO
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
@@ -119,3 +120,27 @@ def test_a_wrong_checkpoint_is_one_line(
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_names_of_damaged_checkpoints_are_printed_escaped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("last-\x1b]0;title\x07.ckpt", "best-\x1b]0;title\x07.ckpt"):
+        (folder / "checkpoints" / name).parent.mkdir(exist_ok=True)
+        (folder / "checkpoints" / name).write_bytes(b"damaged")
+    select.find_newest(folder / "checkpoints")
+    record = json.loads((folder / "record.json").read_text())
+    (folder / "record.json").write_text(
+        json.dumps(record | {"best": f"{folder}/checkpoints/last-\x1b]0;title\x07.ckpt"})
+    )
+    assert find(folder) == f"{folder}/checkpoints/best.ckpt"
+    shown = "".join(capsys.readouterr())
+    assert "trying another checkpoint" in shown
+    assert "ckpt=best" in shown
+    assert r"\x1b]0;title\x07" in shown
+    assert all(line.isprintable() for line in shown.splitlines())
+
+
+def test_an_address_that_only_begins_like_the_checkpoints_is_not_contacted(folder: Path) -> None:
+    facts = {"id": "run", "best": "https://example.org.evil/a.ckpt", "best_by": {"monitor": "val_acc"}}
+    (folder / "record.json").write_text(json.dumps(facts))
+    with pytest.raises(ConfigError, match=r"an address that would be contacted; set trust=true"):
+        find_checkpoint(DictConfig({"folder": str(folder), "checkpoints": "https://example.org"}), "best")

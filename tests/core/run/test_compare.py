@@ -118,3 +118,19 @@ def test_differences_are_reported_exactly(
     before = folder_with(tmp_path, "a", metrics={"val/loss": 0.1}, data="a")
     compare.report_reproduction(before, folder_with(tmp_path, "b", **({"data": "a"} | here)))
     assert message in capsys.readouterr().out
+
+
+def test_records_of_somebody_else_are_compared_in_printable_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    escapes = "\x1b]0;title\x07\x9b31m"
+    odd = [{"deterministic": False}, {"deterministic": False, "device": []}, {"deterministic": False, "device": "cuda"}]
+    first = folder_with(tmp_path, "first", attempts=odd, metrics={escapes: 1}, data=escapes)
+    second = folder_with(tmp_path, "second", attempts=None, metrics=None, test=None)
+    compare.report_reproduction(first, second)
+    found = compare.Comparison([escapes], escapes, [escapes], escapes, identical=True, nondeterministic=(escapes,))
+    monkeypatch.setattr(compare, "compare", lambda *_: found)
+    compare.main(None, [])  # type: ignore[arg-type]  # replaced above
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 8
+    assert all(line.isprintable() for line in lines)

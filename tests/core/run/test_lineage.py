@@ -225,3 +225,11 @@ def test_differences_are_listed(tmp_path: Path) -> None:
     text = " | ".join(lineage.differences(record, PROJECT.root))
     for part in ("git checkout abc", "package torch is", "was 0.1", "gpus is [], was ['H200']", "was 2.7"):
         assert part in text
+
+
+def test_a_record_of_somebody_else_cannot_control_the_terminal() -> None:
+    name = "\x1b]0;title\x07"
+    record = {"git": {"commit": name}, "library": {"commit": name}, "packages": {name: name}, "python": name}
+    lines = lineage.differences(record | {"hardware": {name: name}}, Path(__file__).parent)
+    assert sum(r"\x1b]0;title\x07" in line for line in lines) == 5
+    assert all(line.isprintable() for line in lines)

@@ -3,14 +3,17 @@ import json
 import os
 import re
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from conftest import QUICK, Script
 from third_party.gallery import overrides
 
@@ -95,6 +98,9 @@ def test_known_classes_and_own_code_are_accepted(target: str) -> None:
         "conftest.run_command",
         "tests.conftest.run_command",
         "scripts.train.main",
+        "boltcutter.model.mlp.nn.utils.prune.L1Unstructured",
+        "torch.nnevil.Linear",
+        "test.support.script_helper.assert_python_ok",
         "",
         "..",
     ],
@@ -269,6 +275,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(untrusted: Path, kind: str) ->
     (untrusted / "record.json").write_text(json.dumps(record | {"config": {"name": "a", "runs": "runs"}}))
     (untrusted / "logs").mkdir()
     (untrusted / "logs" / "inside").symlink_to("../record.json")
+    (untrusted / "logs" / "itself").symlink_to("itself")  # leads nowhere
     load_run_config(PROJECT, untrusted)
     place = untrusted / "logs" / "rank0.log"
     if kind == "fifo":
@@ -300,6 +307,105 @@ def test_a_record_that_is_none_ends_in_one_line(tmp_path: Path, content: bytes |
     with pytest.raises(ConfigError, match=rf"record\.json is damaged \({what}\); restore it from a copy") as error:
         folder.read_record(tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+@pytest.mark.parametrize("depth", [150, 900])
+def test_a_record_that_is_nested_deeply_ends_in_one_line(tmp_path: Path, kind: type, depth: int) -> None:
+    """Although Python can parse it, what reads the configuration would exceed the limit of recursion."""
+    node: Any = 1
+    for _ in range(depth):
+        node = {"a": node} if kind is dict else [node]
+    (tmp_path / "record.json").write_text(json.dumps({"config": {"a": node}}))
+    with pytest.raises(ConfigError, match=r"record\.json is damaged \(nested too deeply\)"):
+        folder.read_record(tmp_path)
+
+
+@pytest.mark.timeout(60)
+def test_references_that_multiply_are_refused(tmp_path: Path) -> None:
+    doubling = {f"x{n}": f"${{x{n - 1}}}" * 2 for n in range(1, 40)} | {"x0": "a"}
+    with pytest.raises(ConfigError, match=r"has 39 texts with references, which multiply; set trust=true"):
+        trust.check(doubling, "run=x", tmp_path)
+    trust.check({f"x{n}": f"${{x{n - 1}}}" for n in range(1, 40)} | {"x0": "a"}, "run=x", tmp_path)
+
+
+def test_a_large_file_is_not_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(tmp_path / "record.json", "wb") as file:
+        file.truncate(1 << 28)
+    monkeypatch.setattr(trust, "MAX_BYTES", 1000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="larger than"):
+            folder.read_record(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [*({name: 1} for name in folder.ENTRIES), {"attempts": [1]}, {"attempts": {}}, {"config": []}, {"metrics": ""}],
+    ids=str,
+)
+def test_entries_of_another_type_are_damage(tmp_path: Path, record: dict[str, Any]) -> None:
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match="an entry has another type"):
+        folder.read_record(tmp_path)
+
+
+def test_entries_that_are_null_are_empty(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text(json.dumps(dict.fromkeys(folder.ENTRIES)))
+    assert folder.read_record(tmp_path) == {name: kind() for name, kind in folder.ENTRIES.items()}
+    (tmp_path / "record.json").write_text("{}")
+    assert folder.read_record(tmp_path) == {}
+    with pytest.raises(ConfigError, match="config is missing"):
+        load_run_config(PROJECT, tmp_path)
+
+
+def test_a_moved_class_is_checked_as_what_it_is_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "current_path", lambda target: "os.system" if target.endswith("Moved") else target)
+    assert refused("boltcutter.callback.earlier.Moved")
+    assert not refused("boltcutter.callback.earlier.Other")
+
+
+@pytest.mark.parametrize("target", [3, None, ["os.system"], {"a": 1}])
+def test_a_target_that_is_no_text_is_refused(target: Any) -> None:
+    with pytest.raises(ConfigError, match="set trust=true"):
+        trust.check({"_target_": target}, "run=x", Path("/nowhere"), PROJECT)
+
+
+def test_whether_arguments_are_checked_is_not_a_reference() -> None:
+    node = {"_target_": "torch.nn.Linear", "_check_": "${off}", "off": False}
+    with pytest.raises(ConfigError, match=r"refers to torch\.nn\.Linear"):
+        trust.check(node, "run=x", Path("/nowhere"), PROJECT)
+
+
+def test_links_of_the_code_are_no_links_of_the_run(tmp_path: Path) -> None:
+    """Nothing reads those in the copy of the code and in the folder of W&B."""
+    (outside := tmp_path / "outside").write_text("")
+    for name in ("code", "wandb", "logs/code"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    for name in ("code", "wandb"):
+        (tmp_path / "run" / name / "link").symlink_to(outside)
+    trust.check({}, "run=x", tmp_path / "run", walks=True)
+    (tmp_path / "run" / "logs" / "code" / "a\nerror: b").symlink_to(outside)
+    with pytest.raises(ConfigError, match=r"logs/code/a error: b is not a file of the folder") as error:
+        trust.check({}, "run=x", tmp_path / "run", walks=True)
+    assert "\n" not in str(error.value)
+
+
+def test_two_processes_create_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = tmp_path / "home" / "key"
+    monkeypatch.setattr(trust, "KEY_FILE", key)
+
+    def meanwhile(path: Path) -> Path:
+        path.write_text("0" * 64)  # by another process
+        return path.with_name("draft")
+
+    monkeypatch.setattr(trust, "temporary_path", meanwhile)
+    assert trust.is_signed({"a": 1}, trust.sign({"a": 1}))
+    assert key.read_text() == "0" * 64
+    assert list(key.parent.iterdir()) == [key]
 
 
 def test_a_record_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,6 +450,56 @@ def test_own_code_is_accepted_but_not_what_it_imports(tmp_path: Path, monkeypatc
     assert not refused("my_code.make_net")
     for name in ("subprocess.run", "os.system", "sys.path.insert", "os.environ.clear"):
         assert refused(f"my_code.{name}")
+
+
+def test_what_a_trusted_module_imports_or_hides_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Callable:
+        def __call__(self) -> None: ...
+
+    def public() -> None: ...
+
+    def place(name: str, value: Any, module: str, **facts: str) -> str:
+        for key, fact in ({"__module__": module} | facts).items():
+            setattr(value, key, fact)
+        where, _, attribute = name.rpartition(".")
+        monkeypatch.setattr(import_module(where), attribute, value, raising=False)
+        trust._import_target.cache_clear()
+        return name
+
+    functional = "torch.nn.functional"
+    facts = {"__qualname__": "public", "__name__": "public"}
+    assert not refused(place(f"{functional}.made_up", public, functional, **facts))
+    assert refused(place(f"{functional}.made_up", public, functional, **facts | {"__qualname__": "Owner.public"}))
+    assert refused(place(f"{functional}.made_up", public, functional, **facts | {"__name__": "_private"}))
+    assert refused(place(f"{functional}.made_up", public, "torch.nn.modules.made_up", **facts))
+    assert refused(place(f"{functional}.made_up", Callable(), functional, **facts))
+    kind = type("Net", (torch.nn.Module,), {})
+    assert not refused(place("torch.nn.MadeUp", kind, "torch.nn.modules.made_up"))
+    assert refused(place("torch.nn.MadeUp", kind, "another_package"))
+
+
+def test_own_code_that_cannot_be_imported_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is reported where it is used, and nothing can be called."""
+    (tmp_path / "my_broken_code.py").write_text("raise ValueError")
+    (tmp_path / "my-code.py").write_text("class Net: ...")  # no name of a module
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not refused("my_broken_code.Net")
+    assert refused("my-code.Net")
+    monkeypatch.setitem(sys.modules, "without_spec", ModuleType("without_spec"))
+    assert refused("without_spec.Net")
+
+
+def test_a_run_folder_inside_a_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my_package" / "runs" / "one"
+    folder.mkdir(parents=True)
+    (tmp_path / "my_package" / "__init__.py").write_text("")
+    (tmp_path / "my_package" / "net.py").write_text("class Net: ...")
+    (folder / "evil.py").write_text("raise AssertionError('was imported')")
+    (link := tmp_path / "link").symlink_to(folder)
+    monkeypatch.syspath_prepend(tmp_path)
+    for place in (folder, link):
+        assert refused("my_package.runs.one.evil.Evil", place)
+        assert not refused("my_package.net.Net", place)
 
 
 def test_a_package_of_the_system_is_not_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
