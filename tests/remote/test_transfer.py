@@ -103,3 +103,10 @@ def test_a_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delitem(_registry, "gs", raising=False)  # if another test has used it
     with pytest.raises(ConfigError, match=r"^gs://bucket/run: gcsfs is not installed; pip install "):
         fetch("gs://bucket/run", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a/./b", "code/train.py", "code", "job.tar.gz", ".lease", "logs/.lease-1"])
+def test_what_is_no_file_of_a_run_is_not_fetched(name: str) -> None:
+    """The code and the lease are those of other processes, and a bundle is only for the node that unpacks it."""
+    assert not is_file_of_run(name)
+    assert is_file_of_run("logs/code/job.tar.gz")
