@@ -2,9 +2,11 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
+from conftest import run_command
 
 from boltcutter.assembly.assemble import read_config
 from boltcutter.assembly.overrides import read_overrides
@@ -46,6 +48,20 @@ OWN = {  # keys of commands besides overrides of training
     "sync": {"run"},
     "find-batch-size": set(),
 }
+# Documented commands that need neither files nor packages beside those of the tests.
+SELF_CONTAINED = [
+    "train model=mlp trainer.max_epochs=5",
+    "train trainer=ddp trainer.accelerator=cpu trainer.devices=2",
+    "train callback=[default,ema] optimizer=sgd optimizer.lr=0.05",
+    "train callback=[default,qat] model=mlp",
+    "train experiment=diabetes",
+    "train debug=overfit model=mlp",
+    "train debug=[fast,anomaly] experiment=diabetes",
+    "train data=digits data.num_folds=5 data.fold=0",
+    "train data=digits data.num_folds=5 data.fold=0 data.split=[0.9,0.1,0]",
+    "check --batch model=resnet",
+    "check model=mlp",
+]
 Found = tuple[str, tuple[str, ...]]
 pytestmark = pytest.mark.timeout(600)  # text and digits are read, which is slow on a busy machine
 
@@ -144,6 +160,17 @@ def test_commands_of_a_new_project_are_valid(project: Project) -> None:
             check(project, name, list(arguments))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("command", SELF_CONTAINED)
+def test_a_documented_command_runs(command: str, tmp_path: Path) -> None:
+    name, *arguments = command.split()
+    assert any((name, tuple(arguments)) in commands(page) for page in PAGES)
+    elsewhere = [f"runs={tmp_path}", "logger=csv"] if name == "train" else []
+    done = run_command([sys.executable, "-m", "boltcutter", name, *arguments, *elsewhere], timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert bool(list(tmp_path.glob("*/*/record.json"))) == (name == "train")
+
+
 @pytest.mark.parametrize("page", [*PAGES, *TEMPLATE_PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_extras_and_files_on_a_page_exist(page: Path) -> None:
     text = page.read_text()
@@ -176,6 +203,26 @@ def test_links_on_a_page_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("folder", [ROOT, TEMPLATE], ids=["repository", "template"])
 def test_instructions_for_programs_are_short(folder: Path) -> None:
     assert len((folder / "AGENTS.md").read_text().splitlines()) <= 60
+
+
+def test_every_page_is_found_from_readme_and_in_the_site() -> None:
+    def linked(page: Path) -> set[Path]:
+        found = re.findall(r"\]\((?!https?:|#)([^)#]+\.md)", page.read_text())
+        return {(page.parent / target).resolve() for target in found}
+
+    pages = set(ROOT.glob("docs/*.md"))
+    near = linked(ROOT / "README.md")
+    assert pages <= near | {target for page in near for target in linked(page)}
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    assert {page.name for page in pages} <= {*re.findall(r"[\w-]+\.md", navigation)}
+
+
+def test_pictures_load_nothing_from_elsewhere() -> None:
+    pictures = [*ROOT.glob("docs/pictures/*.svg")]
+    assert pictures
+    for picture in pictures:
+        text = re.sub(r'xmlns(:\w+)?="[^"]+"|<!--.*?-->', "", picture.read_text(), flags=re.S)
+        assert "://" not in text
 
 
 def test_every_command_is_documented() -> None:
