@@ -75,7 +75,7 @@ def test_a_users_file_overrides_the_project_and_arguments_override_both(launch: 
         ),
         ([], r"launch: not set; .* \(there are: .*local, .*slurm"),
         (["launch=slurn"], "launch=slurn: no such option; did you mean slurm"),
-        (["launch=local", "launch.array=seed=1,2"], "launch.array: launch=slurm, launch=kubernetes and launch=aws_batch have arrays"),
+        (["launch=local", "launch.array=seed=1,2"], "launch.array: launch=slurm, launch=kubernetes and launch=aws_b"),
         (["launch=slurm", "launch.array=seed=1,2", "resume=x"], "cannot be combined with resume"),
         (["launch=slurm", "launch.array=trainer.devices=1,2"], "all runs must use the same nodes, devices and workers"),
         (["launch=slurm", "trainer=ddp"], "trainer.devices=auto: a job needs an explicit number"),
