@@ -100,3 +100,19 @@ def test_large_files_are_listed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"launch\.max_code_mb=4: the project's files have 5\.0 MB; ") as error:
         check_size(tmp_path, tmp_path / "runs", 4)
     assert "data/images.npy (3.0 MB), weights.pt (2.0 MB), a.py (0.0 MB); have git ignore data" in str(error.value)
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["filter", "no filter"])
+@pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.LNKTYPE], ids=["fifo", "device", "link"])
+def test_a_bundle_has_only_files_folders_and_links(
+    is_old: bool, kind: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_old:
+        monkeypatch.delattr(tarfile, "data_filter")
+    (tmp_path / "secret").write_text("")
+    with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as archive:
+        info = tarfile.TarInfo("entry")
+        info.type, info.linkname = kind, str(tmp_path / "secret")
+        archive.addfile(info)
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        unpack(tmp_path / "evil.tar.gz", tmp_path / "there")

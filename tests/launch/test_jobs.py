@@ -7,7 +7,7 @@ import pytest
 from boltcutter.config.errors import ConfigError
 from boltcutter.run import trust
 from boltcutter_launch import slurm_queue
-from boltcutter_launch.jobs import find_launcher, list_runs, remember, run_verb
+from boltcutter_launch.jobs import find_launcher, list_runs, read_launch, remember, run_verb
 
 SLURM = {"_target_": "boltcutter_launch.slurm.SlurmLauncher"}
 
@@ -130,3 +130,24 @@ def test_colors_in_logs_of_own_runs_are_shown(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "record.json").write_text(json.dumps(record))
     run_verb("logs", tmp_path, follow=False)
     assert capsys.readouterr().out == "\x1b[31mred\x1b[0m\n"
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ({"id": 1, "settings": SLURM}, "no id of a job"),
+        ({"id": "1", "settings": 1}, "no launch settings"),
+        ({"id": "1", "settings": {"_target_": "os.system"}}, "refers to os.system"),
+    ],
+)
+def test_launch_settings_of_somebody_else_are_checked(tmp_path: Path, launch: dict[str, object], message: str) -> None:
+    (tmp_path / "record.json").write_text(json.dumps({"launch": launch}))
+    with pytest.raises(ConfigError, match=message):
+        list(find_launcher(tmp_path))
+    (tmp_path / "record.json").write_text(json.dumps({"launch": {"id": "1", "settings": SLURM}}))
+    assert read_launch(tmp_path, "run")
+    with pytest.raises(ConfigError, match="that you have not signed"):
+        read_launch(tmp_path, "resume", runs=True)
+    (tmp_path / "job.log").symlink_to("/etc/hostname")
+    with pytest.raises(ConfigError, match="leads out of it"):
+        read_launch(tmp_path, "run")
