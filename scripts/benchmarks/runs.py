@@ -15,7 +15,7 @@ import httpx
 
 from benchmarks import harness
 from benchmarks.harness import Process, ratio_of_turns
-from benchmarks.step import WORKS, adapted, training_command
+from benchmarks.step import WORKS, adapted, batches, training_command
 from benchmarks.turns import Coordinator
 from boltcutter.project import Project
 
@@ -54,7 +54,10 @@ def main(project: Project, overrides: list[str]) -> None:
     work = replace(work, turns=2 * work.turns)
     with tempfile.TemporaryDirectory() as scratch, Coordinator(Path(scratch)) as coordinator:
         command = training_command(
-            work, coordinator, Path(scratch), [f"folder={scratch}/bench", "trainer.max_epochs=-1"]
+            work,
+            coordinator,
+            Path(scratch),
+            [f"folder={scratch}/bench", "trainer.max_epochs=-1", f"trainer.max_steps={batches(work) + 1}"],
         )
         coordinator.register("training", Process(command, harness.cores(1)))
         serve = [sys.executable, "-m", "boltcutter", "runs", "--live", f"runs={scratch}", "port=0"]
