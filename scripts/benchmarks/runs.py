@@ -21,7 +21,7 @@ from boltcutter.project import Project
 
 
 class Page(threading.Thread):
-    """Asks for the data of the page and for the report of each run once a second, as a browser does, while it is open.
+    """Asks for the data of the page and for the report of each run once a second while it is open; a browser waits longer for a slow server.
 
     Args:
         url: Address of the server.
@@ -71,6 +71,8 @@ def main(project: Project, overrides: list[str]) -> None:
                 (page.opened.set if turn % 2 else page.opened.clear)()
                 found[bool(turn % 2)] += [measured["wall"] for measured in coordinator.turn("training")]
         finally:
+            page.opened.clear()
+            time.sleep(2)  # for its last request
             server.kill()
             server.wait()
     print(f"{1 / statistics.median(found[False]):.0f} steps per second alone; the page asked {page.asked} times")
