@@ -21,7 +21,7 @@ from boltcutter.project import Project
 
 
 class Page(threading.Thread):
-    """Asks for the data of the page and for the report of each run once a second while it is open; a browser waits longer for a slow server.
+    """Asks for the data of the page and for the report of each run once a second while it is open.
 
     Args:
         url: Address of the server.
