@@ -1,4 +1,4 @@
-"""What the planning of memory, strategies and batch sizes adds to Boltcutter."""
+"""What the planning of memory, strategies and batch sizes, and the causes of errors, add to Boltcutter."""
 
 from boltcutter.extend import Command, Part
 
@@ -22,5 +22,11 @@ boltcutter doctor --test""",
     names={"Profile": "boltcutter_planning.profile"},
     components=("boltcutter_planning.profile",),
     moved={"boltcutter.callback.profile": "boltcutter_planning.profile"},
-    offers={"flops": "boltcutter_planning.flops"},
+    offers={
+        "explain_errors": "boltcutter_planning.failure:explain_errors",
+        "flops": "boltcutter_planning.flops",
+        "learning_check": "boltcutter_planning.learning:LearningCheck",
+        "nonfinite_origin": "boltcutter_planning.nonfinite:find_origin",
+        "report_missing": "boltcutter_planning.guarantees:report_missing",
+    },
 )

@@ -34,7 +34,6 @@ from boltcutter.assembly.checks import (
     check_type,
     check_world_size,
 )
-from boltcutter.assembly.guarantees import report_missing
 from boltcutter.assembly.overrides import read_overrides
 from boltcutter.assembly.precision import (
     FLOAT8,
@@ -260,7 +259,7 @@ def assemble(cfg: DictConfig, extra_callbacks: Sequence[Callback] = (), *, with_
     data = data or TaskLoaders(task)
     check_batch(topology, data)
     check_num_classes(cfg)
-    if with_callbacks:
+    if with_callbacks and (report_missing := extend.find("report_missing")):
         report_missing(cfg, trainer)
     check_input_shape(cfg, task)
     check_callbacks(task, callbacks)

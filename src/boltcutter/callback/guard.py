@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from boltcutter.callback.nonfinite import find_origin
+from boltcutter import extend
 from boltcutter.internals import foreach_norm
 from boltcutter.protocols import ReducesGradientNorms, gather_objects
 
@@ -177,7 +177,8 @@ class Guard(Callback):
         saved = (
             f"; the batch is saved as {self._write_batch(check.batch, trainer.global_rank)}" if self.save_batch else ""
         )
-        origin = find_origin(trainer, pl_module, check.batch, check.batch_idx)
+        find_origin = extend.find("nonfinite_origin")
+        origin = find_origin and find_origin(trainer, pl_module, check.batch, check.batch_idx)
         remedy = "lower optimizer.lr, set trainer.gradient_clip_val, or skip" if check.step else "change it, or skip"
         if origin and origin.in_data:
             remedy = "correct or remove these samples, or skip"

@@ -33,7 +33,7 @@ from boltcutter.protocols import (
     handles_signals,
 )
 from boltcutter.topology import ONE_DEVICE
-from boltcutter.training.failure import explain_errors
+from boltcutter.training.train import explain_errors
 
 NUM_SAMPLES = 16  # to which the model is applied; in two of them, one class may be missing
 BROADCAST = ".*Using a target size .* that is different to the input size.*"  # trains on wrong pairs of values

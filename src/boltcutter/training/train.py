@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,6 @@ from boltcutter.run.restart import check_start
 from boltcutter.run.store import join, run_store
 from boltcutter.training.best import BestRecorder
 from boltcutter.training.ending import EndOfTraining
-from boltcutter.training.failure import explain_errors
-from boltcutter.training.learning import LearningCheck
 from boltcutter.training.resume import load_initial_state
 
 
@@ -109,10 +107,9 @@ def train(cfg: DictConfig, project: Project) -> dict[str, float]:
         Metrics of the test split; empty with ``test=false``.
     """
     checkpoint = resumed_checkpoint(cfg)
-    ending, changes = EndOfTraining(cfg), SettingChanges(cfg)
-    components = assemble(
-        cfg, [Recorder(cfg), BestRecorder(cfg), LearningCheck(cfg), ending, changes, *extend.callbacks()]
-    )
+    ending, changes, learning = EndOfTraining(cfg), SettingChanges(cfg), extend.find("learning_check")
+    checks = [learning(cfg)] if learning else []
+    components = assemble(cfg, [Recorder(cfg), BestRecorder(cfg), *checks, ending, changes, *extend.callbacks()])
     trainer, data, task = components.trainer, components.data, components.task
     if not handles_signals(trainer.callbacks):  # type: ignore[attr-defined]
         startup.finish()
@@ -212,6 +209,12 @@ def write_report(folder: Path) -> None:
         from boltcutter.report import html as report  # imported late: its dependencies would delay the first step
 
         report.write_or_warn(folder)
+
+
+def explain_errors(trainer: L.Trainer) -> AbstractContextManager[None]:
+    """In this context, errors that a part knows are replaced by one line with their cause and a remedy."""
+    explain = extend.find("explain_errors")
+    return explain(trainer) if explain else nullcontext()
 
 
 def load_data(components: Components) -> None:

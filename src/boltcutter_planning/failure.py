@@ -21,8 +21,8 @@ from boltcutter.callback.checkpoint import MetricNotLoggedError
 from boltcutter.config.errors import ConfigError, one_line
 from boltcutter.internals import default_store
 from boltcutter.protocols import HidesTraceback, data_parallel
-from boltcutter.training.first_batch import FirstBatchError, first_batch_message
-from boltcutter.training.learning import NoGradientError
+from boltcutter_planning.first_batch import FirstBatchError, first_batch_message
+from boltcutter_planning.learning import NoGradientError
 
 NO_MEMORY = re.compile(
     r"out of memory|CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|can't allocate memory|not enough memory", re.I

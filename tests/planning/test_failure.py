@@ -11,8 +11,8 @@ import torch
 from conftest import ROOT, Script
 
 from boltcutter.config.errors import ConfigError
-from boltcutter.training.failure import OutOfMemoryError, explain_errors, out_of_memory_message
-from boltcutter.training.learning import NoGradientError
+from boltcutter_planning.failure import OutOfMemoryError, explain_errors, out_of_memory_message
+from boltcutter_planning.learning import NoGradientError
 
 FAULT = """
 import os, signal, subprocess, sys, lightning as L, torch.distributed as dist

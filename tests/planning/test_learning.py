@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.config.compose import DictConfig
-from boltcutter.training.learning import LearningCheck, NoGradientError
+from boltcutter_planning.learning import LearningCheck, NoGradientError
 
 
 class Module(L.LightningModule):

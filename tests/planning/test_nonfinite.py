@@ -98,7 +98,7 @@ def test_columns_are_named_and_the_run_ends_in_one_line(script: Script, tmp_path
     )
     table = pd.DataFrame(np.random.default_rng(0).random((60, 3)), columns=["age", "income", "price"])
     table.to_csv(tmp_path / "table.csv", index=False)
-    builtin = (Path(__file__).parents[3] / "configs" / "data" / "tabular.yaml").read_text()
+    builtin = (Path(__file__).parents[2] / "configs" / "data" / "tabular.yaml").read_text()
     (tmp_path / "data.yaml").write_text(builtin.replace("boltcutter_data.tabular.Tabular", "spoiled.Spoiled"))
     overrides = [
         f"data={tmp_path}/data.yaml",
