@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         train as train,
     )
     from boltcutter.callback.checkpoint import BestCheckpoint as BestCheckpoint, LastCheckpoint as LastCheckpoint
-    from boltcutter.callback.ema import EMA as EMA
+    from boltcutter_parallel.ema import EMA as EMA
     from boltcutter.callback.guard import Guard as Guard
     from boltcutter.callback.preemption import Preemption as Preemption
     from boltcutter_planning.profile import Profile as Profile
@@ -75,7 +75,6 @@ _MODULES = {
     "CSVLogger": "boltcutter.logger.csv",
     "DataModule": "boltcutter.data.module",
     "Digits": "boltcutter.data.digits",
-    "EMA": "boltcutter.callback.ema",
     "evaluate": "boltcutter.api",
     "Guard": "boltcutter.callback.guard",
     "LastCheckpoint": "boltcutter.callback.checkpoint",

@@ -28,7 +28,6 @@ OVERRIDDEN = {
     "_update_best_and_save": "callback/checkpoint: max_gib",
     "_prepare_dataloader": "data/foreign_loader: Lightning's samplers repeat samples, and overlap if weighted",
     "_update_count": "task/metric_states: restored with the states, as averages divide by it",
-    "_latest_update_step": "callback/ema: the step of the last average, which Lightning saves",
     "_apply_batch_transfer_handler": "callback/skip_no_op_hooks: these five take a third of a small model's step",
     "_on_before_batch_transfer": "callback/skip_no_op_hooks",
     "_build_kwargs": "callback/skip_no_op_hooks",

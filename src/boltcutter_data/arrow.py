@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from boltcutter.data.files import PAGE_BYTES, strided_windows
 from boltcutter.data.loader import Pair
 from boltcutter.data.sampler import Batch
 from boltcutter_data.augment import Augment
+from boltcutter_data.files import PAGE_BYTES, strided_windows
 from boltcutter_data.image_io import read_image, read_image_shape
 
 Array = npt.NDArray[Any]

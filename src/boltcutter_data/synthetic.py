@@ -13,10 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from boltcutter.data.files import strided_windows
 from boltcutter.data.loader import Pair
 from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Splits
-from boltcutter.data.sampler import Batch, uniform
+from boltcutter.data.sampler import Batch
+from boltcutter_data.augment import uniform
+from boltcutter_data.files import strided_windows
 
 POOL = 1 << 22  # random values that samples are windows of; at most as many as ``uniform`` has distinct values
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from boltcutter.data.files import PAGE_BYTES, consecutive_ranges, find_files, sampled_hash, strided_windows
 from boltcutter.data.loader import Pair
 from boltcutter.data.module import DataModule, Splits, check_split
 from boltcutter.data.sampler import Batch
+from boltcutter_data.files import PAGE_BYTES, consecutive_ranges, find_files, sampled_hash, strided_windows
 from boltcutter_language.tokenizer import Tokenizer, load_tokenizer
 
 Dtype = Literal["uint8", "uint16", "uint32", "int32", "int64"]

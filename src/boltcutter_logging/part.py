@@ -7,5 +7,8 @@ PART = Part(
     components=("boltcutter_logging.services",),
     moved={"boltcutter.logger.services": "boltcutter_logging.services"},
     section=Section("Pictures and tables", "record.json", "boltcutter_logging.media_section:render"),
-    offers={"media_logging": "boltcutter_logging.media_logging:MediaLogging"},
+    offers={
+        "media_logging": "boltcutter_logging.media_logging:MediaLogging",
+        "plots": "boltcutter_logging.plots",
+    },
 )

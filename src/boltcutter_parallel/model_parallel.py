@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from boltcutter.callback.ema import EMA
 from boltcutter.protocols import NativeTask, SavesShards, ShardsWeights
 from boltcutter.strategy.errors import StrategyError
+from boltcutter_parallel.ema import EMA
 from boltcutter_parallel.sharded_checkpoint import WEIGHTS
 from boltcutter_parallel.units import fully_shard_units
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from boltcutter.callback.ema import EMA
 from boltcutter.protocols import ComputesLosses, NativeTask, SplitsIntoStages, gather_objects
 from boltcutter.strategy.errors import StrategyError
+from boltcutter_parallel.ema import EMA
 from boltcutter_parallel.stage import LocalStage
 
 MAX_SCHEDULES = 8  # cached, one for each shape of batch, each with its buffers

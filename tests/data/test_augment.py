@@ -7,7 +7,7 @@ import boltcutter
 from boltcutter.config.locate import locate
 from boltcutter.data.sampler import Batch
 from boltcutter_data import augment
-from boltcutter_data.augment import Augment
+from boltcutter_data.augment import Augment, uniform
 
 ALL = Augment(flip=0.5, shift=3, rotate=30, brightness=0.4, contrast=0.4, erase=4)
 EACH = [
@@ -134,3 +134,22 @@ def test_invalid_settings_are_an_error(settings: dict[str, float]) -> None:
 
 def test_runs_that_recorded_the_earlier_path_find_the_class() -> None:
     assert locate("boltcutter.data.augment.Augment") is boltcutter.Augment is Augment
+
+
+def test_random_numbers_depend_on_the_sample_not_on_the_batch() -> None:
+    together = uniform(Batch(range(100), seed=1, epoch=2), 3)
+    for index in (0, 41, 99):
+        assert np.array_equal(uniform(Batch([7, index], seed=1, epoch=2), 3)[1], together[index])
+    assert not np.isin(uniform(Batch(range(100), seed=1, epoch=3), 3), together).any()
+    assert not np.isin(uniform(Batch(range(100), seed=2, epoch=2), 3), together).any()
+
+
+def test_random_numbers_are_uniform() -> None:
+    drawn = uniform(Batch(range(50_000), seed=0, epoch=0), 2)
+    assert drawn.dtype == np.float32
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    counts = np.histogram(drawn[:, 0], 10, (0, 1))[0]
+    assert ((counts - 5000) ** 2 / 5000).sum() < 27.9  # chi-square with 9 degrees of freedom, 99.9 %
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.02
+    assert abs(np.corrcoef(drawn[:-1, 0], drawn[1:, 0])[0, 1]) < 0.02

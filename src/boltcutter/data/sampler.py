@@ -209,30 +209,3 @@ def _murmur(z: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     z = (z ^ (z >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     z = (z ^ (z >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return z ^ (z >> np.uint32(16))
-
-
-def _splitmix64(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finaliser."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-def uniform(batch: Batch, count: int) -> npt.NDArray[np.float32]:
-    """Draw random numbers that depend only on seed, epoch and sample, not on workers, ranks or batches.
-
-    Args:
-        batch: The samples.
-        count: Random numbers per sample.
-
-    Returns:
-        Shape (N, count), in [0, 1).
-
-    Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (SplitMix64).
-    """
-    key = np.random.SeedSequence([batch.seed, batch.epoch]).generate_state(1, np.uint64)
-    counter = batch.indices.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        z = _splitmix64(key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
-    numbers: npt.NDArray[np.float32] = ((z >> np.uint64(40)) * np.float64(2**-24)).astype(np.float32)
-    return numbers

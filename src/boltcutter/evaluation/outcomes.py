@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,14 +16,13 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from boltcutter import extend
 from boltcutter.data.batches import count_samples, first_tensor
-from boltcutter.evaluation.plots import draw_confusion, draw_scatter, draw_series
 from boltcutter.evaluation.table import Table, concatenate, count_rows, select_rows, write_csv
 from boltcutter.protocols import HasClasses, HasStatistics, data_parallel, gather_objects
 
 WORST = 24  # number of samples with the largest loss whose inputs are saved
 MAX_COLUMNS = 1000  # per entry of an output, in the tables of a test and of predictions
-MAX_POINTS = 5000  # of a plot of several targets
 MAX_CLASSES = 2000  # of a confusion matrix
 SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # whose order cannot be reproduced
 
@@ -257,33 +255,22 @@ def _texts(data: Any, inputs: Sequence[npt.NDArray[Any]]) -> dict[str, Any]:
 
 
 def _write_summary(folder: Path, table: Table, classes: list[str]) -> None:
-    """Write metrics and counts per class, or plots of predictions over targets."""
-    if {"target_0", "prediction_0"} <= table.keys() and count_rows(table):
-        _write_series(folder, table)
-    if not {"target", "prediction"} <= table.keys() or not count_rows(table):
+    """Write metrics and counts per class, and plots of predictions over targets."""
+    if not count_rows(table):
         return
-    targets, predictions = table["target"], table["prediction"]
-    if all(np.issubdtype(column.dtype, np.integer) for column in (targets, predictions)):
+    plots = extend.find("plots")
+    if plots:
+        plots.draw_targets(folder, table)
+    names = ("target", "prediction")
+    if all(name in table and np.issubdtype(table[name].dtype, np.integer) for name in names):
+        targets, predictions = (table[name] for name in names)
         if min(targets.min(), predictions.min()) >= 0 and max(targets.max(), predictions.max()) < MAX_CLASSES:
-            _write_classes(folder, targets, predictions, classes)
-    else:
-        draw_scatter(folder / "scatter.svg", targets, predictions)
+            _write_classes(folder, targets, predictions, classes, plots)
 
 
-def _write_series(folder: Path, table: Table) -> None:
-    """Plot predictions of several targets: all over their targets, and some samples in the order of the targets."""
-    names = [name for name in table if re.fullmatch(r"target_\d+", name) and f"prediction{name[6:]}" in table]
-    targets = np.stack([table[name] for name in names], axis=1)  # (N, T)
-    predictions = np.stack([table[f"prediction{name[6:]}"] for name in names], axis=1)
-    every = -(-targets.size // MAX_POINTS)
-    draw_scatter(folder / "scatter.svg", targets.ravel()[::every], predictions.ravel()[::every])
-    order = np.argsort(table.get("loss", np.arange(len(targets))), kind="stable")
-    chosen = order[np.unique(np.linspace(0, len(order) - 1, 4).astype(int))]
-    titles = [f"index {table['index'][place]}" for place in chosen]
-    draw_series(folder / "series.svg", targets[chosen], predictions[chosen], titles)
-
-
-def _write_classes(folder: Path, targets: npt.NDArray[Any], predictions: npt.NDArray[Any], classes: list[str]) -> None:
+def _write_classes(
+    folder: Path, targets: npt.NDArray[Any], predictions: npt.NDArray[Any], classes: list[str], plots: Any
+) -> None:
     count = max(len(classes), int(targets.max()) + 1, int(predictions.max()) + 1)
     names = classes or [str(number) for number in range(count)]
     pairs = targets.astype(np.int64) * count + predictions
@@ -299,4 +286,5 @@ def _write_classes(folder: Path, targets: npt.NDArray[Any], predictions: npt.NDA
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["target", *names])
         writer.writerows([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
-    draw_confusion(folder / "confusion.svg", matrix, names)
+    if plots:
+        plots.draw_confusion(folder / "confusion.svg", matrix, names)

@@ -6,7 +6,7 @@ import pytest
 from torch.utils.data import Sampler
 
 from boltcutter.data import sampler
-from boltcutter.data.sampler import Batch, BatchSampler, permute, uniform
+from boltcutter.data.sampler import Batch, BatchSampler, permute
 
 
 def batches(length: int, size: int, world: int = 1, epoch: int = 0, **settings: bool | int) -> list[list[list[int]]]:
@@ -141,25 +141,6 @@ def test_invalid_settings_are_errors_with_a_remedy() -> None:
         BatchSampler(5, 6, drop_last=True)
     with pytest.raises(ValueError, match="1 samples are too few for 2 ranks; give more data, or use fewer"):
         BatchSampler(1, 2, world_size=2)
-
-
-def test_random_numbers_depend_on_the_sample_not_on_the_batch() -> None:
-    together = uniform(Batch(range(100), seed=1, epoch=2), 3)
-    for index in (0, 41, 99):
-        assert np.array_equal(uniform(Batch([7, index], seed=1, epoch=2), 3)[1], together[index])
-    assert not np.isin(uniform(Batch(range(100), seed=1, epoch=3), 3), together).any()
-    assert not np.isin(uniform(Batch(range(100), seed=2, epoch=2), 3), together).any()
-
-
-def test_random_numbers_are_uniform() -> None:
-    drawn = uniform(Batch(range(50_000), seed=0, epoch=0), 2)
-    assert drawn.dtype == np.float32
-    assert drawn.min() >= 0
-    assert drawn.max() < 1
-    counts = np.histogram(drawn[:, 0], 10, (0, 1))[0]
-    assert ((counts - 5000) ** 2 / 5000).sum() < 27.9  # chi-square with 9 degrees of freedom, 99.9 %
-    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.02
-    assert abs(np.corrcoef(drawn[:-1, 0], drawn[1:, 0])[0, 1]) < 0.02
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 1000, 4099])

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from boltcutter.data.files import BLOCK_BYTES, find_files, sampled_hash
+from boltcutter_data.files import BLOCK_BYTES, find_files, sampled_hash
 
 
 def test_files_are_found_by_path_folder_and_pattern(tmp_path: Path) -> None:

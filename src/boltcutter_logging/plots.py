@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -10,12 +11,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from boltcutter.evaluation.table import Table
+
 CELL = 28.0  # pixels per class of a small confusion matrix
 MAX_LABELLED = 40  # number of classes whose names and counts are legible
 MAX_SIDE = 1200.0  # pixels of a large confusion matrix
 SCATTER_SIDE = 400.0  # pixels
 BLUE, ORANGE = "#08519c", "#d95f02"
+MAX_POINTS = 5000  # of a plot of several targets
 STYLE = "font: 12px sans-serif; fill: black"
+
+
+def draw_targets(folder: Path, table: Table) -> None:
+    """Plot predictions over targets that are not classes; of several targets, also some samples in their order."""
+    if {"target_0", "prediction_0"} <= table.keys():
+        _draw_series(folder, table)
+    if {"target", "prediction"} <= table.keys():
+        targets, predictions = table["target"], table["prediction"]
+        if not all(np.issubdtype(column.dtype, np.integer) for column in (targets, predictions)):
+            draw_scatter(folder / "scatter.svg", targets, predictions)
+
+
+def _draw_series(folder: Path, table: Table) -> None:
+    names = [name for name in table if re.fullmatch(r"target_\d+", name) and f"prediction{name[6:]}" in table]
+    targets = np.stack([table[name] for name in names], axis=1)  # (N, T)
+    predictions = np.stack([table[f"prediction{name[6:]}"] for name in names], axis=1)
+    every = -(-targets.size // MAX_POINTS)
+    draw_scatter(folder / "scatter.svg", targets.ravel()[::every], predictions.ravel()[::every])
+    order = np.argsort(table.get("loss", np.arange(len(targets))), kind="stable")
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, 4).astype(int))]
+    titles = [f"index {table['index'][place]}" for place in chosen]
+    draw_series(folder / "series.svg", targets[chosen], predictions[chosen], titles)
 
 
 def draw_confusion(path: Path, matrix: npt.NDArray[Any], names: Sequence[str]) -> None:

@@ -11,11 +11,11 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
 
 from boltcutter.assembly.assemble import assemble, read_config
-from boltcutter.callback.ema import EMA
 from boltcutter.callback.guard import Guard
 from boltcutter.checkpoint.load import load
 from boltcutter.environment.startup import restored_signals
 from boltcutter.project import Project
+from boltcutter_parallel.ema import EMA
 
 
 def test_the_average_is_validated_saved_and_tested(script: Script, tmp_path: Path) -> None:

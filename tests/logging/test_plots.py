@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from boltcutter.evaluation.plots import draw_confusion, draw_scatter, draw_series
+from boltcutter_logging.plots import draw_confusion, draw_scatter, draw_series
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
