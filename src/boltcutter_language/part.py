@@ -10,6 +10,7 @@ PART = Part(
         "TokenDataModule": "boltcutter_language.tokens",
     },
     components=("boltcutter_language",),
+    offers={"generate": "boltcutter_language.generate:generate"},
     moved={
         "boltcutter.data.text": "boltcutter_language.text",
         "boltcutter.data.tokens": "boltcutter_language.tokens",

@@ -17,11 +17,11 @@ from sklearn.datasets import load_diabetes, load_digits
 from boltcutter.assembly.assemble import assemble
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.config.errors import ConfigError
-from boltcutter.evaluation.predict import generate_text
 from boltcutter.project import Project
 from boltcutter_export import runner
 from boltcutter_export.exported import ExportedModel, find_export, load_exported
 from boltcutter_export.runner import Runner, read_card
+from boltcutter_language.generate import generate
 from boltcutter_language.task import LanguageModeling
 
 
@@ -90,7 +90,7 @@ def test_an_exported_language_model_needs_no_gpu(gpt: Path) -> None:
     components = assemble(cfg, with_callbacks=False)
     components.trainer.strategy._accelerator = None
     components.trainer.strategy._root_device = torch.device("meta")  # whose tensors the host cannot read either
-    assert generate_text(components, ExportedModel(folder, "onnx"), {"input": "#", "tokens": "2"}).startswith("#")
+    assert generate(components, ExportedModel(folder, "onnx"), {"input": "#", "tokens": "2"}).startswith("#")
 
 
 @pytest.mark.parametrize("export", ["onnx", "int8-static", "int4"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
-from boltcutter.assembly.precision import apply_precision
 from boltcutter.checkpoint.load import restore
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
@@ -67,8 +65,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
         raise ConfigError(f"input is not set; set input={what}")
     model = exported or find_checkpoint(cfg, special.get("ckpt", "best"))
     if generates:
-        text = generate_text(components, model, special)
-        _write_text(text, special.get("output"))
+        text: str = require("generate", "input")(components, model, special)
         return text
     if unused := [name for name in SAMPLING if name in special and name != "seed"]:
         raise ConfigError(f"{unused[0]}: task={cfg.choices.task} generates no text; remove it")
@@ -198,56 +195,6 @@ def _columns(loaders: list[list[Any]]) -> Table | None:
                 return None
             parts.append({"dataloader": np.full(count_rows(found), number), **found} if loaders[1:] else found)
     return concatenate(parts) or None
-
-
-def generate_text(components: Components, model: str | Predictor, overrides: dict[str, str]) -> str:
-    """Return the text of ``input``, which may be a file, followed by its continuation by the model.
-
-    Args:
-        components: Components of a run whose task can ``generate`` and whose data has a ``tokenizer``.
-        model: Checkpoint to load, or an export.
-        overrides: ``input``, ``tokens`` (200), ``temperature`` (0.8), ``top_k`` (50), ``seed`` (0).
-
-    Raises:
-        ConfigError: An override is not a valid number, or the text is empty.
-    """
-    count, seed = _number(overrides, "tokens", 200, int, 1), _number(overrides, "seed", 0, int, 0)
-    temperature, top_k = _number(overrides, "temperature", 0.8, float, 0), _number(overrides, "top_k", 50, int, 1)
-    data: Any = components.data
-    task: Any = components.task
-    restore(data, model, task)
-    with as_config_error():
-        tokenizer = data.tokenizer
-        text, file = overrides["input"].encode(), Path(overrides["input"])
-        # The system refuses file names of 256 bytes or more, which a text may have.
-        if len(text) < 256 and file.is_file():
-            text = file.read_bytes()
-        prompt = torch.tensor(tokenizer.encode(text))
-    if isinstance(model, str):  # an export computes on the CPU
-        apply_precision(components.trainer.precision_plugin, task, task.model, "forward")
-        task.to(components.trainer.strategy.root_device)
-    found = list(task.generate(prompt, count, temperature=temperature, top_k=top_k, seed=seed))
-    return str(tokenizer.decode([*prompt.tolist(), *found]))
-
-
-def _write_text(text: str, output: str | None) -> None:
-    print(text)
-    if output:
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-        Path(output).write_text(text + "\n")
-
-
-def _number(overrides: dict[str, str], name: str, default: Any, kind: type, least: int) -> Any:
-    """Parse a number from an override, or return the default.
-
-    Raises:
-        ConfigError: It is not a number, or too small.
-    """
-    text = overrides.get(name, str(default))
-    pattern = r"\d+" if kind is int else r"\d+(\.\d*)?|\.\d+"
-    if not re.fullmatch(pattern, text) or kind(text) < least:
-        raise ConfigError(f"{name}={text} is not a number of at least {least}; try {name}={default}")
-    return kind(text)
 
 
 def open_export(folder: Path, export: str | None) -> Predictor | None:
