@@ -14,7 +14,7 @@ from boltcutter import lightning_alias
 
 # ruff: isort: skip_file
 if TYPE_CHECKING:
-    from boltcutter.api import (
+    from boltcutter_api.functions import (
         Loaded as Loaded,
         compare as compare,
         evaluate as evaluate,
@@ -68,21 +68,16 @@ _MODULES = {
     "BatchedTensorDataset": "boltcutter.data.module",
     "BestCheckpoint": "boltcutter.callback.checkpoint",
     "Classification": "boltcutter.task.classification",
-    "compare": "boltcutter.api",
     "Comparison": "boltcutter.run.compare",
     "ConfigError": "boltcutter.config.errors",
     "ConvNet": "boltcutter.model.convnet",
     "CSVLogger": "boltcutter.logger.csv",
     "DataModule": "boltcutter.data.module",
     "Digits": "boltcutter.data.digits",
-    "evaluate": "boltcutter.api",
     "Guard": "boltcutter.callback.guard",
     "LastCheckpoint": "boltcutter.callback.checkpoint",
     "Linear": "boltcutter.model.linear",
-    "load": "boltcutter.api",
-    "Loaded": "boltcutter.api",
     "MLP": "boltcutter.model.mlp",
-    "predict": "boltcutter.api",
     "Preemption": "boltcutter.callback.preemption",
     "PreemptionError": "boltcutter.environment.signals",
     "Progress": "boltcutter.callback.progress",
@@ -93,7 +88,6 @@ _MODULES = {
     "Splits": "boltcutter.data.module",
     "Task": "boltcutter.task.base",
     "ThroughputMonitor": "boltcutter.callback.throughput",
-    "train": "boltcutter.api",
     "WandbLogger": "boltcutter.logger.wandb",
     "warmup_cosine": "boltcutter.task.schedule",
 }

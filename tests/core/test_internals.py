@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, ModelChe
 from torch import nn
 
 from boltcutter import internals
-from boltcutter.assembly.live import _order
+from boltcutter_api.objects import _order
 
 
 def test_reading_a_checkpoint_does_not_import_lightning() -> None:

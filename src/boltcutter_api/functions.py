@@ -73,10 +73,10 @@ def train(
         )
     with ExitStack() as stack:
         if task is not None or data is not None or trainer is not None or settings:
-            from boltcutter.assembly import live  # slow import of Lightning
+            from boltcutter_api.objects import registered  # slow import of Lightning
 
             objects = {"task": task, "data": data, "trainer": trainer}
-            overrides = (*stack.enter_context(live.registered(objects, settings)), *overrides)
+            overrides = (*stack.enter_context(registered(objects, settings)), *overrides)
         folder: Path = _call("boltcutter.training.train:main", project, overrides)
     return folder
 
@@ -107,12 +107,12 @@ def load(
     Raises:
         ConfigError: The run does not exist, its objects were built in Python, or the device does not exist.
     """
-    from boltcutter.assembly import live  # slow import of Lightning
+    from boltcutter_api.objects import lent, to_device  # slow import of Lightning
 
     given = (*overrides, *_format(run=run, ckpt=ckpt))
-    with live.lent({"task": task, "data": data}):
+    with lent({"task": task, "data": data}):
         made = _call("boltcutter.evaluation.load:main", project, given)
-    return Loaded(live.to_device(made.task, device), made.data)
+    return Loaded(to_device(made.task, device), made.data)
 
 
 def evaluate(

@@ -27,7 +27,7 @@ from boltcutter_export import registry
 
 ROOT = Path(__file__).parents[2]
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
-RENEW = "PYTHONPATH=tests python tests/core/test_api.py > tests/core/public_api.txt"
+RENEW = "PYTHONPATH=tests python tests/api/test_functions.py > tests/api/public_api.txt"
 SHORT = ["model=linear", "logger=null", "callback.progress=null", "report=false", "trainer.max_epochs=1"]
 
 

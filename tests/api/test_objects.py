@@ -87,8 +87,8 @@ def test_a_signal_saves_a_run_that_is_resumed_exactly(kind: str, tmp_path: Path)
     assert_same_history(whole, parts)
     record = json.loads((parts / "record.json").read_text())
     assert [attempt["reason"] == "completed" for attempt in record["attempts"]] == [False, True]
-    assert record["config"]["task"]["built_in_python"].endswith("test_live.Lit")
-    assert record["config"]["data"]["built_in_python"].endswith("test_live.Data")
+    assert record["config"]["task"]["built_in_python"].endswith("test_objects.Lit")
+    assert record["config"]["data"]["built_in_python"].endswith("test_objects.Data")
     assert record["name"] == "lit"
     assert record["test"].keys() == {"test/loss"}
     assert "built_in_python" in (parts / "report.html").read_text()

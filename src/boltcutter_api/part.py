@@ -1,0 +1,10 @@
+"""What functions for Python programs and notebooks add to Boltcutter."""
+
+from boltcutter.extend import Part
+
+FUNCTIONS = ("Loaded", "compare", "evaluate", "load", "predict", "train")
+PART = Part(
+    name="boltcutter_api",
+    names=dict.fromkeys(FUNCTIONS, "boltcutter_api.functions"),
+    moved={"boltcutter.assembly.live": "boltcutter_api.objects"},
+)
