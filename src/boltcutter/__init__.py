@@ -37,8 +37,8 @@ if TYPE_CHECKING:
         BatchedTensorDataset as BatchedTensorDataset,
         DataModule as DataModule,
         Splits as Splits,
-        split_indices as split_indices,
     )
+    from boltcutter.data.splits import split_indices as split_indices
     from boltcutter.data.sampler import Batch as Batch
     from boltcutter_language.tokens import TokenDataModule as TokenDataModule
     from boltcutter.environment.signals import PreemptionError as PreemptionError
@@ -84,7 +84,7 @@ _MODULES = {
     "Project": "boltcutter.project",
     "Regression": "boltcutter.task.regression",
     "Reseed": "boltcutter.callback.reseed",
-    "split_indices": "boltcutter.data.module",
+    "split_indices": "boltcutter.data.splits",
     "Splits": "boltcutter.data.module",
     "Task": "boltcutter.task.base",
     "ThroughputMonitor": "boltcutter.callback.throughput",

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boltcutter.data.module import DataModule, Indices, Kind, Splits, check_split, split_indices
+from boltcutter.data.module import DataModule, Kind, Splits
+from boltcutter.data.splits import Indices, check_split, split_indices
 from boltcutter_data.arrow import (
     ArrowDataset,
     arrow_column,

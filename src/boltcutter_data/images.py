@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from boltcutter.data.loader import Pair
-from boltcutter.data.module import DataModule, Indices, Splits, check_split, split_indices
+from boltcutter.data.module import DataModule, Splits
 from boltcutter.data.sampler import Batch
+from boltcutter.data.splits import Indices, check_split, split_indices
 from boltcutter_data.augment import Augment
 from boltcutter_data.image_io import check_image_shape, find_images, read_image, read_images
 

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boltcutter.data.folds import fold_indices
-from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits, split_indices, split_off
+from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits
+from boltcutter.data.splits import split_indices, split_off
 from boltcutter_data.augment import Augment
 from boltcutter_data.download import download_file
+from boltcutter_data.folds import fold_indices
 from boltcutter_data.image_io import read_images
 
 Prefix = Literal["train", "t10k"]  # of file names

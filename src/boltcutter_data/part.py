@@ -1,4 +1,4 @@
-"""What data modules, and a network for images, add to Boltcutter."""
+"""What data modules, streams, folds, and a network for images, add to Boltcutter."""
 
 from boltcutter.extend import Part
 
@@ -7,7 +7,12 @@ PART = Part(
     name="boltcutter_data",
     names={"Augment": "boltcutter_data.augment", "ResNet": "boltcutter_data.resnet"},
     components=("boltcutter_data",),
-    offers={"read_images": "boltcutter_data.image_io:read_images"},
+    offers={
+        "folds": "boltcutter_data.folds",
+        "iterable_loader": "boltcutter_data.iterable:IterableLoader",
+        "read_images": "boltcutter_data.image_io:read_images",
+        "stream": "boltcutter_data.stream:Stream",
+    },
     moved={
         **{f"boltcutter.data.{module}": f"boltcutter_data.{module}" for module in MODULES},
         "boltcutter.model.resnet": "boltcutter_data.resnet",

@@ -13,12 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from boltcutter.data.folds import fold_indices
 from boltcutter.data.loader import Pair
-from boltcutter.data.module import DataModule, Indices, Kind, Splits, check_split, split_indices
+from boltcutter.data.module import DataModule, Kind, Splits
 from boltcutter.data.sampler import Batch
+from boltcutter.data.splits import Indices, check_split, split_indices
 from boltcutter_data.augment import Augment
 from boltcutter_data.files import PAGE_BYTES, consecutive_ranges, find_files, sampled_hash
+from boltcutter_data.folds import fold_indices
 from boltcutter_data.image_io import read_images
 
 Array = npt.NDArray[Any]

@@ -15,7 +15,8 @@ from pandas.api import types
 from sklearn.datasets import load_diabetes
 from torch import Tensor
 
-from boltcutter.data.module import BatchedTensorDataset, DataModule, Indices, Kind, Splits, check_split, split_indices
+from boltcutter.data.module import BatchedTensorDataset, DataModule, Kind, Splits
+from boltcutter.data.splits import Indices, check_split, split_indices
 
 Floats = npt.NDArray[np.float64]
 DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?|\d{1,2}:\d{2}(:\d{2}.*)?")  # or a time of day

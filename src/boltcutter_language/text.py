@@ -14,8 +14,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from boltcutter.data.folds import fold_indices
-from boltcutter.data.module import Splits, check_split
+from boltcutter.data.module import Splits
+from boltcutter.data.splits import check_split
+from boltcutter_data.folds import fold_indices
 from boltcutter_language.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from boltcutter_language.tokens import TokenDataModule, TokenWindows
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from boltcutter.data.loader import Pair
-from boltcutter.data.module import DataModule, Splits, check_split
+from boltcutter.data.module import DataModule, Splits
 from boltcutter.data.sampler import Batch
+from boltcutter.data.splits import check_split
 from boltcutter_data.files import PAGE_BYTES, consecutive_ranges, find_files, sampled_hash, strided_windows
 from boltcutter_language.tokenizer import Tokenizer, load_tokenizer
 

@@ -25,9 +25,9 @@ from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.instantiate import build
 from boltcutter.data.hooks import seed_hooks
 from boltcutter.data.loader import BatchedDataset
+from boltcutter.data.mapped import hash_batch
 from boltcutter.data.sampler import Batch
 from boltcutter.data.seeding import draw_indices, seed_generators, seeded_generators
-from boltcutter.data.stream import hash_batch
 from boltcutter.evaluation.splits import has_own_loader
 from boltcutter.protocols import NativeData
 

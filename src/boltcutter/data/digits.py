@@ -12,7 +12,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from boltcutter import extend
-from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits, check_split, split_indices
+from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits
+from boltcutter.data.splits import check_split, split_indices
 
 
 class Digits(DataModule):

@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
+from boltcutter import extend
 from boltcutter.data.sampler import EpochState
 from boltcutter.data.seeding import draw_indices, hash64, seed_generators
-from boltcutter.data.stream import Stream
 from boltcutter.internals import cycles_loaders, data_connector, disable_distributed_sampler, loaded_checkpoint
 from boltcutter.protocols import data_parallel, is_sharded
 
@@ -63,16 +63,18 @@ class LoaderPreparation:
         seed = self.seed if training else hash64(self.seed, *str(mode.dataloader_prefix).encode())
         shard: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "training": training}
         prepared: Any
-        position: RankBatches | Stream
-        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        position: EpochState
+        is_stream = not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
+        if not is_stream:
             prepared, position = shard_loader(loader, cycles=partial(cycles_loaders, self.trainer), **shard)
         elif world_size == 1 and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             return loader  # Lightning saves and restores its position
         else:
-            prepared = position = Stream(loader, **shard)
+            make = extend.require("stream", f"{mode.dataloader_prefix}_dataloader")
+            prepared = position = make(loader, **shard)
         if training:
             position.epoch, position.start = epoch_position(self.trainer)
-            if isinstance(position, Stream):
+            if is_stream:
                 self._print_once(
                     f"train_dataloader: a stream ({type(getattr(loader, 'dataset', loader)).__name__}) has no random "
                     "access: resuming within an epoch reads the finished batches again and skips them, and is exact if "

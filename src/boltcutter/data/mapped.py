@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import pickle
 from collections.abc import Callable, Sized
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
 from boltcutter.data.sampler import Batch
 from boltcutter.data.seeding import seed_generators, seeded_generators
-from boltcutter.data.stream import hash_batch
 
 FINGERPRINT_SAMPLES = 16  # samples that are hashed into a dataset's fingerprint
 
@@ -82,3 +84,29 @@ def fingerprint(dataset: Any) -> bytes:
             except ValueError:  # not picklable
                 parts.append(type(sample).__qualname__.encode())
     return hashlib.sha256(b"".join(parts)).digest()
+
+
+def hash_batch(batch: Any) -> bytes:
+    """Hash the contents of a batch.
+
+    Raises:
+        ValueError: The batch cannot be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        _Pickler(file).dump(batch)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"data: cannot tell whether all ranks read the same batches ({error}); set is_sharded on the loader"
+        ) from error
+    return hashlib.sha256(file.getvalue()).digest()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.layout == torch.strided:
+            values = value.detach().cpu().contiguous()
+            return bytes, (
+                str((values.dtype, *values.shape)).encode() + values.view(-1).view(torch.uint8).numpy().tobytes(),
+            )
+        return NotImplemented

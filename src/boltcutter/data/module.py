@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import lightning as L
-import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.fabric.utilities.data import sized_len
@@ -18,11 +17,11 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from boltcutter.data.folds import check_folds, fold_indices, split_off_groups
-from boltcutter.data.iterable import IterableLoader
-from boltcutter.data.loader import BatchedDataset, Loader, Pair
+from boltcutter import extend
+from boltcutter.data.loader import BatchedDataset, CountingLoader, Loader, Pair
 from boltcutter.data.mapped import BatchedMapDataset, fingerprint
 from boltcutter.data.sampler import Batch, BatchSampler
+from boltcutter.data.splits import check_folds
 from boltcutter.internals import data_fetcher, is_last_batch
 from boltcutter.protocols import data_parallel
 from boltcutter.topology import check_batch_size
@@ -30,7 +29,6 @@ from boltcutter.topology import check_batch_size
 AnyDataset = BatchedDataset | Dataset[Any]
 Split = Literal["train", "val", "test"]
 Kind = Literal["classification", "regression"]
-Indices = npt.NDArray[np.int64]
 
 
 class BatchedTensorDataset:
@@ -129,7 +127,7 @@ class DataModule(L.LightningDataModule, ABC):
         self.classes: list[str] = []
         self.statistics: dict[str, Any] = {}
         self.splits: Splits | None = None
-        self._loader: Loader | IterableLoader | None = None
+        self._loader: CountingLoader | None = None
         self._resume: dict[str, Any] | None = None
 
     @abstractmethod
@@ -173,7 +171,7 @@ class DataModule(L.LightningDataModule, ABC):
         fold = f"{self.fold} of {self.num_folds}".encode() if self.num_folds else b""
         return hashlib.sha256(b"".join([*map(fingerprint, splits), fold])).hexdigest()[:16]
 
-    def train_dataloader(self) -> Loader | IterableLoader:
+    def train_dataloader(self) -> CountingLoader:
         """Loader of the train split: shuffled in each epoch, without the last incomplete batch."""
         if self._loader is not None and self._loader.started:
             self._resume = None  # only the first loader resumes from a checkpoint
@@ -183,20 +181,22 @@ class DataModule(L.LightningDataModule, ABC):
             sampler = self._loader.epoch_sampler
             sampler.epoch, sampler.start = self._resume["epoch"], self._position(self._resume, sampler)
             self._loader.num_yielded = sampler.start
-            if isinstance(sampler, IterableLoader):  # Lightning fetches the first batch before it sets the epoch
+            if hasattr(
+                sampler, "state_after"
+            ):  # of a stream; Lightning fetches the first batch before it sets the epoch
                 sampler.epoch += self._resume.get("epoch_finished", False)
                 sampler.state = self._resume.get("stream") if sampler.start else None
         return self._loader
 
-    def val_dataloader(self) -> Loader | IterableLoader:
+    def val_dataloader(self) -> CountingLoader:
         """Loader of the val split."""
         return self.loader("val")
 
-    def test_dataloader(self) -> Loader | IterableLoader:
+    def test_dataloader(self) -> CountingLoader:
         """Loader of the test split."""
         return self.loader("test")
 
-    def loader(self, split: Split, *, shuffle: bool = False, drop_last: bool = False) -> Loader | IterableLoader:
+    def loader(self, split: Split, *, shuffle: bool = False, drop_last: bool = False) -> CountingLoader:
         """Loader of this rank's batches of ``split``."""
         self.setup("fit")
         samples: Any = getattr(self.splits, split)
@@ -209,8 +209,9 @@ class DataModule(L.LightningDataModule, ABC):
         shard = {"seed": self.seed, "rank": rank, "world_size": world_size}
         if isinstance(samples, IterableDataset):
             settings: Any = {"drop_last": drop_last, "collate": self.collate_fn, **options, **shard}
-            stream = IterableLoader(samples, self.batch_size, **settings)
-            stream.follows_epochs = split == "train"
+            make = extend.require("iterable_loader", f"data: {type(samples).__name__}")
+            stream: CountingLoader = make(samples, self.batch_size, **settings)
+            stream.epoch_sampler.follows_epochs = split == "train"
             return stream
         samples = samples if isinstance(samples, BatchedDataset) else BatchedMapDataset(samples, self.collate_fn)
         try:
@@ -246,7 +247,7 @@ class DataModule(L.LightningDataModule, ABC):
                 "seed": sampler.seed,
                 "epoch": sampler.epoch,
             }
-            if isinstance(sampler, IterableLoader) and (stream := sampler.state_after(done)) is not None:
+            if hasattr(sampler, "state_after") and (stream := sampler.state_after(done)) is not None:
                 state["position"]["stream"] = stream
         elif self._resume:  # restored, but not trained on yet
             state["position"] = self._resume
@@ -273,7 +274,7 @@ class DataModule(L.LightningDataModule, ABC):
         self.statistics = state_dict["statistics"]
         self._resume = state_dict.get("position")
 
-    def _position(self, saved: dict[str, Any], current: BatchSampler | IterableLoader) -> int:
+    def _position(self, saved: dict[str, Any], current: Any) -> int:
         """Number of batches of the epoch to skip.
 
         Raises:
@@ -292,108 +293,3 @@ class DataModule(L.LightningDataModule, ABC):
 
 def _is_empty(split: Any) -> bool:
     return split is None or sized_len(split) == 0
-
-
-def check_split(fractions: tuple[float, float, float]) -> None:
-    """Check the fractions of train, val and test; that of test may be 0.
-
-    Raises:
-        ValueError: One is not positive, or they do not add up to 1.
-    """
-    if abs(sum(fractions) - 1) > 1e-6 or min(fractions[:2]) <= 0 or fractions[2] < 0:
-        raise ValueError(
-            f"data.split={list(fractions)} must be three positive fractions that add up to 1; "
-            "try [0.7, 0.15, 0.15], or [0.9, 0.1, 0] without a test split"
-        )
-
-
-def split_indices(
-    num_samples: int,
-    fractions: tuple[float, float, float],
-    seed: int,
-    labels: Indices | None = None,
-    existing: Collection[str] = (),
-    *,
-    num_folds: int | None = None,
-    fold: int = 0,
-    groups: npt.NDArray[Any] | None = None,
-    num_val: int = 0,
-) -> tuple[Indices, Indices, Indices]:
-    """Split sample indices at random into train, val and test; stratified by class if ``labels`` are given.
-
-    With ``num_folds``, the samples that are not in the test split are divided into folds: one is the val split, the
-    others are the train split. The test split is the same as without folds.
-
-    Args:
-        num_samples: Number of samples.
-        fractions: Fractions of train, val and test, which add up to 1.
-        seed: Seed of the split.
-        labels: Class index of each sample, shape (num_samples,).
-        existing: Those of ``val`` and ``test`` that have samples of their own; they get none of these samples.
-        num_folds: Number of folds for cross-validation; None: no folds.
-        fold: The fold for validation, from 0.
-        groups: Group of each sample, such as the patient, shape (num_samples,). No group is in two splits or folds, so
-            the sizes of splits are approximate.
-        num_val: Number of val samples that exist already, after the others in ``labels`` and ``groups``. Only folds use
-            them.
-
-    Returns:
-        Sorted indices of each split.
-
-    Raises:
-        ValueError: The fractions do not add up to 1, or there are too few samples.
-    """
-    check_split(fractions)
-    train_fraction, val_fraction, test_fraction = fractions
-    val_fraction, test_fraction = val_fraction * ("val" not in existing), test_fraction * ("test" not in existing)
-    total = train_fraction + val_fraction + test_fraction
-    rest, test = split_off(np.arange(num_samples), test_fraction / total, seed, labels, groups)
-    if num_folds:
-        rest = np.concatenate([rest, np.arange(num_samples, num_samples + num_val)])
-        train, val = fold_indices(rest, num_folds, fold, seed, labels, groups)
-    else:
-        # Relative to all samples, so that rounding in the first split does not change the size of the second.
-        train, val = split_off(rest, val_fraction / total * num_samples / len(rest), seed, labels, groups)
-    return train, val, test
-
-
-def split_off(
-    indices: Indices,
-    fraction: float,
-    seed: int,
-    labels: Indices | None = None,
-    groups: npt.NDArray[Any] | None = None,
-) -> tuple[Indices, Indices]:
-    """Split a random fraction off some samples; stratified by class if ``labels`` are given.
-
-    Args:
-        indices: Indices of the samples.
-        fraction: Fraction to split off, in [0, 1).
-        seed: Seed of the split.
-        labels: Class index of every sample that ``indices`` can refer to.
-        groups: Group of every sample that ``indices`` can refer to; all samples of a group stay together.
-
-    Returns:
-        Sorted indices of the remaining samples, and of those that were split off.
-
-    Raises:
-        ValueError: There are too few samples or groups.
-    """
-    if fraction == 0:
-        return np.sort(indices), indices[:0]
-    # Imported here: not every dataset is split, and scikit-learn with pandas takes 70 MiB and delays the first step.
-    from sklearn.model_selection import train_test_split
-
-    stratify = None if labels is None else labels[indices]
-    count = max(1, round(fraction * len(indices)))
-    try:
-        if groups is not None:
-            return split_off_groups(indices, fraction, seed, groups, labels)
-        remaining, taken = train_test_split(indices, test_size=count, random_state=seed, stratify=stratify)
-    except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"data: a fraction of {fraction:.2f} of {len(indices)} samples cannot be split off: {reason.rstrip('.')}; "
-            "add samples, or remove rare classes"
-        ) from None
-    return np.sort(remaining), np.sort(taken)

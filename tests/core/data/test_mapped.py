@@ -1,3 +1,4 @@
+import copy
 import random
 from typing import Any
 
@@ -5,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from boltcutter.data.mapped import BatchedMapDataset, fingerprint
+from boltcutter.data.mapped import BatchedMapDataset, fingerprint, hash_batch
 from boltcutter.data.sampler import Batch
 
 
@@ -58,3 +59,11 @@ def test_fingerprint_depends_on_length_and_samples() -> None:
     torch.rand(1)
     assert len(set(found)) == len(others)
     assert [fingerprint(other) for other in others] == found
+
+
+def test_hashes_of_different_batches_differ() -> None:
+    batch = {"x": torch.arange(6.0).view(2, 3), "name": ["a", "b"]}
+    assert hash_batch(batch) == hash_batch(copy.deepcopy(batch))
+    assert hash_batch(batch) != hash_batch(batch | {"x": torch.arange(6.0).view(3, 2)})
+    with pytest.raises(ValueError, match="set is_sharded on the loader"):
+        hash_batch(lambda: None)

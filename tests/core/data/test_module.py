@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, Sampler, Subset, TensorDataset, WeightedRandomSampler
 
 from boltcutter.data.loader import Pair
-from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits, split_indices, split_off
+from boltcutter.data.module import BatchedTensorDataset, DataModule, Splits
 from boltcutter.data.sampler import Batch
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "data"
@@ -358,8 +358,6 @@ def test_the_test_split_is_optional() -> None:
     assert data.empty_splits == {"test"}
     with pytest.raises(ValueError, match=r"^data: there is no test split; .+$"):
         data.test_dataloader()
-    train, val, test = split_indices(10, (0.9, 0.1, 0), 0)
-    assert [len(train), len(val), len(test)] == [9, 1, 0]
 
 
 def on_rank(rank: int, world: int) -> Any:
@@ -396,35 +394,7 @@ def test_fingerprint_depends_on_the_contents() -> None:
     assert BatchedTensorDataset(one, one).fingerprint() != BatchedTensorDataset(other, other).fingerprint()
 
 
-def test_splits_are_disjoint_complete_and_stratified() -> None:
-    labels = np.repeat(np.arange(4), [400, 200, 100, 100])
-    parts = split_indices(800, (0.7, 0.1, 0.2), 3, labels)
-    assert sorted(np.concatenate(parts)) == list(range(800))
-    assert [len(part) for part in parts] == [560, 80, 160]
-    for part in parts:
-        assert np.array_equal(np.bincount(labels[part]) * 8 / len(part), [4, 2, 1, 1])
-        assert np.array_equal(part, np.sort(part))
-    again = split_indices(800, (0.7, 0.1, 0.2), 3, labels)
-    assert all(map(np.array_equal, parts, again))
-    assert not np.array_equal(parts[2], split_indices(800, (0.7, 0.1, 0.2), 4, labels)[2])
-
-
-def test_split_off_uses_the_given_samples_only() -> None:
-    kept, taken = split_off(np.arange(0, 100, 2), 0.1, 0)
-    assert len(taken) == 5
-    assert sorted([*kept, *taken]) == list(range(0, 100, 2))
-
-
 def test_invalid_settings_are_one_line_errors() -> None:
-    with pytest.raises(
-        ValueError, match=r"^data.split=\[0.5, 0.5, 0.5\] must be three positive fractions that add up to 1"
-    ):
-        split_indices(10, (0.5, 0.5, 0.5), 0)
-    with pytest.raises(
-        ValueError,
-        match=r"^data: a fraction of 0.15 of 2 samples cannot be split off: .+; add samples, or",
-    ):
-        split_indices(2, (0.7, 0.15, 0.15), 0, np.array([0, 1]))
     with pytest.raises(ValueError, match=r"data.num_workers=-1"):
         Numbers(num_workers=-1)
     with pytest.raises(ValueError, match=r"data.batch_size=0"):

@@ -18,10 +18,11 @@ from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from boltcutter.data.digits import Digits
-from boltcutter.data.folds import fold_indices, split_off_groups
 from boltcutter.data.foreign_loader import shard_loaders
 from boltcutter.data.module import DataModule, Splits
-from boltcutter.data.sampler import LAZY_ABOVE, Batch, BatchSampler, permute, uniform
+from boltcutter.data.sampler import LAZY_ABOVE, Batch, BatchSampler, permute
+from boltcutter_data.augment import uniform
+from boltcutter_data.folds import fold_indices, split_off_groups
 from boltcutter_language.text import Text
 
 FOLDS: list[dict[str, Any]] = [{}, {"num_folds": 3, "fold": 0}, {"num_folds": 3, "fold": 2}]

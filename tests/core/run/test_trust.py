@@ -90,7 +90,7 @@ def test_known_classes_and_own_code_are_accepted(target: str) -> None:
         "torchmetrics.BLEUScore",
         "torch.nn.parallel.parallel_apply",
         "torch.nn.modules.transformer.xavier_uniform_",
-        "boltcutter.data.stream._Pickler",
+        "boltcutter.data.mapped._Pickler",
         "boltcutter_parallel.sharded_checkpoint._Unpickler",
         "torch.nn.utils._deprecation_utils.lazy_deprecated_import",
         "monai.bundle.ConfigWorkflow",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import pickle
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain, count, islice
@@ -12,8 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from boltcutter.data.mapped import hash_batch
 from boltcutter.data.sampler import EpochState
 from boltcutter.data.seeding import seed_generators
 from boltcutter.protocols import gather_objects, is_sharded
@@ -107,29 +104,3 @@ def until_any_exhausted(batches: Iterator[Any]) -> Iterator[Any]:
 def _host_group(world: Any) -> Any:
     """Process group for communication on the host; on the device, each batch would wait for the last."""
     return dist.new_group(backend="gloo")
-
-
-def hash_batch(batch: Any) -> bytes:
-    """Hash the contents of a batch.
-
-    Raises:
-        ValueError: The batch cannot be pickled.
-    """
-    file = io.BytesIO()
-    try:
-        _Pickler(file).dump(batch)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"data: cannot tell whether all ranks read the same batches ({error}); set is_sharded on the loader"
-        ) from error
-    return hashlib.sha256(file.getvalue()).digest()
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.layout == torch.strided:
-            values = value.detach().cpu().contiguous()
-            return bytes, (
-                str((values.dtype, *values.shape)).encode() + values.view(-1).view(torch.uint8).numpy().tobytes(),
-            )
-        return NotImplemented

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from boltcutter.data.loader import CountingLoader, identity
 from boltcutter.data.sampler import EpochState
 from boltcutter.data.seeding import seed_generators
-from boltcutter.data.stream import until_any_exhausted
 from boltcutter.internals import hide_worker
+from boltcutter_data.stream import until_any_exhausted
 
 MAX_STATES = 8  # states of a dataset that are retained, for batches that were yielded and not yet trained on
 
