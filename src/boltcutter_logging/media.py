@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from boltcutter.checkpoint.atomic import write, write_text
-from boltcutter.report.image import encode_png
+from boltcutter_logging.image import encode_png
 from boltcutter_logging.pixels import arrange, to_pixels
 
 FOLDER = "media"

@@ -8,6 +8,7 @@ PART = Part(
     moved={"boltcutter.logger.services": "boltcutter_logging.services"},
     section=Section("Pictures and tables", "record.json", "boltcutter_logging.media_section:render"),
     offers={
+        "encode_image": "boltcutter_logging.image:encode_image",
         "media_logging": "boltcutter_logging.media_logging:MediaLogging",
         "plots": "boltcutter_logging.plots",
     },

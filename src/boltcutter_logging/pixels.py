@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from boltcutter.report.image import COLOR_TYPES
+from boltcutter_logging.image import COLOR_TYPES
 
 Pixels = npt.NDArray[np.uint8]  # (C, H, W)
 PADDING = 2  # pixels between the images of a grid

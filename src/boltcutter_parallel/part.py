@@ -16,6 +16,7 @@ PART = Part(
         "backend.mpi4py": "boltcutter_parallel.mpi:register",
         "compiler.xla": "boltcutter_parallel.xla:XLA",
         "precision.float8": "boltcutter_parallel.float8:Float8Precision",
+        "host_snapshot": "boltcutter_parallel.snapshot:HostSnapshot",
         "process_launcher": "boltcutter_parallel.process_launcher:MultiProcessingLauncher",
         "shared_memory": "boltcutter_parallel.shared_memory:SharedMemory",
         "sharding": "boltcutter_parallel.units:fully_shard_units",

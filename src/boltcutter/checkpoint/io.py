@@ -15,8 +15,8 @@ from typing import IO, Any
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
+from boltcutter import extend
 from boltcutter.checkpoint.load import find_damage, find_fault, load
-from boltcutter.checkpoint.snapshot import HostSnapshot
 from boltcutter.checkpoint.storage import CheckpointError as CheckpointError
 from boltcutter.checkpoint.storage import (
     error_text,
@@ -51,7 +51,8 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous
-        self._snapshot = HostSnapshot()
+        snapshot = extend.require("host_snapshot", "checkpoint_io.asynchronous=true") if asynchronous else None
+        self._snapshot = snapshot and snapshot()
         self._writer: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._used: set[Path] = set()  # folders that were created, and must not be removed by others
@@ -63,7 +64,7 @@ class AtomicCheckpointIO(CheckpointIO):
             CheckpointError: This checkpoint or the previous one could not be written; existing files are unchanged.
         """
         self.wait()
-        if self.asynchronous:
+        if self._snapshot:
             checkpoint = self._snapshot.copy(checkpoint)
         self._submit(partial(self._write_checkpoint, path, checkpoint))
 

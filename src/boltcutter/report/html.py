@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import math
@@ -21,7 +22,6 @@ from markupsafe import Markup
 from boltcutter import extend
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import one_line, printable
-from boltcutter.report.image import encode_file, encode_image
 from boltcutter.report.template import format_number, load_template, redact_command
 from boltcutter.run import trust
 from boltcutter.run.metrics import Mode, infer_mode, parse_name
@@ -86,7 +86,7 @@ def render(folder: Path, home: str = "") -> str:
         worst=reader.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes])
         if has_samples
         else [],
-        series=encode_file(test / "series.svg") if (test / "series.svg").is_file() else None,
+        series=_encode_svg(test / "series.svg") if (test / "series.svg").is_file() else None,
         added=[(slug(s.title), s.title, text) for s in extend.sections() if (text := reader.section(s))],
         attempts=reader.get("Attempts", [], _attempts, record.get("attempts") or []),
         missing=reader.missing,
@@ -345,12 +345,13 @@ def _read_worst(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
             raise ValueError(f"larger than {MAX_WORST >> 20} MiB")
         arrays = {name: file[name] for name in file}
     inputs = arrays["inputs"]
-    images = inputs.dtype == np.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
+    is_image = inputs.dtype == np.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
+    encode_image = extend.find("encode_image") if is_image else None
     return [
         {
-            "image": encode_image(values) if images else None,
+            "image": encode_image(values) if encode_image else None,
             "text": str(arrays["text"][index]) if "text" in arrays else None,
-            "values": [] if images else [float(value) for value in values.ravel()[:8]],
+            "values": [] if encode_image else [float(value) for value in values.ravel()[:8]],
             "shape": " × ".join(map(str, values.shape)),
             "truth": _format_answer(arrays, "target", index, names),
             "prediction": _format_answer(arrays, "prediction", index, names),
@@ -358,6 +359,10 @@ def _read_worst(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
         }
         for index, values in enumerate(inputs)
     ]
+
+
+def _encode_svg(path: Path) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _format_answer(arrays: Mapping[str, Any], what: str, index: int, names: Sequence[str]) -> str:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from boltcutter.checkpoint import io, snapshot
+from boltcutter.checkpoint import io
 from boltcutter.checkpoint.io import AtomicCheckpointIO
-from boltcutter.checkpoint.snapshot import HostSnapshot
+from boltcutter_parallel import snapshot
+from boltcutter_parallel.snapshot import HostSnapshot
 
 
 def test_a_snapshot_does_not_change_with_its_original() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,6 @@ def encode_image(pixels: npt.NDArray[np.uint8]) -> dict[str, Any]:
     block = -(-max(pixels.shape[1:]) // MAX_PIXELS)
     data = base64.b64encode(encode_png(downscale(pixels, block))).decode()
     return {"url": f"data:image/png;base64,{data}", "small": block == 1}
-
-
-def encode_file(path: Path) -> str:
-    """Encode an SVG file as a data URL."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def downscale(pixels: npt.NDArray[np.uint8], block: int) -> npt.NDArray[np.uint8]:

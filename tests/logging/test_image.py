@@ -6,7 +6,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from boltcutter.report.image import MAX_PIXELS, encode_image, encode_png
+from boltcutter_logging.image import MAX_PIXELS, encode_image, encode_png
 
 
 def decode(url: str) -> npt.NDArray[np.uint8]:
