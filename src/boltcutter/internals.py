@@ -26,7 +26,7 @@ OVERRIDDEN = {
     "_save_checkpoint": "callback/checkpoint: the score is only stored in checkpoints that this callback saves",
     "_save_topk_checkpoint": "callback/checkpoint: a metric that is never logged is reported in one line",
     "_update_best_and_save": "callback/checkpoint: max_gib",
-    "_prepare_dataloader": "data/foreign_loader: Lightning's samplers repeat samples, and overlap if weighted",
+    "_prepare_dataloader": "data/hooks: Lightning's samplers repeat samples, and overlap if weighted",
     "_update_count": "task/metric_states: restored with the states, as averages divide by it",
     "_apply_batch_transfer_handler": "callback/skip_no_op_hooks: these five take a third of a small model's step",
     "_on_before_batch_transfer": "callback/skip_no_op_hooks",

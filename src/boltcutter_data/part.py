@@ -1,4 +1,4 @@
-"""What data modules, streams, folds, and a network for images, add to Boltcutter."""
+"""What data modules, loaders of other libraries, streams, folds, and a network for images, add to Boltcutter."""
 
 from boltcutter.extend import Part
 
@@ -10,8 +10,8 @@ PART = Part(
     offers={
         "folds": "boltcutter_data.folds",
         "iterable_loader": "boltcutter_data.iterable:IterableLoader",
+        "loader_preparation": "boltcutter_data.foreign_loader:LoaderPreparation",
         "read_images": "boltcutter_data.image_io:read_images",
-        "stream": "boltcutter_data.stream:Stream",
     },
     moved={
         **{f"boltcutter.data.{module}": f"boltcutter_data.{module}" for module in MODULES},

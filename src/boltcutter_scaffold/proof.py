@@ -17,8 +17,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, LearningRateMonitor
 
 from boltcutter.callback.reseed import Reseed
-from boltcutter.data.foreign_loader import shard_loaders
-from boltcutter.data.hooks import seed_hooks
+from boltcutter.data.hooks import seed_hooks, shard_loaders
 
 UNNEEDED = (Checkpoint, EarlyStopping, LearningRateMonitor)  # they need validation, or a logger
 PROGRAM = "boltcutter"

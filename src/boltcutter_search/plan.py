@@ -322,8 +322,8 @@ def find_metric(cfg: DictConfig, default: tuple[str, Mode]) -> tuple[str, Mode]:
         ConfigError: It does not, and there is no other metric that training would monitor.
     """
     from boltcutter.assembly.assemble import assemble
-    from boltcutter.assembly.monitors import choose_monitor
     from boltcutter.evaluation.splits import skip_reason
+    from boltcutter.run.metrics import choose_monitor
 
     components = assemble(merge(cfg, DictConfig({"trainer": ONE_DEVICE})), with_callbacks=False)
     if skip_reason(components.data, components.task, "val"):

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from boltcutter.assembly.monitors import MonitorCheck
+from boltcutter import extend
 from boltcutter.callback.accumulation import MeanOfAccumulated
 from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError
@@ -35,8 +35,8 @@ def adapt(trainer: L.Trainer, task: L.LightningModule, callbacks: Mapping[str, C
     Raises:
         ConfigError: A setting has no effect with manual optimization.
     """
-    if callbacks and not isinstance(task, NativeTask):
-        trainer.callbacks.insert(0, MonitorCheck(callbacks))  # type: ignore[attr-defined]
+    if callbacks and not isinstance(task, NativeTask) and (monitor_check := extend.find("monitor_check")):
+        trainer.callbacks.insert(0, monitor_check(callbacks))  # type: ignore[attr-defined]
     if task.automatic_optimization:
         changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks.values())
         if trainer.accumulate_grad_batches != 1 or changes or is_overridden("configure_callbacks", task):

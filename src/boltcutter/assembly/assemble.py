@@ -50,8 +50,7 @@ from boltcutter.config.errors import ConfigError, as_config_error, hint
 from boltcutter.config.instantiate import build, find_mistakes
 from boltcutter.config.locate import locate
 from boltcutter.config.values import resolve_reference
-from boltcutter.data.foreign_loader import shard_loaders
-from boltcutter.data.hooks import seed_hooks
+from boltcutter.data.hooks import seed_hooks, shard_loaders
 from boltcutter.environment.platform import disable_mpi_detection
 from boltcutter.environment.threads import limit_threads
 from boltcutter.internals import set_timeout

@@ -1,4 +1,4 @@
-"""Run ``prepare_data`` and ``setup`` with the same random state in every process, and only once before training."""
+"""Run ``prepare_data`` and ``setup`` with the same random state in every process, and prepare loaders."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from boltcutter import extend
 from boltcutter.data.seeding import seeded_generators
 from boltcutter.internals import data_connector, tree_leaves
-from boltcutter.protocols import NativeData
+from boltcutter.protocols import NativeData, is_sharded
 
 HOOKS = ("prepare_data", "setup")
 
@@ -58,6 +60,28 @@ def seed_hooks(owner: L.LightningDataModule | L.LightningModule, seed: int) -> N
     for name in HOOKS:
         if is_overridden(name, owner):
             setattr(owner, name, SeededHook(getattr(owner, name), seed))
+
+
+def shard_loaders(trainer: L.Trainer, seed: int) -> None:
+    """Use loaders that are sharded as they are; others are sharded by a part, or else by Lightning."""
+    make = extend.find("loader_preparation") or LightningPreparation
+    data_connector(trainer)._prepare_dataloader = make(trainer, seed)
+
+
+class LightningPreparation:
+    """Prepares loaders that are not sharded yet as Lightning does.
+
+    Args:
+        trainer: Trainer that uses the loaders.
+        seed: Not used.
+    """
+
+    def __init__(self, trainer: L.Trainer, seed: int) -> None:
+        self.prepare: Callable[..., Any] = data_connector(trainer)._prepare_dataloader
+
+    def __call__(self, loader: Any, shuffle: bool, mode: RunningStage) -> Any:
+        """Return the loader, or Lightning's replacement."""
+        return loader if is_sharded(loader) else self.prepare(loader, shuffle=shuffle, mode=mode)
 
 
 def run_hooks_early(trainer: L.Trainer, task: L.LightningModule, data: L.LightningDataModule) -> None:

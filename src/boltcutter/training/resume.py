@@ -8,7 +8,6 @@ from typing import Any
 import lightning as L
 
 from boltcutter.assembly.assemble import Components
-from boltcutter.assembly.monitors import MonitorCheck
 from boltcutter.checkpoint.load import load
 from boltcutter.checkpoint.storage import CheckpointError, check_writable
 from boltcutter.checkpoint.weights import incompatibility, load_weights
@@ -49,7 +48,8 @@ def load_initial_state(
             saved = load(checkpoint, lazy=True)
             reached_limit = check_limits(components.trainer, saved)
             for callback in components.trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, MonitorCheck) and (state := saved.get("callbacks", {}).get(callback.state_key)):
+                state = saved.get("callbacks", {}).get(callback.state_key)
+                if state and getattr(callback, "restores_monitors", False):
                     callback.load_state_dict(state)
             restore_data_state(components.data, cfg, saved)
             note = ending.resume(saved)

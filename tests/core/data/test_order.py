@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from boltcutter.data.digits import Digits
-from boltcutter.data.foreign_loader import shard_loaders
+from boltcutter.data.hooks import shard_loaders
 from boltcutter.data.module import DataModule, Splits
 from boltcutter.data.sampler import LAZY_ABOVE, Batch, BatchSampler, permute
 from boltcutter_data.augment import uniform

@@ -11,7 +11,8 @@ from conftest import ROOT, Script, max_difference
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-from boltcutter.data.foreign_loader import RankBatches, SeededBatch, shard_loader, shard_loaders
+from boltcutter.data.hooks import shard_loaders
+from boltcutter_data.foreign_loader import RankBatches, SeededBatch, shard_loader
 
 QUIET = ["logger=null", "report=false", "model=linear", "data=digits", "scheduler=constant", "trainer.accelerator=cpu"]
 QUIET += ["data._target_=loaders.NumbersDataModule", "data.shape=[4]", "data.num_classes=3"]

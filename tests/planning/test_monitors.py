@@ -8,9 +8,10 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from boltcutter.assembly.monitors import MonitorCheck, choose_monitor
 from boltcutter.callback.checkpoint import BestCheckpoint
 from boltcutter.config.errors import ConfigError
+from boltcutter.run.metrics import choose_monitor
+from boltcutter_planning.monitors import MonitorCheck
 
 
 class Module(L.LightningModule):

@@ -14,24 +14,18 @@ from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
-from boltcutter import extend
 from boltcutter.data.sampler import EpochState
 from boltcutter.data.seeding import draw_indices, hash64, seed_generators
 from boltcutter.internals import cycles_loaders, data_connector, disable_distributed_sampler, loaded_checkpoint
 from boltcutter.protocols import data_parallel, is_sharded
-
-
-def shard_loaders(trainer: L.Trainer, seed: int) -> None:
-    """Make ``trainer`` shard every loader that is not sharded yet.
-
-    The samplers of Lightning repeat samples in validation and test, shuffle loaders that are not shuffled, and draw
-    weighted samples from a different generator on each rank, so that ranks overlap.
-    """
-    data_connector(trainer)._prepare_dataloader = LoaderPreparation(trainer, seed)
+from boltcutter_data.stream import Stream
 
 
 class LoaderPreparation:
-    """Prepares each loader before Lightning uses it.
+    """Prepares each loader before Lightning uses it: shards those that are not sharded yet.
+
+    The samplers of Lightning repeat samples in validation and test, shuffle loaders that are not shuffled, and draw
+    weighted samples from a different generator on each rank, so that ranks overlap.
 
     Args:
         trainer: Trainer that uses the loaders.
@@ -70,8 +64,7 @@ class LoaderPreparation:
         elif world_size == 1 and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             return loader  # Lightning saves and restores its position
         else:
-            make = extend.require("stream", f"{mode.dataloader_prefix}_dataloader")
-            prepared = position = make(loader, **shard)
+            prepared = position = Stream(loader, **shard)
         if training:
             position.epoch, position.start = epoch_position(self.trainer)
             if is_stream:
