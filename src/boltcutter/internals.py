@@ -18,7 +18,6 @@ from torch.nn.modules import batchnorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 from torch.utils.data._utils import pin_memory as _pin_memory
-from torch.utils.data._utils import worker as _worker
 
 # Methods that subclasses of the core override, attributes that they inherit, base classes, and what is replaced in an
 # object while it trains: these stay where they are used.
@@ -56,13 +55,13 @@ OVERRIDDEN = {
 BatchNorm, NormWithStatistics = batchnorm._BatchNorm, batchnorm._NormBase
 
 # torch: the leaves of nested batches; the public alternative, optree, would be one more dependency.
-keystr, tree_flatten_with_path, tree_leaves = _pytree.keystr, _pytree.tree_flatten_with_path, _pytree.tree_leaves
+tree_leaves = _pytree.tree_leaves
 
 # torch: moves nested batches to pinned memory as DataLoader does, for batches that are read without one.
 pin_memory: Callable[[Any], Any] = _pin_memory.pin_memory
 
 # torch: one kernel for all tensors of a model. clip_grads_with_norm_ of nn.utils takes half as long again.
-foreach_norm, foreach_mul_, foreach_lerp_ = torch._foreach_norm, torch._foreach_mul_, torch._foreach_lerp_
+foreach_norm, foreach_mul_ = torch._foreach_norm, torch._foreach_mul_
 
 # torch: else buffers that differ between ranks on purpose, such as those of metrics, would become those of rank 0.
 ignore_in_ddp: Callable[..., None] = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
@@ -81,11 +80,6 @@ def cuda_driver_version() -> int:
     return int(read()) if torch.version.cuda and read else 0
 
 
-def default_store() -> Any:
-    """The store of the process group, which shows the ranks that still respond after a collective has failed."""
-    return torch.distributed.distributed_c10d._get_default_store()
-
-
 def prefix_rendezvous(prefix: str) -> None:
     """Give the keys of this process in the store of torchrun a prefix.
 
@@ -97,11 +91,6 @@ def prefix_rendezvous(prefix: str) -> None:
     create = rendezvous._create_c10d_store
     prefixed: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
     rendezvous._create_c10d_store = lambda *args, **options: prefixed(prefix, create(*args, **options))
-
-
-def hide_worker() -> None:
-    """Make ``get_worker_info`` return None, since a sharded dataset that reads it would skip samples a second time."""
-    _worker._worker_info = None
 
 
 def scale_outside_step(optimizer: Any) -> None:
@@ -136,13 +125,6 @@ def reductions(metric: Any) -> dict[str, Any]:
     return found
 
 
-def is_placeholder(optimizer: Any) -> bool:
-    """Whether Lightning made the optimizer, as ``configure_optimizers`` returned none: nothing would be trained."""
-    from lightning.pytorch.core.optimizer import _MockOptimizer
-
-    return isinstance(optimizer, _MockOptimizer)
-
-
 def hook_name(task: Any) -> str | None:
     """Name of the hook that Lightning calls; in others than that of the step, a task logs by Lightning."""
     name: str | None = task._current_fx_name
@@ -157,11 +139,6 @@ def find_trainer(task: Any) -> Any:
 def logger_connector(trainer: Any) -> Any:
     """Writes a row to all loggers at once; ``log`` of Lightning takes as long as a step of a small model."""
     return trainer._logger_connector
-
-
-def logged_values(trainer: Any) -> Any:
-    """What is logged in this epoch, means of it included, which ``callback_metrics`` only has after the epoch."""
-    return (trainer._results or {}).values()
 
 
 def set_timeout(strategy: Any, timeout: timedelta) -> None:
@@ -183,23 +160,6 @@ def replace_signal_handlers(trainer: Any, install: Callable[[], None]) -> None:
 def data_connector(trainer: Any) -> Any:
     """Attaches hooks of the data before ``fit``, and prepares loaders; Lightning's samplers repeat samples."""
     return trainer._data_connector
-
-
-def disable_distributed_sampler(trainer: Any) -> bool:
-    """Set ``use_distributed_sampler`` to False, which a trainer does only when it is built; returns what it was."""
-    connector = trainer._accelerator_connector
-    enabled, connector.use_distributed_sampler = bool(connector.use_distributed_sampler), False
-    return enabled
-
-
-def loaded_checkpoint(trainer: Any) -> dict[str, Any]:
-    """The checkpoint to resume from, read by loaders that Lightning prepares before the loops, for a scheduler."""
-    return trainer._checkpoint_connector._loaded_checkpoint or {}
-
-
-def cycles_loaders(trainer: Any) -> bool:
-    """Whether shorter loaders are cycled until the longest ends."""
-    return getattr(trainer.fit_loop._combined_loader, "_mode", None) == "max_size_cycle"
 
 
 def data_fetcher(trainer: Any) -> Any:

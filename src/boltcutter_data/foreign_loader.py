@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from boltcutter.data.sampler import EpochState
 from boltcutter.data.seeding import draw_indices, hash64, seed_generators
-from boltcutter.internals import cycles_loaders, data_connector, disable_distributed_sampler, loaded_checkpoint
+from boltcutter.internals import data_connector
 from boltcutter.protocols import data_parallel, is_sharded
 from boltcutter_data.stream import Stream
 
@@ -35,7 +34,8 @@ class LoaderPreparation:
     def __init__(self, trainer: L.Trainer, seed: int) -> None:
         self.trainer, self.seed = trainer, seed
         self.prepare: Callable[..., Any] = data_connector(trainer)._prepare_dataloader  # Lightning's own
-        self.enabled = disable_distributed_sampler(trainer)
+        connector: Any = trainer._accelerator_connector  # a trainer reads the setting only when it is built
+        self.enabled, connector.use_distributed_sampler = bool(connector.use_distributed_sampler), False
         self._printed: set[str] = set()
 
     def __call__(self, loader: Any, shuffle: bool, mode: RunningStage) -> Any:
@@ -60,7 +60,7 @@ class LoaderPreparation:
         position: EpochState
         is_stream = not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
         if not is_stream:
-            prepared, position = shard_loader(loader, cycles=partial(cycles_loaders, self.trainer), **shard)
+            prepared, position = shard_loader(loader, cycles=self._cycles_loaders, **shard)
         elif world_size == 1 and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             return loader  # Lightning saves and restores its position
         else:
@@ -75,6 +75,10 @@ class LoaderPreparation:
                 )
         return prepared
 
+    def _cycles_loaders(self) -> bool:
+        """Whether shorter loaders are cycled until the longest ends."""
+        return getattr(self.trainer.fit_loop._combined_loader, "_mode", None) == "max_size_cycle"
+
     def _print_once(self, text: str) -> None:
         if self.trainer.is_global_zero and text not in self._printed:
             self._printed.add(text)
@@ -84,7 +88,7 @@ class LoaderPreparation:
 def epoch_position(trainer: L.Trainer) -> tuple[int, int]:
     """Return the epoch and the number of its finished batches, as restored or as in the checkpoint to be restored."""
     loop: Any = trainer.fit_loop
-    saved = loaded_checkpoint(trainer).get("loops", {}).get("fit_loop")
+    saved = (trainer._checkpoint_connector._loaded_checkpoint or {}).get("loops", {}).get("fit_loop")
     if saved:
         batches, epochs = saved["epoch_loop.batch_progress"], saved["epoch_progress"]
         done, last, epoch = batches["current"]["processed"], batches["is_last_batch"], epochs["current"]["processed"]

@@ -10,11 +10,11 @@ from itertools import count, islice
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data._utils import worker as worker_state
 
 from boltcutter.data.loader import CountingLoader, identity
 from boltcutter.data.sampler import EpochState
 from boltcutter.data.seeding import seed_generators
-from boltcutter.internals import hide_worker
 from boltcutter_data.stream import until_any_exhausted
 
 MAX_STATES = 8  # states of a dataset that are retained, for batches that were yielded and not yet trained on
@@ -130,7 +130,7 @@ class _RankBatches(IterableDataset[Any]):
             size, own = size // self.world_size, [self.rank, worker_id]
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.epoch)
-        hide_worker()
+        worker_state._worker_info = None  # else a sharded dataset that reads it would skip samples a second time
         is_stateful = not reads_shards and hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         if is_stateful and self.state is not None:
             dataset.load_state_dict(copy.deepcopy(self.state))

@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from boltcutter.internals import foreach_lerp_
-
 
 class EMA(WeightAveraging):
     """Validate, test and save the exponential moving average of the weights, while training continues with the weights.
@@ -78,7 +76,7 @@ class EMA(WeightAveraging):
         # Weights on the meta device are those of other stages of a pipeline.
         averages, weights = zip(*(p for p in pairs if p[0].is_floating_point() and not p[0].is_meta), strict=True)
         with torch.no_grad():
-            foreach_lerp_(averages, weights, 1 - decay)
+            torch._foreach_lerp_(averages, weights, 1 - decay)
         self._num_averaged, self._latest_update_step = count + 1, step
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

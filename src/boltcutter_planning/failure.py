@@ -19,7 +19,6 @@ from lightning.pytorch.callbacks import Callback
 
 from boltcutter.callback.checkpoint import MetricNotLoggedError
 from boltcutter.config.errors import ConfigError, one_line
-from boltcutter.internals import default_store
 from boltcutter.protocols import HidesTraceback, data_parallel
 from boltcutter_planning.first_batch import FirstBatchError, first_batch_message
 from boltcutter_planning.learning import NoGradientError
@@ -185,7 +184,7 @@ def rendezvous_message(world_size: int, text: str) -> str:
 
 def missing_ranks_message(world_size: int) -> str:
     """Report which ranks do not respond: each living rank sets a key in the default store and reads those of others."""
-    store: Any = default_store()
+    store: Any = dist.distributed_c10d._get_default_store()  # which still works after a collective has failed
     try:
         store.set_timeout(timedelta(seconds=5))
         with suppress_native_stderr():

@@ -10,10 +10,10 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.core.optimizer import _MockOptimizer
 from torch.optim import Optimizer
 
 from boltcutter.config.compose import DictConfig
-from boltcutter.internals import is_placeholder
 from boltcutter.run.folder import read_record, update_record
 
 MIN_BATCHES = 8  # fewer may have the same loss by chance
@@ -53,7 +53,7 @@ class LearningCheck(Callback):
         self._versions = versions(pl_module)
         if trainer.is_global_zero and read_record(self.folder).get("warning"):  # of the attempt that is resumed
             update_record(self.folder, warning=None)
-        if pl_module.automatic_optimization and all(is_placeholder(o) for o in trainer.optimizers):
+        if pl_module.automatic_optimization and all(isinstance(o, _MockOptimizer) for o in trainer.optimizers):
             self._end(trainer, "configure_optimizers returned None, so nothing is trained; return an optimizer")
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:

@@ -9,7 +9,6 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from boltcutter import internals
 from boltcutter.config.errors import ConfigError, hint
 from boltcutter.protocols import HasMonitor
 from boltcutter.run.metrics import VALIDATION, Mode, choose_monitor
@@ -132,7 +131,7 @@ class MonitorCheck(Callback):
 def logged_metrics(trainer: L.Trainer) -> set[str]:
     """Names of all metrics logged in training so far, including means of unfinished epochs."""
     names = set()
-    for result in internals.logged_values(trainer):
+    for result in (trainer._results or {}).values():  # also means of the epoch, unlike callback_metrics
         meta = result.meta
         names |= {meta.name, *((f"{meta.name}_step", f"{meta.name}_epoch") if meta.on_step and meta.on_epoch else ())}
     return names | set(trainer.callback_metrics)

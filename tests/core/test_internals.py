@@ -5,8 +5,6 @@ import sys
 from typing import Any
 
 import lightning as L
-import pytest
-import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, ModelCheckpoint
 from torch import nn
 
@@ -32,25 +30,6 @@ def test_a_trainer_is_found_only_where_there_is_one() -> None:
     assert internals.find_trainer(task) is None
     task.trainer = trainer = L.Trainer(logger=False, accelerator="cpu")
     assert internals.find_trainer(task) is trainer
-
-
-def test_an_optimizer_that_lightning_made_is_recognized() -> None:
-    from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
-
-    task: Any = L.LightningModule()
-    task.trainer = L.Trainer(logger=False, accelerator="cpu")
-    task.trainer.strategy.connect(task)
-    task.configure_optimizers = lambda: None
-    with pytest.warns(UserWarning, match="returned `None`"):
-        optimizers, _ = _init_optimizers_and_lr_schedulers(task)
-    assert [internals.is_placeholder(optimizer) for optimizer in optimizers] == [True]
-    assert not internals.is_placeholder(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1))
-
-
-def test_the_distributed_sampler_is_disabled_once() -> None:
-    trainer = L.Trainer(logger=False, accelerator="cpu")
-    assert internals.disable_distributed_sampler(trainer)
-    assert not internals.disable_distributed_sampler(trainer)
 
 
 def test_callbacks_have_the_order_of_lightning() -> None:
