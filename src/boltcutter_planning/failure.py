@@ -133,9 +133,7 @@ class LostRankReport(Callback):
         in_rendezvous = dist.is_available() and isinstance(exception, dist.DistNetworkError | dist.DistStoreError)
         if not initialized and in_rendezvous:
             lost = RankLostError(rendezvous_message(trainer.world_size, text))
-        elif (
-            initialized and isinstance(exception, RuntimeError) and NO_PEER.search(text) and not NO_MEMORY.search(text)
-        ):
+        elif initialized and isinstance(exception, RuntimeError) and NO_PEER.search(text):
             reason = one_line(text.split("] ")[-1])[:120].rstrip(".")
             lost = RankLostError(f"{missing_ranks_message(trainer.world_size)} ({reason})")
         else:
