@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from boltcutter.task.base import Task as Task
     from boltcutter.task.classification import Classification as Classification
     from boltcutter_language.task import LanguageModeling as LanguageModeling
-    from boltcutter.task.regression import Regression as Regression
+    from boltcutter_data.regression import Regression as Regression
     from boltcutter.task.schedule import warmup_cosine as warmup_cosine
 
     __version__: str
@@ -82,7 +82,6 @@ _MODULES = {
     "PreemptionError": "boltcutter.environment.signals",
     "Progress": "boltcutter.callback.progress",
     "Project": "boltcutter.project",
-    "Regression": "boltcutter.task.regression",
     "Reseed": "boltcutter.callback.reseed",
     "split_indices": "boltcutter.data.splits",
     "Splits": "boltcutter.data.module",

@@ -1,20 +1,26 @@
-"""What data modules, loaders of other libraries, streams, folds, and a network for images, add to Boltcutter."""
+"""What data modules, streams, folds, regression and a network for images add to Boltcutter."""
 
 from boltcutter.extend import Part
 
 MODULES = ("arrow", "augment", "huggingface", "images", "mnist", "shards", "synthetic", "tabular")
 PART = Part(
     name="boltcutter_data",
-    names={"Augment": "boltcutter_data.augment", "ResNet": "boltcutter_data.resnet"},
+    names={
+        "Augment": "boltcutter_data.augment",
+        "Regression": "boltcutter_data.regression",
+        "ResNet": "boltcutter_data.resnet",
+    },
     components=("boltcutter_data",),
     offers={
         "folds": "boltcutter_data.folds",
         "iterable_loader": "boltcutter_data.iterable:IterableLoader",
         "loader_preparation": "boltcutter_data.foreign_loader:LoaderPreparation",
+        "predict_loader": "boltcutter_data.predict_loader:predict_loader",
         "read_images": "boltcutter_data.image_io:read_images",
     },
     moved={
         **{f"boltcutter.data.{module}": f"boltcutter_data.{module}" for module in MODULES},
         "boltcutter.model.resnet": "boltcutter_data.resnet",
+        "boltcutter.task.regression": "boltcutter_data.regression",
     },
 )

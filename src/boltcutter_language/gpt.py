@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from boltcutter.model.sharding import fully_shard_modules, replicate
+from boltcutter.model.sharding import fully_shard_modules
+from boltcutter_language.sharding import replicate
 from boltcutter_language.transformer import Block, KeyValue, make_norm, rope_table
 
 Cache = list[KeyValue]  # of each layer

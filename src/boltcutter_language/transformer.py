@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from boltcutter.model.sharding import section_permutation
+from boltcutter_language.sharding import section_permutation
 
 KeyValue = tuple[Tensor, Tensor]  # keys and values of one layer, (B, G, positions, D) each
 

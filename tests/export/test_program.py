@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from boltcutter.model.mlp import MLP
 from boltcutter.task.classification import Classification
-from boltcutter.task.regression import Regression
+from boltcutter_data.regression import Regression
 from boltcutter_export.program import ModuleProgram, TaskProgram, select_inputs
 from boltcutter_export.settings import ExportError
 from boltcutter_language.gpt import GPT

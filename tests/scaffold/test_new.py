@@ -99,7 +99,7 @@ class Waves(L.LightningDataModule):
 @pytest.mark.slow
 def test_project_passes_its_tests_with_components_of_its_own(tmp_path: Path) -> None:
     project = create(["my-project", f"folder={tmp_path}"])
-    for component in ("data.resnet", "language.gpt", "task.regression", "callback.guard"):
+    for component in ("data.resnet", "language.gpt", "data.regression", "callback.guard"):
         vendor.main(Project.find(project), [component])
     (project / "src/my_project/task/forecaster.py").write_text(FORECASTER)
     for kind, name in {"task": "Forecaster", "data": "Waves"}.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from boltcutter.assembly.assemble import Components, assemble, complete_config
 from boltcutter.assembly.overrides import load_evaluation_config
 from boltcutter.checkpoint.load import restore
-from boltcutter.config.compose import DictConfig
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.config.values import split_overrides
-from boltcutter.data.batches import count_samples
 from boltcutter.environment.warnings import filter_warnings
 from boltcutter.evaluation.evaluate import explain_mismatch
-from boltcutter.evaluation.outcomes import MAX_COLUMNS, spread, to_columns
-from boltcutter.evaluation.splits import has_own_loader, loader_owner
-from boltcutter.evaluation.table import Table, concatenate, count_rows, write_csv
+from boltcutter.evaluation.outcomes import MAX_COLUMNS, spread
+from boltcutter.evaluation.splits import has_own_loader
+from boltcutter.evaluation.table import Table, count_rows, write_csv
 from boltcutter.extend import Predictor, require
 from boltcutter.project import Project
 from boltcutter.protocols import GeneratesTokens, NativeData
@@ -58,7 +55,9 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
     exported = open_export(folder, special.get("export"))
     reads_files = isinstance(components.data, NativeData)
     if not reads_files or ("input" not in special and has_own_loader(components.data, "predict")):
-        return predict_loader(components, cfg, folder, special, exported)
+        predict_loader = require("predict_loader", f"run={folder}")
+        outputs: Table | list[Any] = predict_loader(components, cfg, folder, special, exported)
+        return outputs
     generates = isinstance(components.task, GeneratesTokens)
     if not special.get("input"):
         what = "<text or file>" if generates else "<file or folder>, several separated by commas"
@@ -74,7 +73,7 @@ def main(project: Project, overrides: list[str]) -> Table | list[Any] | str:
         raise ConfigError(f"input={missing[0]}: no such file or folder; set it to an existing path")
     found = predict(components, model, inputs)
     if components.trainer.is_global_zero:
-        _write(Path(special.get("output") or folder / "predictions.csv"), found)
+        write_predictions(Path(special.get("output") or folder / "predictions.csv"), found)
         run_store().push(folder)
     return found
 
@@ -104,59 +103,7 @@ def predict(components: Components, model: str | Predictor, inputs: list[Path]) 
     return _table(torch.cat(found).float(), names, list(data.classes), data.kind)
 
 
-def predict_loader(
-    components: Components,
-    cfg: DictConfig,
-    folder: Path,
-    overrides: dict[str, str],
-    exported: Predictor | None = None,
-) -> Table | list[Any]:
-    """Write the outputs of ``predict_step`` for ``predict_dataloader`` of any module or data module.
-
-    Numbers per sample become a table; other outputs are saved to ``predictions.pt`` as a list over batches.
-
-    Returns:
-        What was written.
-
-    Raises:
-        ConfigError: There is no ``predict_dataloader``, or an override does not apply.
-    """
-    if given := [name for name in ("input", *SAMPLING) if name in overrides]:
-        raise ConfigError(
-            f"{given[0]}={overrides[given[0]]}: {type(components.data).__name__} does not use it; remove it to predict "
-            "the samples of predict_dataloader"
-        )
-    if loader_owner(components.data, components.task, "predict") is None:
-        raise ConfigError(
-            f"run={folder}: {type(components.task).__name__} and its data have no predict_dataloader; add one"
-        )
-    if components.topology.world_size > 1:
-        raise ConfigError(
-            f"trainer.devices={components.topology.num_devices}: prediction runs on one device; try trainer.devices=1"
-        )
-    if exported is not None:
-        if isinstance(components.data, NativeData):
-            restore(components.data, exported)
-        loaders: Any = [list(exported.predict_batches(_only_loader(components)))]
-    else:
-        checkpoint = find_checkpoint(cfg, overrides.get("ckpt", "best"))
-        found: Any = components.trainer.predict(
-            components.task, datamodule=components.data, ckpt_path=checkpoint, weights_only=True
-        )
-        multiple = len(components.trainer.num_predict_batches) > 1  # then Lightning returns a list per loader
-        loaders = found if multiple else [found]
-    loaders = _plain(loaders)
-    table = _columns(loaders)
-    batches = loaders if len(loaders) > 1 else loaders[0]
-    _write(
-        Path(overrides.get("output") or folder / "predictions.csv"),
-        batches if table is None else {"index": np.arange(count_rows(table)), **table},
-    )
-    run_store().push(folder)
-    return batches if table is None else table
-
-
-def _write(output: Path, found: Table | list[Any]) -> None:
+def write_predictions(output: Path, found: Table | list[Any]) -> None:
     """Write a table, or else batches of tensors with the suffix ``.pt``.
 
     Raises:
@@ -175,28 +122,6 @@ def _write(output: Path, found: Table | list[Any]) -> None:
     print(f"{count} predictions: {run_store().show(output)}")
 
 
-def _plain(value: Any) -> Any:
-    """Convert to CPU tensors in plain dictionaries and lists, which any program can load."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, Mapping):
-        return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _columns(loaders: list[list[Any]]) -> Table | None:
-    """One row per sample, with the index of the loader if there are several; None if there are other outputs."""
-    parts = []
-    for number, batches in enumerate(loaders):
-        for batch in batches:
-            count = count_samples(batch)
-            found, skipped = ({}, {"": ""}) if count is None else to_columns(batch, None, count)
-            if skipped or not found:
-                return None
-            parts.append({"dataloader": np.full(count_rows(found), number), **found} if loaders[1:] else found)
-    return concatenate(parts) or None
-
-
 def open_export(folder: Path, export: str | None) -> Predictor | None:
     """The export to use in place of a checkpoint; None if none was given.
 
@@ -205,21 +130,6 @@ def open_export(folder: Path, export: str | None) -> Predictor | None:
     """
     found: Predictor | None = require("predictor", f"export={export}")(folder, export) if export else None
     return found
-
-
-def _only_loader(components: Components) -> Any:
-    """The loader of samples to predict, for an export.
-
-    Raises:
-        ConfigError: There are several.
-    """
-    owner: Any = loader_owner(components.data, components.task, "predict")
-    owner.prepare_data()
-    owner.setup("predict")
-    loader = owner.predict_dataloader()
-    if isinstance(loader, list | tuple):
-        raise ConfigError(f"export: {type(owner).__name__} has {len(loader)} loaders to predict; use the checkpoint")
-    return loader
 
 
 def _table(predictions: Tensor, names: list[str], classes: list[str], kind: str) -> Table | list[Any]:

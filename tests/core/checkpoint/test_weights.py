@@ -8,7 +8,7 @@ from torch import nn
 
 from boltcutter.checkpoint.storage import CheckpointError
 from boltcutter.checkpoint.weights import extract_weights, incompatibility, load_weights
-from boltcutter.task.regression import Regression
+from boltcutter_data.regression import Regression
 
 
 @pytest.mark.parametrize(

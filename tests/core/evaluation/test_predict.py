@@ -7,7 +7,6 @@ import torch
 from conftest import QUICK, Script
 from PIL import Image
 from sklearn.datasets import load_digits
-from third_party.own_data import NUM_PREDICT, NUM_TEST, make_raw
 
 from boltcutter.evaluation.outcomes import MAX_COLUMNS, to_columns
 from boltcutter.evaluation.predict import _table
@@ -67,24 +66,6 @@ def test_errors_are_one_line(script: Script, trained: Path, overrides: list[str]
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_own_loaders_of_a_data_module_are_used(script: Script, tmp_path: Path) -> None:
-    own = ["data=synthetic", "data._target_=third_party.own_data.Own", "data.shape=[6]", "data.num_classes=2"]
-    run, env = tmp_path / "run", {"PYTHONPATH": "tests"}
-    done = script("train", *own, "model=linear", "logger=null", f"folder={run}", "trainer.max_epochs=1", env=env)
-    assert done.returncode == 0, done.stderr
-    assert len(pd.read_csv(run / "evaluation" / "test" / "predictions.csv")) == NUM_TEST
-    done = script("predict", f"run={run}", env=env)
-    assert done.returncode == 0, done.stderr
-    rows = pd.read_csv(run / "predictions.csv")
-    assert len(rows) == NUM_PREDICT
-    np.save(tmp_path / "first.npy", make_raw()[0][0])
-    done = script(
-        "predict", f"run={run}", f"input={tmp_path / 'first.npy'}", f"output={tmp_path / 'file.csv'}", env=env
-    )
-    assert done.returncode == 0, done.stderr
-    assert pd.read_csv(tmp_path / "file.csv").iloc[0, -2:].tolist() == pytest.approx(rows.iloc[0, -2:].tolist())
 
 
 @pytest.mark.parametrize(("width", "is_table"), [(33, True), (MAX_COLUMNS, True), (MAX_COLUMNS + 1, False)])

@@ -1,17 +1,4 @@
-import pytest
 from conftest import Script
-
-from boltcutter.model.sharding import section_permutation
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_even_chunks_have_a_part_of_each_section(ranks: int) -> None:
-    order = section_permutation([8, 4, 4], ranks)
-    assert sorted(order.tolist()) == list(range(16))
-    for rank, chunk in enumerate(order.chunk(ranks)):
-        for first, rows in ((0, 8), (8, 4), (12, 4)):
-            rows_of_rank = [row for row in chunk.tolist() if first <= row < first + rows]
-            assert rows_of_rank == list(range(first + rank * rows // ranks, first + (rank + 1) * rows // ranks))
 
 
 def test_replicated_modules_have_the_same_gradients(two_ranks: Script) -> None:
@@ -19,7 +6,8 @@ def test_replicated_modules_have_the_same_gradients(two_ranks: Script) -> None:
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from boltcutter.model.sharding import replicate, fully_shard_modules
+from boltcutter.model.sharding import fully_shard_modules
+from boltcutter_language.sharding import replicate
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
 torch.manual_seed(0)

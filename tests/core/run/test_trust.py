@@ -119,7 +119,7 @@ KNOWN = """
     lightning.pytorch.callbacks.Timer lightning.pytorch.loggers.CSVLogger lightning.pytorch.strategies.DDPStrategy
     lightning.pytorch.profilers.SimpleProfiler lightning.pytorch.plugins.precision.MixedPrecision
     lightning.fabric.plugins.TorchCheckpointIO lightning.fabric.plugins.precision.Precision
-    boltcutter_data.resnet.ResNet boltcutter_data.synthetic.Synthetic boltcutter.task.regression.Regression
+    boltcutter_data.resnet.ResNet boltcutter_data.synthetic.Synthetic boltcutter_data.regression.Regression
     boltcutter_planning.profile.Profile boltcutter.logger.csv.CSVLogger boltcutter.strategy.ddp.DDPStrategy
     boltcutter.checkpoint.io.AtomicCheckpointIO boltcutter_data.tabular.Tabular boltcutter_keras.file.KerasFile
     boltcutter_language.gpt.GPT boltcutter_parallel.fsdp.FSDPStrategy boltcutter_export.qat.QAT

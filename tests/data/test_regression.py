@@ -12,7 +12,7 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanAbsoluteError, R2Score
 
-from boltcutter.task.regression import Regression
+from boltcutter_data.regression import Regression
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{text}")
