@@ -111,7 +111,7 @@ def load(
 
     given = (*overrides, *_format(run=run, ckpt=ckpt))
     with lent({"task": task, "data": data}):
-        made = _call("boltcutter.evaluation.load:main", project, given)
+        made = _call("boltcutter_api.load:main", project, given)
     return Loaded(to_device(made.task, device), made.data)
 
 
