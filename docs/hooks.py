@@ -103,13 +103,10 @@ def escaped(text: str) -> str:
 
 
 def api_page() -> str:
-    """The public names of ``import boltcutter``, by the table in its source, without importing it."""
+    """The public names of ``import boltcutter``, by the imports for type checkers in its source."""
     tree = ast.parse((ROOT / "src" / "boltcutter" / "__init__.py").read_text())
-    (table,) = (
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES"
-    )
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    table = {alias.name: node.module for node in imports for alias in node.names if alias.asname == alias.name}
     functions = sorted(name for name in table if name[0].islower())
     classes = sorted(name for name in table if name[0].isupper())
     parts = ["# The names of `import boltcutter`\n\n[Python API](../api.md) shows how they are used."]

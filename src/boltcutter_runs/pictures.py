@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from boltcutter import extend
 from boltcutter.checkpoint.atomic import write_text
 from boltcutter.config.errors import ConfigError, as_config_error
 from boltcutter.project import Project
-from boltcutter.report.image import encode_image
 from boltcutter.report.template import load_template
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def read_pictures(project: Project, folder: Path, wanted: Mapping[float, float |
     data = build(complete_config(load_run_config(project, folder)).data, "data")
     if not isinstance(data, NativeData):
         raise ConfigError(f"{type(data).__name__} has no splits that can be read one by one")
+    encode_image = extend.require("encode_image", "--html")
     found, last, start = dict[int, dict[str, Any]](), min(max(wanted, default=-1), MAX_READ), 0
     with as_config_error():
         data.prepare_data()  # type: ignore[attr-defined]
