@@ -58,6 +58,7 @@ def render(folder: Path, home: str = "") -> str:
         home: URL of the page of all runs, if a server sends the report, which then updates itself.
     """
     test = folder / "evaluation" / "test"
+    series = test / "series.svg"
     reader = ReportReader(folder)
     record = reader.get("Record", {}, trust.read_json, folder / "record.json")
     config, sections = reader.get("Configuration", ({}, []), _read_config, folder / "config.yaml")
@@ -86,7 +87,7 @@ def render(folder: Path, home: str = "") -> str:
         worst=reader.get("Worst errors", [], _read_worst, test / "worst.npz", [row["class"] for row in classes])
         if has_samples
         else [],
-        series=_encode_svg(test / "series.svg") if (test / "series.svg").is_file() else None,
+        series=base64.b64encode(series.read_bytes()).decode() if series.is_file() else None,
         added=[(slug(s.title), s.title, text) for s in extend.sections() if (text := reader.section(s))],
         attempts=reader.get("Attempts", [], _attempts, record.get("attempts") or []),
         missing=reader.missing,
@@ -359,10 +360,6 @@ def _read_worst(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
         }
         for index, values in enumerate(inputs)
     ]
-
-
-def _encode_svg(path: Path) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _format_answer(arrays: Mapping[str, Any], what: str, index: int, names: Sequence[str]) -> str:
