@@ -1,12 +1,13 @@
 """How time and memory up to the first training step, or of one command, grow with the size of what is given.
 
 ``samples`` of a computed data set, ``tokens`` in a file that is sparse, so that no disk is measured, image ``files``,
-``parameters`` of an MLP, ``metrics`` of a task over 2,000 steps, ``runs`` in a folder that is listed without and with an
-index, ``ranks`` that are processes of this machine, and ``fake_ranks``: rank 0 of so many with torch's fake process
+``parameters`` of an MLP, ``metrics`` of a task over 2,000 steps, ``runs`` in a folder that is listed without and with
+an index, ``ranks`` that are processes of this machine, and ``fake_ranks``: rank 0 of so many with torch's fake process
 group, which is everything before the first step but the collectives.
 
-CPU time is that of all processes, memory the largest resident set of one process, or of this one if it has more. An exponent e says that what exceeds
-the cost of the smallest size grows with size^e between the two largest sizes; 0 if it is within the noise.
+CPU time is that of all processes, memory the largest resident set of one process, or of this one if it has more. An
+exponent e says that what exceeds the cost of the smallest size grows with size^e between the two largest sizes; 0 if it
+is within the noise.
 """
 
 from __future__ import annotations

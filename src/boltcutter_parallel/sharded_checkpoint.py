@@ -113,6 +113,8 @@ def find_damage(path: str | Path, index: Mapping[str, Any]) -> str | None:
     Those at a URL are verified by their size, and by their checksum when they are downloaded.
     """
     shards = index["shards"]
+    if not _are_shards(shards):
+        return "its list of shards has another form than those that are written"
     if odd := [name for name in (shards["folder"], *shards["files"]) if not _is_plain_name(name)]:
         return f"its shard {odd[0]!r} is outside of its folder"
     store, place = resolve_filesystem(path)
@@ -188,6 +190,21 @@ def _replace_tensors(
 
     copied = {key: replaced(value, key) if key in SHARDED_KEYS else value for key, value in checkpoint.items()}
     return tensors, copied
+
+
+def _are_shards(shards: Any) -> bool:
+    """Return whether an entry has the types that ``save`` writes; a checkpoint of somebody else may have others."""
+    return (
+        isinstance(shards, dict)
+        and isinstance(shards.get("folder"), str)
+        and isinstance(shards.get("files"), dict)
+        and all(isinstance(name, str) for name in shards["files"])
+        and all(
+            isinstance(pair, list | tuple) and [*map(type, pair)] == [int, int] for pair in shards["files"].values()
+        )
+        and isinstance(shards.get("orders"), dict)
+        and all(isinstance(order, Tensor) and order.dim() == 1 for order in shards["orders"].values())
+    )
 
 
 def _is_written_by(name: str, rank: int) -> bool:

@@ -192,6 +192,29 @@ def test_metadata_that_is_damaged_ends_in_one_line(path: Path, content: bytes) -
         sharded._Unpickler(BytesIO(content)).load()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda shards: 5,
+        lambda shards: None,
+        lambda shards: {"folder": shards["folder"], "orders": {}},
+        lambda shards: shards | {"files": list(shards["files"])},
+        lambda shards: shards | {"files": dict.fromkeys(shards["files"], 3)},
+        lambda shards: shards | {"files": {name: [size] for name, (size, _) in shards["files"].items()}},
+        lambda shards: shards | {"files": {5: [1, 2]}},
+        lambda shards: shards | {"folder": 5},
+        lambda shards: shards | {"orders": {"state_dict.0.weight": [1, 0]}},
+        lambda shards: shards | {"orders": None},
+    ],
+)
+def test_an_entry_of_shards_of_another_form_is_refused(path: Path, change: Callable[[Any], Any]) -> None:
+    index = torch.load(path, weights_only=True)
+    torch.save(index | {"shards": change(index["shards"])}, path)
+    assert find_damage(path) == "its list of shards has another form than those that are written"
+    with pytest.raises(CheckpointError, match="another form"):
+        load(path)
+
+
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "..", ""])
 def test_a_shard_folder_elsewhere_is_refused(path: Path, name: str) -> None:
     index = read_metadata(path)
