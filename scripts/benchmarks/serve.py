@@ -29,7 +29,8 @@ from boltcutter.environment.warnings import filter_warnings
 from boltcutter.project import Project
 from boltcutter_export.serving.app import NUMPY, Limits
 from boltcutter_export.serving.batching import begin
-from boltcutter_export.serving.server import LIMITS, LimitedProtocol, bind, create
+from boltcutter_export.serving.server import LIMITS, LimitedProtocol, create
+from boltcutter_remote.access import bind
 
 LEAST, MOST = 0.8, 5.0  # targets of the throughput, and of the slowest hundredth over the median
 SLOW = 0.002  # seconds per sample from which the target of the throughput applies
