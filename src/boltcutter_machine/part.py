@@ -10,6 +10,10 @@ PART = Part(
             "Serve tools for agents by the Model Context Protocol, over standard input and output: boltcutter mcp",
             is_plain=True,
         ),
+        "schema": Command(
+            "boltcutter_machine.schema:main",
+            "Write JSON Schemas of configuration files, by which editors complete and check them: boltcutter schema",
+        ),
     },
     offers={"answer": "boltcutter_machine.answer:answer"},
 )

@@ -99,12 +99,12 @@ def _read_train(project: Project) -> tuple[DictConfig, dict[str, Any], DictConfi
     cfg, defaults = DictConfig({}), dict[str, Any]()
     files = [file for folder in reversed(project.config_dirs) if (file := folder / "train.yaml").is_file()]
     for file in files or [project.config_dirs[0] / "train.yaml"]:
-        own, picked = _read(file)
+        own, picked = read_option(file)
         if not isinstance(picked or {}, dict):
             raise ConfigError(f"{file}: defaults must name an option of each group; write group: option")
         cfg, defaults = merge(cfg, own), defaults | (picked or {})
     machine = project.config_dirs[0] / "local.yaml"
-    local, picked = _read(machine) if machine.is_file() else (DictConfig({}), None)
+    local, picked = read_option(machine) if machine.is_file() else (DictConfig({}), None)
     return cfg, defaults | dict(picked or {}), local
 
 
@@ -223,7 +223,7 @@ def _pick(project: Project, group: str, options: Any, above: tuple[Path, ...] = 
         if option is None:
             continue
         path = _find_option(project, group, str(option), above)
-        own, defaults = _read(path)
+        own, defaults = read_option(path)
         others = dict(defaults) if isinstance(defaults, dict) else {group: defaults}
         below, inherited = _pick(project, group, others.pop(group, None), (*above, path))
         chosen |= inherited | others
@@ -231,8 +231,12 @@ def _pick(project: Project, group: str, options: Any, above: tuple[Path, ...] = 
     return cfg, chosen
 
 
-def _read(path: Path) -> tuple[DictConfig, Any]:
-    """The contents of a file without its ``defaults``, and these."""
+def read_option(path: Path) -> tuple[DictConfig, Any]:
+    """Return the contents of a file without its ``defaults``, and these.
+
+    Raises:
+        ConfigError: It cannot be read, or is no mapping.
+    """
     try:
         cfg = OmegaConf.load(path)
     except yaml.MarkedYAMLError as error:

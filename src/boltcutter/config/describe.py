@@ -34,7 +34,7 @@ def describe(cfg: DictConfig, root: Callable[..., Any], prefix: str = "") -> Ite
 
 
 def _describe(node: Any, raw: Any, target: Callable[..., Any], path: str) -> Iterator[tuple[str, str, str, str]]:
-    texts = _argument_texts(target)
+    texts = argument_texts(target)
     for n, p in parameters(target).items():
         later = node.get("_partial_") and p.default is p.empty and n not in node
         if later or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
@@ -71,7 +71,7 @@ def _shorten(text: str, limit: int | None) -> str:
     return text if limit is None or len(text) <= limit else f"{text[: limit - 1].rstrip()}…"
 
 
-def _argument_texts(target: Callable[..., Any]) -> dict[str, str]:
+def argument_texts(target: Callable[..., Any]) -> dict[str, str]:
     """Parse the ``Args:`` sections of Google-style docstrings of a class and its bases, or of a function."""
     sources = (
         [target, *(f for c in target.__mro__ for f in (vars(c).get("__init__"), c))]
